@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Expert-parallel communication for Mixture-of-Experts layers: ncclEpDispatch carries every token to the ranks that
+// host its experts, ncclEpCombine brings the experts' outputs home and sums them.
+//
+//     ncclEpCreateGroup(&group, comm, &group_config);                       // once, collective
+//     ncclEpInitHandle(&handle, group, layout, NULL, num_topk, NULL);       // once a layer or micro-batch
+//     ncclEpUpdateHandle(handle, topk_idx, NULL, stream);                   // new routing
+//     ncclEpDispatch(handle, &inputs, &outputs, &layout_info, NULL, stream);
+//     ...                                                                   // the experts, on the same stream
+//     ncclEpCombine(handle, &combine_inputs, &combine_outputs, NULL, stream);
+//
+// Letters used below: R ranks, E experts, L = E / R experts a rank (expert e lives on rank e / L), K experts a token,
+// M = max_dispatch_tokens_per_rank, B tokens of this rank in this step (0 <= B <= M), H elements of a token row, S
+// scales of a token, C = max_recv_tokens_per_rank, N rows of a high-throughput receive tensor. LL is the low-latency
+// algorithm, HT the high-throughput one.
+//
+// Rules for all functions
+// - The result is ncclSuccess or an error. A wrong argument never aborts, exits, throws or traps; outputs are written
+//   only on success unless a function says otherwise, and the group stays usable.
+// - ncclInvalidArgument: a mandatory pointer is NULL, a struct or tensor is malformed, a value is out of range.
+//   ncclInvalidUsage: each argument is fine, but not here or not now. ncclUnhandledCudaError, ncclSystemError: CUDA or
+//   the system refused something, nothing is leaked. ncclRemoteError: the group failed, see ncclEpCreateGroup.
+// - Work is enqueued on the given stream and on no other that the caller can see; NULL is the legacy default stream.
+//   Ordering between streams is the caller's duty. "Local" calls do not communicate; "collective" ones are made by
+//   every rank of the communicator, in the same order of dispatch, combine, complete and (HT) update for a whole group.
+// - Calls on different groups may run in different threads at once; calls on one group are serialised by the caller.
+// - Structs, tensor descriptors and their sizes arrays are read during the call and may be gone afterwards. The memory
+//   that tensors point to must live until the enqueued work is done.
+// - "Capturable" calls may be recorded into a CUDA graph. Replays may repeat, and alternate with other graphs and with
+//   eager calls, as long as all ranks run the same sequence.
+// - The communicator may also be one of crossdock.h, whose ranks are threads or processes of CPUs. "Device memory" is
+//   then the memory of that world.
+#ifndef NCCL_EP_H_
+#define NCCL_EP_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda.h"
+#include "nccl.h"
+#include "nccl_ep/ep_enums.h"
+
+#define NCCL_EP_MAJOR 0
+#define NCCL_EP_MINOR 2
+#define NCCL_EP_PATCH 0
+#define NCCL_EP_VERSION_CODE (NCCL_EP_MAJOR * 10000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH)
+
+// The feature level that a caller was compiled for; travels in ncclEpGroupConfig_t::version.
+#define NCCL_EP_API_VERSION 2
+
+// The second field of every struct: of a tensor descriptor, and of everything else.
+#define NCCL_EP_TENSOR_MAGIC 0xCAFECAFEu
+#define NCCL_EP_MAGIC 0xC00FFFEEu
+
+// Two 4-bit floats packed in one byte; a row of H such values is declared with H / 2 elements.
+#ifndef ncclFloat4x2
+#define ncclFloat4x2 ((ncclDataType_t)12)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- Types ----
+//
+// Every struct starts with its size and a magic number, set by its INIT macro, and only ever grows at its end: the
+// library reads a field only if `size` covers it and takes 0 otherwise, so callers compiled against an older header
+// (or a newer one) keep working. A size below the struct's V1 size is an ncclInvalidArgument.
+
+typedef struct ncclEpGroup* ncclEpGroup_t;
+typedef struct ncclEpHandle* ncclEpHandle_t;
+
+// A dense row-major tensor, described by the caller. `size` is at least 48.
+typedef struct ncclEpTensor {
+    unsigned int size;
+    unsigned int magic; // NCCL_EP_TENSOR_MAGIC; descriptors of ncclEpTensorAlloc carry another one
+    unsigned int ndim;
+    ncclDataType_t datatype;
+    void* data;           // device memory, or NULL for a tensor that only its window names
+    ncclWindow_t win_hdl; // window of ncclCommWindowRegister, or NULL
+    uint64_t win_offset;  // bytes from the window's start; if `data` is set too, both name the same address
+    size_t* sizes;        // ndim extents, the caller's; an extent of 0 is legal, and then `data` may be NULL
+} ncclEpTensor_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+} ncclEpTensorAllocConfig_t;
+
+// Device memory hooks. They are called on the thread of an API call that creates or destroys a group or handle, never
+// from other calls and never during capture. What alloc_fn gives returns to free_fn once, with the same context.
+typedef cudaError_t (*ncclEpAllocFn_t)(void** ptr, size_t size, void* context);
+typedef cudaError_t (*ncclEpFreeFn_t)(void* ptr, void* context);
+
+// Either both functions or none. Memory that peers must reach is not taken from here.
+typedef struct {
+    ncclEpAllocFn_t alloc_fn;
+    ncclEpFreeFn_t free_fn;
+    void* context;
+} ncclEpAllocConfig_t;
+
+// Equal on all ranks, except `alloc`.
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    unsigned int version; // NCCL_EP_API_VERSION; other values are accepted
+    ncclEpAlgorithm_t algorithm;
+    unsigned int num_experts;                  // E > 0, a multiple of R
+    unsigned int max_dispatch_tokens_per_rank; // M > 0
+    // LL: ignored. HT: C >= M, rows (FLAT) or padded slots (expert-major) a rank can receive; NCCL_EP_AUTO: eager mode,
+    // receive tensors are sized after each update.
+    unsigned int max_recv_tokens_per_rank;
+    unsigned int max_token_bytes;       // > 0; bound for token row + scale row, any call (HT: a multiple of 16)
+    unsigned long int rdma_buffer_size; // LL; bytes, a hint. NCCL_EP_AUTO, or a value from nccl_ep/common.hpp
+    unsigned int num_qp_per_rank;       // a hint, or NCCL_EP_AUTO
+    unsigned int num_channels;          // accepted, without effect
+    unsigned int max_num_sms;           // most SMs an operation occupies, 1 .. those of the device, or NCCL_EP_AUTO
+    ncclEpAllocConfig_t alloc;
+    unsigned int enable_mask; // LL; a rank that does not answer is masked instead of failing the group
+    uint64_t timeout_ns;      // bound of every wait for a peer; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
+    // Version 2
+    ncclEpZeroCopyMode_t zero_copy;
+    ncclEpOverflowPolicy_t overflow_policy; // HT
+    unsigned int num_topk;                  // HT: bound of K of all handles, <= E; eager expert-major needs it
+    unsigned char padding_v2[4];
+} ncclEpGroupConfig_t;
+
+// Counts and positions of received rows: 1-D device tensors, all optional unless a call says otherwise.
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t* expert_counters;    // [L] rows of each local expert
+    ncclEpTensor_t* src_rank_counters;  // [R] int32, rows from each source rank (LL rank-major)
+    ncclEpTensor_t* expert_offsets;     // [L] first row of each expert's zone (HT expert-major)
+    ncclEpTensor_t* recv_total_counter; // [1] rows received in all (HT)
+    // Version 2
+    ncclEpExpertIdKind_t recv_topk_idx_kind; // numbering in outputs->topk_idx
+    unsigned char padding_v2[4];
+} ncclEpLayoutInfo_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t* tokens;
+    ncclEpTensor_t* topk_weights;
+    ncclEpTensor_t* scales;
+} ncclEpDispatchInputs_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t* tokens;
+    ncclEpTensor_t* topk_weights;
+    ncclEpTensor_t* scales;
+    ncclEpTensor_t* topk_idx;
+} ncclEpDispatchOutputs_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t* tokens;
+    ncclEpTensor_t* topk_weights;
+    // Version 2
+    ncclEpTensor_t* scales;
+} ncclEpCombineInputs_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    ncclEpTensor_t* tokens;
+    ncclEpTensor_t* topk_weights; // LL expert-major: read, not written
+} ncclEpCombineOutputs_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    size_t dispatch_output_per_expert_alignment; // HT expert-major: rows; a power of two; 0 and 1: none
+} ncclEpHandleConfig_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    unsigned int send_only;    // LL: only the send half, ncclEpComplete does the rest; HT: ignored
+    unsigned int round_scales; // DS_FP8E3M4: scales rounded up to powers of two
+    ncclEpPassDir_t pass_direction;
+    // Version 2
+    union {
+        ncclEpDispQuant_t quant_recipe;
+        ncclEpDispQuant_t quantization_recipe; // earlier spelling
+    };
+} ncclEpDispatchConfig_t;
+
+typedef struct {
+    unsigned int size;
+    unsigned int magic;
+    unsigned int send_only;
+    ncclEpPassDir_t pass_direction;
+    // Version 2
+    union {
+        ncclEpCombQuant_t quant_recipe;
+        ncclEpCombQuant_t quantization_recipe; // earlier spelling
+    };
+} ncclEpCombineConfig_t;
+
+typedef struct ncclEpCompleteConfig {
+    unsigned int size;
+    unsigned int magic;
+} ncclEpCompleteConfig_t;
+
+// ---- Sizes and versions of the structs ----
+//
+// For each struct: its size, its current version, and for each released version n the literal size (Vn_SIZE) and the
+// last field (Vn_LAST_FIELD).
+
+// The bytes of `type` up to and including `field`.
+#define NCCL_EP_FIELD_END(type, field) (offsetof(type, field) + sizeof(((type*)0)->field))
+// Whether *ptr is there and its `size` covers `field`.
+#define NCCL_EP_HAS_FIELD(ptr, type, field) ((ptr) != NULL && (ptr)->size >= NCCL_EP_FIELD_END(type, field))
+
+#define NCCL_EP_TENSOR_SIZE ((unsigned int)sizeof(ncclEpTensor_t))
+#define NCCL_EP_TENSOR_CURRENT_VERSION 1
+#define NCCL_EP_TENSOR_V1_SIZE 48
+#define NCCL_EP_TENSOR_V1_LAST_FIELD sizes
+
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_SIZE ((unsigned int)sizeof(ncclEpTensorAllocConfig_t))
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_CURRENT_VERSION 1
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_V1_SIZE 8
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_V1_LAST_FIELD magic
+
+#define NCCL_EP_GROUP_CONFIG_SIZE ((unsigned int)sizeof(ncclEpGroupConfig_t))
+#define NCCL_EP_GROUP_CONFIG_CURRENT_VERSION 2
+#define NCCL_EP_GROUP_CONFIG_V1_SIZE 96
+#define NCCL_EP_GROUP_CONFIG_V1_LAST_FIELD timeout_ns
+#define NCCL_EP_GROUP_CONFIG_V2_SIZE 112
+#define NCCL_EP_GROUP_CONFIG_V2_LAST_FIELD padding_v2
+
+#define NCCL_EP_LAYOUT_INFO_SIZE ((unsigned int)sizeof(ncclEpLayoutInfo_t))
+#define NCCL_EP_LAYOUT_INFO_CURRENT_VERSION 2
+#define NCCL_EP_LAYOUT_INFO_V1_SIZE 40
+#define NCCL_EP_LAYOUT_INFO_V1_LAST_FIELD recv_total_counter
+#define NCCL_EP_LAYOUT_INFO_V2_SIZE 48
+#define NCCL_EP_LAYOUT_INFO_V2_LAST_FIELD padding_v2
+
+#define NCCL_EP_DISPATCH_INPUTS_SIZE ((unsigned int)sizeof(ncclEpDispatchInputs_t))
+#define NCCL_EP_DISPATCH_INPUTS_CURRENT_VERSION 1
+#define NCCL_EP_DISPATCH_INPUTS_V1_SIZE 32
+#define NCCL_EP_DISPATCH_INPUTS_V1_LAST_FIELD scales
+
+#define NCCL_EP_DISPATCH_OUTPUTS_SIZE ((unsigned int)sizeof(ncclEpDispatchOutputs_t))
+#define NCCL_EP_DISPATCH_OUTPUTS_CURRENT_VERSION 1
+#define NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE 40
+#define NCCL_EP_DISPATCH_OUTPUTS_V1_LAST_FIELD topk_idx
+
+#define NCCL_EP_COMBINE_INPUTS_SIZE ((unsigned int)sizeof(ncclEpCombineInputs_t))
+#define NCCL_EP_COMBINE_INPUTS_CURRENT_VERSION 2
+#define NCCL_EP_COMBINE_INPUTS_V1_SIZE 24
+#define NCCL_EP_COMBINE_INPUTS_V1_LAST_FIELD topk_weights
+#define NCCL_EP_COMBINE_INPUTS_V2_SIZE 32
+#define NCCL_EP_COMBINE_INPUTS_V2_LAST_FIELD scales
+
+#define NCCL_EP_COMBINE_OUTPUTS_SIZE ((unsigned int)sizeof(ncclEpCombineOutputs_t))
+#define NCCL_EP_COMBINE_OUTPUTS_CURRENT_VERSION 1
+#define NCCL_EP_COMBINE_OUTPUTS_V1_SIZE 24
+#define NCCL_EP_COMBINE_OUTPUTS_V1_LAST_FIELD topk_weights
+
+#define NCCL_EP_HANDLE_CONFIG_SIZE ((unsigned int)sizeof(ncclEpHandleConfig_t))
+#define NCCL_EP_HANDLE_CONFIG_CURRENT_VERSION 1
+#define NCCL_EP_HANDLE_CONFIG_V1_SIZE 16
+#define NCCL_EP_HANDLE_CONFIG_V1_LAST_FIELD dispatch_output_per_expert_alignment
+
+#define NCCL_EP_DISPATCH_CONFIG_SIZE ((unsigned int)sizeof(ncclEpDispatchConfig_t))
+#define NCCL_EP_DISPATCH_CONFIG_CURRENT_VERSION 2
+#define NCCL_EP_DISPATCH_CONFIG_V1_SIZE 20
+#define NCCL_EP_DISPATCH_CONFIG_V1_LAST_FIELD pass_direction
+#define NCCL_EP_DISPATCH_CONFIG_V2_SIZE 24
+#define NCCL_EP_DISPATCH_CONFIG_V2_LAST_FIELD quant_recipe
+
+#define NCCL_EP_COMBINE_CONFIG_SIZE ((unsigned int)sizeof(ncclEpCombineConfig_t))
+#define NCCL_EP_COMBINE_CONFIG_CURRENT_VERSION 2
+#define NCCL_EP_COMBINE_CONFIG_V1_SIZE 16
+#define NCCL_EP_COMBINE_CONFIG_V1_LAST_FIELD pass_direction
+#define NCCL_EP_COMBINE_CONFIG_V2_SIZE 20
+#define NCCL_EP_COMBINE_CONFIG_V2_LAST_FIELD quant_recipe
+
+#define NCCL_EP_COMPLETE_CONFIG_SIZE ((unsigned int)sizeof(ncclEpCompleteConfig_t))
+#define NCCL_EP_COMPLETE_CONFIG_CURRENT_VERSION 1
+#define NCCL_EP_COMPLETE_CONFIG_V1_SIZE 8
+#define NCCL_EP_COMPLETE_CONFIG_V1_LAST_FIELD magic
+
+#ifdef __cplusplus
+#define NCCL_EP_STATIC_ASSERT(condition, message) static_assert(condition, message)
+#else
+#define NCCL_EP_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
+#endif
+// That version `v` (V1, V2) of struct `X` (GROUP_CONFIG, ...) ends where its frozen size says.
+#define NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, v)                                                                     \
+    NCCL_EP_STATIC_ASSERT(NCCL_EP_FIELD_END(type, NCCL_EP_##X##_##v##_LAST_FIELD) == NCCL_EP_##X##_##v##_SIZE,         \
+                          #type " must keep its frozen size")
+
+// ---- Initialisers ----
+//
+// Each sets size and magic (and the group's version) and zeroes the rest. They are compound literals, so they serve in
+// a declaration, in a later assignment and in an expression; in C++ through the GNU extension.
+
+#define NCCL_EP_STRUCT_INIT(type, magic_value)                                                                         \
+    __extension__(type) {                                                                                              \
+        .size = (unsigned int)sizeof(type), .magic = (magic_value)                                                     \
+    }
+
+// The two designators alone, for use inside a larger initialiser.
+#define NCCL_EP_TENSOR_INIT_INLINE .size = NCCL_EP_TENSOR_SIZE, .magic = NCCL_EP_TENSOR_MAGIC
+#define NCCL_EP_TENSOR_INIT NCCL_EP_STRUCT_INIT(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC)
+#define NCCL_EP_TENSOR_ALLOC_CONFIG_INIT NCCL_EP_STRUCT_INIT(ncclEpTensorAllocConfig_t, NCCL_EP_MAGIC)
+#define NCCL_EP_GROUP_CONFIG_INIT                                                                                      \
+    __extension__(ncclEpGroupConfig_t) {                                                                               \
+        .size = NCCL_EP_GROUP_CONFIG_SIZE, .magic = NCCL_EP_MAGIC, .version = NCCL_EP_API_VERSION                      \
+    }
+#define NCCL_EP_LAYOUT_INFO_INIT NCCL_EP_STRUCT_INIT(ncclEpLayoutInfo_t, NCCL_EP_MAGIC)
+#define NCCL_EP_DISPATCH_INPUTS_INIT NCCL_EP_STRUCT_INIT(ncclEpDispatchInputs_t, NCCL_EP_MAGIC)
+#define NCCL_EP_DISPATCH_OUTPUTS_INIT NCCL_EP_STRUCT_INIT(ncclEpDispatchOutputs_t, NCCL_EP_MAGIC)
+#define NCCL_EP_COMBINE_INPUTS_INIT NCCL_EP_STRUCT_INIT(ncclEpCombineInputs_t, NCCL_EP_MAGIC)
+#define NCCL_EP_COMBINE_OUTPUTS_INIT NCCL_EP_STRUCT_INIT(ncclEpCombineOutputs_t, NCCL_EP_MAGIC)
+#define NCCL_EP_HANDLE_CONFIG_INIT NCCL_EP_STRUCT_INIT(ncclEpHandleConfig_t, NCCL_EP_MAGIC)
+#define NCCL_EP_DISPATCH_CONFIG_INIT NCCL_EP_STRUCT_INIT(ncclEpDispatchConfig_t, NCCL_EP_MAGIC)
+#define NCCL_EP_COMBINE_CONFIG_INIT NCCL_EP_STRUCT_INIT(ncclEpCombineConfig_t, NCCL_EP_MAGIC)
+#define NCCL_EP_COMPLETE_CONFIG_INIT NCCL_EP_STRUCT_INIT(ncclEpCompleteConfig_t, NCCL_EP_MAGIC)
+
+// ---- Functions ----
+
+#pragma GCC visibility push(default)
+
+// Writes NCCL_EP_VERSION_CODE of the library. Local, capturable.
+ncclResult_t ncclEpGetVersion(int* version);
+
+// Makes a tensor descriptor with a library-owned copy of the `ndim` extents (extents of 0 are legal; ndim > 0); data,
+// window and offset are 0 and the caller's to fill. No device memory is involved. `config` may be NULL. Local.
+ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t** tensor, unsigned int ndim, ncclDataType_t datatype, const size_t* sizes,
+                               const ncclEpTensorAllocConfig_t* config);
+
+// Frees a descriptor of ncclEpTensorAlloc, not the memory it names. NULL is a success; a descriptor from elsewhere, or
+// one whose `sizes` pointer was replaced, is an ncclInvalidArgument and nothing is freed. Local.
+ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
+
+// Makes a group on a communicator, which is borrowed and must outlive it; several groups may share one. Collective,
+// blocking, not capturable. *ep_group is written on success only.
+// A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
+// later calls answer ncclRemoteError, and ncclEpGroupDestroy still works.
+// ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E; an unknown enum value; HT: C
+// below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator hook without the other; more
+// SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL or a topology without the
+// device API; contradicting environment variables.
+ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config);
+
+// Destroys a group: collective, drains the device, not capturable, never waits longer than the timeout. Graphs that
+// hold operations of the group must not be launched afterwards. NULL is a success.
+ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
+
+// The bytes of device memory that a handle needs, if it is to live in memory of the caller: positive, the same on all
+// ranks, constant for the group's life. `config` may be NULL. num_topk <= 0: HT answers for the largest possible K, LL
+// with ncclInvalidArgument. Local.
+ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
+                                 size_t* size_out, int num_topk);
+
+// Makes a handle without routing. Local, not capturable; live handles, running operations and captured graphs are not
+// disturbed. On failure *handle is NULL.
+// handle_mem: NULL, or a 1-D ncclUint8 tensor of at least ncclEpHandleMemSize bytes that the caller keeps, untouched,
+// until ncclEpHandleDestroy. HT keeps all routing in it: a second handle made over the same memory with the same
+// layout, K and alignment works with the routing of the first, without an update.
+// num_topk: K, 1 .. E; -1 in HT takes the group's num_topk.
+// ncclInvalidArgument: a layout that the algorithm does not have, an alignment that is no power of two, a K out of
+// range, a handle_mem of wrong shape, type or size. ncclInvalidUsage: K above the group's num_topk (HT).
+ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                              const ncclEpHandleConfig_t* config, int num_topk, const ncclEpTensor_t* handle_mem);
+
+// Binds the routing of the next operations: topk_idx [B, K], int32 or int64, global expert ids. A negative id, or one
+// that is >= E, drops that choice; duplicates are legal. Repeating it without a dispatch between is legal.
+// LL: local, enqueues nothing, layout_info NULL. topk_idx is borrowed: dispatch and combine read its memory when they
+// execute, so it stays unchanged from dispatch to the end of the matching combine, and a graph replay sees what it
+// holds by then.
+// HT: collective, capturable, no host blocking. topk_idx is copied in stream order. layout_info (or NULL) receives
+// recv_total_counter, expert_counters (expert-major: padded) and expert_offsets, int32 or int64, FLAT's
+// expert_counters int32.
+ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx,
+                                const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream);
+
+// ncclEpInitHandle with K = topk_idx->sizes[1] and memory of the library, then ncclEpUpdateHandle. If either fails,
+// *handle is NULL and nothing remains.
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                                const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info,
+                                const ncclEpHandleConfig_t* config, cudaStream_t stream);
+
+// Destroys a handle, also while its work is queued or a send_only operation of it is pending. Local. NULL is a success.
+ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
+
+// Sends this rank's B tokens to the ranks of their experts and receives what others send here. Collective, enqueues,
+// never blocks the host in LL; capturable (HT: with a fixed C).
+//
+// LL expert-major: inputs->tokens [B, H]; outputs->tokens [L, R*M, H]; layout_info->expert_counters [L] int32, written.
+//   The first expert_counters[l] rows of outputs->tokens[l] hold one row a (source rank, token, k) with topk_idx equal
+//   to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx.
+// LL rank-major: inputs->tokens [B, H], topk_weights [B, K] fp32; outputs->tokens [R, M, H], topk_weights [R, M, K]
+//   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written. One row a
+//   (source rank, token) with an expert here, tokens in order. Weights of all K choices are copied in source order;
+//   topk_idx holds the ids of the choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
+// HT: outputs->tokens [N, H], rows in the order of source rank and token; FLAT: topk_weights [N, K] fp32, topk_idx
+//   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. BWD
+//   has neither weights nor topk_idx.
+//
+// Data types: NONE: tokens bf16, fp16 or fp32, the same in and out, no scales. FWD: tokens also e4m3, e5m2 or
+// ncclFloat4x2; inputs->scales [B, S] and outputs->scales, shaped like outputs->tokens with S for H, fp32, fp16, bf16,
+// e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
+// elements amax = max(1e-4, max |x|), scale amax / 448 (round_scales: rounded up to a power of two), stored value
+// x / scale in e4m3, nearest even. Rows are multiples of 16 bytes, 16-byte aligned.
+//
+// Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
+// any rank may start the operation.
+// send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
+// ncclInvalidArgument: a tensor missing, forbidden here or of other shape or type; rows larger than max_token_bytes.
+// ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture.
+ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs,
+                            const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
+                            const ncclEpDispatchConfig_t* config, cudaStream_t stream);
+
+// Sends the experts' outputs home and sums them, after a dispatch of this handle. Collective, enqueues, never blocks
+// the host, capturable. Rows lie where dispatch put them, and inputs->tokens may be the very tensor that it filled;
+// outputs->tokens [B, H] is another one, of the same type (bf16, fp16, fp32), and all its rows are written: a token
+// without experts gets zeros. H may differ from dispatch's. Sums are fp32 in a fixed order, so results are equal bit by
+// bit from run to run.
+//
+// LL expert-major: inputs->tokens [L, R*M, H], outputs->topk_weights [B, K] fp32, which is an input. A token's result
+//   is the sum over k, ascending, of weight times row, rounded once.
+// LL rank-major: inputs->tokens [R, M, H], weighted and summed over the local experts by the caller. A token's result
+//   is the sum of its ranks' rows, in the order of the first k of each, rounded once.
+// HT: inputs->tokens [N, H], weighted by the caller (FLAT: also summed over local experts). BWD also takes
+//   inputs->topk_weights as dispatch's outputs were shaped and returns outputs->topk_weights [B, K] fp32.
+//
+// NVFP4 (LL): bf16 tokens, H a multiple of 32, inputs->scales [.., 1] fp32 with 2688 / amax of each row, or 0.
+// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions, and as for ncclEpDispatch.
+ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
+                           const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
+                           cudaStream_t stream);
+
+// Runs the receive half of the handle's pending send_only operation on this stream; with nothing pending, and in HT, a
+// success without work. Every rank must come here in the end. `config` may be NULL. Capturable together with its send.
+ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t* config, cudaStream_t stream);
+
+// ---- Masks: LL groups with enable_mask, ncclInvalidUsage for others ----
+//
+// A rank that does not answer within the timeout is masked on the ranks that waited for it: dispatch receives no rows
+// from it and sends it none, combine leaves its contributions out. Masks are local views.
+
+// Copies R ints (1 active, 0 masked) to device memory. Local, enqueues, capturable.
+ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int* mask_status, cudaStream_t stream);
+
+// Sets all R entries from host memory, which may be reused on return; values other than 0 are active. Local.
+ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int* mask, cudaStream_t stream);
+
+// Readmits all ranks that take part. Collective over the surviving ranks, blocks until the stream is done, not
+// capturable. The async error stays.
+ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream);
+
+// Writes 1 if a timeout masked a rank since the last ncclEpErrorClear, else 0. Local, host only.
+ncclResult_t ncclEpGetAsyncError(ncclEpGroup_t ep_group, int* error_out);
+
+// Sets the async error back to 0. Local, host only.
+ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
+
+#pragma GCC visibility pop
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif // NCCL_EP_H_
