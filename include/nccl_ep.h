@@ -74,13 +74,13 @@ typedef struct ncclEpHandle* ncclEpHandle_t;
 // A dense row-major tensor, described by the caller. `size` is at least 48.
 typedef struct ncclEpTensor {
     unsigned int size;
-    unsigned int magic; // NCCL_EP_TENSOR_MAGIC; descriptors of ncclEpTensorAlloc carry another one
+    unsigned int magic;  // NCCL_EP_TENSOR_MAGIC; descriptors of ncclEpTensorAlloc carry another one
     unsigned int ndim;
     ncclDataType_t datatype;
-    void* data;           // device memory, or NULL for a tensor that only its window names
-    ncclWindow_t win_hdl; // window of ncclCommWindowRegister, or NULL
-    uint64_t win_offset;  // bytes from the window's start; if `data` is set too, both name the same address
-    size_t* sizes;        // ndim extents, the caller's; an extent of 0 is legal, and then `data` may be NULL
+    void* data;            // device memory, or NULL for a tensor that only its window names
+    ncclWindow_t win_hdl;  // window of ncclCommWindowRegister, or NULL
+    uint64_t win_offset;   // bytes from the window's start; if `data` is set too, both name the same address
+    size_t* sizes;         // ndim extents, the caller's; an extent of 0 is legal, and then `data` may be NULL
 } ncclEpTensor_t;
 
 typedef struct {
@@ -104,25 +104,25 @@ typedef struct {
 typedef struct {
     unsigned int size;
     unsigned int magic;
-    unsigned int version; // NCCL_EP_API_VERSION; other values are accepted
+    unsigned int version;  // NCCL_EP_API_VERSION; other values are accepted
     ncclEpAlgorithm_t algorithm;
-    unsigned int num_experts;                  // E > 0, a multiple of R
-    unsigned int max_dispatch_tokens_per_rank; // M > 0
+    unsigned int num_experts;                   // E > 0, a multiple of R
+    unsigned int max_dispatch_tokens_per_rank;  // M > 0
     // LL: ignored. HT: C >= M, rows (FLAT) or padded slots (expert-major) a rank can receive; NCCL_EP_AUTO: eager mode,
     // receive tensors are sized after each update.
     unsigned int max_recv_tokens_per_rank;
-    unsigned int max_token_bytes;       // > 0; bound for token row + scale row, any call (HT: a multiple of 16)
-    unsigned long int rdma_buffer_size; // LL; bytes, a hint. NCCL_EP_AUTO, or a value from nccl_ep/common.hpp
-    unsigned int num_qp_per_rank;       // a hint, or NCCL_EP_AUTO
-    unsigned int num_channels;          // accepted, without effect
-    unsigned int max_num_sms;           // most SMs an operation occupies, 1 .. those of the device, or NCCL_EP_AUTO
+    unsigned int max_token_bytes;        // > 0; bound for token row + scale row, any call (HT: a multiple of 16)
+    unsigned long int rdma_buffer_size;  // LL; bytes, a hint. NCCL_EP_AUTO, or a value from nccl_ep/common.hpp
+    unsigned int num_qp_per_rank;        // a hint, or NCCL_EP_AUTO
+    unsigned int num_channels;           // accepted, without effect
+    unsigned int max_num_sms;            // most SMs an operation occupies, 1 .. those of the device, or NCCL_EP_AUTO
     ncclEpAllocConfig_t alloc;
-    unsigned int enable_mask; // LL; a rank that does not answer is masked instead of failing the group
-    uint64_t timeout_ns;      // bound of every wait for a peer; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
+    unsigned int enable_mask;  // LL; a rank that does not answer is masked instead of failing the group
+    uint64_t timeout_ns;       // bound of every wait for a peer; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
     // Version 2
     ncclEpZeroCopyMode_t zero_copy;
-    ncclEpOverflowPolicy_t overflow_policy; // HT
-    unsigned int num_topk;                  // HT: bound of K of all handles, <= E; eager expert-major needs it
+    ncclEpOverflowPolicy_t overflow_policy;  // HT
+    unsigned int num_topk;                   // HT: bound of K of all handles, <= E; eager expert-major needs it
     unsigned char padding_v2[4];
 } ncclEpGroupConfig_t;
 
@@ -130,12 +130,12 @@ typedef struct {
 typedef struct {
     unsigned int size;
     unsigned int magic;
-    ncclEpTensor_t* expert_counters;    // [L] rows of each local expert
-    ncclEpTensor_t* src_rank_counters;  // [R] int32, rows from each source rank (LL rank-major)
-    ncclEpTensor_t* expert_offsets;     // [L] first row of each expert's zone (HT expert-major)
-    ncclEpTensor_t* recv_total_counter; // [1] rows received in all (HT)
+    ncclEpTensor_t* expert_counters;     // [L] rows of each local expert
+    ncclEpTensor_t* src_rank_counters;   // [R] int32, rows from each source rank (LL rank-major)
+    ncclEpTensor_t* expert_offsets;      // [L] first row of each expert's zone (HT expert-major)
+    ncclEpTensor_t* recv_total_counter;  // [1] rows received in all (HT)
     // Version 2
-    ncclEpExpertIdKind_t recv_topk_idx_kind; // numbering in outputs->topk_idx
+    ncclEpExpertIdKind_t recv_topk_idx_kind;  // numbering in outputs->topk_idx
     unsigned char padding_v2[4];
 } ncclEpLayoutInfo_t;
 
@@ -169,25 +169,25 @@ typedef struct {
     unsigned int size;
     unsigned int magic;
     ncclEpTensor_t* tokens;
-    ncclEpTensor_t* topk_weights; // LL expert-major: read, not written
+    ncclEpTensor_t* topk_weights;  // LL expert-major: read, not written
 } ncclEpCombineOutputs_t;
 
 typedef struct {
     unsigned int size;
     unsigned int magic;
-    size_t dispatch_output_per_expert_alignment; // HT expert-major: rows; a power of two; 0 and 1: none
+    size_t dispatch_output_per_expert_alignment;  // HT expert-major: rows; a power of two; 0 and 1: none
 } ncclEpHandleConfig_t;
 
 typedef struct {
     unsigned int size;
     unsigned int magic;
-    unsigned int send_only;    // LL: only the send half, ncclEpComplete does the rest; HT: ignored
-    unsigned int round_scales; // DS_FP8E3M4: scales rounded up to powers of two
+    unsigned int send_only;     // LL: only the send half, ncclEpComplete does the rest; HT: ignored
+    unsigned int round_scales;  // DS_FP8E3M4: scales rounded up to powers of two
     ncclEpPassDir_t pass_direction;
     // Version 2
     union {
         ncclEpDispQuant_t quant_recipe;
-        ncclEpDispQuant_t quantization_recipe; // earlier spelling
+        ncclEpDispQuant_t quantization_recipe;  // earlier spelling
     };
 } ncclEpDispatchConfig_t;
 
@@ -199,7 +199,7 @@ typedef struct {
     // Version 2
     union {
         ncclEpCombQuant_t quant_recipe;
-        ncclEpCombQuant_t quantization_recipe; // earlier spelling
+        ncclEpCombQuant_t quantization_recipe;  // earlier spelling
     };
 } ncclEpCombineConfig_t;
 
@@ -294,8 +294,8 @@ typedef struct ncclEpCompleteConfig {
 #define NCCL_EP_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
 #endif
 // That version `v` (V1, V2) of struct `X` (GROUP_CONFIG, ...) ends where its frozen size says.
-#define NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, v)                                                                     \
-    NCCL_EP_STATIC_ASSERT(NCCL_EP_FIELD_END(type, NCCL_EP_##X##_##v##_LAST_FIELD) == NCCL_EP_##X##_##v##_SIZE,         \
+#define NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, v)                                                             \
+    NCCL_EP_STATIC_ASSERT(NCCL_EP_FIELD_END(type, NCCL_EP_##X##_##v##_LAST_FIELD) == NCCL_EP_##X##_##v##_SIZE, \
                           #type " must keep its frozen size")
 
 // ---- Initialisers ----
@@ -303,18 +303,16 @@ typedef struct ncclEpCompleteConfig {
 // Each sets size and magic (and the group's version) and zeroes the rest. They are compound literals, so they serve in
 // a declaration, in a later assignment and in an expression; in C++ through the GNU extension.
 
-#define NCCL_EP_STRUCT_INIT(type, magic_value)                                                                         \
-    __extension__(type) {                                                                                              \
-        .size = (unsigned int)sizeof(type), .magic = (magic_value)                                                     \
-    }
+#define NCCL_EP_STRUCT_INIT(type, magic_value) \
+    __extension__(type) { .size = (unsigned int)sizeof(type), .magic = (magic_value) }
 
 // The two designators alone, for use inside a larger initialiser.
 #define NCCL_EP_TENSOR_INIT_INLINE .size = NCCL_EP_TENSOR_SIZE, .magic = NCCL_EP_TENSOR_MAGIC
 #define NCCL_EP_TENSOR_INIT NCCL_EP_STRUCT_INIT(ncclEpTensor_t, NCCL_EP_TENSOR_MAGIC)
 #define NCCL_EP_TENSOR_ALLOC_CONFIG_INIT NCCL_EP_STRUCT_INIT(ncclEpTensorAllocConfig_t, NCCL_EP_MAGIC)
-#define NCCL_EP_GROUP_CONFIG_INIT                                                                                      \
-    __extension__(ncclEpGroupConfig_t) {                                                                               \
-        .size = NCCL_EP_GROUP_CONFIG_SIZE, .magic = NCCL_EP_MAGIC, .version = NCCL_EP_API_VERSION                      \
+#define NCCL_EP_GROUP_CONFIG_INIT                                                                 \
+    __extension__(ncclEpGroupConfig_t) {                                                          \
+        .size = NCCL_EP_GROUP_CONFIG_SIZE, .magic = NCCL_EP_MAGIC, .version = NCCL_EP_API_VERSION \
     }
 #define NCCL_EP_LAYOUT_INFO_INIT NCCL_EP_STRUCT_INIT(ncclEpLayoutInfo_t, NCCL_EP_MAGIC)
 #define NCCL_EP_DISPATCH_INPUTS_INIT NCCL_EP_STRUCT_INIT(ncclEpDispatchInputs_t, NCCL_EP_MAGIC)
@@ -346,10 +344,10 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // blocking, not capturable. *ep_group is written on success only.
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
 // later calls answer ncclRemoteError, and ncclEpGroupDestroy still works.
-// ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E; an unknown enum value; HT: C
-// below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator hook without the other; more
-// SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL or a topology without the
-// device API; contradicting environment variables.
+// ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E; an unknown enum value; HT:
+// C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator hook without the other;
+// more SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL or a topology without
+// the device API; contradicting environment variables.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config);
 
 // Destroys a group: collective, drains the device, not capturable, never waits longer than the timeout. Graphs that
@@ -472,4 +470,4 @@ ncclResult_t ncclEpErrorClear(ncclEpGroup_t ep_group);
 }
 #endif
 
-#endif // NCCL_EP_H_
+#endif  // NCCL_EP_H_

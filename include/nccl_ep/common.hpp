@@ -42,6 +42,6 @@ inline unsigned long get_low_latency_rdma_size_hint(int max_tokens_per_rank, siz
     return expert_major > rank_major ? expert_major : rank_major;
 }
 
-} // namespace nccl_ep
+}  // namespace nccl_ep
 
-#endif // NCCL_EP_COMMON_HPP_
+#endif  // NCCL_EP_COMMON_HPP_

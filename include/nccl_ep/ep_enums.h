@@ -102,4 +102,4 @@ typedef ncclEpCombQuant_t ncclEpCombineQuantizationRecipe_t;
 }
 #endif
 
-#endif // NCCL_EP_ENUMS_H_
+#endif  // NCCL_EP_ENUMS_H_

@@ -14,16 +14,11 @@ typedef struct CUstream_st* CUstream;
 typedef struct CUstream_st* cudaStream_t;
 
 // The results that an allocator hook may return, with CUDA's values.
-enum cudaError {
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorUnknown = 999
-};
+enum cudaError { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorUnknown = 999 };
 typedef enum cudaError cudaError_t;
 
 #ifdef __cplusplus
 }
 #endif
 
-#endif // CROSSDOCK_STANDIN_CUDA_H_
+#endif  // CROSSDOCK_STANDIN_CUDA_H_

@@ -63,4 +63,4 @@ typedef enum {
 }
 #endif
 
-#endif // CROSSDOCK_STANDIN_NCCL_H_
+#endif  // CROSSDOCK_STANDIN_NCCL_H_

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA language, and crossdock_cuda: headers, runtime and flags of code for GPUs. Neither NCCL nor the driver is
+# linked, both are opened when the first GPU group is made.
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+
+find_path(CROSSDOCK_NCCL_INCLUDE_FOUND nccl_device.h HINTS ${CROSSDOCK_NCCL_INCLUDE} NO_CACHE)
+if(NOT CROSSDOCK_NCCL_INCLUDE_FOUND)
+    message(FATAL_ERROR "No nccl_device.h: set CROSSDOCK_NCCL_INCLUDE to the include folder of NCCL 2.30.4 or newer "
+        "(./dev fetches it)")
+endif()
+file(STRINGS ${CROSSDOCK_NCCL_INCLUDE_FOUND}/nccl.h nccl_code_line REGEX "^#define NCCL_VERSION_CODE +[0-9]+$")
+string(REGEX MATCH "[0-9]+$" nccl_code "${nccl_code_line}")
+if(NOT nccl_code OR nccl_code LESS 23004)
+    message(FATAL_ERROR "${CROSSDOCK_NCCL_INCLUDE_FOUND}/nccl.h has version code ${nccl_code}: 23004 (2.30.4) is needed")
+endif()
+
+add_library(crossdock_cuda INTERFACE)
+# Before the toolkit's folder, which may carry an older nccl.h.
+target_include_directories(crossdock_cuda BEFORE INTERFACE ${CROSSDOCK_NCCL_INCLUDE_FOUND})
+target_link_libraries(crossdock_cuda INTERFACE CUDA::cudart_static)
+target_compile_definitions(crossdock_cuda INTERFACE CROSSDOCK_WITH_CUDA=1)
+target_compile_features(crossdock_cuda INTERFACE cuda_std_20)
+target_compile_options(crossdock_cuda INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+foreach(arch IN LISTS CROSSDOCK_CUDA_ARCHITECTURES)
+    target_compile_options(crossdock_cuda INTERFACE
+        $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${arch},code=sm_${arch}>)
+endforeach()
+# The list above names family variants (100f), which this CMake's own property does not know.
+set(CMAKE_CUDA_ARCHITECTURES OFF)

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# crossdock_options: how everything of this project is compiled. Link it privately; it is never exported.
+add_library(crossdock_options INTERFACE)
+target_compile_features(crossdock_options INTERFACE cxx_std_20)
+# The initialiser macros of nccl_ep.h name two fields and zero the rest, which g++ would report in every use.
+target_compile_options(crossdock_options INTERFACE
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wno-missing-field-initializers>)
+
+if(CROSSDOCK_SANITIZE)
+    set(sanitize_flags -fsanitize=${CROSSDOCK_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_compile_options(crossdock_options INTERFACE ${sanitize_flags})
+    target_link_options(crossdock_options INTERFACE ${sanitize_flags})
+endif()
