@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Crossdock's C++ layer, part 2: communicators whose ranks are threads or processes of CPUs. C++11, header only.
+#ifndef CROSSDOCK_COMMUNICATOR_HPP_
+#define CROSSDOCK_COMMUNICATOR_HPP_
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "crossdock/error.hpp"
+
+namespace crossdock {
+
+// Owns a CPU communicator; move-only. Its groups and windows must be gone before it is.
+class Communicator {
+  public:
+    // All ranks as threads of this process, entry r for the thread of rank r.
+    static std::vector<Communicator> threads(int num_ranks) {
+        std::vector<ncclComm_t> raw(num_ranks > 0 ? static_cast<std::size_t>(num_ranks) : 1);
+        check(crossdockCommInitAll(raw.data(), num_ranks));
+        std::vector<Communicator> communicators;
+        for (ncclComm_t comm : raw) {
+            communicators.push_back(Communicator(comm));
+        }
+        return communicators;
+    }
+
+    // One process makes the id and hands it to the others.
+    static ncclUniqueId unique_id() {
+        ncclUniqueId id;
+        check(crossdockGetUniqueId(&id));
+        return id;
+    }
+
+    // This process becomes one rank. Collective: returns when all have joined.
+    static Communicator join(const ncclUniqueId& id, int num_ranks, int rank) {
+        ncclComm_t comm = nullptr;
+        check(crossdockCommInitRank(&comm, num_ranks, id, rank));
+        return Communicator(comm);
+    }
+
+    Communicator(Communicator&& other) noexcept : comm_(other.comm_) { other.comm_ = nullptr; }
+    Communicator& operator=(Communicator&& other) noexcept {
+        std::swap(comm_, other.comm_);
+        return *this;
+    }
+    ~Communicator() {
+        if (comm_ != nullptr) {
+            crossdockCommDestroy(comm_);
+        }
+    }
+
+    ncclComm_t get() const { return comm_; }
+
+    int rank() const {
+        int rank = 0;
+        check(crossdockCommUserRank(comm_, &rank));
+        return rank;
+    }
+
+    int num_ranks() const {
+        int num_ranks = 0;
+        check(crossdockCommCount(comm_, &num_ranks));
+        return num_ranks;
+    }
+
+    // Collective.
+    void barrier() const { check(crossdockCommBarrier(comm_)); }
+
+  private:
+    explicit Communicator(ncclComm_t comm) : comm_(comm) {}
+
+    ncclComm_t comm_;
+};
+
+} // namespace crossdock
+
+#endif // CROSSDOCK_COMMUNICATOR_HPP_
