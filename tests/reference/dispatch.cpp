@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "formats.h"
+
+namespace crossdock::reference {
+namespace {
+
+constexpr size_t kFp8Block = 128;
+
+// Each block of 128 elements: amax = max(1e-4, max |x|), scale = amax / 448, stored value x / scale.
+ArrivedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>& row) {
+    ArrivedRow result;
+    result.tokens.resize(problem.hidden);
+    result.scales.resize(problem.num_scales * sizeof(float));
+    for (size_t block = 0; block < problem.hidden / kFp8Block; ++block) {
+        float amax = 1e-4f;
+        for (size_t i = 0; i < kFp8Block; ++i) {
+            amax = std::max(amax, std::fabs(decode(ncclBfloat16, &row[(block * kFp8Block + i) * 2])));
+        }
+        float scale = amax / 448.0f;
+        float multiplier = 448.0f / amax;
+        if (problem.round_scales) {
+            int exponent = 0;
+            const float fraction = std::frexp(scale, &exponent);  // scale = fraction * 2^exponent, fraction in [0.5, 1)
+            scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+            multiplier = 1.0f / scale;
+        }
+        for (size_t i = 0; i < kFp8Block; ++i) {
+            const size_t element = block * kFp8Block + i;
+            encode(ncclFloat8e4m3, decode(ncclBfloat16, &row[element * 2]) * multiplier, &result.tokens[element]);
+        }
+        std::memcpy(&result.scales[block * sizeof(float)], &scale, sizeof scale);
+    }
+    return result;
+}
+
+}  // namespace
+
+std::vector<std::vector<RowSource>> received_rows(const Problem& problem, int rank, const ActiveRanks& active) {
+    std::vector<std::vector<RowSource>> blocks(problem.num_blocks());
+    for (int source = 0; source < problem.num_ranks; ++source) {
+        if (!is_active(active, source)) continue;
+        for (int token = 0; token < problem.ranks[source].num_tokens; ++token) {
+            for (int k = 0; k < problem.num_topk; ++k) {
+                if (problem.target_rank(source, token, k) != rank) continue;
+                if (!problem.expert_major()) {
+                    blocks[source].push_back({source, token, 0});
+                    break;
+                }
+                blocks[problem.expert(source, token, k) % problem.local_experts()].push_back({source, token, k});
+            }
+        }
+    }
+    return blocks;
+}
+
+ArrivedRow arrived_row(const Problem& problem, RowSource row) {
+    std::vector<std::byte> tokens = token_row(problem, row.source, row.token);
+    switch (problem.recipe) {
+        case Recipe::kNone: return {std::move(tokens), {}};
+        case Recipe::kForward: return {std::move(tokens), scale_row(problem, row.source, row.token)};
+        case Recipe::kFp8:
+        case Recipe::kV1Fp8: return quantised_to_fp8(problem, tokens);
+    }
+    return {};
+}
+
+std::vector<int32_t> arrived_ids(const Problem& problem, int target, RowSource row) {
+    std::vector<int32_t> ids(problem.num_topk, -1);
+    for (int k = 0; k < problem.num_topk; ++k) {
+        if (problem.target_rank(row.source, row.token, k) != target) continue;
+        const auto id = static_cast<int32_t>(problem.expert(row.source, row.token, k));
+        ids[k] = problem.id_kind == NCCL_EP_EXPERT_ID_GLOBAL ? id : id % problem.local_experts();
+    }
+    return ids;
+}
+
+size_t scale_index(const Problem& problem, int slot, size_t block) {
+    if (problem.recipe == Recipe::kV1Fp8) return block * problem.slots() + slot;
+    return slot * problem.num_scales + block;
+}
+
+}  // namespace crossdock::reference

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// One low-latency MoE exchange, stated completely: shapes, routing of all ranks, and a pure function for every byte that any rank
+// feeds in. Each rank of a test makes the same Problem from the same seed, so nobody has to send anybody what to expect.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "crossdock.h"
+
+namespace crossdock::reference {
+
+// What dispatch does to rows, in the order of nccl_ep.h; kV1Fp8 is what version 1 callers get for a scales tensor without a recipe.
+enum class Recipe { kNone, kForward, kFp8, kV1Fp8 };
+
+// How wild the values of combine's rows are.
+enum class Values { kModerate, kWide };
+
+// This rank's part of the routing. ids and weights are [num_tokens, K].
+struct RankInput {
+    int num_tokens = 0;
+    std::vector<int64_t> ids;
+    std::vector<float> weights;
+};
+
+struct Problem {
+    uint64_t seed = 0;
+    int num_ranks = 1;
+    int num_experts = 1;
+    int max_tokens = 1;
+    int num_topk = 1;
+    ncclEpLayout_t layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    ncclDataType_t index_type = ncclInt64;
+
+    Recipe recipe = Recipe::kNone;
+    bool round_scales = false;
+    ncclDataType_t token_type = ncclBfloat16;  // of dispatch's input
+    size_t hidden = 8;                         // elements of an input row
+    ncclDataType_t scale_type = ncclFloat32;
+    size_t num_scales = 0;  // a row
+    ncclEpExpertIdKind_t id_kind = NCCL_EP_EXPERT_ID_AUTO;
+
+    ncclEpCombQuant_t combine_recipe = NCCL_EP_COMB_QUANT_NONE;
+    ncclDataType_t combine_type = ncclBfloat16;
+    size_t combine_hidden = 8;
+    Values values = Values::kModerate;
+    crossdockSums_t sums = CROSSDOCK_SUMS_EXACT;
+
+    std::vector<RankInput> ranks;
+
+    bool expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
+    bool has_scales() const { return recipe != Recipe::kNone; }
+    int local_experts() const { return num_experts / num_ranks; }
+    // The receive tensors are [blocks, slots, ...].
+    int num_blocks() const { return expert_major() ? local_experts() : num_ranks; }
+    int slots() const { return expert_major() ? num_ranks * max_tokens : max_tokens; }
+
+    ncclDataType_t received_type() const;
+    size_t token_row_bytes() const;     // of dispatch's input
+    size_t received_row_bytes() const;  // of dispatch's output
+    size_t scale_row_bytes() const;
+    size_t combine_row_bytes() const;
+    size_t max_token_bytes() const;  // what the group must be told
+
+    // The rank that hosts choice k of a token, or -1 for a dropped one.
+    int target_rank(int source, int token, int k) const;
+    int64_t expert(int source, int token, int k) const { return ranks[source].ids[token * num_topk + k]; }
+    float weight(int source, int token, int k) const { return ranks[source].weights[token * num_topk + k]; }
+
+    std::string describe() const;
+};
+
+// A row that travels: which token of which rank, and for the expert-major layout which of its choices.
+struct RowSource {
+    int source = 0;
+    int token = 0;
+    int k = 0;
+};
+
+// Dispatch's input of one token: num_tokens rows of token_row_bytes, and of scale_row_bytes.
+std::vector<std::byte> token_row(const Problem& problem, int source, int token);
+std::vector<std::byte> scale_row(const Problem& problem, int source, int token);
+
+// What the experts of rank `target` make of a row. Independent of what was dispatched, so that a mistake in dispatch cannot hide one in
+// combine.
+std::vector<std::byte> expert_row(const Problem& problem, int target, RowSource row);
+
+// Of `count` reproducible numbers, number `index`.
+uint64_t random_bits(uint64_t seed, uint64_t index);
+
+}  // namespace crossdock::reference
