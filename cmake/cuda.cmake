@@ -20,8 +20,9 @@ add_library(crossdock_cuda INTERFACE)
 target_include_directories(crossdock_cuda BEFORE INTERFACE ${CROSSDOCK_NCCL_INCLUDE_FOUND})
 target_link_libraries(crossdock_cuda INTERFACE CUDA::cudart_static)
 target_compile_definitions(crossdock_cuda INTERFACE CROSSDOCK_WITH_CUDA=1)
-target_compile_features(crossdock_cuda INTERFACE cuda_std_20)
-target_compile_options(crossdock_cuda INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+# CMake 3.25 does not know that this nvcc speaks C++20, so its own property for the standard is of no use.
+target_compile_options(crossdock_cuda INTERFACE
+    "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr>")
 foreach(arch IN LISTS CROSSDOCK_CUDA_ARCHITECTURES)
     target_compile_options(crossdock_cuda INTERFACE
         $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_${arch},code=sm_${arch}>)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # compile_alone.sh c|c++|cu COMPILER INCLUDE_ROOT FLAGS...
 # Each header under INCLUDE_ROOT must compile as a program's only include: .h files as C11, C++11, C++17, C++20 and CUDA
-# C++, .hpp files as C++ (those of crossdock/ as C++20 only), twice in a row to see its guard.
+# C++, .hpp files as C++, twice in a row to see its guard.
 set -euo pipefail
 language=$1 compiler=$2 root=$3
 shift 3
@@ -16,7 +16,6 @@ standards() {
     case $language:$1 in
         c:*.hpp) ;;
         c:*) echo c11 ;;
-        *:crossdock/*.hpp) echo c++20 ;;
         cu:*) echo c++17 c++20 ;;
         *) echo c++11 c++17 c++20 ;;
     esac
