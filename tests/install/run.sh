@@ -11,23 +11,35 @@ cmake=${CMAKE:-cmake}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$cmake" --install "$build" --prefix "$work/first" >"$work/install.log" || { cat "$work/install.log"; exit 1; }
+# quietly COMMAND...: its output is shown only if it fails.
+quietly() {
+    if ! "$@" >"$work/log" 2>&1; then
+        cat "$work/log"
+        echo "FAILED: $*"
+        exit 1
+    fi
+}
+
+quietly "$cmake" --install "$build" --prefix "$work/first"
 mv "$work/first" "$work/prefix"
 prefix=$work/prefix
 libraries=$(dirname "$(find "$prefix" -name libnccl_ep.so)")
 
-for file in libnccl_ep.so libnccl_ep.so.0 libnccl_ep.so.0.2.0 libnccl_ep.a; do
-    [ -e "$libraries/$file" ] || { echo "FAILED: no $file"; exit 1; }
+for file in "$libraries"/libnccl_ep.{so,so.0,so.0.2.0,a} "$prefix"/include/{nccl_ep.h,nccl_ep/common.hpp,crossdock.h}; do
+    [ -e "$file" ] || { echo "FAILED: no $file"; exit 1; }
 done
-[ -f "$prefix/include/nccl_ep/common.hpp" ] && [ ! -e "$prefix/include/cuda.h" ] || { echo "FAILED: headers"; exit 1; }
+for file in "$prefix"/include/{cuda.h,nccl.h,ep_enums.h}; do
+    [ ! -e "$file" ] || { echo "FAILED: $file must not be there"; exit 1; }
+done
 
 for project in consumer_c consumer_cpp; do
-    "$cmake" -S "$here/$project" -B "$work/$project" -DCMAKE_PREFIX_PATH="$prefix" "$@" >"$work/log" 2>&1 &&
-        "$cmake" --build "$work/$project" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-    for program in "$work/$project"/use_*; do
-        [ -x "$program" ] && [ -f "$program" ] || continue
-        "$program"
-        echo "ok: $project/$(basename "$program")"
+    quietly "$cmake" -S "$here/$project" -B "$work/$project" -DCMAKE_PREFIX_PATH="$prefix" "$@"
+    quietly "$cmake" --build "$work/$project"
+    for program in "$work/$project"/use_{shared,static,lib}; do
+        if [ -x "$program" ]; then
+            quietly "$program"
+            echo "ok: $project/$(basename "$program")"
+        fi
     done
 done
 

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What this machine has and what Crossdock would use of it: one line a thing, with a verdict.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+line() { printf '%-10s %-52s %s\n' "$1" "$2" "$3"; }
+first_line() { "$@" 2>/dev/null | head -n 1; }
+
+# tool NAME VERDICT_IF_THERE VERDICT_IF_NOT
+tool() {
+    if command -v "$1" >/dev/null; then line "$1" "$(first_line "$1" --version | cut -c1-52)" "$2"; else line "$1" "not found" "$3"; fi
+}
+# file NAME PATTERN VERDICT_IF_THERE
+file() {
+    local found
+    found=$(compgen -G "$2" | head -n 1 || true)
+    if [ -n "$found" ]; then line "$1" "$found" "$3"; else line "$1" "not found" "./dev installs it"; fi
+}
+
+echo "Building"
+tool g++ "ok: compiles the CPU worlds" "./dev installs it"
+tool cmake "ok" "./dev installs it"
+tool ninja "ok" "./dev installs it"
+file boost "/usr/lib/*/libboost_context.a" "ok: fibers of the CPU worlds"
+file fmt "/usr/include/fmt/format.h" "ok"
+file cli11 "/usr/include/CLI/CLI.hpp" "ok: demo and benchmark"
+file json "/usr/include/nlohmann/json.hpp" "ok: demo and benchmark"
+file gtest "/usr/include/gtest/gtest.h" "ok: tests"
+tool clang++ "ok: fuzzer, lint" "only for lint and the fuzzer; ./dev installs it"
+
+echo
+echo "CPU worlds"
+line cores "$(nproc)" "ok: 8 ranks work on any number"
+memory_mib=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo)
+line memory "$memory_mib MiB available" "$([ "$memory_mib" -ge 2048 ] && echo ok || echo "little: the demo wants 2 GiB")"
+line files "$(ulimit -n) open files" "$([ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 256 ] && echo ok ||
+    echo "low: ranks as processes hold some files each, try ulimit -n 1024")"
+yama=$(cat /proc/sys/kernel/yama/ptrace_scope 2>/dev/null || echo 0)
+line ptrace "ptrace_scope $yama" "$([ "$yama" -le 1 ] && echo "ok: ranks as processes can share memory" ||
+    echo "strict: ranks as processes may be refused each other")"
+
+echo
+echo "GPU world"
+nvcc=$(command -v nvcc || compgen -G "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || true)
+if [ -n "$nvcc" ]; then
+    line nvcc "$("$nvcc" --version | sed -nE 's/.*release ([0-9.]+).*/CUDA \1/p'), $nvcc" "ok: builds the cuda preset"
+else
+    line nvcc "not found" "the cuda preset cannot be built here; CPU worlds work"
+fi
+headers=${CROSSDOCK_NCCL_INCLUDE:-build/nccl/include}
+if [ -f "$headers/nccl_device.h" ]; then
+    line headers "NCCL $(sed -nE 's/^#define NCCL_VERSION_CODE +([0-9]+)/\1/p' "$headers/nccl.h"), $headers" "ok"
+else
+    line headers "no NCCL headers in $headers" "./dev build cuda fetches them"
+fi
+library=${CROSSDOCK_NCCL_LIBRARY:-}
+# Where the dynamic loader looks, in its order.
+for folder in $(tr ':' ' ' <<<"${LD_LIBRARY_PATH:-}") $(ldconfig -p 2>/dev/null | sed -nE 's|.*=> (.*)/libnccl\.so\.2$|\1|p'); do
+    if [ -z "$library" ] && [ -f "$folder/libnccl.so.2" ]; then library=$folder/libnccl.so.2; fi
+done
+if [ -f "$library" ]; then
+    version=$(grep -aoE 'NCCL version [0-9]+\.[0-9]+\.[0-9]+' "$library" | grep -oE '[0-9.]+$' | head -n 1 || true)
+    if [ "$(printf '%s\n' 2.30.4 "${version:-0}" | sort -V | head -n 1)" = 2.30.4 ]; then
+        verdict="ok: GPU groups use it"
+    else
+        verdict="too old for GPU groups: 2.30.4 or newer is needed"
+    fi
+    line libnccl "NCCL ${version:-of unknown version}, $library" "$verdict"
+else
+    line libnccl "not found" "GPU groups are refused with a sentence; CPU worlds work"
+fi
+if gpus=$(nvidia-smi --query-gpu=compute_cap,name,driver_version --format=csv,noheader 2>/dev/null); then
+    while IFS=, read -r capability name driver; do
+        case $capability in
+            9.0 | 10.0 | 10.3) verdict="ok" ;;
+            *) verdict="no code is built for compute capability $capability" ;;
+        esac
+        line gpu "${name# }, driver$driver" "$verdict"
+    done <<<"$gpus"
+    [ "$(wc -l <<<"$gpus")" -gt 1 ] || line ranks "one GPU" "NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks share it"
+else
+    line gpu "no NVIDIA driver, or no GPU" "./dev gpu-bundle makes a folder to run where one is"
+fi

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that can be said about the sources without running them. ./dev lint installs what this needs and configures
+# build/cpu, whose compile commands clang-tidy reads.
+# shellcheck disable=SC2317 # functions are called by name, through section and none
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+failed=0
+
+# section NAME COMMAND...: the command prints what is wrong and fails, or is silent.
+section() {
+    local name=$1
+    shift
+    if "$@"; then
+        echo "ok      $name"
+    else
+        echo "FAILED  $name"
+        failed=1
+    fi
+}
+
+# Tracked files and those about to be; a file deleted but not yet committed is left out.
+files() { git ls-files -co --exclude-standard -- "$@" | while read -r file; do if [ -f "$file" ]; then echo "$file"; fi; done; }
+sources() { files '*.h' '*.hpp' '*.c' '*.cpp' '*.cu' '*.cuh'; }
+scripts() { files dev .ci/run '*.sh'; }
+# none COMMAND...: fails and shows the output if there is any.
+none() {
+    local output
+    output=$("$@")
+    if [ -n "$output" ]; then echo "$output"; return 1; fi
+}
+
+formatting() { sources | xargs -r clang-format-14 --dry-run -Werror; }
+length() { { sources && scripts && files '*.py' '*CMakeLists.txt' '*.cmake'; } | xargs -r wc -l | awk '$2 != "total" && $1 > 500'; }
+licence() {
+    { sources && scripts && files '*.py' '*CMakeLists.txt' '*.cmake'; } | while read -r file; do
+        head -n 3 "$file" | grep -q "SPDX-License-Identifier: Apache-2.0" || echo "$file has no licence line"
+    done
+}
+assembly() { sources | grep -v '^src/device/ptx.cuh$' | xargs -r grep -nE '\b(asm|__asm__)\b *(volatile|__volatile__)? *\(' /dev/null; }
+conditionals() { files 'src/kernels/*' | xargs -r grep -nE '^ *# *(if|ifdef|ifndef|elif)\b' /dev/null; }
+cuda_in_core() { files 'src/core/*' | xargs -r grep -nE '#include [<"](cuda|nccl_device)' /dev/null; }
+# Only what the build compiles can be looked at.
+tidy() {
+    files 'src/api/*.cpp' 'src/core/*.cpp' |
+        xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/cpu --quiet 2>/dev/null
+}
+shell() { scripts | xargs -r shellcheck; }
+
+section "formatting (./dev format mends it)" formatting
+section "no file over 500 lines" none length
+section "a licence line in every file" none licence
+section "assembly in src/device/ptx.cuh only" none assembly
+section "no conditional compilation in src/kernels" none conditionals
+section "no CUDA header in src/core" none cuda_in_core
+section "shellcheck" shell
+section "clang-tidy on src/api and src/core" tidy
+exit $failed

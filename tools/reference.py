@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the API reference, in Markdown, from the comments and declarations of the public headers.
+
+    reference.py OUT.md
+
+A comment that stands directly before a declaration is its text; a line `---- Title ----` in a comment starts a section;
+the comments of a struct's or an enumeration's members stay in its code. Nothing else is understood, and nothing is lost.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HEADERS = ["nccl_ep.h", "nccl_ep/ep_enums.h", "nccl_ep/common.hpp", "crossdock.h"]
+SECTION = re.compile(r"^-{3,} *(.+?) *-{3,}$")
+
+# Guards, includes and the extern "C" frame say nothing to a reader.
+FRAME = re.compile(
+    r"""^(\#ifndef\ \w+_H(PP)?_\n\#define\ \w+_H(PP)?_ | \#endif\ .*_H(PP)?_.* | \#include\ .* | \#pragma\ .* |
+        \#ifdef\ __cplusplus\n(extern\ "C"\ \{|\})\n\#endif | namespace\ \w+\ \{ | \}\ +//\ namespace.*)$""",
+    re.MULTILINE | re.VERBOSE)
+
+# The name that a declaration introduces: the first of these that is found.
+NAMES = [r"\}\s*(\w+)\s*;", r"typedef[^;{]*?\(\*(\w+)\)", r"^#define +(\w+)", r"(\w+)\s*\([^;{]*\)\s*[;{]",
+         r"typedef[^;{]*?(\w+)\s*;"]
+
+
+def paragraphs(text):
+    """Yields runs of lines between blank lines; a blank line inside braces or a comment does not count."""
+    paragraph, depth, in_comment = [], 0, False
+    for line in text.splitlines() + [""]:
+        if not line.strip() and depth == 0 and not in_comment:
+            if paragraph:
+                yield paragraph
+            paragraph = []
+            continue
+        paragraph.append(line.rstrip())
+        if not paragraph[0].lstrip().startswith("//") or not line.startswith("//"):
+            in_comment = (in_comment or line.startswith("/*")) and "*/" not in line
+            depth += line.count("{") - line.count("}")
+
+
+def split_comment(paragraph):
+    """The leading comment's text, and the code that follows it."""
+    text, in_comment = [], False
+    for index, line in enumerate(paragraph):
+        if not in_comment and not line.startswith(("//", "/*")):
+            return text, paragraph[index:]
+        in_comment = (in_comment or line.startswith("/*")) and "*/" not in line
+        text.append(re.sub(r" *\*/ *$", "", re.sub(r"^(// ?|/\* ?| \* ?)", "", line)))
+    return text, []
+
+
+def title_of(code):
+    bare = re.sub(r"//.*|/\*.*?\*/", "", "\n".join(code))
+    for name in NAMES:
+        found = re.search(name, bare, re.MULTILINE)
+        if found:
+            return found.group(1)
+    return None
+
+
+def describe(header):
+    yield f"# {header}\n"
+    text = FRAME.sub("", (ROOT / "include" / header).read_text())
+    for paragraph in paragraphs(text):
+        comment, code = split_comment(paragraph)
+        sections = [SECTION.match(line.strip()) for line in comment]
+        for section in filter(None, sections):
+            yield f"## {section.group(1)}\n"
+        if code and title_of(code):
+            yield f"### {title_of(code)}\n"
+        prose = [line for line, section in zip(comment, sections) if not section and "SPDX-" not in line]
+        if any(prose):
+            yield "\n".join(prose).strip("\n") + "\n"
+        if code:
+            yield "```c\n" + "\n".join(code) + "\n```\n"
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    out = pathlib.Path(sys.argv[1])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pages = ["\n".join(describe(header)) for header in HEADERS]
+    out.write_text("<!-- Made from the public headers by tools/reference.py. -->\n\n" + "\n".join(pages))
+    print(f"{out}: {sum(page.count(chr(10) + '### ') for page in pages)} declarations of {len(HEADERS)} headers")
+
+
+main()
