@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the build uses of others; found here, so that every folder sees it. None of it is needed to use the library.
+set(Boost_USE_STATIC_LIBS ON)
+find_package(Boost REQUIRED COMPONENTS context)  # fibers of the CPU worlds
+find_package(fmt REQUIRED)                       # sentences
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+
+if(CROSSDOCK_DEVELOPER)
+    find_package(CLI11 REQUIRED)
+    find_package(nlohmann_json REQUIRED)
+    # The demo and the benchmark build on machines that have no GoogleTest.
+    find_package(GTest)
+endif()
