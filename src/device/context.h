@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel knows of where it runs: its lane, warp and block, their barriers, shared memory, the clock, and memory that other ranks
+// read and write. Two implementations of one interface: a GPU's threads, or a fiber of the CPU executor (one lane a warp).
+#pragma once
+
+#include "device/platform.h"
+
+#if defined(__CUDACC__)
+#include "device/ptx.cuh"
+#else
+#include <cstring>
+
+#include "device/cpu/warp.h"
+#endif
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+#if defined(__CUDACC__)
+
+class Ctx {
+  public:
+    CROSSDOCK_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kLanes; }
+    CROSSDOCK_DEVICE int warp_idx() const { return static_cast<int>(threadIdx.x) / kLanes; }
+    CROSSDOCK_DEVICE int num_warps() const { return static_cast<int>(blockDim.x) / kLanes; }
+    CROSSDOCK_DEVICE int block_idx() const { return static_cast<int>(blockIdx.x); }
+    CROSSDOCK_DEVICE int num_blocks() const { return static_cast<int>(gridDim.x); }
+    CROSSDOCK_DEVICE std::byte* shared_memory() const {
+        extern __shared__ __align__(128) unsigned char shared_memory_of_block[];
+        return reinterpret_cast<std::byte*>(shared_memory_of_block);
+    }
+    CROSSDOCK_DEVICE void warp_sync() const { __syncwarp(); }
+    CROSSDOCK_DEVICE void block_sync() const { __syncthreads(); }
+    CROSSDOCK_DEVICE uint64_t now_ns() const { return ptx::global_timer_ns(); }
+    CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
+    CROSSDOCK_DEVICE bool is_killed() const { return false; }
+    CROSSDOCK_DEVICE bool skips_store_wait() const { return false; }
+    CROSSDOCK_DEVICE bool skips_credit() const { return false; }
+    CROSSDOCK_DEVICE void note_slot_written(int, int, int, uint64_t, uint64_t) const {}
+    CROSSDOCK_DEVICE void note_slot_read(int, int, uint64_t, uint64_t) const {}
+    CROSSDOCK_DEVICE void note_operation_read(int, uint64_t, uint64_t, uint64_t) const {}
+    static constexpr int kPollsPerClockRead = 32;
+
+    // 64-bit words that other ranks see.
+    CROSSDOCK_DEVICE uint64_t load_acquire_system(const uint64_t* word) const { return ptx::load_acquire_system(word); }
+    CROSSDOCK_DEVICE uint64_t load_relaxed_system(const uint64_t* word) const { return ptx::load_relaxed_system(word); }
+    CROSSDOCK_DEVICE void store_release_system(uint64_t* word, uint64_t value) const {
+        ptx::store_release_system(word, value);
+    }
+    CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
+        ptx::store_relaxed_system(word, value);
+    }
+    // 32-bit words of this rank's other blocks.
+    CROSSDOCK_DEVICE uint32_t load_relaxed_device(const uint32_t* word) const { return ptx::load_relaxed_device(word); }
+    CROSSDOCK_DEVICE void store_relaxed_device(uint32_t* word, uint32_t value) const {
+        ptx::store_relaxed_device(word, value);
+    }
+    CROSSDOCK_DEVICE uint32_t add_acq_rel_device(uint32_t* word, uint32_t value) const {
+        return ptx::add_acq_rel_device(word, value);
+    }
+    CROSSDOCK_DEVICE void fence_system() const { __threadfence_system(); }
+    CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async(); }
+
+    // Counters in shared memory.
+    CROSSDOCK_DEVICE int add_shared(int* counter, int value) const { return atomicAdd(counter, value); }
+
+    CROSSDOCK_DEVICE float warp_max(float value) const {
+        for (int step = kLanes / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+        return value;
+    }
+    CROSSDOCK_DEVICE uint32_t warp_broadcast(uint32_t value) const { return __shfl_sync(~0u, value, 0); }
+};
+
+#else
+
+class Ctx {
+  public:
+    explicit Ctx(cpu::Warp& warp) : warp_(&warp) {}
+    int lane() const { return 0; }
+    int warp_idx() const { return warp_->warp_idx; }
+    int num_warps() const { return warp_->num_warps; }
+    int block_idx() const { return warp_->block_idx; }
+    int num_blocks() const { return warp_->num_blocks; }
+    std::byte* shared_memory() const { return warp_->shared_memory; }
+    void warp_sync() const {}
+    void block_sync() const {
+        if (warp_->num_warps > 1) warp_->block_sync();
+    }
+    uint64_t now_ns() const { return warp_->now_ns(); }
+    void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
+    bool is_killed() const { return warp_->is_killed(); }
+    bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }
+    bool skips_credit() const { return warp_->fault() == cpu::Fault::kReuseSlot; }
+    void note_slot_written(int writer, int owner, int buffer, uint64_t slot, uint64_t epoch) const {
+        if (auto* checker = warp_->checker()) checker->slot_written(writer, owner, buffer, slot, epoch);
+    }
+    void note_slot_read(int owner, int buffer, uint64_t slot, uint64_t epoch) const {
+        if (auto* checker = warp_->checker()) checker->slot_read(owner, buffer, slot, epoch);
+    }
+    void note_operation_read(int owner, uint64_t epoch, uint64_t announced, uint64_t read) const {
+        if (auto* checker = warp_->checker()) checker->operation_read(owner, epoch, announced, read);
+    }
+    static constexpr int kPollsPerClockRead = 1;
+
+    uint64_t load_acquire_system(const uint64_t* word) const { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+    uint64_t load_relaxed_system(const uint64_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+    void store_release_system(uint64_t* word, uint64_t value) const {
+        warp_->scheduling_point();
+        if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    }
+    void store_relaxed_system(uint64_t* word, uint64_t value) const {
+        warp_->scheduling_point();
+        if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    }
+    uint32_t load_relaxed_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+    void store_relaxed_device(uint32_t* word, uint32_t value) const { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+    uint32_t add_acq_rel_device(uint32_t* word, uint32_t value) const {
+        warp_->scheduling_point();
+        return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL);
+    }
+    void fence_system() const {}  // only release stores publish data on the CPU
+    void fence_async_copies() const {}
+    int add_shared(int* counter, int value) const {
+        const int before = *counter;  // fibers switch only where they wait
+        *counter = before + value;
+        return before;
+    }
+    float warp_max(float value) const { return value; }
+    uint32_t warp_broadcast(uint32_t value) const { return value; }
+    cpu::Warp& warp() const { return *warp_; }
+
+  private:
+    cpu::Warp* warp_;
+};
+
+#endif
+
+// Lane 0 does what one thread must do alone, such as issuing and awaiting bulk copies.
+CROSSDOCK_DEVICE bool is_leader(const Ctx& ctx) { return ctx.lane() == 0; }
+CROSSDOCK_DEVICE int thread_idx(const Ctx& ctx) { return ctx.warp_idx() * kLanes + ctx.lane(); }
+CROSSDOCK_DEVICE int num_threads(const Ctx& ctx) { return ctx.num_warps() * kLanes; }
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one warp of a kernel sees of the CPU executor. A warp is a fiber; all warps of a launch run on the calling thread, so only other
+// ranks' memory needs atomics. Kernels use it through device/context.h only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/platform.h"
+
+namespace crossdock::cpu {
+
+enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2 };
+
+// Sees the protocol's events in the deterministic world (null elsewhere) and remembers the first violation.
+class ProtocolChecker {
+  public:
+    virtual ~ProtocolChecker() = default;
+    // Rank `writer` starts to write slot `slot` of buffer `buffer` in rank `owner`'s memory for operation `epoch`.
+    virtual void slot_written(int writer, int owner, int buffer, uint64_t slot, uint64_t epoch) = 0;
+    // The owner has consumed it.
+    virtual void slot_read(int owner, int buffer, uint64_t slot, uint64_t epoch) = 0;
+    // Operation `epoch` of `owner` has read everything that it will: rows it announced, rows it read.
+    virtual void operation_read(int owner, uint64_t epoch, uint64_t rows_announced, uint64_t rows_read) = 0;
+};
+
+class Warp {
+  public:
+    virtual ~Warp() = default;
+
+    int block_idx = 0;
+    int num_blocks = 1;
+    int warp_idx = 0;
+    int num_warps = 1;
+    std::byte* shared_memory = nullptr;  // the block's, 128-byte aligned
+
+    // All warps of the block meet.
+    virtual void block_sync() = 0;
+
+    // Nanoseconds, monotonic; simulated in the deterministic world.
+    virtual uint64_t now_ns() = 0;
+
+    // After a failed poll: lets other fibers (and, oversubscribed, other threads) run. Simulated time may jump to deadline_ns when nobody
+    // can make progress.
+    virtual void pause(uint64_t deadline_ns) = 0;
+
+    // A place where the deterministic world may switch to another fiber; nothing elsewhere.
+    virtual void scheduling_point() = 0;
+
+    // Asynchronous copy, complete at the latest when wait_copies says so. Immediate in the threads and processes worlds (is_lazy() false);
+    // in the deterministic one it reads its source and writes its target at some later time, in any order.
+    virtual void copy_async(void* target, const void* source, size_t bytes) = 0;
+    // Blocks until at most max_pending of this warp's latest copies have not landed.
+    virtual void wait_copies(int max_pending) = 0;
+    virtual bool is_lazy() const = 0;
+
+    // The rank was killed: what it writes to others is lost.
+    virtual bool is_killed() const = 0;
+    virtual Fault fault() const = 0;
+    virtual ProtocolChecker* checker() = 0;
+};
+
+}  // namespace crossdock::cpu

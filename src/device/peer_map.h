@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the ranks' pieces of one symmetric allocation or window appear in this rank's address space.
+#pragma once
+
+#include "device/platform.h"
+
+namespace crossdock {
+
+// Trivially copyable: hosts make it, kernels receive it by value. NCCL lays the load/store team out at one stride, the CPU worlds
+// give a table; a null result means that the rank is outside the load/store domain.
+struct PeerMap {
+    std::byte* base = nullptr;
+    uint64_t stride = 0;
+    std::byte* const* table = nullptr;
+
+    CROSSDOCK_HOST_DEVICE std::byte* at(int rank, uint64_t offset) const {
+        return (table != nullptr ? table[rank] : base + static_cast<uint64_t>(rank) * stride) + offset;
+    }
+};
+
+}  // namespace crossdock

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bounded waits on words that other ranks write: the only loops in the library that poll memory. A wait that expires says who waited for
+// whom, in which operation and step, what was expected and what was seen; then the peer is masked, or the group fails.
+#pragma once
+
+#include "device/context.h"
+
+namespace crossdock {
+
+enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean };
+enum class WaitStep : uint32_t { kNone, kCredit, kEntry, kCounts, kRow, kWeights, kBarrier, kBuffer };
+
+// Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared `claimed`.
+struct ExpiredWait {
+    uint32_t claimed;  // 0: free; 1: somebody writes the rest
+    uint32_t complete;
+    OperationKind operation;
+    WaitStep step;
+    uint32_t peer;
+    uint32_t reserved;
+    uint64_t handle;
+    uint64_t epoch;
+    uint64_t expected;
+    uint64_t seen;
+    uint64_t elapsed_ns;
+};
+
+// The group's words that the host reads without touching the device.
+struct HostVisibleStatus {
+    uint32_t failed;       // an expired wait without masks, or no free buffer: the group is over
+    uint32_t async_error;  // an expired wait with masks
+    ExpiredWait expired;
+};
+
+// The group's words in device memory that every wait consults.
+struct WaitControl {
+    uint32_t failed;
+    uint32_t losses;  // grows with every peer that an expired wait masks
+};
+
+// Who is waiting, by value in every kernel's arguments.
+struct WaitScope {
+    OperationKind operation;
+    uint32_t masking;  // 1: an expired wait masks its peer; 0: it fails the group
+    uint64_t handle;
+    uint64_t timeout_ns;
+    WaitControl* control;
+    uint32_t* mask;  // [ranks], 1 active, 0 masked; device memory
+    HostVisibleStatus* status;
+};
+
+inline namespace CROSSDOCK_WORLD {
+
+// One operation of one rank, as its kernel sees it.
+struct Operation {
+    uint64_t epoch = 0;
+    int buffer = 0;
+    uint64_t start_ns = 0;
+    uint32_t losses_at_start = 0;
+};
+
+CROSSDOCK_DEVICE bool is_active(const Ctx& ctx, const WaitScope& scope, int peer) {
+    return scope.masking == 0 || ctx.load_relaxed_device(scope.mask + peer) != 0;
+}
+
+CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {
+    return ctx.is_killed() || ctx.load_relaxed_device(&scope.control->failed) != 0;
+}
+
+CROSSDOCK_DEVICE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
+                                          int peer, uint64_t expected, uint64_t seen) {
+    ExpiredWait& record = scope.status->expired;
+    if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
+        record.operation = scope.operation;
+        record.step = step;
+        record.peer = static_cast<uint32_t>(peer);
+        record.handle = scope.handle;
+        record.epoch = operation.epoch;
+        record.expected = expected;
+        record.seen = seen;
+        record.elapsed_ns = ctx.now_ns() - operation.start_ns;
+        ctx.fence_system();
+        ctx.store_relaxed_device(&record.complete, 1);
+    }
+    if (scope.masking != 0) {
+        // The order matters to whoever sees the peer masked at an operation's end: the loss is counted first.
+        ctx.add_acq_rel_device(&scope.control->losses, 1);
+        ctx.store_relaxed_device(scope.mask + peer, 0);
+        ctx.store_relaxed_device(&scope.status->async_error, 1);
+    } else {
+        ctx.store_relaxed_device(&scope.control->failed, 1);
+        ctx.store_relaxed_device(&scope.status->failed, 1);
+    }
+    ctx.fence_system();
+}
+
+// Polls load() until ready(value), by the calling lane alone. False: the peer is masked, the group has failed, or the time that the
+// operation has (from its start on this rank, so that all its waits end together) is over.
+template <typename Load, typename Ready>
+CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step, int peer,
+                                 uint64_t expected, Load load, Ready ready) {
+    const uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
+    for (;;) {
+        uint64_t seen = 0;
+        for (int poll = 0; poll < Ctx::kPollsPerClockRead; ++poll) {
+            seen = load();
+            if (ready(seen)) return true;
+        }
+        if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;
+        if (ctx.now_ns() >= deadline_ns) {
+            record_expired_wait(ctx, scope, operation, step, peer, expected, seen);
+            return false;
+        }
+        ctx.pause(deadline_ns);
+    }
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

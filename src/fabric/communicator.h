@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a group needs of a communicator, whatever the world: who the ranks are, a small host exchange, symmetric memory, windows, and a
+// runtime to launch kernels on. One object is one rank's end.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "device/peer_map.h"
+#include "nccl.h"
+
+namespace crossdock {
+
+class Runtime;
+
+enum class World { kThreads, kProcesses, kDeterministic, kCuda };
+
+// A symmetric allocation: the same size on every rank, zeroed, mapped by all. Destroying it is local and frees this rank's view; callers
+// pass a barrier first, so that no peer still writes.
+class SymmetricMemory {
+  public:
+    virtual ~SymmetricMemory() = default;
+    std::byte* local = nullptr;
+    size_t bytes = 0;
+    PeerMap peers;
+};
+
+// A window registered by the user.
+struct WindowView {
+    std::byte* local = nullptr;
+    size_t bytes = 0;
+    PeerMap peers;
+};
+
+class Communicator {
+  public:
+    virtual ~Communicator() = default;
+
+    virtual World world() const = 0;
+    virtual int rank() const = 0;
+    virtual int num_ranks() const = 0;
+    virtual Runtime& runtime() = 0;
+
+    // Every rank's `bytes` bytes, in rank order. Collective, blocking, bounded by timeout_ns: then an Error with ncclRemoteError that says
+    // which ranks did not come to `what`.
+    virtual void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) = 0;
+    void barrier(const char* what, uint64_t timeout_ns);
+
+    // Collective, blocking, bounded like all_gather.
+    virtual std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) = 0;
+
+    // Local. Error with ncclInvalidArgument for a window that is not registered with this communicator.
+    virtual WindowView window(ncclWindow_t handle) = 0;
+
+    // Ranks that share this rank's device (1 on a GPU of one's own); launches leave room for all of them.
+    virtual int ranks_on_device() const { return 1; }
+
+    // The rank was killed by fault injection: every call on it fails.
+    virtual bool is_killed() const { return false; }
+};
+
+// The communicator behind a caller's ncclComm_t: a CPU communicator (found in the registry of live ones, never by dereferencing) or NCCL's.
+// Shared: a group keeps its communicator's state alive even when the user destroys the communicator first.
+std::shared_ptr<Communicator> communicator_of(ncclComm_t comm);
+
+}  // namespace crossdock

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/ll/launch.h"
+
+#include "core/error.h"
+#include "kernels/ll/combine.h"
+#include "kernels/ll/dispatch.h"
+#include "runtime/cpu/executor.h"
+
+namespace crossdock {
+namespace {
+
+void run_combine(const Ctx& ctx, const LlCombineArgs& args) {
+    switch (args.dtype) {
+        case DType::kBf16: return ll_combine<DType::kBf16>(ctx, args);
+        case DType::kF16: return ll_combine<DType::kF16>(ctx, args);
+        case DType::kF32: return ll_combine<DType::kF32>(ctx, args);
+    }
+}
+
+}  // namespace
+
+void cuda::fail_launch(const char* kernel, const LaunchShape& shape, const char* reason) {
+    fail(ncclUnhandledCudaError, "launching {} ({} blocks of {} warps, {} bytes of shared memory a block): {}", kernel, shape.num_blocks,
+         shape.warps_per_block, shape.shared_bytes, reason);
+}
+
+void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, [[maybe_unused]] cudaStream_t stream) {
+    shape.shared_bytes = LlDispatchShared::of(args).bytes;
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::launch_ll_dispatch(args, shape, stream);
+#endif
+}
+
+void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, [[maybe_unused]] cudaStream_t stream) {
+    shape.shared_bytes = LlCombineShared::of(args).bytes;
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { run_combine(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::launch_ll_combine(args, shape, stream);
+#endif
+}
+
+}  // namespace crossdock

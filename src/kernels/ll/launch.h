@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches the low-latency kernels in whatever world a runtime belongs to.
+#pragma once
+
+#include "kernels/ll/arguments.h"
+#include "runtime/runtime.h"
+
+namespace crossdock {
+
+// Shared memory of a block follows from the arguments; the shape's own value is ignored. Error where the launch fails.
+void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+
+namespace cuda {
+void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+[[noreturn]] void fail_launch(const char* kernel, const LaunchShape& shape, const char* reason);
+}  // namespace cuda
+
+}  // namespace crossdock

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a rank's kernels run and its local memory lives: a GPU's stream, or the CPU executor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/platform.h"
+#include "nccl_ep.h"
+
+namespace crossdock {
+
+namespace cpu {
+class Executor;
+}
+
+// A kernel launch: blocks x warps, and the bytes of shared memory of each block.
+struct LaunchShape {
+    int num_blocks = 1;
+    int warps_per_block = 1;
+    size_t shared_bytes = 0;
+};
+
+class Runtime {
+  public:
+    virtual ~Runtime() = default;
+
+    // Local device memory, zeroed. Error with ncclSystemError/ncclUnhandledCudaError when there is none left.
+    virtual void* allocate(size_t bytes) = 0;
+    virtual void free(void* memory) noexcept = 0;
+
+    // Zeroed memory that kernels write and the host reads while they run.
+    virtual void* allocate_host_visible(size_t bytes) = 0;
+    virtual void free_host_visible(void* memory) noexcept = 0;
+
+    // In stream order. The host source may be reused on return.
+    virtual void copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t stream) = 0;
+    virtual void copy_on_device(void* target, const void* source, size_t bytes, cudaStream_t stream) = 0;
+    virtual void copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t stream) = 0;  // blocks
+    virtual void synchronize(cudaStream_t stream) = 0;
+    virtual void synchronize_device() noexcept = 0;
+    virtual bool is_capturing(cudaStream_t stream) = 0;
+
+    // Blocks that can wait for each other: all are resident at once. The number of them, for a block of that shape.
+    virtual int num_sms() const = 0;
+    virtual size_t max_shared_bytes() const = 0;  // of one block
+    virtual int compute_capability() const = 0;   // 10 * major + minor; 0: a CPU
+
+    virtual cpu::Executor* cpu_executor() { return nullptr; }  // null: a GPU
+};
+
+}  // namespace crossdock
