@@ -74,6 +74,6 @@ class Communicator {
     ncclComm_t comm_;
 };
 
-} // namespace crossdock
+}  // namespace crossdock
 
-#endif // CROSSDOCK_COMMUNICATOR_HPP_
+#endif  // CROSSDOCK_COMMUNICATOR_HPP_

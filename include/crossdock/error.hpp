@@ -29,6 +29,6 @@ inline void check(ncclResult_t result) {
     }
 }
 
-} // namespace crossdock
+}  // namespace crossdock
 
-#endif // CROSSDOCK_ERROR_HPP_
+#endif  // CROSSDOCK_ERROR_HPP_

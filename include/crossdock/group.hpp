@@ -102,6 +102,6 @@ class Handle {
     ncclEpHandle_t handle_;
 };
 
-} // namespace crossdock
+}  // namespace crossdock
 
-#endif // CROSSDOCK_GROUP_HPP_
+#endif  // CROSSDOCK_GROUP_HPP_

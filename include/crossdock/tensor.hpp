@@ -62,6 +62,6 @@ class Tensor {
     std::size_t extents_[3];
 };
 
-} // namespace crossdock
+}  // namespace crossdock
 
-#endif // CROSSDOCK_TENSOR_HPP_
+#endif  // CROSSDOCK_TENSOR_HPP_

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "demo/options.h"
+
+#include <fmt/format.h>
+
+#include "tools/common/cli.h"
+#include "tools/common/device.h"
+
+namespace crossdock::demo {
+
+using tools::integer_range;
+
+std::optional<int> parse_options(int argc, char** argv, Options& options) {
+    CLI::App app(
+        "One Mixture-of-Experts layer on real text: route, dispatch, compute, combine, and compare with the same "
+        "layer computed without any communication.",
+        "crossdock_demo");
+    bool processes = false;
+    bool threads = false;
+    std::string device = "cpu";
+    int num_experts = 0;
+    LayerShape& layer = options.layer;
+
+    app.add_option("--text", options.text_path,
+                   "text file (default: licence texts of this system, or this project's documents)");
+    app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
+    CLI::Option* processes_flag = app.add_flag("--processes", processes, "ranks are processes (default)");
+    CLI::Option* threads_flag = app.add_flag("--threads", threads, "ranks are threads")->excludes(processes_flag);
+    CLI::Option* seed_option =
+        app.add_option("--deterministic", options.schedule_seed, "ranks are fibers; SEED decides who runs when")
+            ->check(integer_range(0, INT64_MAX))
+            ->type_name("SEED")
+            ->excludes(processes_flag)
+            ->excludes(threads_flag);
+    app.add_option("--device", device, "where the layer runs; cuda: ranks are threads with GPUs (cpu)")
+        ->check(tools::one_of({"cpu", "cuda"}));
+    app.add_option("--json", options.json_path, "also write the report for machines to FILE")->type_name("FILE");
+    app.add_option("--tokens", options.tokens_per_rank, "tokens a rank and step, at most (128)")
+        ->check(integer_range(1, 512));
+    app.add_option("--steps", options.num_steps, "steps, 0: the whole text (6)")->check(integer_range(0, 1000000));
+    app.add_option("--hidden", layer.hidden, "elements of a token, a multiple of 8 (512)")
+        ->check(integer_range(8, 32768));
+    app.add_option("--intermediate", layer.intermediate, "width inside an expert (256)")
+        ->check(integer_range(1, 65536));
+    app.add_option("--experts", num_experts, "experts, a multiple of the ranks (8 a rank)")
+        ->check(integer_range(1, 65536));
+    app.add_option("--topk", layer.topk, "experts a token (4)")->check(integer_range(1, 32));
+    app.add_option("--seed", layer.seed, "draws the layer's weights (1)")->check(integer_range(0, INT64_MAX));
+    if (const auto status = tools::parse_command_line(app, argc, argv)) {
+        return status;
+    }
+
+    layer.num_experts = num_experts > 0 ? num_experts : 8 * options.num_ranks;
+    if (layer.num_experts % options.num_ranks != 0) {
+        return tools::refuse(
+            app, fmt::format("--experts: {} is not a multiple of --ranks {}", num_experts, options.num_ranks));
+    }
+    if (layer.topk > layer.num_experts) {
+        return tools::refuse(
+            app, fmt::format("--topk: {} is not from 1 to the number of experts, {}", layer.topk, layer.num_experts));
+    }
+    if (layer.hidden % 8 != 0) {
+        return tools::refuse(app, fmt::format("--hidden: {} is not a multiple of 8 from 8 to 32768", layer.hidden));
+    }
+    if (device == "cuda") {
+        if (processes || *seed_option) {
+            return tools::refuse(app,
+                                 "--device: cuda runs its ranks as threads, not with --processes or --deterministic");
+        }
+        if (tools::num_cuda_devices() == 0) {
+            return tools::refuse(app, "--device: cuda is not possible: " + tools::why_no_cuda());
+        }
+        options.world = World::kCuda;
+    } else if (*seed_option) {
+        options.world = World::kDeterministic;
+    } else if (threads) {
+        options.world = World::kThreads;
+    }
+    return std::nullopt;
+}
+
+const char* world_name(World world) {
+    switch (world) {
+        case World::kProcesses:
+            return "processes";
+        case World::kThreads:
+            return "threads";
+        case World::kDeterministic:
+            return "deterministic";
+        case World::kCuda:
+            return "cuda";
+    }
+    return "";
+}
+
+}  // namespace crossdock::demo

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the demo was asked to do.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace crossdock::demo {
+
+enum class World { kProcesses, kThreads, kDeterministic, kCuda };
+
+// Sizes of the layer; the seed draws all its weights.
+struct LayerShape {
+    int hidden = 512;        // elements of a token's row, a multiple of 8
+    int intermediate = 256;  // width inside an expert
+    int num_experts = 64;
+    int topk = 4;
+    uint64_t seed = 1;
+};
+
+struct Options {
+    std::string text_path;  // empty: the texts that are found here
+    std::string json_path;  // empty: none
+    World world = World::kProcesses;
+    uint64_t schedule_seed = 0;  // deterministic world
+    int num_ranks = 8;
+    int tokens_per_rank = 128;  // in one step
+    int num_steps = 6;          // 0: to the end of the text
+    LayerShape layer;
+};
+
+// Fills options. Holds the exit status where the program must end: after --help, or after a sentence about an argument.
+std::optional<int> parse_options(int argc, char** argv, Options& options);
+
+const char* world_name(World world);
+
+}  // namespace crossdock::demo

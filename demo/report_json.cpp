@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "demo/report.h"
+
+namespace crossdock::demo {
+
+using Json = nlohmann::ordered_json;
+
+void write_json(const std::string& path, const Options& options, const Text& text, const Summary& summary) {
+    const LayerShape& layer = options.layer;
+    Json json;
+    json["passed"] = summary.passed();
+    json["failures"] = summary.failures;
+    json["world"] = world_name(options.world);
+    if (options.world == World::kDeterministic) {
+        json["schedule_seed"] = options.schedule_seed;
+    }
+    json["ranks"] = options.num_ranks;
+    json["text"] = {{"name", text.name}, {"bytes", text.num_bytes}, {"tokens", text.tokens.size()}};
+    json["layer"] = {{"hidden", layer.hidden},
+                     {"intermediate", layer.intermediate},
+                     {"experts", layer.num_experts},
+                     {"topk", layer.topk},
+                     {"seed", layer.seed}};
+    json["tokens"] = summary.num_tokens;
+    json["words"] = summary.num_words;
+    json["row_bytes"] = summary.row_bytes;
+    json["total_s"] = summary.total_s;
+    json["reference_s"] = summary.reference_s;
+    for (const RankTotals& rank : summary.ranks) {
+        json["per_rank"].push_back({{"tokens", rank.tokens},
+                                    {"rows_out", rank.rows_out},
+                                    {"rows_in", rank.rows_in},
+                                    {"own_rows", rank.own_rows},
+                                    {"dispatch_bytes_out", rank.rows_out * summary.row_bytes},
+                                    {"dispatch_bytes_in", rank.rows_in * summary.row_bytes}});
+    }
+    const size_t num_ranks = summary.ranks.size();
+    for (size_t from = 0; from < num_ranks; ++from) {
+        const auto first = summary.traffic.begin() + static_cast<ptrdiff_t>(from * num_ranks);
+        json["rows_from_to"].push_back(std::vector<uint64_t>(first, first + static_cast<ptrdiff_t>(num_ranks)));
+    }
+    json["expert_rows"] = summary.expert_rows;
+    json["busiest_expert"]["expert"] = summary.busiest_expert;
+    for (const auto& [word, count] : summary.busiest_words) {
+        json["busiest_expert"]["words"].push_back({{"word", word}, {"rows", count}});
+    }
+    for (const StageTimes& times : summary.step_times) {
+        json["steps"].push_back({{"route_s", times.seconds[static_cast<int>(Stage::kRoute)]},
+                                 {"dispatch_s", times.seconds[static_cast<int>(Stage::kDispatch)]},
+                                 {"experts_s", times.seconds[static_cast<int>(Stage::kExperts)]},
+                                 {"combine_s", times.seconds[static_cast<int>(Stage::kCombine)]}});
+    }
+    json["check"] = {{"values", summary.num_values},
+                     {"nonzero", summary.num_nonzero},
+                     {"above_bound", summary.num_above_bound},
+                     {"largest_error", summary.largest_error},
+                     {"bound_of_largest", summary.bound_of_largest},
+                     {"largest_part_of_bound", summary.largest_part},
+                     {"row_counts_agree", summary.counts_agree}};
+    std::ofstream file(path);
+    // Words of the text may be cut or badly encoded UTF-8; such bytes are replaced.
+    file << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
+    if (!file) {
+        throw std::runtime_error(fmt::format("--json: {} cannot be written", path));
+    }
+}
+
+}  // namespace crossdock::demo

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run amounts to, computed from what its ranks wrote on the board.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "demo/board.h"
+#include "demo/options.h"
+#include "demo/text.h"
+
+namespace crossdock::demo {
+
+struct RankTotals {
+    uint64_t tokens = 0;
+    uint64_t rows_out =
+        0;  // rows that dispatch carried from here, to all ranks, this one included; combine brings them back
+    uint64_t rows_in = 0;   // rows that dispatch brought here, as its counters say
+    uint64_t own_rows = 0;  // of both: rows that stayed on this rank
+};
+
+struct Summary {
+    uint64_t num_tokens = 0;
+    uint64_t num_words = 0;  // different ones
+    uint64_t row_bytes = 0;
+    std::vector<RankTotals> ranks;
+    std::vector<uint64_t> traffic;      // [from][to] rows
+    std::vector<uint64_t> expert_rows;  // [experts]
+    int busiest_expert = 0;
+    std::vector<std::pair<std::string, uint64_t>> busiest_words;  // most frequent first, at most 8
+    std::vector<StageTimes> step_times;                           // [steps], of the slowest rank in each stage
+    uint64_t num_values = 0;
+    uint64_t num_nonzero = 0;
+    uint64_t num_above_bound = 0;
+    double largest_error = 0;
+    double bound_of_largest = 0;
+    double largest_part = 0;
+    double reference_s = 0;     // of the slowest rank
+    bool counts_agree = false;  // every expert received exactly the rows that were routed to it, in every step
+    double total_s = 0;
+    std::vector<std::string> failures;  // sentences of ranks that did not end well; the rest is then incomplete
+
+    bool passed() const {
+        return failures.empty() && counts_agree && num_values > 0 && num_nonzero > 0 && num_above_bound == 0;
+    }
+};
+
+Summary summarise(const Options& options, const Text& text, size_t num_tokens, Board& board);
+
+}  // namespace crossdock::demo
