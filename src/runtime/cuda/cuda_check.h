@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA's results as exceptions, and whose turn it is on the thread: the current device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/error.h"
+
+namespace crossdock {
+
+// Throws an Error with ncclUnhandledCudaError that names the call and carries CUDA's own words.
+inline void check_cuda(cudaError_t result, const char* call) {
+    if (result == cudaSuccess) return;
+    // Otherwise the next one to ask for the thread's last error would be told of this one.
+    (void)cudaGetLastError();
+    fail(ncclUnhandledCudaError, "{} failed: {} ({})", call, cudaGetErrorString(result), cudaGetErrorName(result));
+}
+
+// Makes a device current for a scope. While it lives, the thread may also allocate and free when some other thread
+// captures a graph: none of what is called under a guard belongs into another stream's capture, and CUDA would break
+// that capture otherwise.
+class DeviceGuard {
+  public:
+    explicit DeviceGuard(int device) {
+        check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+        changed_ = previous_ != device;
+        if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+        (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+    }
+    ~DeviceGuard() {
+        (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+        if (changed_) (void)cudaSetDevice(previous_);
+    }
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+  private:
+    int previous_ = 0;
+    bool changed_ = false;
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace crossdock

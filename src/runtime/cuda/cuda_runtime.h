@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's GPU: its memory, copies and properties.
+#pragma once
+
+#include <vector>
+
+#include "runtime/runtime.h"
+
+namespace crossdock {
+
+// Every call makes the device current and restores the caller's; every failure of CUDA is an Error with
+// ncclUnhandledCudaError. To be used by one thread at a time.
+class CudaRuntime final : public Runtime {
+  public:
+    explicit CudaRuntime(int device);
+    ~CudaRuntime() override;
+    CudaRuntime(const CudaRuntime&) = delete;
+    CudaRuntime& operator=(const CudaRuntime&) = delete;
+
+    // Freeing does not wait for the device unless much memory awaits it: ranks may share a GPU, and CUDA's own freeing
+    // would wait for a peer's kernel that waits for this very thread. Work already queued may go on using the memory.
+    void* allocate(size_t bytes) override;
+    void free(void* memory) noexcept override;
+
+    void* allocate_host_visible(size_t bytes) override;
+    void free_host_visible(void* memory) noexcept override;
+
+    // copy_to_device: InvalidUsage on a capturing stream, since a graph would read the source long after the call.
+    void copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t stream) override;
+    void copy_on_device(void* target, const void* source, size_t bytes, cudaStream_t stream) override;
+    void copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t stream) override;
+    void synchronize(cudaStream_t stream) override;
+    void synchronize_device() noexcept override;
+    bool is_capturing(cudaStream_t stream) override;
+
+    int num_sms() const override { return num_sms_; }
+    size_t max_shared_bytes() const override { return max_shared_bytes_; }
+    int compute_capability() const override { return compute_capability_; }
+
+    int device() const { return device_; }
+
+    // A stream of the library's own, for what happens outside the user's streams: never blocked by the default stream.
+    cudaStream_t internal_stream() const { return stream_; }
+
+  private:
+    struct Block {
+        void* memory;
+        size_t bytes;
+        bool retired;  // freed by its owner, not yet by us
+    };
+    void release_retired() noexcept;
+
+    int device_;
+    int num_sms_ = 0;
+    size_t max_shared_bytes_ = 0;
+    int compute_capability_ = 0;
+    cudaStream_t stream_ = nullptr;
+    std::vector<Block> blocks_;
+    size_t retired_bytes_ = 0;
+};
+
+}  // namespace crossdock
