@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cuda/nccl_communicator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "fabric/cuda/mailbox.h"
+#include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/cuda_runtime.h"
+
+namespace crossdock {
+namespace {
+
+// For ranks_on_device(), the one collective call without a timeout of its caller's.
+constexpr auto kConnectTimeout = std::chrono::seconds(60);
+
+Deadline deadline_after(uint64_t timeout_ns) {
+    // Far enough for "forever", near enough not to overflow the clock.
+    constexpr uint64_t kLongestNs = uint64_t{1'000'000'000} * 86'400 * 365;
+    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kLongestNs));
+}
+
+class NcclCommunicator final : public Communicator {
+  public:
+    explicit NcclCommunicator(const NcclRank& self) : self_(self), runtime_(self.device) {}
+
+    World world() const override { return World::kCuda; }
+    int rank() const override { return self_.rank; }
+    int num_ranks() const override { return self_.num_ranks; }
+    Runtime& runtime() override { return runtime_; }
+    void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
+    std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
+    WindowView window(ncclWindow_t handle) override;
+    int ranks_on_device() const override;
+
+  private:
+    void connect(const char* what, Deadline deadline) const;
+    void check_one_domain() const;
+
+    NcclRank self_;
+    CudaRuntime runtime_;
+    mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
+    mutable int ranks_on_device_ = 0;
+};
+
+void NcclCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
+    const Deadline deadline = deadline_after(timeout_ns);
+    connect(what, deadline);
+    mailbox_->all_gather(own, all, bytes, what, deadline);
+}
+
+std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {
+    constexpr const char* kWhat = "allocating symmetric memory";
+    const Deadline deadline = deadline_after(timeout_ns);
+    connect(kWhat, deadline);
+
+    // All or none: a rank without memory tells the others instead of letting them wait for it.
+    std::unique_ptr<RegisteredMemory> memory;
+    ncclResult_t problem = ncclSuccess;
+    std::string sentence;
+    try {
+        memory = std::make_unique<RegisteredMemory>(self_, bytes, runtime_.internal_stream());
+    } catch (const Error& error) {
+        problem = error.code();
+        sentence = error.what();
+    }
+    const uint8_t has_memory = problem == ncclSuccess;
+    std::vector<uint8_t> all_have_memory(static_cast<size_t>(self_.num_ranks));
+    mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, deadline);
+    require(problem == ncclSuccess, problem, "{} bytes of symmetric memory: {}", bytes, sentence);
+    const auto poor = std::find(all_have_memory.begin(), all_have_memory.end(), 0);
+    require(poor == all_have_memory.end(), ncclRemoteError, "rank {} could not allocate {} bytes of symmetric memory",
+            poor - all_have_memory.begin(), bytes);
+    return register_memory(std::move(memory), kWhat, deadline);
+}
+
+WindowView NcclCommunicator::window(ncclWindow_t handle) {
+    // Asked every time, since a window registered later may get the handle of one that is gone. NCCL looks the handle
+    // up in a host table and never follows it.
+    void* user_pointer = nullptr;
+    const ncclResult_t result = self_.nccl->ncclWinGetUserPtr(self_.comm, handle, &user_pointer);
+    require(result == ncclSuccess && user_pointer != nullptr, ncclInvalidArgument,
+            "window {} is not registered with this group's communicator (rank {} of {})", fmt::ptr(handle), self_.rank,
+            self_.num_ranks);
+    WindowView view;
+    view.local = static_cast<std::byte*>(user_pointer);
+    view.bytes = SIZE_MAX;
+    view.peers = peers_of_window(self_, handle);
+    return view;
+}
+
+int NcclCommunicator::ranks_on_device() const {
+    connect("counting the ranks of a GPU", std::chrono::steady_clock::now() + kConnectTimeout);
+    return ranks_on_device_;
+}
+
+void NcclCommunicator::connect(const char* what, Deadline deadline) const {
+    if (mailbox_ != nullptr) return;
+    check_one_domain();
+    auto mailbox = std::make_unique<Mailbox>(self_, runtime_.internal_stream(), what, deadline);
+
+    using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, unique in the world
+    cudaDeviceProp properties = {};
+    check_cuda(cudaGetDeviceProperties(&properties, self_.device), "cudaGetDeviceProperties");
+    Uuid own = {};
+    std::memcpy(own.data(), &properties.uuid, own.size());
+    std::vector<Uuid> all(static_cast<size_t>(self_.num_ranks));
+    mailbox->all_gather(own.data(), all.data(), own.size(), what, deadline);
+    ranks_on_device_ = static_cast<int>(std::count(all.begin(), all.end(), own));
+    mailbox_ = std::move(mailbox);
+}
+
+void NcclCommunicator::check_one_domain() const {
+    ncclCommProperties_t properties = {};
+    properties.size = sizeof(properties);
+    properties.magic = NCCL_API_MAGIC;
+    // NCCL refuses structs of a version newer than its own; all of 2.30 share this one.
+    properties.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, self_.nccl->version));
+    self_.nccl->check(self_.nccl->ncclCommQueryProperties(self_.comm, &properties), self_.comm,
+                      "ncclCommQueryProperties");
+    require(properties.deviceApiSupport, ncclInvalidUsage,
+            "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
+            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE and NCCL_P2P_DISABLE must not "
+            "forbid it",
+            self_.num_ranks);
+    require(properties.nLsaTeams == 1, ncclInvalidUsage,
+            "the communicator's {} ranks form {} load/store domains of {} ranks, one of {} is needed: run all ranks on "
+            "one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and NCCL_HOSTID",
+            self_.num_ranks, properties.nLsaTeams, self_.num_ranks / std::max(properties.nLsaTeams, 1),
+            self_.num_ranks);
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
+    require(comm != nullptr, ncclInvalidArgument, "comm is NULL");
+    const NcclApi& nccl = nccl_api();
+    NcclRank self{&nccl, comm};
+    const auto check = [&](ncclResult_t result) {
+        require(result == ncclSuccess, ncclInvalidArgument,
+                "comm {} is neither a live CPU communicator nor one that NCCL accepts: {}", fmt::ptr(comm),
+                nccl.ncclGetErrorString(result));
+    };
+    check(nccl.ncclCommCount(comm, &self.num_ranks));
+    check(nccl.ncclCommUserRank(comm, &self.rank));
+    check(nccl.ncclCommCuDevice(comm, &self.device));
+    return std::make_shared<NcclCommunicator>(self);
+}
+
+}  // namespace crossdock

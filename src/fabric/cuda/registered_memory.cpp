@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cuda/registered_memory.h"
+
+#include <future>
+#include <thread>
+
+#include "core/log.h"
+#include "runtime/cuda/cuda_check.h"
+
+namespace crossdock {
+
+PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window) {
+    const auto address_of = [&](int rank) {
+        void* pointer = nullptr;
+        self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, rank, &pointer), self.comm,
+                         "ncclGetLsaDevicePointer");
+        return static_cast<std::byte*>(pointer);
+    };
+    PeerMap peers;
+    peers.base = address_of(0);
+    if (self.num_ranks == 1) return peers;
+    peers.stride = static_cast<uint64_t>(address_of(1) - peers.base);
+    // NCCL's own kernels find a peer by base and stride too, so this cannot differ unless NCCL's design does.
+    const int last_rank = self.num_ranks - 1;
+    require(peers.at(last_rank, 0) == address_of(last_rank), ncclInternalError,
+            "NCCL {} maps the window of rank {} away from the regular stride of {} bytes",
+            nccl_version_text(self.nccl->version), last_rank, peers.stride);
+    return peers;
+}
+
+RegisteredMemory::RegisteredMemory(const NcclRank& self, size_t num_bytes, cudaStream_t stream) : self_(self) {
+    DeviceGuard guard(self_.device);
+    bytes = (num_bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
+    self_.nccl->check(self_.nccl->ncclMemAlloc(&allocation_, bytes), self_.comm, "ncclMemAlloc");
+    try {
+        check_cuda(cudaMemsetAsync(allocation_, 0, bytes, stream), "cudaMemsetAsync");
+        check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    } catch (...) {
+        (void)self_.nccl->ncclMemFree(allocation_);
+        throw;
+    }
+}
+
+RegisteredMemory::~RegisteredMemory() {
+    try {
+        DeviceGuard guard(self_.device);
+        if (window_ != nullptr) {
+            self_.nccl->check(self_.nccl->ncclCommWindowDeregister(self_.comm, window_), self_.comm,
+                              "ncclCommWindowDeregister");
+        }
+        self_.nccl->check(self_.nccl->ncclMemFree(allocation_), self_.comm, "ncclMemFree");
+    } catch (const std::exception& error) {
+        debug(error.what());
+    }
+}
+
+void RegisteredMemory::map() {
+    DeviceGuard guard(self_.device);
+    ncclResult_t result =
+        self_.nccl->ncclCommWindowRegister(self_.comm, allocation_, bytes, &window_, NCCL_WIN_DEFAULT);
+    while (result == ncclInProgress) {  // a communicator with config.blocking = 0
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        self_.nccl->check(self_.nccl->ncclCommGetAsyncError(self_.comm, &result), self_.comm, "ncclCommGetAsyncError");
+    }
+    self_.nccl->check(result, self_.comm, "ncclCommWindowRegister");
+    require(window_ != nullptr, ncclInvalidUsage,
+            "NCCL gave no window for {} bytes: it allows no symmetric memory here (NCCL_CUMEM_ENABLE and "
+            "NCCL_WIN_ENABLE must not be 0)",
+            bytes);
+    // No barrier is needed: a peer can map this memory only after this rank has come to register it, zeroed.
+    peers = peers_of_window(self_, window_);
+    // The window maps the memory once more. Kernels use that address for this rank's own piece too, as its peers on the
+    // same GPU do: two addresses of the same bytes in one kernel would need alias fences.
+    local = peers.at(self_.rank, 0);
+}
+
+std::unique_ptr<RegisteredMemory> register_memory(std::unique_ptr<RegisteredMemory> memory, const char* what,
+                                                  Deadline deadline) {
+    std::packaged_task<std::unique_ptr<RegisteredMemory>()> task([memory = std::move(memory)]() mutable {
+        memory->map();
+        return std::move(memory);
+    });
+    auto mapped = task.get_future();
+    std::thread(std::move(task)).detach();
+    require(mapped.wait_until(deadline) == std::future_status::ready, ncclRemoteError,
+            "{}: some rank did not register its memory with NCCL in time", what);
+    return mapped.get();
+}
+
+}  // namespace crossdock

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Symmetric memory of an NCCL communicator: NCCL's allocation, registered as a window.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "fabric/communicator.h"
+#include "fabric/cuda/nccl_api.h"
+
+namespace crossdock {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// Who a rank is in an NCCL communicator.
+struct NcclRank {
+    const NcclApi* nccl = nullptr;
+    ncclComm_t comm = nullptr;
+    int rank = 0;
+    int num_ranks = 0;
+    int device = 0;
+};
+
+// The pieces of all ranks as this rank's GPU sees them. Local, host only.
+PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window);
+
+// Owns allocation and window. Must go before NCCL's communicator does.
+class RegisteredMemory final : public SymmetricMemory {
+  public:
+    // Local: allocates and zeroes; when it returns the zeroes are in place.
+    RegisteredMemory(const NcclRank& self, size_t bytes, cudaStream_t stream);
+    ~RegisteredMemory() override;
+    RegisteredMemory(const RegisteredMemory&) = delete;
+    RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+
+    // Collective: registers and fills in local and peers. NCCL waits for the other ranks without a limit of its own,
+    // hence register_memory.
+    void map();
+
+  private:
+    NcclRank self_;
+    void* allocation_ = nullptr;
+    ncclWindow_t window_ = nullptr;
+};
+
+// Collective: maps memory until the deadline, then Error with ncclRemoteError that mentions `what`. The memory is then
+// left to a thread that frees it when NCCL comes back.
+std::unique_ptr<RegisteredMemory> register_memory(std::unique_ptr<RegisteredMemory> memory, const char* what,
+                                                  Deadline deadline);
+
+}  // namespace crossdock

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program without a fitting NCCL gets one sentence that says what was found where and what to do, and may try again.
+#include "fabric/cuda/nccl_api.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "fabric/cuda/nccl_communicator.h"
+
+namespace crossdock {
+namespace {
+
+class NcclLoader : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr) GTEST_SKIP() << "NCCL is loaded in this process";
+    }
+
+    // The sentence of the loader's failure where CROSSDOCK_NCCL_LIBRARY names file.
+    static std::string sentence_for(const char* file) {
+        setenv("CROSSDOCK_NCCL_LIBRARY", file, 1);
+        try {
+            nccl_api();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ncclInvalidUsage);
+            return error.what();
+        }
+        ADD_FAILURE() << file << " was accepted";
+        return "";
+    }
+};
+
+void expect_mentions(const std::string& sentence, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) EXPECT_NE(sentence.find(part), std::string::npos) << part << " not in: " << sentence;
+}
+
+TEST_F(NcclLoader, NamesTheFileThatIsMissing) {
+    expect_mentions(
+        sentence_for("/nowhere/libnccl.so.2"),
+        {"no NCCL", "CROSSDOCK_NCCL_LIBRARY is /nowhere/libnccl.so.2", "cannot open shared object file", "2.30.4"});
+}
+
+TEST_F(NcclLoader, RefusesAnOldVersionByName) {
+    expect_mentions(sentence_for(OLD_NCCL), {"NCCL 2.28.9", OLD_NCCL, "2.30.4 or newer", "CROSSDOCK_NCCL_LIBRARY"});
+}
+
+TEST_F(NcclLoader, NamesTheFunctionThatIsMissing) {
+    expect_mentions(sentence_for(PARTIAL_NCCL), {PARTIAL_NCCL, "lacks ncclGetErrorString"});
+}
+
+TEST_F(NcclLoader, NoCommunicatorComesFromNowhere) {
+    setenv("CROSSDOCK_NCCL_LIBRARY", "/nowhere/libnccl.so.2", 1);
+    int object = 0;
+    try {
+        nccl_communicator_of(reinterpret_cast<ncclComm_t>(&object));
+        FAIL() << "a communicator without NCCL";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ncclInvalidUsage);
+        expect_mentions(error.what(), {"no NCCL", "crossdock.h"});
+    }
+}
+
+TEST(NcclCommunicatorOf, RefusesNull) {
+    try {
+        nccl_communicator_of(nullptr);
+        FAIL() << "a communicator from NULL";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ncclInvalidArgument);
+    }
+}
+
+TEST(NcclVersionText, ReadsBothWaysOfCounting) {
+    EXPECT_EQ(nccl_version_text(23004), "2.30.4");
+    EXPECT_EQ(nccl_version_text(22809), "2.28.9");
+    EXPECT_EQ(nccl_version_text(2708), "2.7.8");
+}
+
+}  // namespace
+}  // namespace crossdock
