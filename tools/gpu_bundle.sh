@@ -9,19 +9,23 @@ build=$1 out=$2
 limit_mib=25
 
 rm -rf "$out"
-mkdir -p "$out/bin" "$out/lib"
-programs=("$build/tests/conformance/crossdock_conformance" "$build/bench/ep_bench" "$build/demo/crossdock_demo")
-cp "${programs[@]}" "$out/bin/"
+mkdir -p "$out/bin" "$out/lib/fallback"
+cp "$build/tests/conformance/crossdock_conformance" "$build/bench/ep_bench" "$build/demo/crossdock_demo" "$out/bin/"
+cp -P "$build"/src/libnccl_ep.so* "$out/lib/"
 
-# Debian and Ubuntu differ in their C++ library, all have an equal or newer C library: everything but that one travels.
+# What the programs need beyond the C library travels too; the compiler's own libraries only as a fallback, since the
+# other machine's may be newer and wanted by what is installed there.
 ldd "$out"/bin/* | awk '$2 == "=>" {print $3}' | sort -u | while read -r library; do
     case $(basename "$library") in
-        libc.so.* | libm.so.* | libdl.so.* | librt.so.* | libpthread.so.* | ld-linux*) ;;
-        libnccl.so.* | libcuda.so.*) echo "gpu_bundle: $library is linked, it should be opened at run time" >&2 && exit 1 ;;
+        libc.so.* | libm.so.* | libdl.so.* | librt.so.* | libpthread.so.* | ld-linux* | libnccl_ep.so.*) ;;
+        libstdc++.so.* | libgcc_s.so.*) cp -L "$library" "$out/lib/fallback/" ;;
+        libnccl.so.* | libcuda.so.*)
+            echo "gpu_bundle: $library is linked, but it must be opened at run time" >&2
+            exit 1
+            ;;
         *) cp -L "$library" "$out/lib/" ;;
     esac
 done
-cp -P "$build"/src/libnccl_ep.so* "$out/lib/"
 strip "$out"/bin/* "$(readlink -f "$out/lib/libnccl_ep.so")"
 cp tools/gpu_run.sh "$out/run"
 

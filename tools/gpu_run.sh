@@ -34,6 +34,7 @@ done
 mkdir -p "$results"
 
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$here/lib
+if ! "$here/bin/ep_bench" --help >/dev/null 2>&1; then LD_LIBRARY_PATH+=:$here/lib/fallback; fi
 # Several ranks may share a GPU; multicast is not available to them.
 export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0
 # Kernels of different ranks wait for each other: all of them must be able to start, and be loaded before.
