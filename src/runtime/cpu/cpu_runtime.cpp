@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/cpu/cpu_runtime.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace crossdock::cpu {
+namespace {
+
+constexpr size_t kAlignment = 256;  // what GPU allocations have at least
+
+}  // namespace
+
+void* CpuRuntime::allocate(size_t bytes) {
+    require(bytes <= SIZE_MAX - kAlignment, ncclSystemError, "no memory for {} bytes", bytes);
+    const size_t rounded_bytes = bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    void* memory = std::aligned_alloc(kAlignment, rounded_bytes);
+    require(memory != nullptr, ncclSystemError, "no memory for {} bytes", bytes);
+    std::memset(memory, 0, rounded_bytes);
+    return memory;
+}
+
+void CpuRuntime::free(void* memory) noexcept { std::free(memory); }
+
+void CpuRuntime::copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t) {
+    if (bytes > 0) std::memmove(target, host_source, bytes);
+}
+
+void CpuRuntime::copy_on_device(void* target, const void* source, size_t bytes, cudaStream_t) {
+    if (bytes > 0) std::memmove(target, source, bytes);
+}
+
+void CpuRuntime::copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t) {
+    if (bytes > 0) std::memmove(host_target, source, bytes);
+}
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fiber: a function with a stack of its own that a scheduler resumes and that suspends itself, all on one thread.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+
+#include "device/platform.h"
+
+namespace crossdock::cpu {
+
+inline constexpr size_t kWarpStackBytes = 256 << 10;
+inline constexpr size_t kProgramStackBytes = 1 << 20;  // a rank's whole program, with whatever it calls
+
+class Fiber {
+  public:
+    // Takes a stack with a guard page below it from the thread's pool; Error with ncclSystemError when there is no memory for one.
+    explicit Fiber(size_t stack_bytes);
+    // The body must have returned, or never have started: what lives on the stack is not unwound.
+    ~Fiber();
+    Fiber(const Fiber&) = delete;
+    Fiber& operator=(const Fiber&) = delete;
+
+    // Makes body(argument) what the next resume() enters. Only for a fiber that is not running; allocates nothing.
+    void start(void (*body)(void*), void* argument);
+
+    // Runs the body until it suspends or returns. Any thread state of C++ exceptions is kept per fiber, so a body may suspend inside a
+    // catch block or a destructor.
+    void resume();
+
+    // Called by the body: back to whoever resumed it.
+    void suspend();
+
+    bool is_finished() const { return finished_; }
+
+    // What the body threw, if it did; null after that.
+    std::exception_ptr take_exception();
+
+  private:
+    struct ExceptionState {  // the C++ runtime's per-thread record of exceptions under way
+        void* caught = nullptr;
+        unsigned int uncaught = 0;
+    };
+
+    [[noreturn]] void loop();
+    void arrive();
+
+    std::byte* stack_ = nullptr;
+    size_t stack_bytes_;
+    void* context_ = nullptr;         // where the fiber goes on
+    void* caller_context_ = nullptr;  // where the resumer goes on
+    void (*body_)(void*) = nullptr;
+    void* argument_ = nullptr;
+    bool finished_ = true;
+    std::exception_ptr exception_;
+    ExceptionState exception_state_;
+
+    // For the sanitizers, which must be told of every change of stack; unused otherwise.
+    void* fake_stack_ = nullptr;
+    const void* caller_stack_ = nullptr;
+    size_t caller_stack_bytes_ = 0;
+    void* tsan_fiber_ = nullptr;
+    void* tsan_caller_ = nullptr;
+
+    friend struct FiberEntry;
+};
+
+}  // namespace crossdock::cpu

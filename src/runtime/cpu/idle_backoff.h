@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a thread does while everything that it runs only waits: it spins for the lowest latency, then gives its core to others, and
+// sleeps once the wait is long by any measure.
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#include <cstdint>
+#include <thread>
+
+#include "device/platform.h"
+
+namespace crossdock::cpu {
+
+inline uint64_t steady_now_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// Deadlines far away must not wrap around.
+inline uint64_t saturating_add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
+
+class IdleBackoff {
+  public:
+    explicit IdleBackoff(int num_spins) : num_spins_(num_spins) {}
+
+    void reset() { num_idle_ = 0; }
+
+    // One more fruitless round. Never sleeps close to deadline_ns, so that a timeout of a millisecond is one.
+    void idle(uint64_t deadline_ns) {
+        if (num_idle_ < num_spins_) {
+            ++num_idle_;
+            relax();
+        } else if (num_idle_ < num_spins_ + kNumYields) {
+            ++num_idle_;
+            sched_yield();
+        } else {
+            sleep_before(deadline_ns);
+        }
+    }
+
+    // Spinning only pays where every rank has a core of its own.
+    static int spins_for(int num_ranks) {
+        return num_ranks <= static_cast<int>(std::thread::hardware_concurrency()) ? 200 : 0;
+    }
+
+  private:
+    static constexpr int kNumYields = 2000;  // about a millisecond, if nobody else wants the core
+    static constexpr uint64_t kSleepNs = 50'000;
+    static constexpr uint64_t kSleepErrorNs = 100'000;  // the kernel's timer slack, and then some
+
+    static void relax() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+
+    static void sleep_before(uint64_t deadline_ns) {
+        if (deadline_ns < saturating_add(steady_now_ns(), kSleepNs + kSleepErrorNs)) {
+            sched_yield();
+            return;
+        }
+        const timespec duration{0, static_cast<long>(kSleepNs)};
+        nanosleep(&duration, nullptr);
+    }
+
+    int num_spins_;
+    int num_idle_ = 0;
+};
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/cpu/local_executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "core/error.h"
+#include "runtime/cpu/fiber.h"
+#include "runtime/cpu/idle_backoff.h"
+#include "runtime/cpu/zeroed_memory.h"
+
+namespace crossdock::cpu {
+namespace {
+
+struct Launch {
+    const std::function<void(Warp&)>* kernel;
+    IdleBackoff backoff;
+    uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
+    bool progressed = false;                     // somebody did more than poll in the current round
+    bool broken = false;                         // a warp threw, or a barrier can never be complete: the others unwind
+};
+
+struct Block {
+    int num_arrived = 0;
+    uint64_t generation = 0;
+};
+
+// Thrown into the fibers of a broken launch; the cause is reported instead.
+struct LaunchBroken {};
+
+class LocalWarp final : public Warp {
+  public:
+    Launch* launch = nullptr;
+    Block* block = nullptr;
+    Fiber* fiber = nullptr;  // null: the only warp of its launch, on the caller's stack
+
+    bool is_blocked() const { return at_barrier_ && block->generation == awaited_generation_ && !launch->broken; }
+
+    void block_sync() override {
+        if (num_warps == 1) return;
+        if (++block->num_arrived == num_warps) {
+            block->num_arrived = 0;
+            ++block->generation;
+            launch->progressed = true;
+            return;
+        }
+        awaited_generation_ = block->generation;
+        at_barrier_ = true;
+        suspend();
+        at_barrier_ = false;
+    }
+
+    uint64_t now_ns() override { return steady_now_ns(); }
+
+    void pause(uint64_t deadline_ns) override {
+        if (fiber == nullptr) {
+            launch->backoff.idle(deadline_ns);
+            return;
+        }
+        launch->earliest_deadline_ns = std::min(launch->earliest_deadline_ns, deadline_ns);
+        suspend();
+    }
+
+    void scheduling_point() override {}
+
+    void copy_async(void* target, const void* source, size_t bytes) override {
+        std::memcpy(target, source, bytes);
+        if (fiber == nullptr) {
+            launch->backoff.reset();
+        } else {
+            launch->progressed = true;
+        }
+    }
+
+    void wait_copies(int) override {}
+    bool is_lazy() const override { return false; }
+    bool is_killed() const override { return false; }
+    Fault fault() const override { return Fault::kNone; }
+    ProtocolChecker* checker() override { return nullptr; }
+
+  private:
+    void suspend() {
+        fiber->suspend();
+        if (launch->broken) throw LaunchBroken{};
+    }
+
+    bool at_barrier_ = false;
+    uint64_t awaited_generation_ = 0;
+};
+
+// What a thread's launches reuse.
+struct LaunchMemory {
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    std::vector<LocalWarp> warps;
+    std::vector<Block> blocks;
+    std::vector<ZeroedMemory> shared;
+
+    void prepare(const LaunchShape& shape, Launch& launch) {
+        const size_t num_blocks = static_cast<size_t>(shape.num_blocks);
+        const size_t num_warps = num_blocks * static_cast<size_t>(shape.warps_per_block);
+        warps.assign(num_warps, LocalWarp());
+        blocks.assign(num_blocks, Block());
+        while (num_warps > 1 && fibers.size() < num_warps) fibers.push_back(std::make_unique<Fiber>(kWarpStackBytes));
+        if (shared.size() < num_blocks) shared.resize(num_blocks);
+        for (size_t block_idx = 0; block_idx < num_blocks; ++block_idx) {
+            if (shared[block_idx].bytes() < shape.shared_bytes) {
+                shared[block_idx] = ZeroedMemory(shape.shared_bytes, kSharedAlignment);
+            }
+        }
+        for (size_t i = 0; i < num_warps; ++i) {
+            LocalWarp& warp = warps[i];
+            warp.launch = &launch;
+            warp.block_idx = static_cast<int>(i) / shape.warps_per_block;
+            warp.num_blocks = shape.num_blocks;
+            warp.warp_idx = static_cast<int>(i) % shape.warps_per_block;
+            warp.num_warps = shape.warps_per_block;
+            warp.shared_memory = shared[static_cast<size_t>(warp.block_idx)].data();
+            warp.block = &blocks[static_cast<size_t>(warp.block_idx)];
+            if (num_warps > 1) {
+                warp.fiber = fibers[i].get();
+                warp.fiber->start([](void* self) {
+                    auto* started = static_cast<LocalWarp*>(self);
+                    (*started->launch->kernel)(*started);
+                }, &warp);
+            }
+        }
+    }
+};
+
+// Resumes every fiber that can go on, in turn, until all have finished.
+std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
+    std::exception_ptr cause;
+    for (size_t num_running = warps.size(); num_running > 0;) {
+        launch.earliest_deadline_ns = UINT64_MAX;
+        launch.progressed = false;
+        bool resumed = false;
+        for (LocalWarp& warp : warps) {
+            if (warp.fiber->is_finished() || warp.is_blocked()) continue;
+            resumed = true;
+            warp.fiber->resume();
+            if (!warp.fiber->is_finished()) continue;
+            --num_running;
+            launch.progressed = true;
+            if (auto thrown = warp.fiber->take_exception(); thrown != nullptr && cause == nullptr) {
+                cause = thrown;
+                launch.broken = true;
+            }
+        }
+        if (!resumed) {
+            cause = std::make_exception_ptr(
+                Error(ncclInternalError, "warps wait at a block's barrier that others of the block have left"));
+            launch.broken = true;
+        } else if (launch.progressed) {
+            launch.backoff.reset();
+        } else {
+            launch.backoff.idle(launch.earliest_deadline_ns);
+        }
+    }
+    return cause;
+}
+
+}  // namespace
+
+LocalExecutor::LocalExecutor(int num_ranks) : num_spins_(IdleBackoff::spins_for(num_ranks)) {}
+
+void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) {
+    thread_local LaunchMemory t_memory;
+    Launch launch{&kernel, IdleBackoff(num_spins_)};
+    t_memory.prepare(shape, launch);
+    if (t_memory.warps.size() == 1) {
+        kernel(t_memory.warps.front());
+    } else if (auto cause = run_fibers(launch, t_memory.warps)) {
+        std::rethrow_exception(cause);
+    }
+}
+
+bool LocalExecutor::wait(const std::function<bool()>& ready, uint64_t deadline_ns) {
+    IdleBackoff backoff(num_spins_);
+    while (!ready()) {
+        if (steady_now_ns() >= deadline_ns) return ready();
+        backoff.idle(deadline_ns);
+    }
+    return true;
+}
+
+uint64_t LocalExecutor::now_ns() { return steady_now_ns(); }
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor of the threads and processes worlds: a launch's warps are fibers of the calling thread, resumed in turn, in real time.
+#pragma once
+
+#include "runtime/cpu/executor.h"
+
+namespace crossdock::cpu {
+
+// Any number of threads may run launches at once. A kernel launches no kernels. After a thread's first launches of a shape further
+// ones allocate nothing.
+class LocalExecutor final : public Executor {
+  public:
+    // num_ranks: how many ranks of this host share its cores.
+    explicit LocalExecutor(int num_ranks);
+
+    void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) override;
+    bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) override;
+    uint64_t now_ns() override;
+
+  private:
+    int num_spins_;
+};
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/cpu/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "core/error.h"
+
+namespace crossdock::cpu {
+namespace {
+
+constexpr uint64_t kStepNs = 10;  // simulated time of one step
+
+// Rounds in which every task polls in vain before time jumps to a deadline. One would do if every store were announced; a few more
+// cover chains of tasks that go on by plain stores within a rank.
+constexpr int kIdleRounds = 16;
+
+// Now and then one rank falls behind the others for a while; uniform picks alone would keep all ranks in step.
+constexpr uint64_t kStallOneIn = 128;
+constexpr uint64_t kMaxStallSteps = 512;
+constexpr int kMaxRedraws = 3;
+
+}  // namespace
+
+Scheduler::Scheduler(int num_ranks, const SimulationConfig& config)
+    : config_(config), num_ranks_(num_ranks), random_(Random::mix(config.seed)) {}
+
+void Scheduler::reserve(size_t num_tasks, size_t stack_bytes) {
+    const auto fits = [&](const Task* task) { return task->stack_bytes == stack_bytes; };
+    size_t num_free = static_cast<size_t>(std::count_if(free_tasks_.begin(), free_tasks_.end(), fits));
+    for (; num_free < num_tasks; ++num_free) {
+        tasks_.push_back(std::make_unique<Task>(stack_bytes));
+        free_tasks_.push_back(tasks_.back().get());
+    }
+    for (auto* tasks : {&ready_, &polled_, &blocked_}) tasks->reserve(tasks_.size());
+}
+
+Task& Scheduler::spawn(int rank, size_t stack_bytes, void (*body)(void*), void* argument) {
+    const auto fits = [&](const Task* task) { return task->stack_bytes == stack_bytes; };
+    const auto found = std::find_if(free_tasks_.rbegin(), free_tasks_.rend(), fits);
+    assert(found != free_tasks_.rend());
+    Task* task = *found;
+    free_tasks_.erase(std::next(found).base());
+    task->rank = rank;
+    task->id = num_created_++;
+    task->deadline_ns = UINT64_MAX;
+    task->num_copies = 0;
+    task->unwinds_on_deadlock = true;
+    task->fiber.start(body, argument);
+    ready_.push_back(task);
+    ++num_live_;
+    return *task;
+}
+
+void Scheduler::run() {
+    while (num_live_ > 0) step(pick());
+}
+
+Task& Scheduler::current() {
+    require(current_ != nullptr, ncclInvalidUsage,
+            "a communicator of the deterministic world was used outside of its rank's program");
+    return *current_;
+}
+
+Task& Scheduler::pick() {
+    while (ready_.empty()) all_are_idle();
+    size_t i = random_.below(ready_.size());
+    for (int redraw = 0; redraw < kMaxRedraws; ++redraw) {
+        if (ready_[i]->rank != stalled_rank_ || num_steps_ >= stalled_until_step_) break;
+        i = random_.below(ready_.size());
+    }
+    if (random_.one_in(kStallOneIn)) {
+        stalled_rank_ = static_cast<int>(random_.below(static_cast<uint64_t>(num_ranks_)));
+        stalled_until_step_ = num_steps_ + random_.below(kMaxStallSteps);
+    }
+    Task* task = ready_[i];
+    ready_[i] = ready_.back();
+    ready_.pop_back();
+    return *task;
+}
+
+void Scheduler::step(Task& task) {
+    if (num_steps_ >= config_.killed_at_step && config_.killed_rank >= 0 && !killed_) kill();
+    ++num_steps_;
+    advance_to(now_ns_ + kStepNs);
+    if (now_ns_ >= task.deadline_ns) wait_expired_ = true;
+    task.deadline_ns = UINT64_MAX;
+    trace_hash_ = Random::mix(trace_hash_ ^ task.id) + now_ns_;
+    current_ = &task;
+    task.fiber.resume();
+    current_ = nullptr;
+    if (task.fiber.is_finished()) {
+        --num_live_;
+        note_progress();
+    }
+}
+
+// Nobody can go on at this moment of simulated time.
+void Scheduler::all_are_idle() {
+    if (!copies_.empty()) {
+        advance_to(copies_.front().lands_at_ns);
+        return;
+    }
+    if (!polled_.empty() && num_idle_rounds_++ < kIdleRounds) {
+        ready_.swap(polled_);
+        return;
+    }
+    uint64_t earliest_ns = UINT64_MAX;
+    for (const Task* task : polled_) {
+        if (task->deadline_ns > now_ns_) earliest_ns = std::min(earliest_ns, task->deadline_ns);
+    }
+    if (earliest_ns == UINT64_MAX || !deadlock_.empty()) {
+        declare_deadlock();
+    } else {
+        advance_to(earliest_ns);
+    }
+    note_progress();
+}
+
+void Scheduler::advance_to(uint64_t time_ns) {
+    now_ns_ = std::max(now_ns_, time_ns);
+    while (!copies_.empty() && copies_.front().lands_at_ns <= now_ns_) {
+        const Copy copy = copies_.front();
+        std::pop_heap(copies_.begin(), copies_.end());
+        copies_.pop_back();
+        finish_copy(copy, true);
+    }
+}
+
+void Scheduler::copy_async(void* target, const void* source, size_t bytes, bool is_lost_if_killed) {
+    Task& task = current();
+    if (bytes == 0 || (is_lost_if_killed && is_killed(task.rank))) return;
+    const uint64_t delay_ns = 1 + random_.below(std::max<uint64_t>(config_.max_copy_delay_ns, 1));
+    task.pending_copies.push_back(task.num_copies);
+    copies_.push_back(
+        {now_ns_ + delay_ns, num_copies_++, &task, task.num_copies++, target, source, bytes, is_lost_if_killed});
+    std::push_heap(copies_.begin(), copies_.end());
+    note_progress();
+}
+
+void Scheduler::wait_copies(int max_pending) {
+    Task& task = current();
+    task.awaited_copies = max_pending;
+    const bool unwinds = std::exchange(task.unwinds_on_deadlock, false);  // a copy in flight is no deadlock
+    const uint64_t num_awaited = task.num_copies - std::min(task.num_copies, static_cast<uint64_t>(max_pending));
+    while (!task.pending_copies.empty() && task.pending_copies.front() < num_awaited) block();
+    task.unwinds_on_deadlock = unwinds;
+    task.awaited_copies = -1;
+}
+
+void Scheduler::finish_copy(const Copy& copy, bool lands) {
+    if (lands) std::memcpy(copy.target, copy.source, copy.bytes);
+    Task& task = *copy.task;
+    auto& pending = task.pending_copies;
+    pending.erase(std::lower_bound(pending.begin(), pending.end(), copy.number));
+    if (task.awaited_copies >= 0) wake(task);
+    note_progress();
+}
+
+void Scheduler::yield() {
+    note_progress();
+    ready_.push_back(&current());
+    suspend();
+}
+
+void Scheduler::poll(uint64_t deadline_ns) {
+    Task& task = current();
+    task.deadline_ns = deadline_ns;
+    polled_.push_back(&task);
+    suspend();
+}
+
+void Scheduler::block() {
+    Task& task = current();
+    task.blocked = true;
+    blocked_.push_back(&task);
+    suspend();
+}
+
+void Scheduler::wake(Task& task) {
+    if (!task.blocked) return;
+    task.blocked = false;
+    blocked_.erase(std::find(blocked_.begin(), blocked_.end(), &task));
+    ready_.push_back(&task);
+    note_progress();
+}
+
+void Scheduler::suspend() {
+    Task& task = current();
+    task.fiber.suspend();
+    if (!deadlock_.empty() && task.unwinds_on_deadlock) throw Error(ncclInternalError, deadlock_);
+}
+
+void Scheduler::note_progress() {
+    num_idle_rounds_ = 0;
+    ready_.insert(ready_.end(), polled_.begin(), polled_.end());
+    polled_.clear();
+}
+
+// What the rank had under way may or may not have left it.
+void Scheduler::kill() {
+    killed_ = true;
+    std::vector<Copy> in_flight;
+    in_flight.swap(copies_);
+    for (const Copy& copy : in_flight) {
+        if (copy.task->rank == config_.killed_rank && copy.is_lost_if_killed && random_.one_in(2)) {
+            finish_copy(copy, false);
+        } else {
+            copies_.push_back(copy);
+        }
+    }
+    std::make_heap(copies_.begin(), copies_.end());
+    note_progress();
+}
+
+void Scheduler::declare_deadlock() {
+    if (deadlock_.empty()) {
+        std::vector<bool> waits(static_cast<size_t>(num_ranks_));
+        for (const auto* tasks : {&polled_, &blocked_}) {
+            for (const Task* task : *tasks) waits[static_cast<size_t>(task->rank)] = true;
+        }
+        std::string ranks;
+        for (int rank = 0; rank < num_ranks_; ++rank) {
+            if (waits[static_cast<size_t>(rank)]) ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
+        }
+        deadlock_ = fmt::format("seed {}: deadlock after {} steps: ranks {} wait, without a deadline, for what nobody will do",
+                                config_.seed, num_steps_, ranks);
+    }
+    const std::vector<Task*> blocked = blocked_;
+    for (Task* task : blocked) {
+        if (task->unwinds_on_deadlock) wake(*task);
+    }
+}
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The heart of the deterministic world: tasks (fibers) of all ranks on one thread, a seed that picks who runs next, a simulated clock, and
+// asynchronous copies that land late and out of order. One seed is one run: nothing depends on addresses, hashes or real time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/cpu/warp.h"
+#include "runtime/cpu/fiber.h"
+#include "runtime/cpu/random.h"
+
+namespace crossdock::cpu {
+
+struct SimulationConfig {
+    uint64_t seed = 0;
+    uint64_t max_copy_delay_ns = 20'000;
+    int killed_rank = -1;         // -1: none
+    uint64_t killed_at_step = 0;  // from this step on it is dead
+    Fault fault = Fault::kNone;
+};
+
+// A fiber of one rank: its program or one warp of one of its launches.
+struct Task {
+    explicit Task(size_t stack) : fiber(stack), stack_bytes(stack) {}
+
+    Fiber fiber;
+    size_t stack_bytes;
+    int rank = 0;
+    uint64_t id = 0;                       // order of creation
+    uint64_t deadline_ns = UINT64_MAX;     // of the wait that it polls for
+    uint64_t num_copies = 0;               // asynchronous copies issued
+    std::vector<uint64_t> pending_copies;  // numbers of those that have not landed, ascending
+    int awaited_copies = -1;               // >= 0: blocked until at most so many of the latest are pending
+    bool blocked = false;
+    bool unwinds_on_deadlock = true;  // false while it awaits what is certain to come, such as its launch's end
+};
+
+class Scheduler {
+  public:
+    Scheduler(int num_ranks, const SimulationConfig& config);
+
+    // Stacks for so many more tasks, so that spawning them cannot fail half-way.
+    void reserve(size_t num_tasks, size_t stack_bytes);
+    // A reserved task will run body(argument); it lives until release().
+    Task& spawn(int rank, size_t stack_bytes, void (*body)(void*), void* argument);
+    void release(Task& task) { free_tasks_.push_back(&task); }
+
+    // Runs until every task has finished. Called outside of tasks.
+    void run();
+
+    // The rest is called by the running task.
+    Task& current();
+
+    // Lets others run; the caller has done something that others may see.
+    void yield();
+    // After a failed poll. May return with the clock at deadline_ns when nobody can make progress before. Throws once everybody waits
+    // for what will never happen, and in every later wait.
+    void poll(uint64_t deadline_ns);
+    // Until wake(). Throws like poll if the task unwinds on deadlock.
+    void block();
+    void wake(Task& task);
+    // What the caller did may let others go on: all of them poll again before time jumps.
+    void note_progress();
+
+    // is_lost_if_killed: a copy that leaves the rank; one into its own shared memory arrives in any case, or a dead rank's kernel, which
+    // runs on, would compute with what was there before.
+    void copy_async(void* target, const void* source, size_t bytes, bool is_lost_if_killed);
+    void wait_copies(int max_pending);
+
+    uint64_t now_ns() const { return now_ns_; }
+    uint64_t num_steps() const { return num_steps_; }
+    uint64_t trace_hash() const { return trace_hash_; }  // of who ran when
+    const SimulationConfig& config() const { return config_; }
+    Random& random() { return random_; }
+    bool is_killed(int rank) const { return killed_ && rank == config_.killed_rank; }
+
+    // Nobody was killed and no wait has run into its deadline: the protocol must have been followed to the letter.
+    bool is_undisturbed() const { return !killed_ && !wait_expired_; }
+    // Empty unless a deadlock was found.
+    const std::string& deadlock() const { return deadlock_; }
+
+  private:
+    struct Copy {
+        uint64_t lands_at_ns;
+        uint64_t order;  // of issue, so that equal times have one order
+        Task* task;
+        uint64_t number;  // within its task
+        void* target;
+        const void* source;
+        size_t bytes;
+        bool is_lost_if_killed;
+        bool operator<(const Copy& other) const {  // std::push_heap keeps the largest in front: the next to land
+            return lands_at_ns != other.lands_at_ns ? lands_at_ns > other.lands_at_ns : order > other.order;
+        }
+    };
+
+    Task& pick();
+    void step(Task& task);
+    void all_are_idle();
+    void advance_to(uint64_t time_ns);
+    void finish_copy(const Copy& copy, bool lands);
+    void kill();
+    void declare_deadlock();
+    void suspend();
+
+    SimulationConfig config_;
+    int num_ranks_;
+    Random random_;
+    std::vector<std::unique_ptr<Task>> tasks_;
+    std::vector<Task*> free_tasks_;
+    std::vector<Task*> ready_;   // may run
+    std::vector<Task*> polled_;  // polled in vain since the last progress of anybody
+    std::vector<Task*> blocked_;
+    std::vector<Copy> copies_;  // a heap
+    Task* current_ = nullptr;
+    uint64_t num_live_ = 0;
+    uint64_t num_created_ = 0;
+    uint64_t num_copies_ = 0;
+    uint64_t num_steps_ = 0;
+    uint64_t now_ns_ = 1'000'000'000;  // not 0, which would hide a forgotten start time
+    uint64_t trace_hash_ = 0;
+    int num_idle_rounds_ = 0;
+    int stalled_rank_ = -1;
+    uint64_t stalled_until_step_ = 0;
+    bool killed_ = false;
+    bool wait_expired_ = false;
+    std::string deadlock_;
+};
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The deterministic world's runtime: all ranks' programs and all warps of their launches on the calling thread, in simulated time.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/cpu/executor.h"
+#include "runtime/cpu/scheduler.h"
+#include "runtime/cpu/slot_checker.h"
+
+namespace crossdock::cpu {
+
+class Simulation {
+  public:
+    Simulation(int num_ranks, const SimulationConfig& config);
+    ~Simulation();
+
+    // Runs program(rank) as a fiber for every rank, to the end. Once. Then, as an Error with ncclInternalError whose sentence names the
+    // seed: the first violation of the protocol, a deadlock, or else what the first failing program threw.
+    void run(const std::function<void(int)>& program);
+
+    // How a rank's program launches kernels and waits; only while run() runs.
+    Executor& executor(int rank);
+
+    bool is_killed(int rank) const { return scheduler_.is_killed(rank); }
+    uint64_t num_steps() const { return scheduler_.num_steps(); }
+    uint64_t trace_hash() const { return scheduler_.trace_hash(); }
+
+  private:
+    Scheduler scheduler_;
+    SlotChecker checker_;
+    std::vector<std::unique_ptr<Executor>> executors_;
+};
+
+}  // namespace crossdock::cpu
