@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// crossdock.h: CPU communicators, the deterministic world, memory and windows.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "api/boundary.h"
+#include "crossdock.h"
+#include "fabric/cpu/in_process_communicator.h"
+#include "fabric/cpu/process_communicator.h"
+#include "fabric/cpu/registry.h"
+#include "fabric/cpu/rendezvous.h"
+#include "fabric/cpu/window_memory.h"
+
+namespace crossdock {
+namespace {
+
+using cpu::ControlSegment;
+using cpu::CpuCommunicator;
+
+void require_num_ranks(int num_ranks) {
+    require(num_ranks >= 1 && num_ranks <= ControlSegment::kMaxRanks, ncclInvalidArgument, "num_ranks is {}, must be in 1..{}",
+            num_ranks, ControlSegment::kMaxRanks);
+}
+
+// Takes the pointer as void*, so that it serves every type.
+void require_not_null(const void* pointer, const char* name) {
+    require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name);
+}
+
+std::shared_ptr<CpuCommunicator> cpu_communicator_of(ncclComm_t comm, const char* use_instead) {
+    const auto communicator = communicator_of(comm);
+    auto cpu_communicator = std::dynamic_pointer_cast<CpuCommunicator>(communicator);
+    require(cpu_communicator != nullptr, ncclInvalidUsage, "comm is an NCCL communicator; use {}", use_instead);
+    return cpu_communicator;
+}
+
+cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& config, int num_ranks) {
+    require(config.size == sizeof(config) && config.magic == NCCL_EP_MAGIC, ncclInvalidArgument,
+            "config has size {} and magic {:#x}, must have {} and {:#x} (start from CROSSDOCK_DETERMINISTIC_CONFIG_INIT)",
+            config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
+    require(config.killed_rank >= -1 && config.killed_rank < num_ranks, ncclInvalidArgument,
+            "config->killed_rank is {}, must be in -1..{}", config.killed_rank, num_ranks - 1);
+    cpu::SimulationConfig checked;
+    checked.seed = config.seed;
+    if (config.max_copy_delay_ns != 0) checked.max_copy_delay_ns = config.max_copy_delay_ns;
+    checked.killed_rank = config.killed_rank;
+    checked.killed_at_step = config.killed_at_step;
+    switch (config.fault) {
+        case CROSSDOCK_FAULT_NONE: checked.fault = cpu::Fault::kNone; return checked;
+        case CROSSDOCK_FAULT_SKIP_STORE_WAIT: checked.fault = cpu::Fault::kSkipStoreWait; return checked;
+        case CROSSDOCK_FAULT_REUSE_SLOT: checked.fault = cpu::Fault::kReuseSlot; return checked;
+    }
+    fail(ncclInvalidArgument, "config->fault is {}, must be in 0..2", static_cast<int>(config.fault));
+}
+
+}  // namespace
+}  // namespace crossdock
+
+using namespace crossdock;
+
+ncclResult_t crossdockCommInitAll(ncclComm_t* comms, int num_ranks) {
+    return boundary([&] {
+        require_not_null(comms, "comms");
+        require_num_ranks(num_ranks);
+        std::vector<ncclComm_t> handles;
+        for (auto& communicator : cpu::make_threads_world(num_ranks)) handles.push_back(cpu::publish(std::move(communicator)));
+        std::copy(handles.begin(), handles.end(), comms);
+    });
+}
+
+ncclResult_t crossdockGetUniqueId(ncclUniqueId* id) {
+    return boundary([&] {
+        require_not_null(id, "id");
+        *id = cpu::make_unique_id();
+    });
+}
+
+ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
+    return boundary([&] {
+        require_not_null(comm, "comm");
+        require_num_ranks(num_ranks);
+        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, must be in 0..{}", rank, num_ranks - 1);
+        *comm = cpu::publish(cpu::join_processes(id, num_ranks, rank));
+    });
+}
+
+ncclResult_t crossdockCommDestroy(ncclComm_t comm) {
+    return boundary([&] {
+        cpu_communicator_of(comm, "ncclCommDestroy");
+        require(cpu::withdraw(comm), ncclInvalidArgument, "comm is being destroyed by another thread");
+    });
+}
+
+ncclResult_t crossdockCommUserRank(ncclComm_t comm, int* rank) {
+    return boundary([&] {
+        require_not_null(rank, "rank");
+        *rank = communicator_of(comm)->rank();
+    });
+}
+
+ncclResult_t crossdockCommCount(ncclComm_t comm, int* num_ranks) {
+    return boundary([&] {
+        require_not_null(num_ranks, "num_ranks");
+        *num_ranks = communicator_of(comm)->num_ranks();
+    });
+}
+
+ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void* all_bytes, size_t bytes) {
+    return boundary([&] {
+        if (bytes > 0) {
+            require_not_null(own_bytes, "own_bytes");
+            require_not_null(all_bytes, "all_bytes");
+        }
+        const auto communicator = cpu_communicator_of(comm, "ncclAllGather");
+        // Peers' bytes come in one after the other: outputs are written once all are there.
+        const auto num_ranks = static_cast<size_t>(communicator->num_ranks());
+        require(bytes <= SIZE_MAX / num_ranks, ncclInvalidArgument, "bytes is {}, more than memory can hold", bytes);
+        std::vector<std::byte> gathered(bytes * num_ranks);
+        communicator->all_gather(own_bytes, gathered.data(), bytes, "crossdockCommAllGather", cpu::join_timeout_ns());
+        std::copy(gathered.begin(), gathered.end(), static_cast<std::byte*>(all_bytes));
+    });
+}
+
+ncclResult_t crossdockCommBarrier(ncclComm_t comm) {
+    return boundary([&] {
+        cpu_communicator_of(comm, "an ncclAllReduce")->barrier("crossdockCommBarrier", cpu::join_timeout_ns());
+    });
+}
+
+ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterministicConfig_t* config,
+                                       crossdockRankProgram_t program, void* context, uint64_t* num_steps) {
+    return boundary([&] {
+        require_num_ranks(num_ranks);
+        require(program != nullptr, ncclInvalidArgument, "program is NULL");
+        const cpu::SimulationConfig checked =
+            config == nullptr ? cpu::SimulationConfig() : checked_config(*config, num_ranks);
+        const cpu::DeterministicRun run = cpu::run_deterministic(
+            num_ranks, checked, [&](ncclComm_t comm, int rank) { program(comm, rank, context); });
+        if (num_steps != nullptr) *num_steps = run.num_steps;
+    });
+}
+
+ncclResult_t crossdockMemAlloc(void** memory, size_t size) {
+    return boundary([&] {
+        require_not_null(memory, "memory");
+        require(size > 0, ncclInvalidArgument, "size is 0, must be at least 1");
+        *memory = cpu::allocate_window_memory(size);
+    });
+}
+
+ncclResult_t crossdockMemFree(void* memory) {
+    return boundary([&] {
+        require(memory == nullptr || cpu::free_window_memory(memory), ncclInvalidArgument,
+                "memory {} was not allocated by crossdockMemAlloc, or is freed already", memory);
+    });
+}
+
+ncclResult_t crossdockCommWindowRegister(ncclComm_t comm, void* memory, size_t size, ncclWindow_t* window, int flags) {
+    return boundary([&] {
+        require_not_null(memory, "memory");
+        require_not_null(window, "window");
+        require(size > 0, ncclInvalidArgument, "size is 0, must be at least 1");
+        require(flags == 0, ncclInvalidArgument, "flags is {}, must be 0", flags);
+        const auto communicator = cpu_communicator_of(comm, "ncclCommWindowRegister");
+        *window = communicator->register_window(memory, size, cpu::join_timeout_ns());
+    });
+}
+
+ncclResult_t crossdockCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+    return boundary([&] {
+        cpu_communicator_of(comm, "ncclCommWindowDeregister")->deregister_window(window, cpu::join_timeout_ns());
+    });
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/communicator.h"
+
+#include "core/error.h"
+#include "fabric/cpu/cpu_communicator.h"
+#include "fabric/cpu/registry.h"
+#if defined(CROSSDOCK_WITH_CUDA)
+#include "fabric/cuda/nccl_communicator.h"
+#endif
+
+namespace crossdock {
+
+void Communicator::barrier(const char* what, uint64_t timeout_ns) { all_gather(nullptr, nullptr, 0, what, timeout_ns); }
+
+std::shared_ptr<Communicator> communicator_of(ncclComm_t comm) {
+    require(comm != nullptr, ncclInvalidArgument, "comm is NULL");
+    if (auto communicator = cpu::find_communicator(comm)) return communicator;
+    require(!cpu::is_token(comm), ncclInvalidArgument, "comm {} is a CPU communicator that has been destroyed",
+            static_cast<void*>(comm));
+#if defined(CROSSDOCK_WITH_CUDA)
+    return nccl_communicator_of(comm);
+#else
+    fail(ncclInvalidArgument, "comm {} is not a CPU communicator of crossdock.h, and this build knows no others",
+         static_cast<void*>(comm));
+#endif
+}
+
+}  // namespace crossdock

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cpu/cpu_communicator.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "fabric/cpu/registry.h"
+#include "runtime/cpu/idle_backoff.h"
+
+namespace crossdock::cpu {
+namespace {
+
+constexpr uint64_t kDefaultJoinTimeoutMs = 60'000;
+constexpr uint64_t kLivenessIntervalNs = 10'000'000;
+
+// A collective's posts are numbered (call, chunk), so that a call that failed half-way does not shift the numbers of the next ones.
+constexpr int kChunkBits = 32;
+
+std::string list_of(const std::vector<int>& ranks) {
+    std::string list = ranks.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < ranks.size(); ++i) list += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+    return list;
+}
+
+}  // namespace
+
+uint64_t join_timeout_ns() {
+    const char* value = std::getenv("CROSSDOCK_JOIN_TIMEOUT_MS");
+    if (value != nullptr && *value != '\0') {
+        char* end = nullptr;
+        const unsigned long long milliseconds = std::strtoull(value, &end, 10);
+        if (*end == '\0' && *value != '-' && milliseconds > 0 && milliseconds <= UINT64_MAX / 1'000'000) {
+            return milliseconds * 1'000'000;
+        }
+        warn(fmt::format("CROSSDOCK_JOIN_TIMEOUT_MS={} is not a number of milliseconds above 0; taking {}", value,
+                         kDefaultJoinTimeoutMs));
+    }
+    return kDefaultJoinTimeoutMs * 1'000'000;
+}
+
+CpuCommunicator::CpuCommunicator(World world, int rank, int num_ranks, std::shared_ptr<ControlSegment> control,
+                                 std::shared_ptr<Executor> executor)
+    : world_(world),
+      rank_(rank),
+      num_ranks_(num_ranks),
+      control_(std::move(control)),
+      executor_(std::move(executor)),
+      runtime_(*executor_) {}
+
+void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
+    Mailbox::Label label;
+    label.total_bytes = bytes;
+    std::snprintf(label.what, sizeof(label.what), "%s", what);
+    require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection before {}", rank_, what);
+    const uint64_t start_ns = executor_->now_ns();
+    const uint64_t deadline_ns = saturating_add(start_ns, timeout_ns);
+    uint64_t number = ++num_calls_ << kChunkBits;
+    size_t at = 0;
+    do {
+        const size_t chunk_bytes = std::min(bytes - at, Mailbox::kChunkBytes);
+        const auto* own_chunk = bytes == 0 ? nullptr : static_cast<const std::byte*>(own) + at;
+        auto* all_chunks = bytes == 0 ? nullptr : static_cast<std::byte*>(all) + at;
+        control_->mailbox_of(rank_).post(number, label, own_chunk, chunk_bytes);
+        gather_chunk(number, label, all_chunks, bytes, chunk_bytes, start_ns, deadline_ns);
+        at += chunk_bytes;
+        ++number;
+    } while (at < bytes);
+}
+
+void CpuCommunicator::gather_chunk(uint64_t number, const Mailbox::Label& label, std::byte* all, size_t stride,
+                                   size_t chunk_bytes, uint64_t start_ns, uint64_t deadline_ns) {
+    std::vector<int> missing(static_cast<size_t>(num_ranks_));
+    for (int peer = 0; peer < num_ranks_; ++peer) missing[static_cast<size_t>(peer)] = peer;
+
+    const auto has_come = [&](int peer) {
+        Mailbox::Label found;
+        std::byte* target = all + static_cast<size_t>(peer) * stride;
+        const auto seen = control_->mailbox_of(peer).read(number, found, target, chunk_bytes);
+        require(seen != Mailbox::Seen::kGone, ncclRemoteError, "rank {} did not wait for rank {} in {}", peer, rank_, label.what);
+        require(seen == Mailbox::Seen::kNotYet || found == label, ncclInvalidUsage,
+                "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls in the same "
+                "order",
+                rank_, label.what, label.total_bytes, peer, found.what, found.total_bytes);
+        return seen == Mailbox::Seen::kRead;
+    };
+    uint64_t last_liveness_ns = start_ns;
+    const auto ready = [&] {
+        std::erase_if(missing, has_come);
+        if (missing.empty()) return true;
+        if (const uint64_t now_ns = executor_->now_ns(); now_ns - last_liveness_ns >= kLivenessIntervalNs) {
+            last_liveness_ns = now_ns;
+            for (int peer : missing) {
+                // Its last act may have been the post that we wait for.
+                const std::string reason = why_gone(peer);
+                require(reason.empty() || has_come(peer), ncclRemoteError, "rank {} waited in {} for rank {}: {}", rank_,
+                        label.what, peer, reason);
+            }
+        }
+        return false;
+    };
+    if (executor_->wait(ready, deadline_ns)) return;
+    require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection in {}", rank_, label.what);
+    fail(ncclRemoteError, "rank {} waited {} ms in {} for {}", rank_, (executor_->now_ns() - start_ns) / 1'000'000, label.what,
+         list_of(missing));
+}
+
+void CpuCommunicator::require_same_size(const std::vector<uint64_t>& bytes, const char* what) const {
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+        require(bytes[static_cast<size_t>(peer)] == bytes[0], ncclInvalidArgument,
+                "{}: rank {} gave {} bytes, rank 0 {}; all ranks give the same size", what, peer, bytes[static_cast<size_t>(peer)],
+                bytes[0]);
+    }
+}
+
+ncclWindow_t CpuCommunicator::register_window(void* memory, size_t bytes, uint64_t timeout_ns) {
+    auto mapped = map_window(memory, bytes, timeout_ns);
+    const auto handle = reinterpret_cast<ncclWindow_t>(new_token());
+    const std::lock_guard lock(windows_mutex_);
+    windows_.emplace(handle, std::move(mapped));
+    return handle;
+}
+
+void CpuCommunicator::deregister_window(ncclWindow_t handle, uint64_t timeout_ns) {
+    window(handle);
+    barrier("window deregistration", timeout_ns);
+    const std::lock_guard lock(windows_mutex_);
+    windows_.erase(handle);
+}
+
+WindowView CpuCommunicator::window(ncclWindow_t handle) {
+    const std::lock_guard lock(windows_mutex_);
+    const auto found = windows_.find(handle);
+    require(found != windows_.end(), ncclInvalidArgument, "{} is not a window registered with this communicator",
+            static_cast<void*>(handle));
+    const SymmetricMemory& memory = *found->second;
+    return {memory.local, memory.bytes, memory.peers};
+}
+
+}  // namespace crossdock::cpu

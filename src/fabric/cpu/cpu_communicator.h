@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the communicators of the three CPU worlds have in common: the host exchange, windows, the runtime.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "fabric/communicator.h"
+#include "fabric/cpu/mailbox.h"
+#include "runtime/cpu/cpu_runtime.h"
+
+namespace crossdock::cpu {
+
+// CROSSDOCK_JOIN_TIMEOUT_MS, or 60 s: the bound of joining and of crossdock.h's collectives.
+uint64_t join_timeout_ns();
+
+class CpuCommunicator : public Communicator {
+  public:
+    World world() const final { return world_; }
+    int rank() const final { return rank_; }
+    int num_ranks() const final { return num_ranks_; }
+    Runtime& runtime() final { return runtime_; }
+    void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
+    WindowView window(ncclWindow_t handle) final;
+
+    // Collective, bounded by timeout_ns. InvalidArgument on all ranks if their sizes differ or some rank's memory will not do.
+    ncclWindow_t register_window(void* memory, size_t bytes, uint64_t timeout_ns);
+    // Collective: no peer accesses this rank's memory through the window any more when it returns.
+    void deregister_window(ncclWindow_t handle, uint64_t timeout_ns);
+
+  protected:
+    // control: mapped by all ranks, num_ranks parts; kept as long as the communicator.
+    CpuCommunicator(World world, int rank, int num_ranks, std::shared_ptr<ControlSegment> control,
+                    std::shared_ptr<Executor> executor);
+
+    // Makes everybody's memory reachable. Collective.
+    virtual std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) = 0;
+
+    // What is known of a peer that does not come, as the end of a sentence; empty: nothing, it may still come.
+    virtual std::string why_gone(int /*rank*/) { return {}; }
+
+    void require_same_size(const std::vector<uint64_t>& bytes, const char* what) const;
+
+  private:
+    void gather_chunk(uint64_t number, const Mailbox::Label& label, std::byte* all, size_t stride, size_t chunk_bytes,
+                      uint64_t start_ns, uint64_t deadline_ns);
+
+    World world_;
+    int rank_;
+    int num_ranks_;
+    std::shared_ptr<ControlSegment> control_;
+    std::shared_ptr<Executor> executor_;
+    CpuRuntime runtime_;
+    uint64_t num_calls_ = 0;  // of all_gather
+    std::mutex windows_mutex_;
+    std::map<ncclWindow_t, std::unique_ptr<SymmetricMemory>> windows_;
+};
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cpu/in_process_communicator.h"
+
+#include <utility>
+
+#include "core/error.h"
+#include "fabric/cpu/registry.h"
+#include "runtime/cpu/local_executor.h"
+#include "runtime/cpu/simulation.h"
+#include "runtime/cpu/zeroed_memory.h"
+
+namespace crossdock::cpu {
+namespace {
+
+constexpr size_t kPieceAlignment = 4096;
+
+// Every rank's piece of one symmetric allocation. It lives until the last rank has let go of it, so a rank that fails early takes no
+// memory away from peers that still write to it.
+struct Allocation {
+    std::vector<ZeroedMemory> pieces;
+};
+
+// What the ranks of one world share.
+struct SharedWorld {
+    explicit SharedWorld(int num_ranks) : control_memory(ControlSegment::bytes(num_ranks), kPieceAlignment) {}
+
+    // The number-th symmetric allocation; whichever rank comes first makes it.
+    std::shared_ptr<Allocation> allocation(uint64_t number, int num_ranks, size_t bytes) {
+        const std::lock_guard lock(mutex);
+        std::erase_if(allocations, [](const auto& entry) { return entry.second.expired(); });
+        auto& entry = allocations[number];
+        auto allocation = entry.lock();
+        if (allocation == nullptr) {
+            allocation = std::make_shared<Allocation>();
+            for (int rank = 0; rank < num_ranks; ++rank) allocation->pieces.emplace_back(bytes, kPieceAlignment);
+            entry = allocation;
+        }
+        return allocation;
+    }
+
+    ZeroedMemory control_memory;
+    std::mutex mutex;
+    std::map<uint64_t, std::weak_ptr<Allocation>> allocations;
+};
+
+class PeerTable final : public SymmetricMemory {
+  public:
+    PeerTable(std::vector<std::byte*> addresses, int rank, size_t num_bytes, std::shared_ptr<Allocation> allocation)
+        : addresses_(std::move(addresses)), allocation_(std::move(allocation)) {
+        local = addresses_[static_cast<size_t>(rank)];
+        bytes = num_bytes;
+        peers.table = addresses_.data();
+    }
+
+  private:
+    std::vector<std::byte*> addresses_;
+    std::shared_ptr<Allocation> allocation_;  // null: the user's memory
+};
+
+class InProcessCommunicator final : public CpuCommunicator {
+  public:
+    // simulation: null in the threads world.
+    InProcessCommunicator(World world, int rank, int num_ranks, std::shared_ptr<SharedWorld> shared,
+                          std::shared_ptr<Executor> executor, Simulation* simulation)
+        : CpuCommunicator(world, rank, num_ranks,
+                          {shared, reinterpret_cast<ControlSegment*>(shared->control_memory.data())}, std::move(executor)),
+          shared_(std::move(shared)),
+          simulation_(simulation) {}
+
+    std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
+        auto allocation = shared_->allocation(++num_allocations_, num_ranks(), bytes);
+        std::vector<uint64_t> sizes(static_cast<size_t>(num_ranks()));
+        const uint64_t own_size = bytes;
+        all_gather(&own_size, sizes.data(), sizeof(uint64_t), "symmetric allocation", timeout_ns);
+        require_same_size(sizes, "symmetric allocation");
+        std::vector<std::byte*> addresses;
+        for (const ZeroedMemory& piece : allocation->pieces) addresses.push_back(piece.data());
+        return std::make_unique<PeerTable>(std::move(addresses), rank(), bytes, std::move(allocation));
+    }
+
+    bool is_killed() const override { return simulation_ != nullptr && simulation_->is_killed(rank()); }
+
+  protected:
+    std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override {
+        struct Offer {
+            std::byte* memory;
+            uint64_t bytes;
+        };
+        const Offer own{static_cast<std::byte*>(memory), bytes};
+        std::vector<Offer> offers(static_cast<size_t>(num_ranks()));
+        all_gather(&own, offers.data(), sizeof(Offer), "window registration", timeout_ns);
+        std::vector<std::byte*> addresses;
+        std::vector<uint64_t> sizes;
+        for (const Offer& offer : offers) {
+            addresses.push_back(offer.memory);
+            sizes.push_back(offer.bytes);
+        }
+        require_same_size(sizes, "window registration");
+        return std::make_unique<PeerTable>(std::move(addresses), rank(), bytes, nullptr);
+    }
+
+  private:
+    std::shared_ptr<SharedWorld> shared_;
+    Simulation* simulation_;
+    uint64_t num_allocations_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks) {
+    auto shared = std::make_shared<SharedWorld>(num_ranks);
+    auto executor = std::make_shared<LocalExecutor>(num_ranks);
+    std::vector<std::shared_ptr<CpuCommunicator>> communicators;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        communicators.push_back(
+            std::make_shared<InProcessCommunicator>(World::kThreads, rank, num_ranks, shared, executor, nullptr));
+    }
+    return communicators;
+}
+
+DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config,
+                                   const std::function<void(ncclComm_t, int)>& program) {
+    auto simulation = std::make_shared<Simulation>(num_ranks, config);
+    auto shared = std::make_shared<SharedWorld>(num_ranks);
+    std::vector<ncclComm_t> handles;
+    struct Withdrawal {
+        std::vector<ncclComm_t>& handles;
+        ~Withdrawal() {
+            for (ncclComm_t handle : handles) withdraw(handle);
+        }
+    } withdrawal{handles};
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        // A group that outlives the run keeps the simulation alive through its executor.
+        std::shared_ptr<Executor> executor(simulation, &simulation->executor(rank));
+        handles.push_back(publish(std::make_shared<InProcessCommunicator>(World::kDeterministic, rank, num_ranks, shared,
+                                                                          std::move(executor), simulation.get())));
+    }
+    simulation->run([&](int rank) { program(handles[static_cast<size_t>(rank)], rank); });
+    return {simulation->num_steps(), simulation->trace_hash()};
+}
+
+}  // namespace crossdock::cpu

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators whose ranks share one address space: the threads world and the deterministic world.
+#pragma once
+
+#include <functional>
+
+#include "fabric/cpu/cpu_communicator.h"
+#include "runtime/cpu/scheduler.h"
+
+namespace crossdock::cpu {
+
+// All ranks of a threads world, in rank order.
+std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks);
+
+struct DeterministicRun {
+    uint64_t num_steps = 0;
+    uint64_t trace_hash = 0;  // of who ran when; equal for equal seeds, programs and configurations
+};
+
+// Runs program(handle, rank) once a rank in a simulation, with communicators that live as long. Error as Simulation::run says.
+DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config,
+                                   const std::function<void(ncclComm_t, int)>& program);
+
+}  // namespace crossdock::cpu

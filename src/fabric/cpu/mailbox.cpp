@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cpu/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace crossdock::cpu {
+namespace {
+
+// The orders pair the number with the words: a reader that finds the same number before and after has read words of that post alone.
+void store_words(std::atomic<uint64_t>* words, const void* bytes, size_t num_bytes) {
+    for (size_t at = 0; at < num_bytes; at += 8) {
+        uint64_t word = 0;
+        std::memcpy(&word, static_cast<const std::byte*>(bytes) + at, std::min<size_t>(8, num_bytes - at));
+        words[at / 8].store(word, std::memory_order_release);
+    }
+}
+
+void load_words(void* bytes, const std::atomic<uint64_t>* words, size_t num_bytes) {
+    for (size_t at = 0; at < num_bytes; at += 8) {
+        const uint64_t word = words[at / 8].load(std::memory_order_acquire);
+        std::memcpy(static_cast<std::byte*>(bytes) + at, &word, std::min<size_t>(8, num_bytes - at));
+    }
+}
+
+}  // namespace
+
+void Mailbox::post(uint64_t number, const Label& label, const void* chunk, size_t chunk_bytes) {
+    // The older of the two makes room.
+    const uint64_t numbers[2] = {posts_[0].number.load(std::memory_order_relaxed),
+                                 posts_[1].number.load(std::memory_order_relaxed)};
+    Post& post = posts_[numbers[0] <= numbers[1] ? 0 : 1];
+    post.number.store(0, std::memory_order_relaxed);
+    store_words(post.words, &label, sizeof(label));
+    store_words(post.words + kLabelWords, chunk, chunk_bytes);
+    post.number.store(number, std::memory_order_release);
+}
+
+Mailbox::Seen Mailbox::read(uint64_t number, Label& label, void* chunk, size_t chunk_bytes) const {
+    uint64_t latest = 0;
+    for (const Post& post : posts_) {
+        const uint64_t seen = post.number.load(std::memory_order_acquire);
+        latest = std::max(latest, seen);
+        if (seen != number) continue;
+        Label found;
+        std::byte bytes[kChunkBytes];
+        load_words(&found, post.words, sizeof(found));
+        load_words(bytes, post.words + kLabelWords, chunk_bytes);
+        if (post.number.load(std::memory_order_relaxed) != number) return Seen::kGone;
+        label = found;
+        if (chunk_bytes > 0) std::memcpy(chunk, bytes, chunk_bytes);
+        return Seen::kRead;
+    }
+    return latest > number ? Seen::kGone : Seen::kNotYet;
+}
+
+}  // namespace crossdock::cpu

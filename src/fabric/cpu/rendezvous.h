@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// How processes that share nothing but an id find each other: the id says in which process the control segment's memory file is open.
+#pragma once
+
+#include <memory>
+
+#include "fabric/cpu/mailbox.h"
+#include "nccl.h"
+
+namespace crossdock::cpu {
+
+// Makes the control segment. It stays open in this process until this process has joined, or ends.
+ncclUniqueId make_unique_id();
+
+// Takes the rank's place and returns when all places are taken; Error as crossdockCommInitRank says.
+std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int num_ranks, int rank);
+
+}  // namespace crossdock::cpu
