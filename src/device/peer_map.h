@@ -12,9 +12,10 @@ struct PeerMap {
     std::byte* base = nullptr;
     uint64_t stride = 0;
     std::byte* const* table = nullptr;
+    uint64_t offset = 0;  // of what is meant within every rank's piece
 
-    CROSSDOCK_HOST_DEVICE std::byte* at(int rank, uint64_t offset) const {
-        return (table != nullptr ? table[rank] : base + static_cast<uint64_t>(rank) * stride) + offset;
+    CROSSDOCK_HOST_DEVICE std::byte* at(int rank, uint64_t bytes) const {
+        return (table != nullptr ? table[rank] : base + static_cast<uint64_t>(rank) * stride) + offset + bytes;
     }
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "device/platform.h"
 #include "nccl_ep.h"
@@ -21,9 +22,26 @@ struct LaunchShape {
     size_t shared_bytes = 0;
 };
 
+// Keeps a group's operations in the order of their issue when the caller changes streams between them: kernels of one group never run
+// at once, so two ranks can not start two of them in different orders and wait for each other forever.
+class StreamOrder {
+  public:
+    virtual ~StreamOrder() = default;
+    virtual void before_operation(cudaStream_t stream) = 0;
+    virtual void after_operation(cudaStream_t stream) = 0;
+    virtual bool is_idle() = 0;  // everything issued so far has finished
+};
+
 class Runtime {
   public:
     virtual ~Runtime() = default;
+
+    // Null where operations finish before their call returns.
+    virtual std::unique_ptr<StreamOrder> make_stream_order() { return nullptr; }
+
+    // Makes the rank's device current for the calling thread and restores the previous one with the value that enter returned.
+    virtual int enter_device() { return 0; }
+    virtual void leave_device(int) noexcept {}
 
     // Local device memory, zeroed. Error with ncclSystemError/ncclUnhandledCudaError when there is none left.
     virtual void* allocate(size_t bytes) = 0;
@@ -47,6 +65,18 @@ class Runtime {
     virtual int compute_capability() const = 0;   // 10 * major + minor; 0: a CPU
 
     virtual cpu::Executor* cpu_executor() { return nullptr; }  // null: a GPU
+};
+
+class DeviceScope {
+  public:
+    explicit DeviceScope(Runtime& runtime) : runtime_(runtime), previous_(runtime.enter_device()) {}
+    ~DeviceScope() { runtime_.leave_device(previous_); }
+    DeviceScope(const DeviceScope&) = delete;
+    DeviceScope& operator=(const DeviceScope&) = delete;
+
+  private:
+    Runtime& runtime_;
+    int previous_;
 };
 
 }  // namespace crossdock
