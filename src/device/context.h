@@ -63,6 +63,9 @@ class Ctx {
 
     // Counters in shared memory.
     CROSSDOCK_DEVICE int add_shared(int* counter, int value) const { return atomicAdd(counter, value); }
+    CROSSDOCK_DEVICE void max_shared(uint64_t* largest, uint64_t value) const {
+        atomicMax(reinterpret_cast<unsigned long long*>(largest), static_cast<unsigned long long>(value));
+    }
 
     CROSSDOCK_DEVICE float warp_max(float value) const {
         for (int step = kLanes / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
@@ -124,6 +127,9 @@ class Ctx {
         const int before = *counter;  // fibers switch only where they wait
         *counter = before + value;
         return before;
+    }
+    void max_shared(uint64_t* largest, uint64_t value) const {
+        if (value > *largest) *largest = value;
     }
     float warp_max(float value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }

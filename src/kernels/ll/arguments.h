@@ -9,7 +9,8 @@
 
 namespace crossdock {
 
-enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2 };
+// kCancel: with kReceiveHalf, gives the buffer of a pending operation back without reading it.
+enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 
 // Advances by one operation a kernel, on the device, so that graph replays count too. All ranks run the same operations in the same order,
 // so epoch and buffer agree everywhere without a word exchanged.

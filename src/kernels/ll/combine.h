@@ -82,7 +82,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const bool runs = begin_operation(ctx, c, operation);
     RowStage stage(ctx, ctx.shared_memory() + shared.stages + static_cast<uint32_t>(ctx.warp_idx()) * shared.stage_bytes);
     if (runs && (c.halves & kSendHalf) != 0) return_tokens<kDType>(ctx, args, shared, operation, stage);
-    if (runs && (c.halves & kReceiveHalf) != 0) {
+    if (runs && receives(c)) {
         sum_tokens<kDType>(ctx, args, shared, operation, {ctx.block_idx(), ctx.num_blocks()});
     }
     end_operation(ctx, c, operation, runs, [&] { sum_tokens<kDType>(ctx, args, shared, operation, {0, 1}); });

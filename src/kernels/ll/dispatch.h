@@ -14,7 +14,7 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     const bool runs = begin_operation(ctx, c, operation);
     RowStage stage(ctx, ctx.shared_memory() + shared.stages + static_cast<uint32_t>(ctx.warp_idx()) * shared.stage_bytes);
     if (runs && (c.halves & kSendHalf) != 0) send_tokens(ctx, args, shared, operation, stage);
-    if (runs && (c.halves & kReceiveHalf) != 0) {
+    if (runs && receives(c)) {
         ctx.block_sync();  // both halves use the same shared memory
         receive_tokens(ctx, args, shared, operation, stage, {ctx.block_idx(), ctx.num_blocks()});
     }

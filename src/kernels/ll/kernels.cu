@@ -16,6 +16,8 @@ __global__ void crossdock_ll_combine(const __grid_constant__ LlCombineArgs args)
     ll_combine<kDType>(Ctx{}, args);
 }
 
+__global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs args) { ll_mask_clean(Ctx{}, args); }
+
 template <typename Args>
 void launch(void (*kernel)(Args), const Args& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
     const int shared_bytes = static_cast<int>(shape.shared_bytes);
@@ -50,6 +52,10 @@ void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_
         case DType::kF16: return launch(crossdock_ll_combine<DType::kF16>, args, shape, stream, "LL combine");
         case DType::kF32: return launch(crossdock_ll_combine<DType::kF32>, args, shape, stream, "LL combine");
     }
+}
+
+void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream) {
+    launch(crossdock_ll_mask_clean, args, shape, stream, "mask clean");
 }
 
 }  // namespace crossdock::cuda

@@ -46,4 +46,16 @@ void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape 
 #endif
 }
 
+void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, [[maybe_unused]] cudaStream_t stream) {
+    LaunchShape shape{1, 1, kSharedHeadBytes};
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ll_mask_clean(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    shape.warps_per_block = 8;
+    cuda::launch_ll_mask_clean(args, shape, stream);
+#endif
+}
+
 }  // namespace crossdock

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ll/arguments.h"
+#include "kernels/ll/mask_clean.h"
 #include "runtime/runtime.h"
 
 namespace crossdock {
@@ -10,10 +11,12 @@ namespace crossdock {
 // Shared memory of a block follows from the arguments; the shape's own value is ignored. Error where the launch fails.
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t stream);
 
 namespace cuda {
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
 [[noreturn]] void fail_launch(const char* kernel, const LaunchShape& shape, const char* reason);
 }  // namespace cuda
 

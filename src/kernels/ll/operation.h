@@ -137,6 +137,8 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operati
     return arrived;
 }
 
+CROSSDOCK_DEVICE bool receives(const LlCommon& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
+
 // The next operation's epoch and buffer; a pending send_only operation keeps its own.
 CROSSDOCK_DEVICE void advance_state(const LlCommon& c, const Operation& operation) {
     const uint32_t bit = 1u << operation.buffer;
@@ -166,7 +168,7 @@ CROSSDOCK_DEVICE void end_operation(const Ctx& ctx, const LlCommon& c, const Ope
     ctx.block_sync();
     if (*verdict == 0) return;
     if (ran && (c.halves & kReceiveHalf) != 0) {
-        for (uint32_t seen = operation.losses_at_start;;) {
+        for (uint32_t seen = operation.losses_at_start; (c.halves & kCancel) == 0;) {
             ctx.block_sync();
             if (is_first_thread) *verdict = ctx.load_relaxed_device(&c.scope.control->losses);
             ctx.block_sync();

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions of crossdock.h about errors, groups and handles; its communicators are in crossdock_comm.cpp.
+#include "crossdock.h"
+
+#include <cstdio>
+
+#include "api/boundary.h"
+#include "core/objects.h"
+#include "core/structs.h"
+
+#define CROSSDOCK_STRING_OF(x) #x
+#define CROSSDOCK_STRING(x) CROSSDOCK_STRING_OF(x)
+
+namespace {
+
+// Loaders look for this pattern in the file to compare CUDA majors; a build without CUDA has no such line.
+#if defined(CROSSDOCK_CUDA_VERSION)
+__attribute__((used)) const char kBanner[] = "NCCL EP version " CROSSDOCK_STRING(NCCL_EP_MAJOR) "." CROSSDOCK_STRING(NCCL_EP_MINOR) "." CROSSDOCK_STRING(
+    NCCL_EP_PATCH) "+cuda" CROSSDOCK_CUDA_VERSION;
+
+__attribute__((constructor)) void print_banner() {
+    if (crossdock::debug_enabled()) std::fprintf(stderr, "%s\n", kBanner);
+}
+#endif
+
+}  // namespace
+
+const char* crossdockGetLastError(void) { return crossdock::last_error(); }
+
+ncclResult_t crossdockGroupDiagnosis(ncclEpGroup_t group, crossdockDiagnosis_t* diagnosis) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::groups().find(group);
+        crossdock::mandatory_struct(diagnosis, sizeof(crossdockDiagnosis_t), "diagnosis");
+        *diagnosis = found->diagnosis();
+    });
+}
+
+ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, size_t* local_bytes) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::groups().find(group);
+        if (symmetric_bytes != nullptr) *symmetric_bytes = found->symmetric_bytes();
+        if (local_bytes != nullptr) *local_bytes = found->local_bytes();
+    });
+}
+
+ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->set_sums(sums); });
+}

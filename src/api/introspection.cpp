@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and integrations (contract 1.5).
+#include "api/boundary.h"
+#include "core/objects.h"
+
+#define CROSSDOCK_EXPORT __attribute__((visibility("default")))
+
+namespace {
+
+template <typename Read>
+int number_of(ncclEpHandle* handle, Read read) {
+    int number = 0;
+    const ncclResult_t result = crossdock::boundary([&] { number = static_cast<int>(read(*crossdock::handles().find(handle))); });
+    return result == ncclSuccess ? number : -1;
+}
+
+}  // namespace
+
+// HT only; LL handles get InvalidUsage.
+CROSSDOCK_EXPORT ncclResult_t ncclEpHandle_test_getNumRecvTokens(ncclEpHandle* handle, unsigned int* num_recv_tokens) {
+    return crossdock::boundary([&] {
+        crossdock::handles().find(handle);
+        crossdock::require(num_recv_tokens != nullptr, ncclInvalidArgument, "num_recv_tokens is NULL");
+        crossdock::fail(ncclInvalidUsage, "the number of received rows is a property of high-throughput handles");
+    });
+}
+
+// These return -1 where the handle is none.
+CROSSDOCK_EXPORT int ncclEpHandle_test_getNumTopk(ncclEpHandle* handle) {
+    return number_of(handle, [](const crossdock::Handle& h) { return h.topk(); });
+}
+CROSSDOCK_EXPORT int ncclEpHandle_test_getMaxTokensPerRank(ncclEpHandle* handle) {
+    return number_of(handle, [](const crossdock::Handle& h) { return h.group().config().max_tokens; });
+}
+CROSSDOCK_EXPORT int ncclEpHandle_test_getNRanksPerNode(ncclEpHandle* handle) {
+    return number_of(handle, [](const crossdock::Handle& h) { return h.group().config().num_ranks; });
+}
+CROSSDOCK_EXPORT int ncclEpHandle_test_getExpertsPerRank(ncclEpHandle* handle) {
+    return number_of(handle, [](const crossdock::Handle& h) { return h.group().config().experts_per_rank(); });
+}
+CROSSDOCK_EXPORT void ncclEpHandle_test_clearTopkIdx(ncclEpHandle* handle) {
+    static_cast<void>(crossdock::boundary([&] { crossdock::handles().find(handle)->forget_routing(); }));
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/environment.h"
+
+#include <fmt/format.h>
+#include <strings.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/log.h"
+
+namespace crossdock {
+namespace {
+
+const char* value_of(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+std::optional<uint64_t> positive_number(const char* name, uint64_t largest) {
+    const char* value = value_of(name);
+    if (value == nullptr) return std::nullopt;
+    uint64_t number = 0;
+    const char* end = value + std::strlen(value);
+    const auto [stopped_at, error] = std::from_chars(value, end, number);
+    if (error != std::errc{} || stopped_at != end || number > largest) {
+        warn(fmt::format("{}={} is ignored: allowed are whole numbers from 1 to {}", name, value, largest));
+        return std::nullopt;
+    }
+    return number == 0 ? std::nullopt : std::optional(number);
+}
+
+std::optional<uint32_t> number_of_sms(const char* name) {
+    const auto number = positive_number(name, 65535);
+    return number ? std::optional(static_cast<uint32_t>(*number)) : std::nullopt;
+}
+
+bool flag(const char* name) {
+    const char* value = value_of(name);
+    if (value == nullptr) return false;
+    for (const char* yes : {"1", "on", "true"}) {
+        if (strcasecmp(value, yes) == 0) return true;
+    }
+    for (const char* no : {"0", "off", "false"}) {
+        if (strcasecmp(value, no) == 0) return false;
+    }
+    warn(fmt::format("{}={} is ignored: allowed are 1, on, true, 0, off, false", name, value));
+    return false;
+}
+
+}  // namespace
+
+Environment Environment::read() {
+    constexpr uint64_t kNsPerMs = 1'000'000;
+    Environment environment;
+    if (const auto ms = positive_number("NCCL_EP_TIMEOUT_MS", UINT64_MAX / kNsPerMs / 2)) environment.timeout_ns = *ms * kNsPerMs;
+    environment.comm_sms = number_of_sms("NCCL_EP_COMM_SMS");
+    environment.dispatch_sms = number_of_sms("NCCL_EP_DISPATCH_SMS");
+    environment.combine_sms = number_of_sms("NCCL_EP_COMBINE_SMS");
+    environment.is_verbose = flag("NCCL_EP_ENV_VERBOSE");
+    environment.has_local_dup = flag("NCCL_EP_HT_EM_LOCAL_DUP");
+    environment.has_nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");
+    environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");
+    return environment;
+}
+
+}  // namespace crossdock

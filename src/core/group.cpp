@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/group.h"
+
+#include <algorithm>
+
+#include "core/diagnosis.h"
+#include "core/error.h"
+#include "core/handle.h"
+#include "core/log.h"
+
+namespace crossdock {
+namespace {
+
+constexpr size_t kMaskOffset = 16;  // behind WaitControl
+constexpr uint32_t kExplicitTopk = 32;  // the largest that an explicit buffer size is taken to be meant for
+
+}  // namespace
+
+std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* caller) {
+    const Environment environment = Environment::read();
+    const GroupConfig config = GroupConfig::resolve(*communicator, caller, environment);
+    require(config.algorithm == NCCL_EP_ALGO_LOW_LATENCY, ncclInvalidUsage,
+            "config->algorithm is 1 (high throughput): this version of Crossdock runs low latency (0) only");
+    DeviceScope device(communicator->runtime());
+    config.expect_equal_on_all_ranks(*communicator);
+    std::shared_ptr<Group> group(new Group(std::move(communicator), config));
+    group->preallocate();
+    if (environment.is_verbose && group->rank() == 0) {
+        warn(fmt::format("settings: {} ranks, {} experts, {} tokens a rank, {} bytes a token, SMs dispatch {} combine {}, timeout {} us, masks {}",
+                         config.num_ranks, config.num_experts, config.max_tokens, config.max_token_bytes, config.dispatch_sms, config.combine_sms,
+                         config.timeout_ns / 1000, config.masking ? "on" : "off"));
+    }
+    return group;
+}
+
+Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config) : communicator_(std::move(communicator)), config_(config) {
+    words_ = allocate(kMaskOffset + sizeof(uint32_t) * config.num_ranks, true);
+    const std::vector<uint32_t> all_active(config.num_ranks, 1);
+    runtime().copy_to_device(words_.data() + kMaskOffset, all_active.data(), sizeof(uint32_t) * all_active.size(), nullptr);
+    runtime().synchronize(nullptr);
+    order_ = runtime().make_stream_order();
+    status_ = static_cast<HostVisibleStatus*>(runtime().allocate_host_visible(sizeof(HostVisibleStatus)));
+}
+
+// What can be known now is allocated now, so that handles can be made without the other ranks.
+void Group::preallocate() {
+    if (config_.rdma_buffer_size == 0) {
+        if (config_.num_topk > 0 && config_.num_topk <= kMaxTopk) arena_for(NCCL_EP_LAYOUT_EXPERT_MAJOR, config_.num_topk);
+        return;
+    }
+    const uint32_t largest = std::min({config_.num_experts, kExplicitTopk, config_.num_topk > 0 ? config_.num_topk : kExplicitTopk});
+    for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+        for (uint32_t topk = largest; topk > 0; --topk) {
+            if (!ll_size_is_enough(config_, layout, topk)) continue;
+            arena_for(layout, topk);
+            return;
+        }
+    }
+}
+
+void Group::destroy() noexcept {
+    is_destroyed_ = true;
+    Runtime& device = runtime();
+    try {
+        DeviceScope scope(device);
+        device.synchronize_device();
+        // Peers may still write credits until they have drained, too.
+        if (!communicator_->is_killed()) communicator_->barrier("ncclEpGroupDestroy", config_.timeout_ns);
+    } catch (const std::exception& error) {
+        debug(error.what());
+    }
+    try {
+        DeviceScope scope(device);
+        for (Handle* handle : handles_) handle->release_memory();
+        retired_.clear();
+        arenas_.clear();
+        order_.reset();
+        words_.release();
+        if (status_ != nullptr) device.free_host_visible(status_);
+        status_ = nullptr;
+    } catch (const std::exception& error) {
+        debug(error.what());
+    }
+}
+
+void Group::expect_working() const {
+    require(!is_destroyed_, ncclInvalidUsage, "the group has been destroyed");
+    require(!communicator_->is_killed(), ncclSystemError, "rank {} was killed by fault injection", rank());
+    if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return;
+    throw Error(ncclRemoteError, describe(diagnosis()));
+}
+
+std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {
+    const LlGeometry needed = ll_geometry(config_, layout, topk);
+    for (const auto& arena : arenas_) {
+        if (arena->fits(needed)) return arena;
+    }
+    require(config_.rdma_buffer_size == 0 || ll_size_is_enough(config_, layout, topk), ncclInvalidUsage,
+            "config->rdma_buffer_size {} is too small for top-{}: {} bytes are needed", config_.rdma_buffer_size, topk, needed.arena_bytes());
+    arenas_.push_back(std::make_shared<LlArena>(*communicator_, config_, needed));
+    return arenas_.back();
+}
+
+WaitScope Group::wait_scope(OperationKind operation, uint64_t handle_number) const {
+    WaitScope scope{};
+    scope.operation = operation;
+    scope.masking = config_.masking ? 1 : 0;
+    scope.handle = handle_number;
+    scope.timeout_ns = config_.timeout_ns;
+    scope.control = reinterpret_cast<WaitControl*>(words_.data());
+    scope.mask = reinterpret_cast<uint32_t*>(words_.data() + kMaskOffset);
+    scope.status = status_;
+    return scope;
+}
+
+uint64_t Group::add_handle(Handle* handle) {
+    handles_.push_back(handle);
+    return ++num_handles_ever_;
+}
+
+void Group::remove_handle(Handle* handle) { handles_.erase(std::remove(handles_.begin(), handles_.end(), handle), handles_.end()); }
+
+void Group::retire(DeviceMemory memory) {
+    if (is_destroyed_ || memory.data() == nullptr) return;
+    retired_.push_back(std::move(memory));
+    sweep_retired();
+}
+
+void Group::sweep_retired() {
+    if (order_ == nullptr || order_->is_idle()) retired_.clear();
+}
+
+void Group::before_operation(cudaStream_t stream) {
+    if (order_ != nullptr) order_->before_operation(stream);
+}
+
+void Group::after_operation(cudaStream_t stream) {
+    if (order_ != nullptr) order_->after_operation(stream);
+    // On the CPU the operation is over, and a wait that expired in it is known here and now.
+    if (runtime().cpu_executor() != nullptr) expect_working();
+}
+
+crossdockDiagnosis_t Group::diagnosis() const {
+    crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+    if (status_ != nullptr) read_diagnosis(status_->expired, rank(), diagnosis);
+    return diagnosis;
+}
+
+size_t Group::symmetric_bytes() const {
+    size_t bytes = 0;
+    for (const auto& arena : arenas_) bytes += arena->memory->bytes;
+    return bytes;
+}
+
+size_t Group::local_bytes() const {
+    size_t bytes = words_.bytes() + sizeof(HostVisibleStatus);
+    for (const auto& arena : arenas_) bytes += arena->state.bytes();
+    return bytes;
+}
+
+}  // namespace crossdock

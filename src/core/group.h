@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group: one rank's end of a set of ranks that dispatch and combine together. Holds what its handles share.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/group_config.h"
+#include "core/ll_arena.h"
+#include "core/memory.h"
+#include "crossdock.h"
+#include "device/wait.h"
+#include "fabric/communicator.h"
+
+namespace crossdock {
+
+class Handle;
+
+class Group {
+  public:
+    // Collective.
+    static std::shared_ptr<Group> create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* config);
+
+    // Collective, bounded: a rank that does not come is not waited for beyond the timeout. Handles that still live lose their memory and
+    // refuse every use.
+    void destroy() noexcept;
+
+    Communicator& communicator() const { return *communicator_; }
+    Runtime& runtime() const { return communicator_->runtime(); }
+    const GroupConfig& config() const { return config_; }
+    int rank() const { return communicator_->rank(); }
+
+    // RemoteError with who waited for whom, if the group has failed; InvalidUsage if it is destroyed.
+    void expect_working() const;
+
+    // An arena for handles of that kind; makes one (collective) where none fits.
+    std::shared_ptr<LlArena> arena_for(ncclEpLayout_t layout, uint32_t topk);
+
+    DeviceMemory allocate(size_t bytes, bool zeroed) { return DeviceMemory(runtime(), config_.alloc, bytes, zeroed); }
+    WaitScope wait_scope(OperationKind operation, uint64_t handle_number) const;
+
+    uint64_t add_handle(Handle* handle);  // returns its number, from 1
+    void remove_handle(Handle* handle);
+    // Memory that kernels may still use: freed when they are done, at the latest with the group.
+    void retire(DeviceMemory memory);
+
+    // Around every launch on the group's behalf.
+    void before_operation(cudaStream_t stream);
+    void after_operation(cudaStream_t stream);
+
+    void mask_query(int* mask_status, cudaStream_t stream);
+    void mask_update(const int* mask, cudaStream_t stream);
+    void mask_clean(cudaStream_t stream);
+    int async_error() const;
+    void clear_error();
+
+    crossdockDiagnosis_t diagnosis() const;
+    size_t symmetric_bytes() const;
+    size_t local_bytes() const;
+
+  private:
+    Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
+    void expect_masks() const;
+    void preallocate();
+    void sweep_retired();
+
+    std::shared_ptr<Communicator> communicator_;
+    GroupConfig config_;
+    HostVisibleStatus* status_ = nullptr;
+    DeviceMemory words_;  // WaitControl, then the mask
+    std::unique_ptr<StreamOrder> order_;
+    std::vector<std::shared_ptr<LlArena>> arenas_;
+    std::vector<Handle*> handles_;
+    std::vector<DeviceMemory> retired_;
+    uint64_t num_handles_ever_ = 0;
+    uint32_t num_cleans_ = 0;
+    bool is_destroyed_ = false;
+};
+
+}  // namespace crossdock

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group's settings: the caller's config, checked, with environment and defaults resolved.
+#pragma once
+
+#include "core/environment.h"
+#include "fabric/communicator.h"
+#include "nccl_ep.h"
+
+namespace crossdock {
+
+struct GroupConfig {
+    ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
+    unsigned int api_version = 0;  // the caller's
+    uint32_t num_ranks = 0;
+    uint32_t num_experts = 0;
+    uint32_t max_tokens = 0;
+    uint32_t max_recv_tokens = 0;
+    uint32_t max_token_bytes = 0;
+    uint64_t rdma_buffer_size = 0;  // 0: the library decides
+    uint32_t num_topk = 0;          // 0: not given
+    uint32_t dispatch_sms = 0;      // most blocks of an operation
+    uint32_t combine_sms = 0;
+    ncclEpAllocConfig_t alloc{};
+    bool masking = false;
+    uint64_t timeout_ns = 0;
+    ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO;
+    bool sums_at_sender = false;
+
+    uint32_t experts_per_rank() const { return num_experts / num_ranks; }
+
+    // Checks what one rank can check by itself.
+    static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller, const Environment& environment);
+
+    // Collective: the same settings everywhere, or an Error on every rank that names the field and two ranks that differ.
+    void expect_equal_on_all_ranks(Communicator& communicator) const;
+};
+
+}  // namespace crossdock

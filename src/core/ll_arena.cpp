@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/ll_arena.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace crossdock {
+namespace {
+
+LlArenaState first_state() {
+    LlArenaState state{};
+    state.next_epoch = 1;  // zeroed words belong to no operation
+    return state;
+}
+
+// The documented need of NVIDIA's library, whose callers size the buffer for it (contract 4.10).
+uint64_t documented_need(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
+    const bool expert_major = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    const uint64_t token_bytes = config.max_token_bytes;
+    const uint64_t dispatch_row = token_bytes + align_up(4 + uint64_t{topk} * (expert_major ? 2 : 8), 16);
+    const uint64_t combine_row = token_bytes + 4 * (token_bytes / 256);
+    const uint64_t parts = expert_major ? config.num_experts : config.num_ranks;
+    const uint64_t dispatch = (1 + uint64_t{config.num_ranks}) * config.max_tokens * dispatch_row;
+    const uint64_t combine = (parts + topk) * config.max_tokens * combine_row;
+    return 2 * std::max(dispatch, combine) + 2 * align_up(4 * uint64_t{config.num_experts}, 128);
+}
+
+}  // namespace
+
+LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const LlGeometry& arena_geometry)
+    : geometry(arena_geometry),
+      memory(communicator.allocate_symmetric(arena_geometry.arena_bytes(), config.timeout_ns)),
+      state(communicator.runtime(), config.alloc, arena_state_bytes(config.num_ranks)) {
+    const LlArenaState first = first_state();
+    communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
+    communicator.runtime().synchronize(nullptr);
+}
+
+LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
+    LlGeometry geometry{};
+    geometry.num_ranks = config.num_ranks;
+    geometry.num_experts = config.num_experts;
+    geometry.max_tokens = config.max_tokens;
+    geometry.row_capacity = static_cast<uint32_t>(align_up(config.max_token_bytes, 16));
+    geometry.topk = topk;
+    geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
+    constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
+    const uint64_t rows = std::max(geometry.num_slots(), geometry.num_cells());
+    require(config.max_token_bytes <= (1u << 30) && rows < kLargestBytes / geometry.slot_bytes() / kNumBuffers, ncclInvalidArgument,
+            "config->max_token_bytes {} with {} tokens a rank, {} ranks and top-{} needs more than 2^48 bytes", config.max_token_bytes, config.max_tokens,
+            config.num_ranks, topk);
+    return geometry;
+}
+
+bool ll_size_is_enough(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
+    return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk), ll_geometry(config, layout, topk).arena_bytes());
+}
+
+}  // namespace crossdock

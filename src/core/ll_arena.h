@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The symmetric memory of a group's low-latency operations. A group makes another one when a handle needs more than the existing ones
+// give: live handles, operations in flight and captured graphs keep theirs.
+#pragma once
+
+#include <memory>
+
+#include "core/group_config.h"
+#include "core/memory.h"
+#include "kernels/ll/arguments.h"
+
+namespace crossdock {
+
+struct LlArena {
+    LlGeometry geometry;
+    std::unique_ptr<SymmetricMemory> memory;
+    DeviceMemory state;  // LlArenaState
+    int pending_splits = 0;
+
+    // Collective.
+    LlArena(Communicator& communicator, const GroupConfig& config, const LlGeometry& geometry);
+
+    bool fits(const LlGeometry& needed) const { return geometry.topk >= needed.topk && geometry.cells_per_token >= needed.cells_per_token; }
+};
+
+// What handles of that layout and top-k need. InvalidArgument where sizes leave what 64-bit offsets can hold.
+LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk);
+
+// The caller's explicit rdma_buffer_size is enough for such handles: for what this library needs, or for what NVIDIA's would need.
+bool ll_size_is_enough(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk);
+
+}  // namespace crossdock

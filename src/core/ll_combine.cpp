@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// ncclEpCombine in low-latency mode: the caller's structs and tensors checked against the contract, and turned into kernel arguments.
+#include <algorithm>
+#include <array>
+
+#include "core/error.h"
+#include "core/handle.h"
+#include "core/structs.h"
+#include "device/nvfp4.h"
+
+namespace crossdock {
+namespace {
+
+DType kernel_dtype(ncclDataType_t dtype) {
+    return dtype == ncclFloat32 ? DType::kF32 : dtype == ncclFloat16 ? DType::kF16 : DType::kBf16;
+}
+
+bool overlap(const Tensor& a, const Tensor& b) {
+    const uint64_t a_bytes = a.num_elements() * dtype_size(a.dtype);
+    const uint64_t b_bytes = b.num_elements() * dtype_size(b.dtype);
+    return a_bytes > 0 && b_bytes > 0 && a.data < b.data + b_bytes && b.data < a.data + a_bytes;
+}
+
+// GPUs that convert to E2M1; a CPU (0) does it in software.
+bool has_fp4(int compute_capability) {
+    constexpr std::array kCapable{0, 100, 103, 110, 120, 121};
+    return std::find(kCapable.begin(), kCapable.end(), compute_capability) != kCapable.end();
+}
+
+}  // namespace
+
+void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs, const ncclEpCombineConfig_t* caller_config,
+                     cudaStream_t stream) {
+    group_->expect_working();
+    const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
+    const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
+    const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
+    expect_routing();
+    require(has_dispatched_, ncclInvalidUsage, "nothing was dispatched with this handle: call ncclEpDispatch first");
+    const unsigned int direction = enum_bits(settings.pass_direction);
+    require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument, "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
+    require(direction == NCCL_EP_FWD_PASS, ncclInvalidUsage, "config->pass_direction is backward: LL groups run forward only");
+    expect_may_start(settings.send_only != 0);
+
+    const GroupConfig& config = group_->config();
+    Communicator& communicator = group_->communicator();
+    const Tensor tokens = read_tensor(communicator, inputs.tokens, "inputs->tokens");
+    const Tensor target = read_tensor(communicator, outputs.tokens, "outputs->tokens");
+    expect_dtype(tokens, {ncclBfloat16, ncclFloat16, ncclFloat32});
+    expect_dtype(target, {tokens.dtype});
+    if (is_expert_major()) {
+        expect_shape(tokens, {config.experts_per_rank(), size_t{config.num_ranks} * config.max_tokens, kAnySize},
+                     "[experts per rank, ranks * max_dispatch_tokens_per_rank, hidden]");
+    } else {
+        expect_shape(tokens, {config.num_ranks, config.max_tokens, kAnySize}, "[ranks, max_dispatch_tokens_per_rank, hidden]");
+    }
+    expect_shape(target, {num_tokens_, num_tokens_ == 0 ? kAnySize : tokens.sizes[2]}, "[rows of topk_idx, hidden of inputs->tokens]");
+    require(tokens.row_bytes() > 0 && tokens.row_bytes() % 16 == 0, ncclInvalidArgument, "inputs->tokens has rows of {} bytes, allowed: positive multiples of 16",
+            tokens.row_bytes());
+    require(tokens.row_bytes() <= config.max_token_bytes, ncclInvalidArgument, "inputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})",
+            tokens.row_bytes(), config.max_token_bytes);
+    for (const Tensor* tensor : {&tokens, &target}) {
+        require(reinterpret_cast<uintptr_t>(tensor->data) % 16 == 0, ncclInvalidArgument, "{} is at address {}, expected a multiple of 16", tensor->name,
+                static_cast<void*>(tensor->data));
+    }
+    require(!overlap(tokens, target), ncclInvalidArgument, "outputs->tokens overlaps inputs->tokens");
+
+    LlCombineArgs args{};
+    args.common = common(OperationKind::kCombine, settings.send_only != 0);
+    args.dtype = kernel_dtype(tokens.dtype);
+    args.tokens = tokens.data;
+    args.row_bytes = static_cast<uint32_t>(tokens.row_bytes());
+    args.wire_bytes = args.row_bytes;
+    args.wire = sums_ == CROSSDOCK_SUMS_SENDER ? LlCombineWire::kSums : LlCombineWire::kRows;
+    args.out_tokens = target.data;
+    read_combine_recipe(inputs, enum_bits(settings.quant_recipe), tokens, args);
+    if (is_expert_major()) {
+        const Tensor weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
+        expect_dtype(weights, {ncclFloat32});
+        expect_shape(weights, {num_tokens_, topk_}, "[rows of topk_idx, the handle's top-k]");
+        args.topk_weights = reinterpret_cast<const float*>(weights.data);
+    }
+    run(args, stream);
+}
+
+void Handle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens, LlCombineArgs& args) const {
+    require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument, "config->quant_recipe is {}, allowed: 0 (none), 1 (NVFP4)", recipe);
+    if (recipe == NCCL_EP_COMB_QUANT_NONE) {
+        expect_absent(inputs.scales, "inputs->scales", "with recipe none");
+        return;
+    }
+    const int capability = group_->runtime().compute_capability();
+    require(has_fp4(capability), ncclInvalidUsage, "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; this one has {}.{}",
+            capability / 10, capability % 10);
+    expect_dtype(tokens, {ncclBfloat16});
+    require(tokens.sizes[2] % 32 == 0, ncclInvalidArgument, "inputs->tokens has rows of {} elements, allowed with NVFP4: multiples of 32", tokens.sizes[2]);
+    const Tensor scales = read_tensor(group_->communicator(), inputs.scales, "inputs->scales");
+    expect_dtype(scales, {ncclFloat32});
+    expect_shape(scales, {tokens.sizes[0], tokens.sizes[1], 1}, "[as inputs->tokens, 1]");
+    args.row_scales = reinterpret_cast<const float*>(scales.data);
+    args.wire = LlCombineWire::kNvfp4;
+    args.wire_bytes = nvfp4_wire_bytes(static_cast<uint32_t>(tokens.sizes[2]));
+}
+
+}  // namespace crossdock

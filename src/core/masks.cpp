@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group's masks: which ranks it still talks to, and how they come back.
+#include <vector>
+
+#include "core/error.h"
+#include "core/group.h"
+#include "kernels/ll/launch.h"
+
+namespace crossdock {
+
+void Group::expect_masks() const {
+    require(config_.masking, ncclInvalidUsage, "the group was created with config->enable_mask 0");
+}
+
+void Group::mask_query(int* mask_status, cudaStream_t stream) {
+    expect_working();
+    expect_masks();
+    require(mask_status != nullptr, ncclInvalidArgument, "mask_status is NULL");
+    DeviceScope device(runtime());
+    runtime().copy_on_device(mask_status, wait_scope(OperationKind::kNone, 0).mask, sizeof(int) * config_.num_ranks, stream);
+}
+
+void Group::mask_update(const int* mask, cudaStream_t stream) {
+    expect_working();
+    expect_masks();
+    require(mask != nullptr, ncclInvalidArgument, "mask is NULL");
+    std::vector<uint32_t> active(config_.num_ranks);
+    for (uint32_t peer = 0; peer < config_.num_ranks; ++peer) active[peer] = mask[peer] != 0 ? 1 : 0;
+    DeviceScope device(runtime());
+    runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, active.data(), sizeof(uint32_t) * active.size(), stream);
+}
+
+void Group::mask_clean(cudaStream_t stream) {
+    expect_working();
+    expect_masks();
+    DeviceScope device(runtime());
+    require(!runtime().is_capturing(stream), ncclInvalidUsage, "ncclEpMaskClean can not be captured into a graph");
+    for (const auto& arena : arenas_) {
+        require(arena->pending_splits == 0, ncclInvalidUsage, "{} send_only operations are pending: complete them before ncclEpMaskClean", arena->pending_splits);
+    }
+    ++num_cleans_;
+    for (const auto& arena : arenas_) {
+        LlMaskCleanArgs args{};
+        args.common.arena = arena->geometry;
+        args.common.peers = arena->memory->peers;
+        args.common.rank = rank();
+        args.common.state = reinterpret_cast<LlArenaState*>(arena->state.data());
+        args.common.scope = wait_scope(OperationKind::kMaskClean, 0);
+        args.count = num_cleans_ & kMaxPayload;
+        before_operation(stream);
+        launch_ll_mask_clean(runtime(), args, stream);
+        after_operation(stream);
+    }
+    if (arenas_.empty()) {
+        const std::vector<uint32_t> all_active(config_.num_ranks, 1);  // no operation has run: there is nothing to agree on
+        runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, all_active.data(), sizeof(uint32_t) * all_active.size(), stream);
+    }
+    runtime().synchronize(stream);
+}
+
+int Group::async_error() const {
+    expect_masks();
+    return static_cast<int>(__atomic_load_n(&status_->async_error, __ATOMIC_ACQUIRE));
+}
+
+void Group::clear_error() {
+    expect_masks();
+    __atomic_store_n(&status_->async_error, 0u, __ATOMIC_RELEASE);
+    __atomic_store_n(&status_->expired.claimed, 0u, __ATOMIC_RELEASE);  // the next expired wait is recorded again
+}
+
+}  // namespace crossdock

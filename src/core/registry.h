@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Live objects behind the API's opaque pointers. A pointer that is not listed is refused with a sentence, so use after destroy is an error,
+// not a crash.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "core/error.h"
+
+namespace crossdock {
+
+template <typename Object>
+class Registry {
+  public:
+    explicit Registry(const char* name) : name_(name) {}
+
+    void* add(std::shared_ptr<Object> object) {
+        void* pointer = object.get();
+        std::unique_lock lock(mutex_);
+        live_.emplace(pointer, std::move(object));
+        return pointer;
+    }
+
+    std::shared_ptr<Object> find(const void* pointer) const {
+        require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name_);
+        std::shared_lock lock(mutex_);
+        const auto found = live_.find(pointer);
+        require(found != live_.end(), ncclInvalidArgument, "{} {} is not a live {}: never created, or already destroyed", name_, pointer, name_);
+        return found->second;
+    }
+
+    std::shared_ptr<Object> remove(const void* pointer) {
+        std::shared_ptr<Object> object = find(pointer);
+        std::unique_lock lock(mutex_);
+        live_.erase(pointer);
+        return object;
+    }
+
+  private:
+    const char* name_;
+    mutable std::shared_mutex mutex_;
+    std::unordered_map<const void*, std::shared_ptr<Object>> live_;
+};
+
+}  // namespace crossdock

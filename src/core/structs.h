@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading the caller's structs: any size from the first release's on, fields past the caller's size are zero, nothing is kept by reference.
+#pragma once
+
+#include <cstring>
+
+#include "core/error.h"
+#include "nccl_ep.h"
+
+namespace crossdock {
+
+// A copy of *caller. InvalidArgument where size or magic is wrong; a null pointer is the caller's to judge.
+template <typename Struct>
+Struct copy_struct(const void* caller, unsigned int smallest_size, const char* name) {
+    unsigned int head[2];
+    std::memcpy(head, caller, sizeof(head));
+    require(head[0] >= smallest_size, ncclInvalidArgument, "{}->size is {}, the struct has at least {} bytes: use its INIT macro", name, head[0],
+            smallest_size);
+    require(head[1] == NCCL_EP_MAGIC, ncclInvalidArgument, "{}->magic is {:#x}, expected {:#x}: use the struct's INIT macro", name, head[1],
+            NCCL_EP_MAGIC);
+    Struct copy{};
+    std::memcpy(&copy, caller, head[0] < sizeof(Struct) ? head[0] : sizeof(Struct));
+    return copy;
+}
+
+template <typename Struct>
+Struct mandatory_struct(const Struct* caller, unsigned int smallest_size, const char* name) {
+    require(caller != nullptr, ncclInvalidArgument, "{} is NULL", name);
+    return copy_struct<Struct>(caller, smallest_size, name);
+}
+
+// All zero where the caller passed NULL.
+template <typename Struct>
+Struct optional_struct(const Struct* caller, unsigned int smallest_size, const char* name) {
+    return caller == nullptr ? Struct{} : copy_struct<Struct>(caller, smallest_size, name);
+}
+
+// An enumerator as a number: a caller's struct may hold any bits.
+template <typename Enum>
+unsigned int enum_bits(const Enum& value) {
+    static_assert(sizeof(Enum) == sizeof(unsigned int), "the contract's enums are four bytes");
+    unsigned int bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+}  // namespace crossdock

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensor descriptors: the caller's checked and copied, ncclEpTensorAlloc's made and freed.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <optional>
+
+#include "fabric/communicator.h"
+#include "nccl_ep.h"
+
+namespace crossdock {
+
+inline constexpr unsigned int kMaxDims = 4;
+
+// What a call needs of a tensor; holds nothing of the caller's descriptor.
+struct Tensor {
+    const char* name = "";
+    ncclDataType_t dtype = ncclInt8;
+    unsigned int ndim = 0;
+    std::array<size_t, kMaxDims> sizes{};
+    std::byte* data = nullptr;  // resolved, window-only tensors too; null for an empty tensor
+    std::optional<PeerMap> window;  // every rank's tensor, for window-backed ones
+
+    uint64_t num_elements() const;
+    size_t row_bytes() const;  // of the last dimension
+};
+
+// Bytes of an element; 0 for a type that no tensor of this library may have.
+size_t dtype_size(ncclDataType_t dtype);
+const char* dtype_name(ncclDataType_t dtype);
+
+// InvalidArgument where the descriptor is NULL or malformed, names neither data nor window, or names two different places.
+Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
+std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
+
+// The same without a communicator: windows stay unresolved. For tensors that no peer reaches.
+Tensor read_local_tensor(const ncclEpTensor_t* caller, const char* name);
+
+// InvalidArgument, naming tensor, dimension, value and the expected one. kAnySize matches everything.
+inline constexpr size_t kAnySize = ~size_t{0};
+void expect_shape(const Tensor& tensor, std::initializer_list<size_t> sizes, const char* meaning);
+void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed);
+void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why);
+
+// ncclEpTensorAlloc and ncclEpTensorDestroy.
+ncclEpTensor_t* allocate_tensor(unsigned int ndim, ncclDataType_t dtype, const size_t* sizes);
+void destroy_tensor(ncclEpTensor_t* tensor);
+
+}  // namespace crossdock
