@@ -42,7 +42,7 @@ class Fiber {
         unsigned int uncaught = 0;
     };
 
-    [[noreturn]] void loop();
+    void loop();
     void arrive();
 
     std::byte* stack_ = nullptr;

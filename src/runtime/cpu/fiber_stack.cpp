@@ -50,7 +50,6 @@ std::byte* acquire_stack(size_t stack_bytes) {
             std::byte* stack = stacks[i].stack;
             stacks[i] = stacks.back();
             stacks.pop_back();
-            sanitizer::unpoison(stack, stack_bytes);  // frames of the last user's that never returned
             return stack;
         }
     }
@@ -67,6 +66,8 @@ std::byte* acquire_stack(size_t stack_bytes) {
 }
 
 void release_stack(std::byte* stack, size_t stack_bytes) noexcept {
+    // Frames that never return leave their red zones behind, for whoever gets these addresses next.
+    sanitizer::unpoison(stack, stack_bytes);
     if (!t_pool_is_gone && pool().stacks.size() < kMaxPooled) {
         pool().stacks.push_back({stack, stack_bytes});
     } else {

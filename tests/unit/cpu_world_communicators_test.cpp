@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators of the threads and deterministic worlds, through the C functions of crossdock.h and through the library's own interface:
+// exchanges are bounded and name who did not come, memory is symmetric, windows and handles are refused after their end.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/error.h"
+#include "core/log.h"
+#include "crossdock.h"
+#include "fabric/communicator.h"
+#include "fabric/cpu/in_process_communicator.h"
+#include "fabric/cpu/registry.h"
+
+namespace crossdock::cpu {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+using RankProgram = std::function<void(ncclComm_t comm, int rank)>;
+
+void run_threads(int num_ranks, const RankProgram& program) {
+    std::vector<ncclComm_t> comms(static_cast<size_t>(num_ranks));
+    ASSERT_EQ(crossdockCommInitAll(comms.data(), num_ranks), ncclSuccess);
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        ranks.emplace_back([&, rank] { program(comms[static_cast<size_t>(rank)], rank); });
+    }
+    for (auto& rank : ranks) rank.join();
+    for (ncclComm_t comm : comms) EXPECT_EQ(crossdockCommDestroy(comm), ncclSuccess);
+}
+
+void run_simulated(int num_ranks, const RankProgram& program) {
+    for (uint64_t seed = 0; seed < 10; ++seed) run_deterministic(num_ranks, {.seed = seed}, program);
+}
+
+class InProcessWorlds : public testing::TestWithParam<World> {
+  protected:
+    void run(int num_ranks, const RankProgram& program) {
+        GetParam() == World::kThreads ? run_threads(num_ranks, program) : run_simulated(num_ranks, program);
+    }
+};
+
+INSTANTIATE_TEST_SUITE_P(CpuWorlds, InProcessWorlds, testing::Values(World::kThreads, World::kDeterministic),
+                         [](const auto& world) {
+                             return std::string(world.param == World::kThreads ? "Threads" : "Deterministic");
+                         });
+
+std::string error_of(const std::function<void()>& action, ncclResult_t code) {
+    try {
+        action();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), code) << error.what();
+        return error.what();
+    }
+    ADD_FAILURE() << "no error";
+    return {};
+}
+
+void expect_mentions(const std::string& sentence, std::initializer_list<const char*> words) {
+    for (const char* word : words) EXPECT_NE(sentence.find(word), std::string::npos) << sentence << " lacks: " << word;
+}
+
+TEST_P(InProcessWorlds, KnowTheirRanks) {
+    run(5, [&](ncclComm_t comm, int rank) {
+        int got_rank = -1;
+        int got_count = -1;
+        EXPECT_EQ(crossdockCommUserRank(comm, &got_rank), ncclSuccess);
+        EXPECT_EQ(crossdockCommCount(comm, &got_count), ncclSuccess);
+        EXPECT_EQ(got_rank, rank);
+        EXPECT_EQ(got_count, 5);
+        EXPECT_EQ(communicator_of(comm)->world(), GetParam());
+    });
+}
+
+// Sizes around the mailbox's chunk, one after the other, so that a fast rank is a call ahead of a slow one.
+TEST_P(InProcessWorlds, GatherAnySize) {
+    constexpr int kRanks = 4;
+    run(kRanks, [](ncclComm_t comm, int rank) {
+        for (const size_t bytes : {0u, 1u, 7u, 8u, 100u, 4095u, 4096u, 4097u, 8192u, 30000u}) {
+            const std::vector<unsigned char> own(bytes, static_cast<unsigned char>(rank + 1));
+            std::vector<unsigned char> all(bytes * kRanks);
+            ASSERT_EQ(crossdockCommAllGather(comm, own.data(), all.data(), bytes), ncclSuccess) << last_error();
+            for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], i / bytes + 1) << bytes << " bytes, at " << i;
+        }
+    });
+}
+
+TEST_P(InProcessWorlds, GatherManyTimes) {
+    run(3, [](ncclComm_t comm, int rank) {
+        for (int round = 0; round < 300; ++round) {
+            const int own = round * 10 + rank;
+            int all[3];
+            ASSERT_EQ(crossdockCommAllGather(comm, &own, all, sizeof(own)), ncclSuccess) << last_error();
+            for (int peer = 0; peer < 3; ++peer) ASSERT_EQ(all[peer], round * 10 + peer);
+        }
+        EXPECT_EQ(crossdockCommBarrier(comm), ncclSuccess);
+    });
+}
+
+TEST_P(InProcessWorlds, NameTheRanksThatDoNotCome) {
+    run(4, [](ncclComm_t comm, int rank) {
+        if (rank == 1 || rank == 3) return;
+        const auto communicator = communicator_of(comm);
+        const std::string sentence =
+            error_of([&] { communicator->barrier("group creation", 20'000'000); }, ncclRemoteError);
+        expect_mentions(sentence, {"group creation", "ranks 1, 3"});
+    });
+}
+
+// Rank 0 gives up on rank 1, which makes the call later and finds rank 0's part of it.
+TEST_P(InProcessWorlds, GoOnAfterATimeout) {
+    std::atomic<bool> gave_up{false};
+    run(2, [&](ncclComm_t comm, int rank) {
+        const auto communicator = communicator_of(comm);
+        if (rank == 0) {
+            error_of([&] { communicator->barrier("first", 1'000'000); }, ncclRemoteError);
+            gave_up = true;
+        } else {
+            communicator->runtime().cpu_executor()->wait([&] { return gave_up.load(); }, UINT64_MAX);
+            communicator->barrier("first", 10 * kSecond);
+        }
+        const int own = rank;
+        int all[2] = {-1, -1};
+        communicator->all_gather(&own, all, sizeof(int), "second", 10 * kSecond);
+        EXPECT_EQ(all[0], 0);
+        EXPECT_EQ(all[1], 1);
+        gave_up = false;
+    });
+}
+
+TEST_P(InProcessWorlds, NoticeThatRanksAreInDifferentCalls) {
+    run(2, [](ncclComm_t comm, int rank) {
+        const auto communicator = communicator_of(comm);
+        const std::string sentence = error_of(
+            [&] { communicator->barrier(rank == 0 ? "group creation" : "window registration", kSecond); }, ncclInvalidUsage);
+        expect_mentions(sentence, {"group creation", "window registration", "rank 0", "rank 1"});
+    });
+}
+
+TEST_P(InProcessWorlds, SymmetricMemoryIsOneForAll) {
+    constexpr int kRanks = 3;
+    run(kRanks, [](ncclComm_t comm, int rank) {
+        const auto communicator = communicator_of(comm);
+        for (int round = 0; round < 3; ++round) {
+            const auto memory = communicator->allocate_symmetric(5000, kSecond * 10);
+            EXPECT_EQ(memory->bytes, 5000u);
+            EXPECT_EQ(memory->local, memory->peers.at(rank, 0));
+            EXPECT_EQ(reinterpret_cast<uintptr_t>(memory->local) % 4096, 0u);
+            EXPECT_EQ(std::accumulate(memory->local, memory->local + 5000, 0,
+                                      [](int sum, std::byte byte) { return sum + static_cast<int>(byte); }),
+                      0);
+            communicator->barrier("zeros seen", kSecond * 10);
+            for (int peer = 0; peer < kRanks; ++peer) *memory->peers.at(peer, static_cast<uint64_t>(rank)) = std::byte{9};
+            communicator->barrier("all written", kSecond * 10);
+            for (int peer = 0; peer < kRanks; ++peer) EXPECT_EQ(memory->local[peer], std::byte{9});
+        }
+    });
+}
+
+TEST_P(InProcessWorlds, SizesMustAgree) {
+    run(2, [](ncclComm_t comm, int rank) {
+        const auto communicator = communicator_of(comm);
+        expect_mentions(
+            error_of([&] { communicator->allocate_symmetric(rank == 0 ? 64 : 128, kSecond); }, ncclInvalidArgument),
+            {"rank 1", "128", "64"});
+        char memory[16];
+        ncclWindow_t window = nullptr;
+        EXPECT_EQ(crossdockCommWindowRegister(comm, memory, rank == 0 ? 8 : 16, &window, 0), ncclInvalidArgument);
+        EXPECT_EQ(window, nullptr);
+    });
+}
+
+TEST_P(InProcessWorlds, WindowsReachEverybodysMemory) {
+    constexpr int kRanks = 3;
+    run(kRanks, [](ncclComm_t comm, int rank) {
+        std::vector<int> memory(kRanks, -1);  // any memory will do
+        ncclWindow_t window = nullptr;
+        ASSERT_EQ(crossdockCommWindowRegister(comm, memory.data(), sizeof(int) * kRanks, &window, 0), ncclSuccess);
+        const auto communicator = communicator_of(comm);
+        const WindowView view = communicator->window(window);
+        EXPECT_EQ(view.bytes, sizeof(int) * kRanks);
+        EXPECT_EQ(static_cast<void*>(view.local), memory.data());
+        for (int peer = 0; peer < kRanks; ++peer) {
+            std::memcpy(view.peers.at(peer, sizeof(int) * static_cast<size_t>(rank)), &rank, sizeof(int));
+        }
+        ASSERT_EQ(crossdockCommWindowDeregister(comm, window), ncclSuccess);
+        EXPECT_EQ(memory, (std::vector<int>{0, 1, 2}));
+        error_of([&] { communicator->window(window); }, ncclInvalidArgument);
+        EXPECT_EQ(crossdockCommWindowDeregister(comm, window), ncclInvalidArgument);
+        error_of([&] { communicator->window(nullptr); }, ncclInvalidArgument);
+    });
+}
+
+TEST(CpuCommunicators, AreRefusedAfterTheirEnd) {
+    ncclComm_t comm = nullptr;
+    ASSERT_EQ(crossdockCommInitAll(&comm, 1), ncclSuccess);
+    ASSERT_EQ(crossdockCommBarrier(comm), ncclSuccess);
+    const auto still_in_use = communicator_of(comm);
+    ASSERT_EQ(crossdockCommDestroy(comm), ncclSuccess);
+    EXPECT_EQ(crossdockCommDestroy(comm), ncclInvalidArgument);
+    expect_mentions(last_error(), {"destroyed"});
+    int rank = 77;
+    EXPECT_EQ(crossdockCommUserRank(comm, &rank), ncclInvalidArgument);
+    EXPECT_EQ(rank, 77);
+    ncclComm_t other = nullptr;
+    ASSERT_EQ(crossdockCommInitAll(&other, 1), ncclSuccess);
+    EXPECT_NE(other, comm);
+    EXPECT_EQ(crossdockCommBarrier(comm), ncclInvalidArgument);
+    EXPECT_NO_THROW(still_in_use->barrier("a group that outlives the handle", kSecond));
+    EXPECT_EQ(crossdockCommDestroy(other), ncclSuccess);
+    EXPECT_EQ(crossdockCommDestroy(nullptr), ncclInvalidArgument);
+}
+
+TEST(CpuCommunicators, RefuseBadArguments) {
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(crossdockCommInitAll(nullptr, 1), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommInitAll(&comm, 0), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommInitAll(&comm, 4097), ncclInvalidArgument);
+    expect_mentions(last_error(), {"num_ranks", "4097", "1..4096"});
+    EXPECT_EQ(comm, nullptr);
+    ASSERT_EQ(crossdockCommInitAll(&comm, 1), ncclSuccess);
+    EXPECT_EQ(crossdockCommUserRank(comm, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommCount(comm, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommAllGather(comm, nullptr, nullptr, 8), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommAllGather(comm, nullptr, nullptr, 0), ncclSuccess);
+    char memory[8];
+    ncclWindow_t window = nullptr;
+    EXPECT_EQ(crossdockCommWindowRegister(comm, nullptr, 8, &window, 0), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommWindowRegister(comm, memory, 0, &window, 0), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommWindowRegister(comm, memory, 8, nullptr, 0), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommWindowRegister(comm, memory, 8, &window, 1), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommDestroy(comm), ncclSuccess);
+
+    void* allocated = memory;
+    EXPECT_EQ(crossdockMemAlloc(nullptr, 8), ncclInvalidArgument);
+    EXPECT_EQ(crossdockMemAlloc(&allocated, 0), ncclInvalidArgument);
+    EXPECT_EQ(crossdockMemAlloc(&allocated, SIZE_MAX), ncclSystemError);
+    EXPECT_EQ(crossdockMemAlloc(&allocated, size_t{1} << 60), ncclSystemError);
+    EXPECT_EQ(allocated, memory);
+    EXPECT_EQ(crossdockMemFree(memory), ncclInvalidArgument);
+    EXPECT_EQ(crossdockMemFree(nullptr), ncclSuccess);
+    ASSERT_EQ(crossdockMemAlloc(&allocated, 10), ncclSuccess);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(allocated) % 4096, 0u);
+    EXPECT_EQ(crossdockMemFree(allocated), ncclSuccess);
+    EXPECT_EQ(crossdockMemFree(allocated), ncclInvalidArgument);
+}
+
+TEST(DeterministicWorld, RefusesBadConfigurations) {
+    const auto program = [](ncclComm_t, int, void* count) { ++*static_cast<int*>(count); };
+    int num_runs = 0;
+    uint64_t num_steps = 0;
+    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    EXPECT_EQ(crossdockRunDeterministic(0, nullptr, program, &num_runs, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockRunDeterministic(2, nullptr, nullptr, &num_runs, nullptr), ncclInvalidArgument);
+    config.killed_rank = 2;
+    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    expect_mentions(last_error(), {"killed_rank", "-1..1"});
+    config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    config.magic = 1;
+    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    config.fault = static_cast<crossdockFault_t>(3);
+    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(num_runs, 0);
+    EXPECT_EQ(crossdockRunDeterministic(2, nullptr, program, &num_runs, &num_steps), ncclSuccess);
+    EXPECT_EQ(num_runs, 2);
+    EXPECT_GE(num_steps, 2u);
+}
+
+TEST(DeterministicWorld, CommunicatorsEndWithTheRun) {
+    ncclComm_t escaped = nullptr;
+    std::shared_ptr<Communicator> kept;
+    run_deterministic(2, {}, [&](ncclComm_t comm, int rank) {
+        if (rank != 0) return;
+        escaped = comm;
+        kept = communicator_of(comm);
+    });
+    EXPECT_EQ(crossdockCommBarrier(escaped), ncclInvalidArgument);
+    expect_mentions(error_of([&] { kept->barrier("too late", kSecond); }, ncclInvalidUsage), {"outside"});
+}
+
+TEST(DeterministicWorld, AKilledRanksCallsFailAndItsPeersNameIt) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        int num_failed = 0;
+        run_deterministic(3, {.seed = seed, .killed_rank = 1, .killed_at_step = 30 + seed}, [&](ncclComm_t comm, int rank) {
+            ncclResult_t result = ncclSuccess;
+            for (int round = 0; round < 100 && result == ncclSuccess; ++round) result = crossdockCommBarrier(comm);
+            EXPECT_EQ(result, ncclRemoteError);
+            if (rank == 1) {
+                expect_mentions(last_error(), {"killed"});
+                EXPECT_TRUE(communicator_of(comm)->is_killed());
+            }
+            ++num_failed;
+        });
+        EXPECT_EQ(num_failed, 3);
+    }
+}
+
+}  // namespace
+}  // namespace crossdock::cpu

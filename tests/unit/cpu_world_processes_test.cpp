@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as processes: they find each other through the id alone, share memory that has no name, notice a killed peer soon, and leave
+// nothing behind.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/log.h"
+#include "crossdock.h"
+#include "fabric/communicator.h"
+
+namespace crossdock::cpu {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+using RankProgram = std::function<bool(const ncclUniqueId& id, int rank)>;
+
+// A child process that runs program and exits with whether it returned true.
+pid_t fork_rank(const RankProgram& program, const ncclUniqueId& id, int rank) {
+    const pid_t child = fork();
+    if (child == 0) {
+        const bool is_good = program(id, rank);
+        if (!is_good) std::fprintf(stderr, "rank %d failed; last error: %s\n", rank, last_error());
+        _exit(is_good ? 0 : 1);
+    }
+    return child;
+}
+
+bool succeeds(pid_t child) {
+    int status = 0;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+ncclUniqueId make_id() {
+    ncclUniqueId id;
+    EXPECT_EQ(crossdockGetUniqueId(&id), ncclSuccess) << last_error();
+    return id;
+}
+
+// The parent makes the id and is no rank.
+void run_processes(int num_ranks, const RankProgram& program) {
+    const ncclUniqueId id = make_id();
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < num_ranks; ++rank) children.push_back(fork_rank(program, id, rank));
+    for (pid_t child : children) EXPECT_TRUE(succeeds(child));
+}
+
+bool mentions(std::initializer_list<const char*> words) {
+    for (const char* word : words) {
+        if (std::strstr(last_error(), word) == nullptr) return false;
+    }
+    return true;
+}
+
+bool maps_no_shared_memory() {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        if (line.find("memfd:crossdock") != std::string::npos) return false;
+    }
+    return true;
+}
+
+size_t num_descriptors() {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+std::set<std::string> names_in(const char* folder) {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path());
+    return names;
+}
+
+TEST(Processes, GatherAndShareMemory) {
+    constexpr int kRanks = 4;
+    run_processes(kRanks, [](const ncclUniqueId& id, int rank) {
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitRank(&comm, kRanks, id, rank) != ncclSuccess) return false;
+        std::vector<int> own(3000, rank);
+        std::vector<int> all(own.size() * kRanks);
+        if (crossdockCommAllGather(comm, own.data(), all.data(), own.size() * sizeof(int)) != ncclSuccess) return false;
+        for (size_t i = 0; i < all.size(); ++i) {
+            if (all[i] != static_cast<int>(i / own.size())) return false;
+        }
+        const auto communicator = communicator_of(comm);
+        if (communicator->world() != World::kProcesses) return false;
+        {
+            const auto memory = communicator->allocate_symmetric(100'000, 10 * kSecond);
+            for (int peer = 0; peer < kRanks; ++peer) {
+                *memory->peers.at(peer, 99'990 + static_cast<uint64_t>(rank)) = std::byte(rank + 1);
+            }
+            communicator->barrier("written", 10 * kSecond);
+            for (int peer = 0; peer < kRanks; ++peer) {
+                if (memory->local[99'990 + peer] != std::byte(peer + 1)) return false;
+            }
+            communicator->barrier("read", 10 * kSecond);
+        }
+        return crossdockCommDestroy(comm) == ncclSuccess;
+    });
+}
+
+TEST(Processes, WindowsLieInOneAllocation) {
+    run_processes(2, [](const ncclUniqueId& id, int rank) {
+        ncclComm_t comm = nullptr;
+        void* memory = nullptr;
+        if (crossdockCommInitRank(&comm, 2, id, rank) != ncclSuccess) return false;
+        if (crossdockMemAlloc(&memory, 3 * 4096) != ncclSuccess) return false;
+        auto* bytes = static_cast<std::byte*>(memory);
+        ncclWindow_t window = nullptr;
+        // Different places in the allocations.
+        std::byte* part = bytes + 4096 * rank + 16;
+        if (crossdockCommWindowRegister(comm, part, 4096, &window, 0) != ncclSuccess) return false;
+        const WindowView view = communicator_of(comm)->window(window);
+        if (view.local != part) return false;
+        *view.peers.at(1 - rank, 4095) = std::byte(7 + rank);
+        if (crossdockCommWindowDeregister(comm, window) != ncclSuccess) return false;
+        if (part[4095] != std::byte(8 - rank)) return false;
+        // What one rank cannot offer fails on both, at once.
+        char on_stack[64];
+        void* offered = rank == 0 ? static_cast<void*>(on_stack) : memory;
+        if (crossdockCommWindowRegister(comm, offered, 64, &window, 0) != ncclInvalidArgument) return false;
+        if (!mentions({rank == 0 ? "crossdockMemAlloc" : "rank 0"})) return false;
+        if (crossdockCommWindowRegister(comm, bytes, 3 * 4096 + 1, &window, 0) != ncclInvalidArgument) return false;
+        return crossdockCommBarrier(comm) == ncclSuccess && crossdockCommDestroy(comm) == ncclSuccess &&
+               crossdockMemFree(memory) == ncclSuccess;
+    });
+}
+
+// The way of an id that travels through a file: the other rank is an unrelated process that has inherited nothing.
+TEST(Processes, AnIdTravelsAsBytes) {
+    int pipe_ends[2];
+    ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
+    const auto join = [](const ncclUniqueId& id, int rank) {
+        ncclComm_t comm = nullptr;
+        return crossdockCommInitRank(&comm, 2, id, rank) == ncclSuccess && crossdockCommBarrier(comm) == ncclSuccess &&
+               crossdockCommDestroy(comm) == ncclSuccess && maps_no_shared_memory();
+    };
+    const pid_t reader = fork();
+    if (reader == 0) {
+        ncclUniqueId id;
+        _exit(read(pipe_ends[0], &id, sizeof(id)) == sizeof(id) && join(id, 1) ? 0 : 1);
+    }
+    const size_t num_before = num_descriptors();
+    const ncclUniqueId id = make_id();
+    ASSERT_EQ(write(pipe_ends[1], &id, sizeof(id)), static_cast<ssize_t>(sizeof(id)));
+    EXPECT_TRUE(join(id, 0)) << last_error();
+    EXPECT_TRUE(succeeds(reader));
+    EXPECT_EQ(num_descriptors(), num_before) << "the maker keeps nothing open after all have joined";
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result = crossdockCommInitRank(&comm, 2, id, 0);
+    EXPECT_TRUE(result == ncclInvalidArgument || result == ncclSystemError) << last_error();
+    EXPECT_EQ(comm, nullptr);
+}
+
+TEST(Processes, RefuseWrongIdsRanksAndSizes) {
+    ncclUniqueId id{};
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(crossdockGetUniqueId(nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 0), ncclInvalidArgument);
+    EXPECT_TRUE(mentions({"crossdockGetUniqueId"})) << last_error();
+    id = make_id();
+    EXPECT_EQ(crossdockCommInitRank(nullptr, 2, id, 0), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 2), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, -1), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommInitRank(&comm, 0, id, 0), ncclInvalidArgument);
+
+    // Rank 0 joins and waits for rank 1, which never comes; others then ask for the same rank, or for another number of ranks.
+    const auto refuses = [&](int num_ranks, int rank, std::initializer_list<const char*> words) {
+        setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "20", 1);
+        // Until rank 0 is there the call may time out instead.
+        ncclResult_t result = ncclRemoteError;
+        while (result == ncclRemoteError) result = crossdockCommInitRank(&comm, num_ranks, id, rank);
+        unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
+        return result == ncclInvalidArgument && mentions(words);
+    };
+    const pid_t waiting = fork_rank(
+        [](const ncclUniqueId& shared_id, int rank) {
+            ncclComm_t own = nullptr;
+            for (;;) crossdockCommInitRank(&own, 2, shared_id, rank);  // the test may have its place for a moment
+            return false;
+        },
+        id, 0);
+    EXPECT_TRUE(refuses(2, 0, {"rank 0 is taken by process"})) << last_error();
+    EXPECT_TRUE(refuses(3, 1, {"num_ranks is 3", "2"})) << last_error();
+    EXPECT_EQ(comm, nullptr);
+    kill(waiting, SIGKILL);
+    EXPECT_FALSE(succeeds(waiting));
+}
+
+TEST(Processes, JoiningIsBoundedAndNamesTheMissing) {
+    setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "50", 1);
+    const ncclUniqueId id = make_id();
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(crossdockCommInitRank(&comm, 3, id, 1), ncclRemoteError);
+    EXPECT_TRUE(mentions({"rank 1", "50 ms", "0, 2"})) << last_error();
+    EXPECT_EQ(comm, nullptr);
+    EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 1), ncclInvalidArgument);
+    EXPECT_TRUE(mentions({"num_ranks is 2", "3"})) << last_error();
+    unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
+}
+
+// A rank that is killed while others wait for it is named long before their timeout, and nothing of it stays.
+TEST(Processes, AKilledRankIsNamedAndLeavesNothing) {
+    constexpr int kRanks = 3;
+    const auto before = names_in("/dev/shm");
+    const auto in_tmp_before = names_in("/tmp");
+    const ncclUniqueId id = make_id();
+    const auto program = [](const ncclUniqueId& shared_id, int rank) {
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitRank(&comm, kRanks, shared_id, rank) != ncclSuccess) return false;
+        const auto communicator = communicator_of(comm);
+        auto memory = communicator->allocate_symmetric(1 << 20, 10 * kSecond);
+        communicator->barrier("before the kill", 10 * kSecond);
+        if (rank == 1) raise(SIGKILL);
+        const auto start = std::chrono::steady_clock::now();
+        if (crossdockCommBarrier(comm) != ncclRemoteError || !mentions({"rank 1", "has ended"})) return false;
+        if (std::chrono::steady_clock::now() - start > std::chrono::seconds(5)) return false;
+        // What the dead rank shared stays mapped here until it is let go.
+        *memory->peers.at(1, 5) = std::byte{1};
+        memory.reset();
+        return crossdockCommDestroy(comm) == ncclSuccess;
+    };
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < kRanks; ++rank) children.push_back(fork_rank(program, id, rank));
+    EXPECT_TRUE(succeeds(children[0]));
+    EXPECT_FALSE(succeeds(children[1]));
+    EXPECT_TRUE(succeeds(children[2]));
+    EXPECT_EQ(names_in("/dev/shm"), before);
+    for (const std::string& name : names_in("/tmp")) {
+        EXPECT_TRUE(in_tmp_before.count(name) == 1 || name.find("crossdock") == std::string::npos) << name;
+    }
+}
+
+// Several communicators of the same processes at once, and ranks as threads of one process.
+TEST(Processes, RanksMayShareAProcess) {
+    const ncclUniqueId ids[2] = {make_id(), make_id()};
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+        ranks.emplace_back([&, rank] {
+            ncclComm_t comms[2];
+            for (int i = 0; i < 2; ++i) ASSERT_EQ(crossdockCommInitRank(&comms[i], 2, ids[i], rank), ncclSuccess) << last_error();
+            for (int round = 0; round < 20; ++round) {
+                ASSERT_EQ(crossdockCommBarrier(comms[round % 2]), ncclSuccess) << last_error();
+            }
+            for (ncclComm_t comm : comms) ASSERT_EQ(crossdockCommDestroy(comm), ncclSuccess);
+        });
+    }
+    for (auto& rank : ranks) rank.join();
+    EXPECT_TRUE(maps_no_shared_memory());
+}
+
+}  // namespace
+}  // namespace crossdock::cpu
