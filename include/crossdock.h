@@ -24,6 +24,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------------- */
 
@@ -142,6 +145,9 @@ typedef enum {
  * CROSSDOCK_SENDER_SUMS=1 when the group is created, else with EXACT. InvalidUsage: not an LL expert-major handle. */
 ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums);
 
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif
