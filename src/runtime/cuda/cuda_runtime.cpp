@@ -5,12 +5,10 @@
 #include <cstring>
 
 #include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/stream_order.h"
 
 namespace crossdock {
 namespace {
-
-// Freed memory that may wait for the device; handles' memory is far smaller.
-constexpr size_t kMaxRetiredBytes = size_t{64} << 20;
 
 int attribute(cudaDeviceAttr which, int device) {
     int value = 0;
@@ -36,69 +34,60 @@ CudaRuntime::CudaRuntime(int device) : device_(device) {
 }
 
 CudaRuntime::~CudaRuntime() {
-    try {
-        DeviceGuard guard(device_);
-        for (const Block& block : blocks_) (void)cudaFree(block.memory);
-        (void)cudaStreamDestroy(stream_);
-    } catch (const Error&) {
-        // The device is gone, and the memory with it.
-    }
+    for (const RetiredBlock& block : blocks_) retire(block);
+    (void)cudaStreamDestroy(stream_);
+}
+
+std::unique_ptr<StreamOrder> CudaRuntime::make_stream_order() { return std::make_unique<CudaStreamOrder>(device_); }
+
+int CudaRuntime::enter_device() {
+    int previous = 0;
+    check_cuda(cudaGetDevice(&previous), "cudaGetDevice");
+    if (previous != device_) check_cuda(cudaSetDevice(device_), "cudaSetDevice");
+    return previous;
+}
+
+void CudaRuntime::leave_device(int previous) noexcept {
+    if (previous != device_) (void)cudaSetDevice(previous);
 }
 
 void* CudaRuntime::allocate(size_t bytes) {
     DeviceGuard guard(device_);
-    bytes = std::max<size_t>(bytes, 1);
     blocks_.reserve(blocks_.size() + 1);  // so that nothing is lost between here and there
-    void* memory = nullptr;
-    cudaError_t result = cudaMalloc(&memory, bytes);
-    if (result == cudaErrorMemoryAllocation && retired_bytes_ > 0) {
-        release_retired();
-        result = cudaMalloc(&memory, bytes);
+    RetiredBlock block{nullptr, std::max<size_t>(bytes, 1), device_, false};
+    cudaError_t result = cudaMalloc(&block.memory, block.bytes);
+    if (result == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        free_retired();
+        result = cudaMalloc(&block.memory, block.bytes);
     }
     if (result == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         fail(ncclUnhandledCudaError, "GPU {} has no {} bytes of memory left (cudaMalloc)", device_, bytes);
     }
     check_cuda(result, "cudaMalloc");
-    blocks_.push_back({memory, bytes, false});
-    check_cuda(cudaMemsetAsync(memory, 0, bytes, stream_), "cudaMemsetAsync");
+    blocks_.push_back(block);
+    check_cuda(cudaMemsetAsync(block.memory, 0, block.bytes, stream_), "cudaMemsetAsync");
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    return memory;
-}
-
-void CudaRuntime::free(void* memory) noexcept {
-    for (Block& block : blocks_) {
-        if (block.memory != memory || block.retired) continue;
-        block.retired = true;
-        retired_bytes_ += block.bytes;
-    }
-    if (retired_bytes_ > kMaxRetiredBytes) release_retired();
-}
-
-void CudaRuntime::release_retired() noexcept {
-    try {
-        DeviceGuard guard(device_);
-        std::erase_if(blocks_, [](const Block& block) {
-            if (block.retired) (void)cudaFree(block.memory);
-            return block.retired;
-        });
-        retired_bytes_ = 0;
-    } catch (const Error&) {
-        // The device is gone. The destructor tries once more.
-    }
+    return block.memory;
 }
 
 void* CudaRuntime::allocate_host_visible(size_t bytes) {
     DeviceGuard guard(device_);
-    void* memory = nullptr;
-    bytes = std::max<size_t>(bytes, 1);
-    check_cuda(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
-    std::memset(memory, 0, bytes);
-    return memory;
+    blocks_.reserve(blocks_.size() + 1);
+    RetiredBlock block{nullptr, std::max<size_t>(bytes, 1), device_, true};
+    check_cuda(cudaHostAlloc(&block.memory, block.bytes, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+    blocks_.push_back(block);
+    std::memset(block.memory, 0, block.bytes);
+    return block.memory;
 }
 
-void CudaRuntime::free_host_visible(void* memory) noexcept {
-    if (memory != nullptr) (void)cudaFreeHost(memory);
+void CudaRuntime::free(void* memory) noexcept {
+    const auto is_it = [memory](const RetiredBlock& block) { return block.memory == memory; };
+    const auto block = std::find_if(blocks_.begin(), blocks_.end(), is_it);
+    if (block == blocks_.end()) return;
+    retire(*block);
+    blocks_.erase(block);
 }
 
 void CudaRuntime::copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t stream) {

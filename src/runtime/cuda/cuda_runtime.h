@@ -2,8 +2,10 @@
 // One rank's GPU: its memory, copies and properties.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "runtime/cuda/retired_memory.h"
 #include "runtime/runtime.h"
 
 namespace crossdock {
@@ -17,13 +19,15 @@ class CudaRuntime final : public Runtime {
     CudaRuntime(const CudaRuntime&) = delete;
     CudaRuntime& operator=(const CudaRuntime&) = delete;
 
-    // Freeing does not wait for the device unless much memory awaits it: ranks may share a GPU, and CUDA's own freeing
-    // would wait for a peer's kernel that waits for this very thread. Work already queued may go on using the memory.
+    std::unique_ptr<StreamOrder> make_stream_order() override;
+    int enter_device() override;
+    void leave_device(int previous) noexcept override;
+
+    // Freeing goes by way of retired_memory.h: it seldom waits, and work already queued may go on using the memory.
     void* allocate(size_t bytes) override;
     void free(void* memory) noexcept override;
-
     void* allocate_host_visible(size_t bytes) override;
-    void free_host_visible(void* memory) noexcept override;
+    void free_host_visible(void* memory) noexcept override { free(memory); }
 
     // copy_to_device: InvalidUsage on a capturing stream, since a graph would read the source long after the call.
     void copy_to_device(void* target, const void* host_source, size_t bytes, cudaStream_t stream) override;
@@ -43,20 +47,12 @@ class CudaRuntime final : public Runtime {
     cudaStream_t internal_stream() const { return stream_; }
 
   private:
-    struct Block {
-        void* memory;
-        size_t bytes;
-        bool retired;  // freed by its owner, not yet by us
-    };
-    void release_retired() noexcept;
-
     int device_;
     int num_sms_ = 0;
     size_t max_shared_bytes_ = 0;
     int compute_capability_ = 0;
     cudaStream_t stream_ = nullptr;
-    std::vector<Block> blocks_;
-    size_t retired_bytes_ = 0;
+    std::vector<RetiredBlock> blocks_;  // not yet retired
 };
 
 }  // namespace crossdock

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// One group's operations one after the other, whichever streams they are issued on.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "runtime/runtime.h"
+
+namespace crossdock {
+
+// In a captured graph the order becomes edges between operations of one capture. A graph as a whole is ordered by the
+// stream that it is launched on alone, since launches are not seen here.
+class CudaStreamOrder final : public StreamOrder {
+  public:
+    explicit CudaStreamOrder(int device);
+    ~CudaStreamOrder() override;
+    CudaStreamOrder(const CudaStreamOrder&) = delete;
+    CudaStreamOrder& operator=(const CudaStreamOrder&) = delete;
+
+    void before_operation(cudaStream_t stream) override;
+    void after_operation(cudaStream_t stream) override;
+    bool is_idle() override;
+
+  private:
+    int device_;
+    // Eager and captured operations have an event each: an event that was recorded in a capture cannot be asked or
+    // waited for outside of it.
+    cudaEvent_t last_eager_ = nullptr;
+    cudaEvent_t last_captured_ = nullptr;
+    unsigned long long eager_stream_ = 0;  // CUDA's number of it; 0: no operation yet
+    unsigned long long capture_ = 0;       // CUDA's number of the capture that last_captured_ belongs to
+};
+
+}  // namespace crossdock
