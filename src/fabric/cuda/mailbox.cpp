@@ -23,16 +23,15 @@ struct Layout {
 
 }  // namespace
 
-Mailbox::Mailbox(const NcclRank& self, cudaStream_t stream, const char* what, Deadline deadline)
-    : self_(self), stream_(stream) {
+Mailbox::Mailbox(const NcclRank& self, CudaRuntime& runtime, const char* what, Deadline deadline)
+    : self_(self), runtime_(runtime) {
     const Layout layout{static_cast<size_t>(self_.num_ranks)};
-    memory_ = register_memory(std::make_unique<RegisteredMemory>(self_, layout.bytes(), stream_), what, deadline);
-    DeviceGuard guard(self_.device);
-    check_cuda(cudaHostAlloc(reinterpret_cast<void**>(&staging_), layout.bytes() / 2, cudaHostAllocDefault),
-               "cudaHostAlloc");
+    memory_ = register_memory(std::make_unique<RegisteredMemory>(self_, layout.bytes(), runtime_.internal_stream()),
+                              what, deadline);
+    staging_ = static_cast<std::byte*>(runtime_.allocate_host_visible(layout.bytes() / 2));
 }
 
-Mailbox::~Mailbox() { (void)cudaFreeHost(staging_); }
+Mailbox::~Mailbox() { runtime_.free_host_visible(staging_); }
 
 void Mailbox::all_gather(const void* own, void* all, size_t bytes, const char* what, Deadline deadline) {
     require(!out_of_step_, ncclRemoteError, "{}: an earlier exchange between the ranks failed", what);
@@ -58,11 +57,12 @@ void Mailbox::run_round(const std::byte* own, size_t bytes, const char* what, De
     const Layout layout{num_ranks};
     const uint64_t round = ++round_;
     const size_t half = round % 2;
+    const cudaStream_t stream = runtime_.internal_stream();
     const auto copy = [&](void* target, const void* source, size_t num_bytes) {
         if (num_bytes > 0)
-            check_cuda(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
+            check_cuda(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
     };
-    const auto finish = [&] { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); };
+    const auto finish = [&] { check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); };
     const auto send = [&](size_t offset, size_t num_bytes) {
         for (int peer = 0; peer < self_.num_ranks; ++peer) copy(memory_->peers.at(peer, offset), staging_, num_bytes);
         finish();  // flags leave only when the bytes have arrived

@@ -20,7 +20,7 @@ namespace crossdock {
 class Mailbox {
   public:
     // Collective.
-    Mailbox(const NcclRank& self, cudaStream_t stream, const char* what, Deadline deadline);
+    Mailbox(const NcclRank& self, CudaRuntime& runtime, const char* what, Deadline deadline);
     ~Mailbox();
     Mailbox(const Mailbox&) = delete;
     Mailbox& operator=(const Mailbox&) = delete;
@@ -33,7 +33,7 @@ class Mailbox {
     void run_round(const std::byte* own, size_t bytes, const char* what, Deadline deadline);
 
     NcclRank self_;
-    cudaStream_t stream_;
+    CudaRuntime& runtime_;
     std::unique_ptr<RegisteredMemory> memory_;
     std::byte* staging_ = nullptr;  // pinned: one half's slots, then its flags
     uint64_t round_ = 0;

@@ -22,8 +22,7 @@ void* open_library() {
         const char* reason = dlerror();
         fail(ncclInvalidUsage,
              "no NCCL: none is loaded in this process, {} is {}, and opening it failed ({}). A communicator that is "
-             "not of "
-             "crossdock.h needs NCCL {} or newer",
+             "not of crossdock.h needs NCCL {} or newer",
              kLibraryVariable, is_named ? named : "not set (so libnccl.so.2)",
              reason != nullptr ? reason : "no reason given", nccl_version_text(kMinNcclVersion));
     }

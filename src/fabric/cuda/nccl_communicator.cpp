@@ -40,7 +40,7 @@ class NcclCommunicator final : public Communicator {
     void check_one_domain() const;
 
     NcclRank self_;
-    CudaRuntime runtime_;
+    mutable CudaRuntime runtime_;
     mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
     mutable int ranks_on_device_ = 0;
 };
@@ -99,7 +99,7 @@ int NcclCommunicator::ranks_on_device() const {
 void NcclCommunicator::connect(const char* what, Deadline deadline) const {
     if (mailbox_ != nullptr) return;
     check_one_domain();
-    auto mailbox = std::make_unique<Mailbox>(self_, runtime_.internal_stream(), what, deadline);
+    auto mailbox = std::make_unique<Mailbox>(self_, runtime_, what, deadline);
 
     using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, unique in the world
     cudaDeviceProp properties = {};
@@ -120,15 +120,16 @@ void NcclCommunicator::check_one_domain() const {
     properties.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, self_.nccl->version));
     self_.nccl->check(self_.nccl->ncclCommQueryProperties(self_.comm, &properties), self_.comm,
                       "ncclCommQueryProperties");
-    require(properties.deviceApiSupport, ncclInvalidUsage,
-            "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
-            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE and NCCL_P2P_DISABLE must not "
-            "forbid it",
-            self_.num_ranks);
+    // The domains first: NCCL 2.30 without a GPU-initiated network offers nothing where there are several.
     require(properties.nLsaTeams == 1, ncclInvalidUsage,
             "the communicator's {} ranks form {} load/store domains of {} ranks, one of {} is needed: run all ranks on "
             "one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and NCCL_HOSTID",
             self_.num_ranks, properties.nLsaTeams, self_.num_ranks / std::max(properties.nLsaTeams, 1),
+            self_.num_ranks);
+    require(properties.deviceApiSupport, ncclInvalidUsage,
+            "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
+            "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE and NCCL_P2P_DISABLE must not "
+            "forbid it",
             self_.num_ranks);
 }
 
