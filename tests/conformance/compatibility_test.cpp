@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Callers of version 1, of version 2 and of versions to come share one library, in one process.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "layer.h"
+#include "options.h"
+#include "random_problem.h"
+
+namespace crossdock::testing {
+namespace {
+
+Problem small_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+    Problem problem;
+    problem.num_ranks = num_ranks;
+    problem.num_experts = 2 * num_ranks;
+    problem.max_tokens = 6;
+    problem.num_topk = 2;
+    problem.hidden = problem.combine_hidden = 512;
+    problem.layout = layout;
+    return rerouted(problem, seed);
+}
+
+// A struct in front of a tail of rubbish that its `size` claims.
+template <typename Struct>
+struct Grown {
+    Struct value;
+    std::byte tail[64];
+    explicit Grown(const Struct& original) : value(original) {
+        std::memset(tail, 0xEE, sizeof tail);
+        value.size = sizeof *this;
+    }
+};
+
+TEST(Compatibility, Version1AndVersion2CallersShareAProcess) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            Problem old_problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
+            old_problem.recipe = reference::Recipe::kV1Fp8;
+            old_problem.num_scales = 4;
+            const Problem plain = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
+            ncclEpGroupConfig_t config = group_config_for(context, {&old_problem});
+            // Where version 1's struct ended; what lies behind is not its.
+            config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
+            config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(0x5A5A);
+            config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(0x5A5A);
+            config.num_topk = 0x5A5A5A5A;
+            Group old_group(context, context.comm(), config);
+            Group new_group(context, plain);
+            Layer old_fp8(context, old_group.get(), old_problem, {.version_1_structs = true});
+            Layer old_default(context, old_group.get(), old_problem, {.version_1_structs = true, .null_configs = true});
+            Layer modern(context, new_group.get(), plain);
+            for (int i = 0; i < 3; ++i) {
+                old_fp8.round_trip();
+                modern.round_trip();
+                old_default.round_trip();
+            }
+            old_problem.round_scales = true;
+            old_fp8.route(old_problem);
+            old_fp8.round_trip();
+        });
+    });
+}
+
+TEST(Compatibility, Version1StructsEndWhereTheyEnded) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const Problem problem = small_problem(context.num_ranks(), layout, 3);
+                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                config.version = 1;
+                config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
+                Group group(context, context.comm(), config);
+                Layer layer(context, group.get(), problem, {.version_1_structs = true});
+                layer.round_trip();
+                layer.round_trip();
+            });
+        }
+    });
+}
+
+TEST(Compatibility, NullConfigsMeanDefaults) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const Problem problem = small_problem(context.num_ranks(), layout, 4);
+                Group group(context, problem);
+                Layer(context, group.get(), problem, {.source_counters = false, .null_configs = true}).round_trip();
+            });
+        }
+    });
+}
+
+// What a later version appends is ignored, whatever it holds.
+TEST(Compatibility, LargerStructsAreAccepted) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
+            Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
+            // The two counts that the coming version appends first are honoured, so they hold a legal value: the default.
+            std::memset(config.tail, 0, 8);
+            config.value.version = 77;
+            ncclEpGroup_t group = nullptr;
+            RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
+            Grown<ncclEpHandleConfig_t> handle_config(NCCL_EP_HANDLE_CONFIG_INIT);
+            ncclEpHandle_t handle = nullptr;
+            RANK_OK(context, ncclEpInitHandle(&handle, group, problem.layout, &handle_config.value, problem.num_topk, nullptr));
+            Grown<ncclEpCompleteConfig_t> complete_config(NCCL_EP_COMPLETE_CONFIG_INIT);
+            RANK_OK(context, ncclEpComplete(handle, &complete_config.value, context.make_stream()));
+            RANK_OK(context, ncclEpHandleDestroy(handle));
+            Layer(context, group, problem).round_trip();
+            RANK_OK(context, ncclEpGroupDestroy(group));
+        });
+    });
+}
+
+// The coming version's own numbers of SMs are checked like max_num_sms.
+TEST(Compatibility, TheComingVersionsSmCountsAreHonoured) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
+            const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
+            Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
+            const unsigned too_many = 1'000'000, one = 1;
+            ncclEpGroup_t group = nullptr;
+            std::memcpy(config.tail, &too_many, sizeof too_many);
+            std::memcpy(config.tail + 4, &one, sizeof one);
+            RANK_REFUSED(context, ncclInvalidUsage, "dispatch_num_sms", ncclEpCreateGroup(&group, context.comm(), &config.value));
+            std::memcpy(config.tail, &one, sizeof one);
+            RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
+            Layer(context, group, problem).round_trip();
+            RANK_OK(context, ncclEpGroupDestroy(group));
+        });
+    });
+}
+
+// Version 2 callers with scales but no recipe are refused, version 1 callers are quantised: by what they say of themselves.
+TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);
+            problem.recipe = reference::Recipe::kV1Fp8;
+            problem.num_scales = 4;
+            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            config.version = 2;
+            Group group(context, context.comm(), config);
+            Layer layer(context, group.get(), problem);
+            layer.prepare_dispatch();
+            RANK_REFUSED(context, ncclInvalidArgument, "scales", layer.dispatch());
+        });
+    });
+}
+
+// An explicit rdma_buffer_size of any version is accepted, small or large.
+TEST(Compatibility, ExplicitBufferSizesAreHints) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 8);
+            for (const unsigned long bytes : {4096ul, 1ul << 30, 1ul << 50}) {
+                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                config.rdma_buffer_size = bytes;
+                config.num_qp_per_rank = 3;
+                config.num_channels = 7;
+                config.max_num_sms = 1;
+                Group group(context, context.comm(), config);
+                Layer(context, group.get(), problem).round_trip();
+            }
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

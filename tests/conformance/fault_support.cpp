@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fault_support.h"
+
+#include <algorithm>
+#include <filesystem>
+
+namespace crossdock::testing {
+
+Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+    Problem problem;
+    problem.seed = seed;
+    problem.num_ranks = num_ranks;
+    problem.num_experts = 2 * num_ranks;
+    problem.max_tokens = 6;
+    problem.num_topk = num_ranks;
+    problem.hidden = problem.combine_hidden = 32;
+    problem.layout = layout;
+    problem.ranks.resize(num_ranks);
+    Random random(seed);
+    for (reference::RankInput& rank : problem.ranks) {
+        rank.num_tokens = problem.max_tokens;
+        for (int i = 0; i < problem.max_tokens * num_ranks; ++i) {
+            // One expert on each rank.
+            rank.ids.push_back((i % num_ranks) * 2 + random.below(2));
+            rank.weights.push_back(static_cast<float>(random.unit()) + 0.25f);
+        }
+    }
+    return problem;
+}
+
+ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group) {
+    const cudaStream_t stream = context.make_stream();
+    Buffer status(context, stream, static_cast<size_t>(context.num_ranks()) * sizeof(int));
+    RANK_OK(context, ncclEpMaskQuery(group, reinterpret_cast<int*>(status.data()), stream));
+    ActiveRanks active(context.num_ranks());
+    context.copy_to_host(active.data(), status.data(), status.bytes(), stream);
+    for (const int entry : active) RANK_CHECK(context, entry == 0 || entry == 1, "a mask entry is {}", entry);
+    status.check_guards("the mask");
+    return active;
+}
+
+int async_error(RankContext& context, ncclEpGroup_t group) {
+    int error = -1;
+    RANK_OK(context, ncclEpGetAsyncError(group, &error));
+    return error;
+}
+
+void check_diagnosis(RankContext& context, ncclEpGroup_t group, int peer) {
+    crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+    RANK_OK(context, crossdockGroupDiagnosis(group, &diagnosis));
+    RANK_CHECK(context, diagnosis.valid == 1, "no diagnosis after an expired wait");
+    RANK_CHECK(context, diagnosis.rank == context.rank(), "the diagnosis is rank {}'s", diagnosis.rank);
+    RANK_CHECK(context, diagnosis.peer == peer, "the diagnosis blames rank {} ({} {}, epoch {}, expected {:#x}, seen {:#x}), not rank {}",
+               diagnosis.peer, diagnosis.operation, diagnosis.step, diagnosis.epoch, diagnosis.expected, diagnosis.seen, peer);
+    RANK_CHECK(context, diagnosis.operation[0] != '\0' && diagnosis.step[0] != '\0', "the diagnosis names no operation or no step");
+    RANK_CHECK(context, diagnosis.elapsed_us > 0, "no time elapsed");
+}
+
+std::vector<std::string> shared_memory_names() {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+std::vector<std::string> failures_of_others(const RunReport& report, int rank) {
+    std::vector<std::string> others;
+    const std::string own = fmt::format("rank {}:", rank);
+    for (const std::string& failure : report.failures) {
+        if (failure.compare(0, own.size(), own) != 0) others.push_back(failure);
+    }
+    return others;
+}
+
+}  // namespace crossdock::testing

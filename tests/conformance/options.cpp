@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "options.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace crossdock::testing {
+
+// Processes come first: they are forked from this process while it has no threads yet.
+const std::vector<WorldKind> kEveryWorld = {WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic, WorldKind::kGpu,
+                                            WorldKind::kGpuProcesses};
+
+Options& options() {
+    static Options instance;
+    return instance;
+}
+
+Seeds seeds_or(uint64_t first, uint64_t count) {
+    return {options().seed.value_or(first), options().num_seeds.value_or(options().seed ? 1 : count)};
+}
+
+int ranks_or(int wanted) { return options().num_ranks.value_or(wanted); }
+
+bool world_is_selected(WorldKind kind) {
+    const std::vector<WorldKind>& worlds = options().worlds;
+    return std::find(worlds.begin(), worlds.end(), kind) != worlds.end();
+}
+
+std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> seed) {
+    const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    std::string line = fmt::format("crossdock_conformance --world {} --ranks {}", world_name(kind), num_ranks);
+    if (seed) line += fmt::format(" --seed {}", *seed);
+    if (test != nullptr) line += fmt::format(" --gtest_filter={}.{}", test->test_suite_name(), test->name());
+    return line;
+}
+
+RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint64_t> seed, const RankProgram& program) {
+    RunReport report = run_ranks(spec, num_ranks, program);
+    if (!report.ok()) {
+        std::string text;
+        for (const std::string& failure : report.failures) text += failure + "\n";
+        ADD_FAILURE() << text << "replay: " << replay_line(spec.kind, num_ranks, seed);
+    }
+    return report;
+}
+
+void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run) {
+    std::string why = "it does not concern the selected worlds";
+    bool ran = false;
+    for (const WorldKind kind : kinds) {
+        if (!world_is_selected(kind)) continue;
+        if (const std::string reason = why_unavailable(kind); !reason.empty()) {
+            why = fmt::format("{}: {}", world_name(kind), reason);
+            continue;
+        }
+        SCOPED_TRACE(world_name(kind));
+        WorldSpec spec;
+        spec.kind = kind;
+        run(spec);
+        ran = true;
+    }
+    if (!ran) GTEST_SKIP() << why;
+}
+
+}  // namespace crossdock::testing

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line of the suite, and how a failed run is reported.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "worlds/world.h"
+
+namespace crossdock::testing {
+
+struct Options {
+    std::vector<WorldKind> worlds;
+    std::optional<int> num_ranks;
+    std::optional<uint64_t> seed;
+    std::optional<uint64_t> num_seeds;
+};
+
+// As the command line says; set by main before the tests run.
+Options& options();
+
+// The seeds that a test runs: those of the command line, or [first, first + count).
+struct Seeds {
+    uint64_t first;
+    uint64_t count;
+};
+Seeds seeds_or(uint64_t first, uint64_t count);
+
+// How many ranks a test that would like `wanted` has: --ranks, if given.
+int ranks_or(int wanted);
+
+// Whether the test may run in a world, and with how many ranks at most.
+bool world_is_selected(WorldKind kind);
+
+// The command line that runs the current test again, in this world, with this seed.
+std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> seed);
+
+// Runs the program and reports each failure of it together with its replay line.
+RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint64_t> seed, const RankProgram& program);
+
+// For every selected world that is also among `kinds`: calls run(spec). A test that finds none says that it skipped, and why.
+void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run);
+extern const std::vector<WorldKind> kEveryWorld;
+
+}  // namespace crossdock::testing

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads, processes and the deterministic world.
+#include <thread>
+
+#include "cpu_rank.h"
+#include "internal.h"
+
+namespace crossdock::testing {
+namespace {
+
+void gather(const RankContext& context, RunReport& report) {
+    report.failures.insert(report.failures.end(), context.failures().begin(), context.failures().end());
+    report.digests[context.rank()] = context.digest();
+}
+
+}  // namespace
+
+RunReport run_as_threads(int num_ranks, const RankProgram& program) {
+    RunReport report;
+    report.digests.resize(num_ranks);
+    std::vector<ncclComm_t> comms(num_ranks);
+    if (crossdockCommInitAll(comms.data(), num_ranks) != ncclSuccess) {
+        report.failures.push_back(fmt::format("crossdockCommInitAll: {}", crossdockGetLastError()));
+        return report;
+    }
+    CommunicatorSets sets(num_ranks);
+    std::vector<std::unique_ptr<CpuRank>> ranks;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        ranks.push_back(std::make_unique<CpuRank>(CpuWorld::kThreads, comms[rank], rank, num_ranks, &sets));
+    }
+    std::vector<std::thread> threads;
+    for (const auto& rank : ranks) threads.emplace_back([&program, &rank] { run_guarded(*rank, program); });
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& rank : ranks) gather(*rank, report);
+    for (const ncclComm_t comm : comms) {
+        if (crossdockCommDestroy(comm) == ncclSuccess) continue;
+        report.failures.push_back(fmt::format("crossdockCommDestroy: {}", crossdockGetLastError()));
+    }
+    return report;
+}
+
+RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
+    ncclUniqueId id{};
+    if (crossdockGetUniqueId(&id) != ncclSuccess) {
+        return {.failures = {fmt::format("crossdockGetUniqueId: {}", crossdockGetLastError())}, .digests = {}};
+    }
+    return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitRank(&comm, num_ranks, id, rank) != ncclSuccess) {
+            return {{fmt::format("rank {}: crossdockCommInitRank: {}", rank, crossdockGetLastError())}, 0};
+        }
+        CpuRank context(CpuWorld::kProcesses, comm, rank, num_ranks, nullptr);
+        run_guarded(context, program);
+        std::vector<std::string> failures = context.failures();
+        if (crossdockCommDestroy(comm) != ncclSuccess) {
+            failures.push_back(fmt::format("rank {}: crossdockCommDestroy: {}", rank, crossdockGetLastError()));
+        }
+        return {failures, context.digest()};
+    });
+}
+
+RunReport run_deterministic(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
+    struct Run {
+        RunReport report;
+        const RankProgram* program;
+        int num_ranks;
+    };
+    Run run{{}, &program, num_ranks};
+    run.report.digests.resize(num_ranks);
+    const crossdockRankProgram_t one_rank = [](ncclComm_t comm, int rank, void* context) {
+        Run& shared = *static_cast<Run*>(context);
+        // On the heap: a fiber's stack is small.
+        const auto own = std::make_unique<CpuRank>(CpuWorld::kDeterministic, comm, rank, shared.num_ranks, nullptr);
+        run_guarded(*own, *shared.program);
+        gather(*own, shared.report);
+    };
+    const ncclResult_t result =
+        crossdockRunDeterministic(num_ranks, &spec.deterministic, one_rank, &run, &run.report.num_steps);
+    if (result != ncclSuccess) {
+        run.report.failures.push_back(
+            fmt::format("crossdockRunDeterministic answered {}: {}", result_name(result), crossdockGetLastError()));
+    }
+    return std::move(run.report);
+}
+
+}  // namespace crossdock::testing

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worlds one by one, behind run_ranks.
+#pragma once
+
+#include "world.h"
+
+namespace crossdock::testing {
+
+RunReport run_as_threads(int num_ranks, const RankProgram& program);
+RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_deterministic(const WorldSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program);
+RunReport run_on_gpu_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program);
+std::string why_no_gpu();
+
+// Runs the program and turns an exception that leaves it into a recorded failure.
+void run_guarded(RankContext& context, const RankProgram& program);
+
+// Forks a process a rank. In the child, `child` fills failures and digest; the parent collects them, within spec.limit_s.
+struct ChildReport {
+    std::vector<std::string> failures;
+    uint64_t digest = 0;
+};
+RunReport fork_ranks(const WorldSpec& spec, int num_ranks, const std::function<ChildReport(int rank)>& child);
+
+}  // namespace crossdock::testing
