@@ -1,24 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/common/device.h"
 
-#include <cstdlib>
+#include <sys/mman.h>
+
 #include <cstring>
 #include <new>
+#include <unordered_map>
 
 namespace crossdock::tools {
 namespace {
 
+// Fresh pages: zero, and without memory behind them before they are touched. Receive tensors are mostly never touched.
 class CpuDevice : public Device {
   public:
     void* allocate(size_t bytes) override {
-        const size_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
-        void* memory = std::aligned_alloc(kAlignment, rounded);
-        if (memory == nullptr) {
+        const size_t length = bytes > 0 ? bytes : 1;
+        void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) {
             throw std::bad_alloc();
         }
-        return std::memset(memory, 0, rounded);
+        lengths_[memory] = length;
+        return memory;
     }
-    void free(void* memory) override { std::free(memory); }
+    void free(void* memory) override {
+        if (const auto entry = lengths_.find(memory); entry != lengths_.end()) {
+            munmap(memory, entry->second);
+            lengths_.erase(entry);
+        }
+    }
 
     void to_device(void* target, const void* source, size_t bytes) override { copy(target, source, bytes); }
     void to_host(void* target, const void* source, size_t bytes) override { copy(target, source, bytes); }
@@ -27,13 +36,13 @@ class CpuDevice : public Device {
     void synchronize() override {}
 
   private:
-    static constexpr size_t kAlignment = 4096;
-
     static void copy(void* target, const void* source, size_t bytes) {
         if (bytes > 0) {
             std::memcpy(target, source, bytes);
         }
     }
+
+    std::unordered_map<void*, size_t> lengths_;
 };
 
 }  // namespace

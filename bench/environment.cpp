@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/environment.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <thread>
+
+#include "crossdock/communicator.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+struct Variables {
+    const char* launcher;
+    const char* rank;
+    const char* num_ranks;
+    const char* local_rank;
+    const char* required;  // set by the launcher only for the ranks it starts
+};
+
+constexpr Variables kLaunchers[] = {
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK"},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_RANK"},
+    // A batch script has the task variables too, but it is no step.
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "WORLD_SIZE"},
+};
+
+std::optional<int> number_in(const char* variable) {
+    const char* text = std::getenv(variable);
+    if (text == nullptr || *text == '\0') {
+        return std::nullopt;
+    }
+    char* end = nullptr;
+    const long number = std::strtol(text, &end, 10);
+    return *end == '\0' && number >= 0 && number <= 1000000 ? std::optional<int>(static_cast<int>(number))
+                                                            : std::nullopt;
+}
+
+// The launcher on this host is everybody's parent. Its start time tells it from an earlier process of the same number.
+std::string default_path() {
+    std::string start_time = "0";
+    std::ifstream stat(fmt::format("/proc/{}/stat", getppid()));
+    std::string line;
+    std::getline(stat, line);
+    const size_t name_end = line.rfind(')');
+    if (name_end != std::string::npos) {
+        std::istringstream fields(line.substr(name_end + 1));
+        // The 22nd field of the line, the 20th after the name.
+        for (int field = 0; field < 20; ++field) {
+            fields >> start_time;
+        }
+    }
+    const auto folder = std::filesystem::temp_directory_path();
+    return (folder / fmt::format("ep_bench-{}-{}-{}", getuid(), getppid(), start_time)).string();
+}
+
+ncclUniqueId read_id(const std::string& path) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (std::chrono::steady_clock::now() < deadline) {
+        std::ifstream file(path, std::ios::binary);
+        ncclUniqueId id;
+        if (file.read(id.internal, sizeof id.internal)) {
+            return id;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    throw std::runtime_error(
+        fmt::format("rank 0 left no id at {} within 60 s (--rendezvous names another file)", path));
+}
+
+}  // namespace
+
+std::optional<LaunchedRank> launched_rank() {
+    for (const Variables& names : kLaunchers) {
+        const auto rank = number_in(names.rank);
+        const auto num_ranks = number_in(names.num_ranks);
+        if (std::getenv(names.required) != nullptr && rank && num_ranks && *rank < *num_ranks) {
+            return LaunchedRank{*rank, *num_ranks, number_in(names.local_rank).value_or(*rank), names.launcher};
+        }
+    }
+    return std::nullopt;
+}
+
+ncclComm_t meet(const LaunchedRank& launched, std::string path) {
+    if (path.empty()) {
+        path = default_path();
+    }
+    ncclUniqueId id;
+    if (launched.rank == 0) {
+        check(crossdockGetUniqueId(&id));
+        // Renamed into place, so that nobody reads half an id.
+        const std::string fresh = fmt::format("{}.{}", path, getpid());
+        std::ofstream file(fresh, std::ios::binary);
+        file.write(id.internal, sizeof id.internal);
+        file.close();
+        if (!file || std::rename(fresh.c_str(), path.c_str()) != 0) {
+            throw std::runtime_error(fmt::format("the ranks cannot meet at {}: it cannot be written", path));
+        }
+    } else {
+        id = read_id(path);
+    }
+    ncclComm_t comm = nullptr;
+    const ncclResult_t result = crossdockCommInitRank(&comm, launched.num_ranks, id, launched.rank);
+    if (launched.rank == 0) {
+        std::remove(path.c_str());
+    }
+    check(result);
+    return comm;
+}
+
+}  // namespace crossdock::bench

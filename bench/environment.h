@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that a launcher has started: mpirun, srun or torchrun.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "crossdock.h"
+
+namespace crossdock::bench {
+
+struct LaunchedRank {
+    int rank = 0;
+    int num_ranks = 1;
+    int local_rank = 0;  // among the ranks of this host
+    std::string launcher;
+};
+
+// From the launcher's variables: OMPI_COMM_WORLD_*, PMI_*, SLURM_* of a job step, RANK and WORLD_SIZE.
+std::optional<LaunchedRank> launched_rank();
+
+// A CPU communicator of all launched ranks. They meet at `path`; empty: a file that is named after the process that
+// started them all. Throws with a sentence after a minute. The ranks must be on one host.
+ncclComm_t meet(const LaunchedRank& launched, std::string path);
+
+}  // namespace crossdock::bench

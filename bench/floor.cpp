@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/floor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "bench/gpu.h"
+#include "crossdock/error.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+class CopyFloor : public Floor {
+  public:
+    explicit CopyFloor(const OperationBytes& largest)
+        : source_(static_cast<size_t>(largest.delivered), 1), target_(static_cast<size_t>(largest.delivered), 2) {}
+
+    Work work(const OperationBytes& bytes) override {
+        return
+            [this, size = static_cast<size_t>(bytes.delivered)] { std::memcpy(target_.data(), source_.data(), size); };
+    }
+
+  private:
+    std::vector<char> source_;
+    std::vector<char> target_;
+};
+
+class WireFloor : public Floor {
+  public:
+    explicit WireFloor(std::unique_ptr<GpuFloor> gpu) : gpu_(std::move(gpu)) {}
+
+    Work work(const OperationBytes& bytes) override {
+        return [this, &bytes] { gpu_->enqueue(bytes.wire_to); };
+    }
+
+  private:
+    std::unique_ptr<GpuFloor> gpu_;
+};
+
+}  // namespace
+
+std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Options& options, ncclComm_t comm,
+                                  tools::Device& device, const OperationBytes& largest) {
+    if (options.world != World::kGpu) {
+        return std::make_unique<CopyFloor>(largest);
+    }
+    uint64_t own_largest = 16;
+    for (uint64_t bytes : largest.wire_to) {
+        own_largest = std::max(own_largest, bytes);
+    }
+    // Windows have the same size on every rank.
+    std::vector<uint64_t> all(static_cast<size_t>(context.num_ranks));
+    check(crossdockCommAllGather(context.host, &own_largest, all.data(), sizeof own_largest));
+    return std::make_unique<WireFloor>(
+        make_gpu_floor(context, comm, device, *std::max_element(all.begin(), all.end())));
+}
+
+}  // namespace crossdock::bench

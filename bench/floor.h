@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an operation is compared with: the same bytes moved with nothing else to do, measured in the same run.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bench/bytes.h"
+#include "bench/measure.h"
+
+namespace crossdock::bench {
+
+class Floor {
+  public:
+    virtual ~Floor() = default;
+
+    // The work that moves `bytes`, which must outlive it. CPUs: memcpy of the delivered bytes by this rank's thread;
+    // GPUs: bulk writes of the wire's bytes to the peers. All ranks do it at once.
+    virtual Work work(const OperationBytes& bytes) = 0;
+};
+
+// Room for operations up to `largest`. GPUs: collective, on a communicator of NCCL.
+std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Options& options, ncclComm_t comm,
+                                  tools::Device& device, const OperationBytes& largest);
+
+}  // namespace crossdock::bench

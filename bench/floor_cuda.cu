@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the wire gives: every rank writes its bytes into its peers' memory with bulk copies out of shared memory, one
+// issuing thread a block, nothing else. No library can be faster with the same bytes.
+#include <stdexcept>
+
+#include "bench/gpu.h"
+#include "device/ptx.cuh"
+#include "tools/common/nccl_library.h"
+
+namespace crossdock::bench {
+namespace {
+
+using namespace gpu::ptx;
+
+constexpr int kMaxPeers = 64;
+constexpr uint32_t kChunkBytes = 16384;
+constexpr int kMaxBlocks = 128;
+// Copies that a block has under way.
+constexpr int kPending = 8;
+
+struct FloorArguments {
+    int num_peers;
+    std::byte* target[kMaxPeers];  // the own part of a peer's window
+    uint64_t bytes[kMaxPeers];     // multiples of 16
+};
+
+__global__ void write_to_peers(FloorArguments arguments) {
+    extern __shared__ __align__(128) std::byte chunk[];
+    if (threadIdx.x != 0) {
+        return;
+    }
+    // Chunk i of every peer goes to block i modulo the grid's size, peers interleaved, so that all links work at once.
+    bool is_last = false;
+    for (uint64_t i = blockIdx.x; !is_last; i += gridDim.x) {
+        is_last = true;
+        for (int peer = 0; peer < arguments.num_peers; ++peer) {
+            const uint64_t offset = i * kChunkBytes;
+            if (offset >= arguments.bytes[peer]) {
+                continue;
+            }
+            is_last = false;
+            const uint64_t left = arguments.bytes[peer] - offset;
+            bulk_store(arguments.target[peer] + offset, chunk,
+                       static_cast<uint32_t>(left < kChunkBytes ? left : kChunkBytes));
+            bulk_commit_group();
+            bulk_wait_group<kPending>();
+        }
+    }
+    bulk_wait_group<0>();
+}
+
+class BulkFloor : public GpuFloor {
+  public:
+    BulkFloor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device, uint64_t max_bytes)
+        : context_(context),
+          comm_(comm),
+          device_(device),
+          stride_((max_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes),
+          window_(make_gpu_window(comm, stride_ * static_cast<uint64_t>(context.num_ranks))) {
+        if (context.num_ranks > kMaxPeers + 1) {
+            throw std::runtime_error("the floor is measured among at most 65 ranks");
+        }
+        // Each rank begins with its neighbour, so that nobody is everybody's first target.
+        for (int step = 1; step < context_.num_ranks; ++step) {
+            const int peer = (context_.rank + step) % context_.num_ranks;
+            void* target = nullptr;
+            tools::check_nccl(tools::nccl_library().get_lsa_device_pointer(
+                                  window_.window, stride_ * static_cast<uint64_t>(context_.rank), peer, &target),
+                              "ncclGetLsaDevicePointer");
+            arguments_.target[arguments_.num_peers++] = static_cast<std::byte*>(target);
+        }
+        int device_index = 0;
+        int num_sms = 0;
+        tools::check_cuda(cudaGetDevice(&device_index), "cudaGetDevice");
+        tools::check_cuda(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_index),
+                          "cudaDeviceGetAttribute");
+        num_blocks_ = num_sms < kMaxBlocks ? num_sms : kMaxBlocks;
+    }
+    ~BulkFloor() override { free_gpu_window(comm_, window_); }
+
+    void enqueue(const std::vector<uint64_t>& bytes_to) override {
+        for (int step = 1; step < context_.num_ranks; ++step) {
+            const int peer = (context_.rank + step) % context_.num_ranks;
+            arguments_.bytes[step - 1] = bytes_to[static_cast<size_t>(peer)] / 16 * 16;
+        }
+        write_to_peers<<<num_blocks_, 32, kChunkBytes, device_.stream()>>>(arguments_);
+        tools::check_cuda(cudaGetLastError(), "the launch of the floor");
+    }
+
+  private:
+    tools::RankContext context_;
+    ncclComm_t comm_;
+    tools::Device& device_;
+    uint64_t stride_;
+    GpuWindow window_;
+    FloorArguments arguments_{};
+    int num_blocks_ = 1;
+};
+
+}  // namespace
+
+std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
+                                         uint64_t max_bytes) {
+    return std::make_unique<BulkFloor>(context, comm, device, max_bytes);
+}
+
+}  // namespace crossdock::bench

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/gpu.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <map>
+
+#include "tools/common/nccl_library.h"
+
+namespace crossdock::bench {
+namespace {
+
+using tools::check_cuda;
+using tools::check_nccl;
+using tools::nccl_library;
+
+class EventStopwatch : public GpuStopwatch {
+  public:
+    explicit EventStopwatch(tools::Device& device) : device_(device) {
+        check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
+        check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
+    }
+    ~EventStopwatch() override {
+        forget_graphs();
+        cudaEventDestroy(begin_);
+        cudaEventDestroy(end_);
+    }
+
+    double time_once(const std::function<void()>& enqueue, double& host_us) override {
+        check_cuda(cudaEventRecord(begin_, device_.stream()), "cudaEventRecord");
+        const auto before = std::chrono::steady_clock::now();
+        enqueue();
+        host_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - before).count();
+        return finish();
+    }
+
+    double time_replays(const void* key, int index, const std::function<void()>& enqueue, int num_replays) override {
+        cudaGraphExec_t& graph = graphs_[{key, index}];
+        if (graph == nullptr) {
+            graph = capture(enqueue);
+        }
+        check_cuda(cudaEventRecord(begin_, device_.stream()), "cudaEventRecord");
+        for (int replay = 0; replay < num_replays; ++replay) {
+            check_cuda(cudaGraphLaunch(graph, device_.stream()), "cudaGraphLaunch");
+        }
+        return finish() / num_replays;
+    }
+
+    void forget_graphs() override {
+        for (const auto& [key, graph] : graphs_) {
+            cudaGraphExecDestroy(graph);
+        }
+        graphs_.clear();
+    }
+
+  private:
+    cudaGraphExec_t capture(const std::function<void()>& enqueue) {
+        cudaGraph_t graph = nullptr;
+        // Other ranks may be threads that allocate meanwhile: only this thread's calls are restricted.
+        check_cuda(cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal),
+                   "cudaStreamBeginCapture");
+        enqueue();
+        check_cuda(cudaStreamEndCapture(device_.stream(), &graph), "cudaStreamEndCapture");
+        cudaGraphExec_t executable = nullptr;
+        check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+        cudaGraphDestroy(graph);
+        return executable;
+    }
+
+    double finish() {
+        check_cuda(cudaEventRecord(end_, device_.stream()), "cudaEventRecord");
+        device_.synchronize();
+        float milliseconds = 0;
+        check_cuda(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+        return milliseconds * 1e3;
+    }
+
+    tools::Device& device_;
+    cudaEvent_t begin_ = nullptr;
+    cudaEvent_t end_ = nullptr;
+    std::map<std::pair<const void*, int>, cudaGraphExec_t> graphs_;
+};
+
+}  // namespace
+
+GpuWindow make_gpu_window(ncclComm_t comm, size_t bytes) {
+    // NCCL registers whole allocations, in its own granularity.
+    GpuWindow window;
+    check_nccl(nccl_library().mem_alloc(&window.memory, bytes), "ncclMemAlloc");
+    check_nccl(nccl_library().window_register(comm, window.memory, bytes, &window.window, NCCL_WIN_DEFAULT),
+               "ncclCommWindowRegister");
+    if (window.window == nullptr) {
+        throw std::runtime_error("ncclCommWindowRegister gave no window: this NCCL has no symmetric memory here");
+    }
+    return window;
+}
+
+void free_gpu_window(ncclComm_t comm, const GpuWindow& window) {
+    nccl_library().window_deregister(comm, window.window);
+    nccl_library().mem_free(window.memory);
+}
+
+std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device& device) {
+    return std::make_unique<EventStopwatch>(device);
+}
+
+std::string describe_gpu() {
+    cudaDeviceProp properties;
+    int device = 0;
+    int driver = 0;
+    int runtime = 0;
+    int nccl = 0;
+    cudaGetDevice(&device);
+    check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    nccl_library().get_version(&nccl);
+    return fmt::format("{}, {} SMs, {} here; CUDA {}.{} (driver {}.{}), NCCL {}.{}.{}", properties.name,
+                       properties.multiProcessorCount, tools::num_cuda_devices(), runtime / 1000, runtime % 1000 / 10,
+                       driver / 1000, driver % 1000 / 10, nccl / 10000, nccl % 10000 / 100, nccl % 100);
+}
+
+}  // namespace crossdock::bench

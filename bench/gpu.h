@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the benchmark needs of GPUs: windows, events, graphs, and the floor. In a build without CUDA every function
+// throws.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nccl_ep.h"
+#include "tools/common/device.h"
+
+namespace crossdock::bench {
+
+struct GpuWindow {
+    void* memory = nullptr;
+    ncclWindow_t window = nullptr;
+};
+
+// Collective.
+GpuWindow make_gpu_window(ncclComm_t comm, size_t bytes);
+void free_gpu_window(ncclComm_t comm, const GpuWindow& window);
+
+// Times on the device's stream.
+class GpuStopwatch {
+  public:
+    virtual ~GpuStopwatch() = default;
+
+    // From just before `enqueue`'s work to its end, us; waits for it. host_us: what enqueue took on the CPU.
+    virtual double time_once(const std::function<void()>& enqueue, double& host_us) = 0;
+
+    // The work of `enqueue` as a graph, launched num_replays times in a row: us a replay. The graph is made at the
+    // first call of a key and kept.
+    virtual double time_replays(const void* key, int index, const std::function<void()>& enqueue, int num_replays) = 0;
+
+    virtual void forget_graphs() = 0;
+};
+
+std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device& device);
+
+// The floor: this rank's bytes for every peer, written as bulk copies of shared memory, all ranks at once.
+class GpuFloor {
+  public:
+    virtual ~GpuFloor() = default;
+
+    // Enqueues one round; bytes_to [ranks], of which the own entry is not written.
+    virtual void enqueue(const std::vector<uint64_t>& bytes_to) = 0;
+};
+
+// Collective; room for max_bytes from every peer.
+std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
+                                         uint64_t max_bytes);
+
+// "NVIDIA H200, driver ..., NCCL 2.30.7".
+std::string describe_gpu();
+
+}  // namespace crossdock::bench

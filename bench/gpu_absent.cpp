@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// gpu.h in a build without CUDA. The command line has refused --world gpu before any of these can be called.
+#include <stdexcept>
+
+#include "bench/gpu.h"
+
+namespace crossdock::bench {
+namespace {
+
+[[noreturn]] void refuse() { throw std::runtime_error(tools::why_no_cuda()); }
+
+}  // namespace
+
+GpuWindow make_gpu_window(ncclComm_t, size_t) { refuse(); }
+void free_gpu_window(ncclComm_t, const GpuWindow&) {}
+std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device&) { refuse(); }
+std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext&, ncclComm_t, tools::Device&, uint64_t) { refuse(); }
+std::string describe_gpu() { return ""; }
+
+}  // namespace crossdock::bench

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library under test as a table of functions: the one that is linked in, or any other with the same C API.
+#pragma once
+
+#include <string>
+
+#include "crossdock.h"
+
+namespace crossdock::bench {
+
+struct EpLibrary {
+    std::string name;
+    decltype(&ncclEpGetVersion) get_version;
+    decltype(&ncclEpCreateGroup) create_group;
+    decltype(&ncclEpGroupDestroy) group_destroy;
+    decltype(&ncclEpInitHandle) init_handle;
+    decltype(&ncclEpUpdateHandle) update_handle;
+    decltype(&ncclEpHandleDestroy) handle_destroy;
+    decltype(&ncclEpDispatch) dispatch;
+    decltype(&ncclEpCombine) combine;
+
+    // Crossdock's own; null in other libraries.
+    decltype(&crossdockGetLastError) get_last_error;
+    decltype(&crossdockCommInitAll) comm_init_all;
+    decltype(&crossdockGetUniqueId) get_unique_id;
+    decltype(&crossdockCommInitRank) comm_init_rank;
+    decltype(&crossdockCommDestroy) comm_destroy;
+    decltype(&crossdockMemAlloc) mem_alloc;
+    decltype(&crossdockMemFree) mem_free;
+    decltype(&crossdockCommWindowRegister) window_register;
+    decltype(&crossdockCommWindowDeregister) window_deregister;
+    decltype(&crossdockGroupMemory) group_memory;
+    decltype(&crossdockHandleSetSums) set_sums;
+
+    // Throws a sentence that names the library and the call, with the library's own where it has one.
+    void check(ncclResult_t result, const char* call) const;
+
+    // Whether it has communicators for CPUs.
+    bool has_cpu_worlds() const { return comm_init_all != nullptr; }
+};
+
+EpLibrary own_library();
+
+// Opens a library so that none of its symbols meets ours. Throws with a sentence where it cannot be opened or lacks a
+// function.
+EpLibrary open_library(const std::string& path);
+
+}  // namespace crossdock::bench

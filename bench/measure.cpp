@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/measure.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "crossdock/error.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+constexpr int kReplayBatches = 10;
+constexpr int kReplaysABatch = 20;
+
+// All threads and processes of a host share this clock.
+double now_us() {
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Sleeps most of the time, since ranks may outnumber the CPUs, and is punctual at the end.
+void wait_until(double start_us) {
+    constexpr double kPunctualUs = 100;
+    if (const double sleep_us = start_us - now_us() - kPunctualUs; sleep_us > 0) {
+        std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(sleep_us));
+    }
+    while (now_us() < start_us) {
+        sched_yield();
+    }
+}
+
+}  // namespace
+
+Measurer::Measurer(const tools::RankContext& context, const Options& options, tools::Device& device)
+    : context_(context), options_(options), gpu_(options.world == World::kGpu ? make_gpu_stopwatch(device) : nullptr) {}
+
+std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
+    std::vector<std::vector<Sample>> samples(works.size());
+    for (int iteration = -options_.num_warmups; iteration < options_.num_iterations; ++iteration) {
+        for (size_t index = 0; index < works.size(); ++index) {
+            const Sample sample = time_once(works[index]);
+            if (iteration >= 0) {
+                samples[index].push_back(sample);
+            }
+        }
+    }
+    std::vector<Timing> timings;
+    for (size_t index = 0; index < works.size(); ++index) {
+        timings.push_back(reduce(gather(samples[index])));
+        if (gpu_ != nullptr) {
+            timings.back().device = time_replays(works, index);
+        }
+    }
+    if (gpu_ != nullptr) {
+        gpu_->forget_graphs();
+    }
+    return timings;
+}
+
+Measurer::Sample Measurer::time_once(const Work& work) {
+    barrier();
+    if (options_.skew_us > 0) {
+        const double start = now_us() + options_.skew_us * context_.rank / std::max(1, context_.num_ranks - 1);
+        wait_until(start);
+    }
+    Sample sample;
+    if (gpu_ != nullptr) {
+        sample.end_us = gpu_->time_once(work, sample.host_us);
+    } else {
+        sample.start_us = now_us();
+        work();
+        sample.end_us = now_us();
+    }
+    return sample;
+}
+
+std::vector<std::vector<Measurer::Sample>> Measurer::gather(const std::vector<Sample>& own) const {
+    const auto num_ranks = static_cast<size_t>(context_.num_ranks);
+    std::vector<Sample> all(own.size() * num_ranks);
+    check(crossdockCommAllGather(context_.host, own.data(), all.data(), own.size() * sizeof(Sample)));
+    std::vector<std::vector<Sample>> samples(own.size());
+    for (size_t i = 0; i < own.size(); ++i) {
+        for (size_t rank = 0; rank < num_ranks; ++rank) {
+            samples[i].push_back(all[rank * own.size() + i]);
+        }
+    }
+    return samples;
+}
+
+Timing Measurer::reduce(const std::vector<std::vector<Sample>>& samples) const {
+    std::vector<double> times;
+    std::vector<double> slowest;
+    std::vector<double> hosts;
+    for (const std::vector<Sample>& ranks : samples) {
+        double first_start = ranks[0].start_us;
+        double last_end = ranks[0].end_us;
+        double sum = 0;
+        double host_sum = 0;
+        for (const Sample& rank : ranks) {
+            first_start = std::min(first_start, rank.start_us);
+            last_end = std::max(last_end, rank.end_us);
+            sum += rank.end_us - rank.start_us;
+            host_sum += rank.host_us;
+        }
+        const auto num_ranks = static_cast<double>(ranks.size());
+        // Where the skew is wanted, the last rank is meant to start so much later.
+        times.push_back(gpu_ != nullptr ? sum / num_ranks : last_end - first_start - options_.skew_us);
+        slowest.push_back(last_end - first_start);
+        hosts.push_back(host_sum / num_ranks);
+    }
+    Timing timing;
+    timing.time = tools::spread_of(times);
+    if (gpu_ != nullptr) {
+        timing.slowest = tools::spread_of(slowest);
+        timing.host = tools::spread_of(hosts);
+    }
+    return timing;
+}
+
+tools::Spread Measurer::time_replays(const std::vector<Work>& works, size_t index) {
+    std::vector<Sample> samples;
+    for (int batch = -1; batch < kReplayBatches; ++batch) {
+        barrier();
+        Sample sample;
+        sample.end_us = gpu_->time_replays(&works, static_cast<int>(index), works[index], kReplaysABatch);
+        if (batch >= 0) {
+            samples.push_back(sample);
+        }
+    }
+    return reduce(gather(samples)).time;
+}
+
+void Measurer::barrier() const { check(crossdockCommBarrier(context_.host)); }
+
+}  // namespace crossdock::bench

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Timing one rank's operations in step with all other ranks.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "bench/gpu.h"
+#include "bench/options.h"
+#include "bench/results.h"
+#include "tools/common/device.h"
+
+namespace crossdock::bench {
+
+// Something that is timed: enqueues its work on the device's stream (CPUs: has done it on return).
+using Work = std::function<void()>;
+
+class Measurer {
+  public:
+    Measurer(const tools::RankContext& context, const Options& options, tools::Device& device);
+
+    // Times all works, in turn within each iteration so that they share what the machine does meanwhile; then, on GPUs,
+    // each one as a graph. Collective; the result, one entry a work, is complete on rank 0.
+    std::vector<Timing> measure(const std::vector<Work>& works);
+
+  private:
+    struct Sample {
+        double start_us = 0;
+        double end_us = 0;
+        double host_us = 0;
+    };
+
+    Sample time_once(const Work& work);
+    std::vector<std::vector<Sample>> gather(const std::vector<Sample>& own) const;  // [samples][ranks]
+    Timing reduce(const std::vector<std::vector<Sample>>& samples) const;
+    tools::Spread time_replays(const std::vector<Work>& works, size_t index);
+    void barrier() const;
+
+    const tools::RankContext& context_;
+    const Options& options_;
+    std::unique_ptr<GpuStopwatch> gpu_;  // null: CPUs
+};
+
+}  // namespace crossdock::bench

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "bench/routing.h"
+#include "tools/common/cli.h"
+#include "tools/common/device.h"
+
+namespace crossdock::bench {
+namespace {
+
+using tools::integer_range;
+using tools::one_of;
+
+// The words of the command line, as they stand in the options.
+struct Words {
+    std::string mode = "ll";
+    std::string world;
+    std::string layout = "em";
+    std::string recipe = "none";
+    std::string dtype = "bf16";
+    std::string sums = "exact";
+};
+
+size_t element_bytes(ncclDataType_t dtype) { return dtype == ncclFloat32 ? 4 : 2; }
+
+// The first sentence about options that do not go together; empty if they do.
+std::string find_contradiction(const Options& options, const Words& words, bool ranks_given) {
+    if (words.mode != "ll") {
+        return "--mode: 'ht' is not possible: this version has the low-latency mode, ll, only";
+    }
+    if (options.num_experts % options.num_ranks != 0) {
+        return fmt::format("--experts: {} is not a multiple of the number of ranks, {}", options.num_experts,
+                           options.num_ranks);
+    }
+    if (options.topk > options.num_experts) {
+        return fmt::format("--topk: {} is not from 1 to the number of experts, {}", options.topk, options.num_experts);
+    }
+    const size_t row_bytes = static_cast<size_t>(options.hidden) * element_bytes(options.dtype);
+    if (row_bytes % 16 != 0) {
+        return fmt::format("--hidden: a row of {} elements has {} bytes, which is not a multiple of 16", options.hidden,
+                           row_bytes);
+    }
+    if (options.recipe != NCCL_EP_DISP_QUANT_NONE && options.hidden % 512 != 0) {
+        return fmt::format("--hidden: {} is not a multiple of 512, as --recipe {} needs", options.hidden, words.recipe);
+    }
+    if (options.recipe != NCCL_EP_DISP_QUANT_NONE && options.dtype != ncclBfloat16) {
+        return fmt::format("--dtype: '{}' does not go with --recipe {}, which combines in bf16", words.dtype,
+                           words.recipe);
+    }
+    if (options.sender_sums && !options.is_expert_major()) {
+        return "--sums: sender is a choice of the layout em; rm always sums at the sender";
+    }
+    // Asking CUDA would spoil it for processes that are forked from this one; those ask for themselves.
+    if (options.world == World::kGpu && !options.gpu_processes && tools::num_cuda_devices() == 0) {
+        return "--world: gpu is not possible: " + tools::why_no_cuda();
+    }
+    if (options.gpu_processes && options.world != World::kGpu) {
+        return "--gpu-processes: goes with --world gpu only";
+    }
+    if (options.launched && options.world == World::kThreads) {
+        return "--world: threads is not possible where a launcher has started each rank as a process";
+    }
+    if (options.launched && ranks_given && options.num_ranks != options.launched->num_ranks) {
+        return fmt::format("--ranks: {} is not the {} that {} has started", options.num_ranks,
+                           options.launched->num_ranks, options.launched->launcher);
+    }
+    return check_routing(options.routing);
+}
+
+}  // namespace
+
+int Options::max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
+
+std::optional<int> parse_options(int argc, char** argv, Options& options) {
+    CLI::App app("Times dispatch, combine and both of them (pair), beside the floor measured in the same run.",
+                 "ep_bench");
+    Words words;
+    app.add_option("--mode", words.mode, "ll: low latency (ll)")->check(one_of({"ll", "ht"}));
+    app.add_option("--world", words.world, "where the ranks run (threads; processes under mpirun, srun, torchrun)")
+        ->check(one_of({"threads", "processes", "gpu"}));
+    app.add_flag("--gpu-processes", options.gpu_processes, "--world gpu: a process a rank instead of a thread");
+    CLI::Option* ranks = app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 512));
+    app.add_option("--rendezvous", options.rendezvous_path, "under a launcher: the file where the ranks meet")
+        ->type_name("FILE");
+    app.add_option("--tokens", options.tokens, "tokens a rank, a list (1,8,64,128)")
+        ->delimiter(',')
+        ->check(integer_range(1, 8192));
+    app.add_option("--hidden", options.hidden, "elements of a token (7168)")->check(integer_range(4, 262144));
+    app.add_option("--experts", options.num_experts, "experts, a multiple of the ranks (256)")
+        ->check(integer_range(1, 1048576));
+    app.add_option("--topk", options.topk, "experts a token (8)")->check(integer_range(1, 64));
+    app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major (em)")->check(one_of({"em", "rm"}));
+    app.add_option("--recipe", words.recipe, "dispatch: none, fwd (e4m3 rows and scales as they are), fp8 (none)")
+        ->check(one_of({"none", "fwd", "fp8"}));
+    app.add_option("--dtype", words.dtype, "type of the rows (bf16)")->check(one_of({"bf16", "fp16", "fp32"}));
+    app.add_option("--routing", options.routing, "uniform, zipf:A, or FILE.npy of expert ids (uniform)");
+    app.add_option("--seed", options.seed, "draws tokens and routing (1)")->check(integer_range(0, INT64_MAX));
+    app.add_option("--skew", options.skew_us, "the last rank starts so many us after the first (0)")
+        ->check(tools::number_range(0, 1e6))
+        ->type_name("US");
+    app.add_flag("--windows", options.windows, "outputs and expert rows lie in windows (zero copy)");
+    app.add_option("--sums", words.sums, "em's combine: exact, or summed at the sender first (exact)")
+        ->check(one_of({"sender", "exact"}));
+    app.add_option("--iterations", options.num_iterations, "timed iterations (100)")->check(integer_range(1, 1000000));
+    app.add_option("--warmup", options.num_warmups, "iterations before them (10)")->check(integer_range(0, 1000000));
+    app.add_flag("--validate", options.validate, "compare with plain loops before timing");
+    app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");
+    app.add_option("--json", options.json_path, "also write the results for machines to FILE")->type_name("FILE");
+    if (const auto status = tools::parse_command_line(app, argc, argv)) {
+        return status;
+    }
+
+    for (int i = 0; i < argc; ++i) {
+        options.command_line += (i > 0 ? " " : "") + std::string(argv[i]);
+    }
+    options.launched = launched_rank();
+    if (options.launched && !*ranks) {
+        options.num_ranks = options.launched->num_ranks;
+    }
+    const std::map<std::string, World> worlds = {{"", options.launched ? World::kProcesses : World::kThreads},
+                                                 {"threads", World::kThreads},
+                                                 {"processes", World::kProcesses},
+                                                 {"gpu", World::kGpu}};
+    const std::map<std::string, ncclEpDispQuant_t> recipes = {
+        {"none", NCCL_EP_DISP_QUANT_NONE}, {"fwd", NCCL_EP_DISP_QUANT_FWD}, {"fp8", NCCL_EP_DISP_QUANT_DS_FP8E3M4}};
+    const std::map<std::string, ncclDataType_t> dtypes = {
+        {"bf16", ncclBfloat16}, {"fp16", ncclFloat16}, {"fp32", ncclFloat32}};
+    options.world = worlds.at(words.world);
+    options.layout = words.layout == "em" ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+    options.recipe = recipes.at(words.recipe);
+    options.dtype = dtypes.at(words.dtype);
+    options.sender_sums = words.sums == "sender";
+    const std::string contradiction = find_contradiction(options, words, static_cast<bool>(*ranks));
+    return contradiction.empty() ? std::nullopt : std::optional<int>(tools::refuse(app, contradiction));
+}
+
+const char* world_name(World world) {
+    switch (world) {
+        case World::kThreads:
+            return "threads";
+        case World::kProcesses:
+            return "processes";
+        case World::kGpu:
+            return "gpu";
+    }
+    return "";
+}
+
+const char* operation_name(Operation operation) {
+    switch (operation) {
+        case Operation::kDispatch:
+            return "dispatch";
+        case Operation::kCombine:
+            return "combine";
+        case Operation::kPair:
+            return "pair";
+    }
+    return "";
+}
+
+const char* layout_name(const Options& options) { return options.is_expert_major() ? "expert-major" : "rank-major"; }
+
+const char* recipe_name(const Options& options) {
+    switch (options.recipe) {
+        case NCCL_EP_DISP_QUANT_NONE:
+            return "none";
+        case NCCL_EP_DISP_QUANT_FWD:
+            return "fwd";
+        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
+            return "fp8";
+    }
+    return "";
+}
+
+const char* dtype_name(const Options& options) {
+    return options.dtype == ncclBfloat16 ? "bf16" : options.dtype == ncclFloat16 ? "fp16" : "fp32";
+}
+
+}  // namespace crossdock::bench

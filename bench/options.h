@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the benchmark was asked to measure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/environment.h"
+#include "nccl_ep.h"
+
+namespace crossdock::bench {
+
+enum class World { kThreads, kProcesses, kGpu };
+enum class Operation { kDispatch, kCombine, kPair };
+inline constexpr int kNumOperations = 3;
+inline constexpr Operation kOperations[kNumOperations] = {Operation::kDispatch, Operation::kCombine, Operation::kPair};
+
+struct Options {
+    World world = World::kThreads;
+    bool gpu_processes = false;
+    std::optional<LaunchedRank> launched;  // this process is one rank of a launcher's job
+    std::string rendezvous_path;
+
+    int num_ranks = 8;
+    std::vector<int> tokens = {1, 8, 64, 128};
+    int hidden = 7168;
+    int num_experts = 256;
+    int topk = 8;
+    ncclEpLayout_t layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
+    ncclEpDispQuant_t recipe = NCCL_EP_DISP_QUANT_NONE;
+    ncclDataType_t dtype = ncclBfloat16;
+    std::string routing = "uniform";
+    uint64_t seed = 1;
+    double skew_us = 0;
+    bool windows = false;
+    bool sender_sums = false;
+
+    int num_warmups = 10;
+    int num_iterations = 100;
+    bool validate = false;
+    std::string library_path;  // another library to time beside ours
+    std::string json_path;
+    std::string command_line;
+
+    int max_tokens() const;
+    int num_local() const { return num_experts / num_ranks; }
+    bool is_expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
+};
+
+// Fills options. Holds the exit status where the program must end: after --help, or after a sentence about an argument.
+std::optional<int> parse_options(int argc, char** argv, Options& options);
+
+const char* world_name(World world);
+const char* operation_name(Operation operation);
+const char* layout_name(const Options& options);
+const char* recipe_name(const Options& options);
+const char* dtype_name(const Options& options);
+
+}  // namespace crossdock::bench

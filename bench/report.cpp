@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/report.h"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+
+#include <cstdio>
+#include <fstream>
+#include <thread>
+
+#include "bench/gpu.h"
+#include "tools/common/terminal.h"
+
+namespace crossdock::bench {
+namespace {
+
+using tools::Colour;
+using tools::paint;
+
+// Three significant figures, from microseconds to seconds.
+std::string in_us(double us) { return us < 99.95 ? fmt::format("{:.2f}", us) : fmt::format("{:.0f}", us); }
+
+std::string in_us(const tools::Spread& spread, double tools::Spread::*member) {
+    return spread.count > 0 ? in_us(spread.*member) : "-";
+}
+
+std::string gigabytes_a_second(double bytes, double us) {
+    return us > 0 ? fmt::format("{:.2f}", bytes / us * 1e-3) : "-";
+}
+
+std::string model_of_cpu() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        if (line.rfind("model name", 0) == 0) {
+            return line.substr(line.find(':') + 2);
+        }
+    }
+    return "unknown";
+}
+
+void print_row(const Options& options, const CaseResult& result, const char* name, Operation operation,
+               const Timing& timing, const Timing& floor) {
+    const OperationBytes& bytes = result.bytes[static_cast<int>(operation)];
+    const double us = compared(timing).median;
+    const double ratio = us > 0 ? compared(floor).median / us : 0;
+    fmt::print("  {:>6} {:9} {:12.12}", result.num_tokens, operation_name(operation), name);
+    fmt::print(" {:>8} {:>8} {:>8} {:>8}", in_us(timing.time, &tools::Spread::median),
+               in_us(timing.time, &tools::Spread::p99), in_us(timing.time, &tools::Spread::min),
+               in_us(timing.time, &tools::Spread::max));
+    if (options.world == World::kGpu) {
+        fmt::print(" {:>8} {:>7}", in_us(timing.device, &tools::Spread::median),
+                   in_us(timing.host, &tools::Spread::median));
+    }
+    fmt::print(" {:>7} {:>7} {:>8} {:>6.0f} %\n", gigabytes_a_second(bytes.v1, us), gigabytes_a_second(bytes.v2, us),
+               in_us(compared(floor), &tools::Spread::median), ratio * 100);
+}
+
+}  // namespace
+
+Machine describe_machine(const Options& options) {
+    utsname names{};
+    uname(&names);
+    Machine machine;
+    machine.host = names.nodename;
+    machine.system = fmt::format("{} {}", names.sysname, names.release);
+    machine.cpu = model_of_cpu();
+    machine.num_cpus = static_cast<int>(std::thread::hardware_concurrency());
+    machine.gpu = options.world == World::kGpu ? describe_gpu() : "";
+    return machine;
+}
+
+void print_heading(const Options& options, const Machine& machine) {
+    const std::string ranks = options.world != World::kGpu
+                                  ? fmt::format("{} ranks as {}", options.num_ranks, world_name(options.world))
+                                  : fmt::format("{} ranks on GPUs, as {}", options.num_ranks,
+                                                options.gpu_processes || options.launched ? "processes" : "threads");
+    fmt::print("{}\n", paint(Colour::kBold, "ep_bench: low latency, " + ranks));
+    fmt::print("  machine  {}, {} CPUs; {}\n", machine.cpu, machine.num_cpus, machine.system);
+    if (!machine.gpu.empty()) {
+        fmt::print("           {}\n", machine.gpu);
+    }
+    fmt::print("  case     hidden {}, top-{} of {} experts, {}, {}, recipe {}, {} sums, {}, routing {}, seed {}\n",
+               options.hidden, options.topk, options.num_experts, layout_name(options), dtype_name(options),
+               recipe_name(options), options.sender_sums ? "sender's" : "exact",
+               options.windows ? "windows" : "no windows", options.routing, options.seed);
+    fmt::print("  timing   {} iterations after {}{}\n\n", options.num_iterations, options.num_warmups,
+               options.skew_us > 0 ? fmt::format(", ranks start {} us apart in all", options.skew_us) : "");
+    fmt::print("  {:>6} {:9} {:12} {:>8} {:>8} {:>8} {:>8}", "tokens", "operation", "library", "median", "p99", "min",
+               "max");
+    if (options.world == World::kGpu) {
+        fmt::print(" {:>8} {:>7}", "device", "host");
+    }
+    fmt::print(" {:>7} {:>7} {:>8} {:>8}\n", "v1 GB/s", "v2 GB/s", "floor", "of floor");
+    std::fflush(stdout);
+}
+
+void print_case(const Options& options, const CaseResult& result) {
+    for (Operation operation : kOperations) {
+        const auto index = static_cast<int>(operation);
+        for (const LibraryResult& library : result.libraries) {
+            print_row(options, result, library.name.c_str(), operation, library.timings[index], result.floors[index]);
+        }
+    }
+    for (const LibraryResult& library : result.libraries) {
+        if (options.validate) {
+            const Validation& validation = library.validation;
+            fmt::print("         {}: {} of {} rows and {} of {} sums wrong, largest error {:.1f} % of its bound: {}\n",
+                       library.name, validation.wrong_rows, validation.num_rows, validation.wrong_values,
+                       validation.num_values, validation.largest_part * 100,
+                       validation.passed() ? paint(Colour::kGreen, "valid") : paint(Colour::kRed, "NOT VALID"));
+        }
+    }
+    std::fflush(stdout);
+}
+
+void print_footer(const Options& options, const std::vector<CaseResult>& results) {
+    const OperationBytes& dispatch = results.back().bytes[static_cast<int>(Operation::kDispatch)];
+    const OperationBytes& combine = results.back().bytes[static_cast<int>(Operation::kCombine)];
+    const bool on_gpu = options.world == World::kGpu;
+    fmt::print("\n  Times in us. {}\n",
+               on_gpu
+                   ? "Launch to end by events, mean over ranks; device: graph replays back to back; host: the call."
+                   : "Launch to end: from the first rank's start to the last rank's end; a call returns at the end.");
+    fmt::print("  GB/s: bytes by NCCL EP 0.1's (v1) and 0.2's (v2) definition, mean over ranks, over {}.\n",
+               on_gpu ? "the device's median time" : "the median time");
+    fmt::print("  Floor: {}.\n",
+               on_gpu ? "bulk writes of the bytes that must leave each rank, all ranks at once, graph replays"
+                      : "memcpy of the delivered bytes by the same threads or processes, all at once");
+    fmt::print(
+        "  At {} tokens a rank delivers {:.2f} MB in dispatch and {:.2f} in combine; {:.2f} and {:.2f} have to leave "
+        "it.\n",
+        results.back().num_tokens, dispatch.delivered * 1e-6, combine.delivered * 1e-6, dispatch.wire * 1e-6,
+        combine.wire * 1e-6);
+    for (const LibraryResult& library : results.back().libraries) {
+        if (library.symmetric_bytes + library.local_bytes > 0) {
+            fmt::print("  {} holds {:.1f} MiB of symmetric and {:.1f} MiB of other memory a rank.\n", library.name,
+                       static_cast<double>(library.symmetric_bytes) / 1048576,
+                       static_cast<double>(library.local_bytes) / 1048576);
+        }
+    }
+    std::fflush(stdout);
+}
+
+}  // namespace crossdock::bench

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "bench/report.h"
+
+namespace crossdock::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json to_json(const tools::Spread& spread) {
+    return {{"median", spread.median}, {"p99", spread.p99},   {"min", spread.min},
+            {"max", spread.max},       {"mean", spread.mean}, {"count", spread.count}};
+}
+
+Json to_json(const Timing& timing) {
+    Json json = {{"time_us", to_json(timing.time)}};
+    if (timing.slowest.count > 0) {
+        json["slowest_rank_us"] = to_json(timing.slowest);
+        json["host_us"] = to_json(timing.host);
+    }
+    if (timing.device.count > 0) {
+        json["device_us"] = to_json(timing.device);
+    }
+    return json;
+}
+
+Json operation_json(const CaseResult& result, const LibraryResult& library, int index) {
+    const OperationBytes& bytes = result.bytes[index];
+    const Timing& timing = library.timings[index];
+    const double us = compared(timing).median;
+    Json json = to_json(timing);
+    json["v1_gb_s"] = us > 0 ? bytes.v1 / us * 1e-3 : 0;
+    json["v2_gb_s"] = us > 0 ? bytes.v2 / us * 1e-3 : 0;
+    json["wire_gb_s"] = us > 0 ? bytes.wire / us * 1e-3 : 0;
+    json["part_of_floor"] = us > 0 ? compared(result.floors[index]).median / us : 0;
+    return json;
+}
+
+Json case_json(const Options& options, const CaseResult& result) {
+    Json json = {{"tokens", result.num_tokens}};
+    for (Operation operation : kOperations) {
+        const auto index = static_cast<int>(operation);
+        const OperationBytes& bytes = result.bytes[index];
+        json["bytes_a_rank"][operation_name(operation)] = {
+            {"delivered", bytes.delivered}, {"wire", bytes.wire}, {"v1", bytes.v1}, {"v2", bytes.v2}};
+        json["floor"][operation_name(operation)] = to_json(result.floors[index]);
+    }
+    for (const LibraryResult& library : result.libraries) {
+        Json entry = {{"name", library.name},
+                      {"version", library.version},
+                      {"symmetric_bytes", library.symmetric_bytes},
+                      {"local_bytes", library.local_bytes}};
+        if (options.validate) {
+            const Validation& validation = library.validation;
+            entry["validation"] = {
+                {"passed", validation.passed()},           {"rows", validation.num_rows},
+                {"wrong_rows", validation.wrong_rows},     {"values", validation.num_values},
+                {"wrong_values", validation.wrong_values}, {"largest_part_of_bound", validation.largest_part}};
+        }
+        for (Operation operation : kOperations) {
+            entry[operation_name(operation)] = operation_json(result, library, static_cast<int>(operation));
+        }
+        json["libraries"].push_back(entry);
+    }
+    return json;
+}
+
+}  // namespace
+
+void write_json(const Options& options, const Machine& machine, const std::vector<CaseResult>& results) {
+    Json json;
+    json["command"] = options.command_line;
+    json["machine"] = {
+        {"host", machine.host}, {"system", machine.system}, {"cpu", machine.cpu}, {"cpus", machine.num_cpus}};
+    if (!machine.gpu.empty()) {
+        json["machine"]["gpu"] = machine.gpu;
+    }
+    json["case"] = {
+        {"mode", "ll"},
+        {"world", world_name(options.world)},
+        {"processes", options.world == World::kProcesses || options.gpu_processes || options.launched.has_value()},
+        {"ranks", options.num_ranks},
+        {"hidden", options.hidden},
+        {"experts", options.num_experts},
+        {"topk", options.topk},
+        {"max_tokens", options.max_tokens()},
+        {"layout", layout_name(options)},
+        {"dtype", dtype_name(options)},
+        {"recipe", recipe_name(options)},
+        {"sums", options.sender_sums ? "sender" : "exact"},
+        {"windows", options.windows},
+        {"routing", options.routing},
+        {"seed", options.seed},
+        {"skew_us", options.skew_us},
+        {"iterations", options.num_iterations},
+        {"warmup", options.num_warmups}};
+    for (const CaseResult& result : results) {
+        json["results"].push_back(case_json(options, result));
+    }
+    std::ofstream file(options.json_path);
+    file << json.dump(2) << '\n';
+    if (!file) {
+        throw std::runtime_error(fmt::format("--json: {} cannot be written", options.json_path));
+    }
+}
+
+}  // namespace crossdock::bench

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What was measured; complete on rank 0 only.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/bytes.h"
+#include "bench/options.h"
+#include "bench/validate.h"
+#include "tools/common/statistics.h"
+
+namespace crossdock::bench {
+
+// Of one operation, or of its floor. Microseconds. A spread without samples was not measured.
+struct Timing {
+    tools::Spread time;  // launch to end. CPUs: first rank's start to last rank's end. GPUs: mean over ranks, by events
+    tools::Spread slowest;  // GPUs: the slowest rank's
+    tools::Spread device;   // GPUs: a graph's replays, back to back
+    tools::Spread host;     // GPUs: what the call takes on the CPU
+};
+
+struct LibraryResult {
+    std::string name;
+    int version = 0;
+    size_t symmetric_bytes = 0;  // memory of the library; 0: it does not say
+    size_t local_bytes = 0;
+    Validation validation;
+    Timing timings[kNumOperations];
+};
+
+struct CaseResult {
+    int num_tokens = 0;
+    OperationBytes bytes[kNumOperations];  // mean over ranks
+    Timing floors[kNumOperations];
+    std::vector<LibraryResult> libraries;
+};
+
+// The time that a library and its floor are compared by: the device's where there is one.
+inline const tools::Spread& compared(const Timing& timing) {
+    return timing.device.count > 0 ? timing.device : timing.time;
+}
+
+}  // namespace crossdock::bench

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a library's communicator and tensors come from in each world.
+#include <stdexcept>
+
+#include "bench/gpu.h"
+#include "bench/workload.h"
+#include "crossdock/error.hpp"
+
+namespace crossdock::bench {
+namespace {
+
+// Rank 0's bytes on every rank.
+template <class Value>
+Value broadcast(const tools::RankContext& context, const Value& own) {
+    std::vector<Value> all(static_cast<size_t>(context.num_ranks));
+    check(crossdockCommAllGather(context.host, &own, all.data(), sizeof own));
+    return all[0];
+}
+
+}  // namespace
+
+LibraryComm::LibraryComm(const EpLibrary& library, const tools::RankContext& context, World world)
+    : library_(library),
+      origin_(world == World::kGpu                            ? Origin::kNccl
+              : library.comm_init_all == crossdockCommInitAll ? Origin::kHost
+                                                              : Origin::kLibrary) {
+    if (origin_ == Origin::kNccl) {
+        comm_ = tools::make_nccl_communicator(context);
+    } else if (origin_ == Origin::kHost) {
+        comm_ = context.host;
+    } else if (!library.has_cpu_worlds()) {
+        throw std::runtime_error("--library: " + library.name +
+                                 " has no communicators for CPUs; it runs with --world gpu");
+    } else if (world == World::kThreads) {
+        std::vector<ncclComm_t> comms(static_cast<size_t>(context.num_ranks));
+        if (context.rank == 0) {
+            library.check(library.comm_init_all(comms.data(), context.num_ranks), "crossdockCommInitAll");
+        }
+        // All ranks share this process's memory, so the first one's array can be read where it lies.
+        const ncclComm_t* first = broadcast<const ncclComm_t*>(context, comms.data());
+        comm_ = first[context.rank];
+        check(crossdockCommBarrier(context.host));
+    } else {
+        ncclUniqueId id{};
+        if (context.rank == 0) {
+            library.check(library.get_unique_id(&id), "crossdockGetUniqueId");
+        }
+        id = broadcast(context, id);
+        library.check(library.comm_init_rank(&comm_, context.num_ranks, id, context.rank), "crossdockCommInitRank");
+    }
+}
+
+LibraryComm::~LibraryComm() {
+    switch (origin_) {
+        case Origin::kHost:
+            break;
+        case Origin::kLibrary:
+            library_.comm_destroy(comm_);
+            break;
+        case Origin::kNccl:
+            tools::destroy_nccl_communicator(comm_);
+            break;
+    }
+}
+
+TensorMemory::TensorMemory(const EpLibrary& library, ncclComm_t comm, World world, tools::Device& device, size_t bytes,
+                           bool in_window)
+    : library_(library), comm_(comm), world_(world), device_(device) {
+    if (!in_window) {
+        data_ = device.allocate(bytes);
+    } else if (world == World::kGpu) {
+        const GpuWindow window = make_gpu_window(comm, bytes);
+        data_ = window.memory;
+        window_ = window.window;
+    } else {
+        library.check(library.mem_alloc(&data_, bytes), "crossdockMemAlloc");
+        library.check(library.window_register(comm, data_, bytes, &window_, 0), "crossdockCommWindowRegister");
+    }
+}
+
+TensorMemory::~TensorMemory() {
+    if (window_ == nullptr) {
+        device_.free(data_);
+    } else if (world_ == World::kGpu) {
+        free_gpu_window(comm_, {data_, window_});
+    } else {
+        library_.window_deregister(comm_, window_);
+        library_.mem_free(data_);
+    }
+}
+
+Tensor TensorMemory::tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents) const {
+    Tensor tensor(data_, dtype, extents);
+    tensor.get()->win_hdl = window_;
+    return tensor;
+}
+
+}  // namespace crossdock::bench
