@@ -36,9 +36,10 @@ class Ctx {
     CROSSDOCK_DEVICE bool is_killed() const { return false; }
     CROSSDOCK_DEVICE bool skips_store_wait() const { return false; }
     CROSSDOCK_DEVICE bool skips_credit() const { return false; }
-    CROSSDOCK_DEVICE void note_slot_written(int, int, int, uint64_t, uint64_t) const {}
-    CROSSDOCK_DEVICE void note_slot_read(int, int, uint64_t, uint64_t) const {}
+    CROSSDOCK_DEVICE void note_slot_written(int, int, const void*, int, uint64_t, uint64_t) const {}
+    CROSSDOCK_DEVICE void note_slot_read(int, const void*, int, uint64_t, uint64_t) const {}
     CROSSDOCK_DEVICE void note_operation_read(int, uint64_t, uint64_t, uint64_t) const {}
+    CROSSDOCK_DEVICE void note_unread_slots_allowed() const {}
     static constexpr int kPollsPerClockRead = 32;
 
     // 64-bit words that other ranks see.
@@ -71,7 +72,11 @@ class Ctx {
         for (int step = kLanes / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
         return value;
     }
-    CROSSDOCK_DEVICE uint32_t warp_broadcast(uint32_t value) const { return __shfl_sync(~0u, value, 0); }
+    // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
+    CROSSDOCK_DEVICE uint32_t warp_broadcast(uint32_t value) const {
+        __syncwarp();
+        return __shfl_sync(~0u, value, 0);
+    }
 };
 
 #else
@@ -94,14 +99,17 @@ class Ctx {
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }
     bool skips_credit() const { return warp_->fault() == cpu::Fault::kReuseSlot; }
-    void note_slot_written(int writer, int owner, int buffer, uint64_t slot, uint64_t epoch) const {
-        if (auto* checker = warp_->checker()) checker->slot_written(writer, owner, buffer, slot, epoch);
+    void note_slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) const {
+        if (auto* checker = warp_->checker()) checker->slot_written(writer, owner, memory, buffer, slot, epoch);
     }
-    void note_slot_read(int owner, int buffer, uint64_t slot, uint64_t epoch) const {
-        if (auto* checker = warp_->checker()) checker->slot_read(owner, buffer, slot, epoch);
+    void note_slot_read(int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) const {
+        if (auto* checker = warp_->checker()) checker->slot_read(owner, memory, buffer, slot, epoch);
     }
     void note_operation_read(int owner, uint64_t epoch, uint64_t announced, uint64_t read) const {
         if (auto* checker = warp_->checker()) checker->operation_read(owner, epoch, announced, read);
+    }
+    void note_unread_slots_allowed() const {
+        if (auto* checker = warp_->checker()) checker->unread_slots_allowed();
     }
     static constexpr int kPollsPerClockRead = 1;
 

@@ -60,7 +60,9 @@ struct Operation {
 };
 
 CROSSDOCK_DEVICE bool is_active(const Ctx& ctx, const WaitScope& scope, int peer) {
-    return scope.masking == 0 || ctx.load_relaxed_device(scope.mask + peer) != 0;
+    if (scope.masking == 0 || ctx.load_relaxed_device(scope.mask + peer) != 0) return true;
+    ctx.note_unread_slots_allowed();
+    return false;
 }
 
 CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <set>
 #include <string>
 #include <vector>
@@ -245,8 +246,8 @@ void run_checked(const std::function<void(ProtocolChecker&, Warp&)>& events, Sim
 TEST(SlotChecker, AcceptsWriteReadWrite) {
     EXPECT_NO_THROW(run_checked([](ProtocolChecker& checker, Warp&) {
         for (uint64_t epoch = 1; epoch < 5; ++epoch) {
-            checker.slot_written(1, 0, 2, 3, epoch);
-            checker.slot_read(0, 2, 3, epoch);
+            checker.slot_written(1, 0, nullptr, 2, 3, epoch);
+            checker.slot_read(0, nullptr, 2, 3, epoch);
             checker.operation_read(0, epoch, 1, 1);
         }
     }));
@@ -254,22 +255,22 @@ TEST(SlotChecker, AcceptsWriteReadWrite) {
 
 TEST(SlotChecker, SeesASlotWrittenBeforeItIsFree) {
     const auto events = [](ProtocolChecker& checker, Warp&) {
-        checker.slot_written(1, 0, 2, 3, 4);
-        checker.slot_written(1, 0, 2, 3, 6);
+        checker.slot_written(1, 0, nullptr, 2, 3, 4);
+        checker.slot_written(1, 0, nullptr, 2, 3, 6);
     };
     expect_mentions(sentence_of([&] { run_checked(events, {.seed = 77}); }, ncclInternalError),
                     {"seed 77", "rank 1 wrote slot 3 of buffer 2 of rank 0", "epoch 6", "epoch 4"});
 }
 
 TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
-    expect_mentions(sentence_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.slot_read(0, 1, 5, 2); }); },
+    expect_mentions(sentence_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.slot_read(0, nullptr, 1, 5, 2); }); },
                                 ncclInternalError),
                     {"slot 5", "nobody"});
     expect_mentions(sentence_of(
                         [] {
                             run_checked([](ProtocolChecker& c, Warp&) {
-                                c.slot_written(1, 0, 1, 5, 1);
-                                c.slot_read(0, 1, 5, 2);
+                                c.slot_written(1, 0, nullptr, 1, 5, 1);
+                                c.slot_read(0, nullptr, 1, 5, 2);
                             });
                         },
                         ncclInternalError),
@@ -277,9 +278,9 @@ TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
     expect_mentions(sentence_of(
                         [] {
                             run_checked([](ProtocolChecker& c, Warp&) {
-                                c.slot_written(1, 0, 1, 5, 1);
-                                c.slot_read(0, 1, 5, 1);
-                                c.slot_read(0, 1, 5, 1);
+                                c.slot_written(1, 0, nullptr, 1, 5, 1);
+                                c.slot_read(0, nullptr, 1, 5, 1);
+                                c.slot_read(0, nullptr, 1, 5, 1);
                             });
                         },
                         ncclInternalError),
@@ -289,19 +290,44 @@ TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
                     {"4 rows", "epoch 9", "5 were announced"});
 }
 
+TEST(SlotChecker, TellsSeveralGroupsAndGenerationsOfMemoryApart) {
+    const int memories[2] = {};
+    Simulation simulation(1, {});
+    EXPECT_NO_THROW(simulation.run([&](int) {
+        SlotChecker& checker = simulation.checker();
+        checker.slot_written(0, 0, &memories[0], 2, 3, 1);
+        checker.slot_written(0, 0, &memories[1], 2, 3, 1);
+        checker.memory_is_new(&memories[0]);
+        checker.slot_written(0, 0, &memories[0], 2, 3, 1);
+        checker.slot_read(0, &memories[1], 2, 3, 1);
+    }));
+}
+
 TEST(SlotChecker, DoesNotBlameSurvivorsForWhatALossLeavesBehind) {
     EXPECT_NO_THROW(run_checked(
         [](ProtocolChecker& checker, Warp&) {
-            checker.slot_written(1, 0, 2, 3, 4);
-            checker.slot_written(1, 0, 2, 3, 6);
+            checker.slot_written(1, 0, nullptr, 2, 3, 4);
+            checker.slot_written(1, 0, nullptr, 2, 3, 6);
             checker.operation_read(0, 6, 5, 4);
         },
         {.killed_rank = 1, .killed_at_step = 0}));
     EXPECT_NO_THROW(run_checked([](ProtocolChecker& checker, Warp& warp) {
-        checker.slot_written(1, 0, 2, 3, 4);
+        checker.slot_written(1, 0, nullptr, 2, 3, 4);
         warp.pause(warp.now_ns() + 5);
-        checker.slot_written(1, 0, 2, 3, 6);
+        checker.slot_written(1, 0, nullptr, 2, 3, 6);
     }));
+    EXPECT_NO_THROW(run_checked([](ProtocolChecker& checker, Warp&) {
+        checker.slot_written(1, 0, nullptr, 2, 3, 4);
+        checker.unread_slots_allowed();
+        checker.slot_written(1, 0, nullptr, 2, 3, 6);
+        checker.slot_read(0, nullptr, 2, 3, 6);
+        checker.slot_read(0, nullptr, 2, 3, 6);
+    }));
+    EXPECT_THROW(run_checked([](ProtocolChecker& checker, Warp&) {
+                     checker.unread_slots_allowed();
+                     checker.slot_read(0, nullptr, 2, 3, 6);
+                 }),
+                 Error);
 }
 
 }  // namespace

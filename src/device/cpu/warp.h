@@ -16,12 +16,15 @@ enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2 };
 class ProtocolChecker {
   public:
     virtual ~ProtocolChecker() = default;
-    // Rank `writer` starts to write slot `slot` of buffer `buffer` in rank `owner`'s memory for operation `epoch`.
-    virtual void slot_written(int writer, int owner, int buffer, uint64_t slot, uint64_t epoch) = 0;
+    // Rank `writer` starts to write slot `slot` of buffer `buffer` in rank `owner`'s memory for operation `epoch`. memory: where the
+    // owner's part of the symmetric memory begins, which tells the buffers of several groups apart.
+    virtual void slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) = 0;
     // The owner has consumed it.
-    virtual void slot_read(int owner, int buffer, uint64_t slot, uint64_t epoch) = 0;
+    virtual void slot_read(int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) = 0;
     // Operation `epoch` of `owner` has read everything that it will: rows it announced, rows it read.
     virtual void operation_read(int owner, uint64_t epoch, uint64_t rows_announced, uint64_t rows_read) = 0;
+    // From now on slots may rightly stay unread: a peer is masked, or an operation is given up.
+    virtual void unread_slots_allowed() = 0;
 };
 
 class Warp {

@@ -22,7 +22,9 @@ struct Allocation {
 
 // What the ranks of one world share.
 struct SharedWorld {
-    explicit SharedWorld(int num_ranks) : control_memory(ControlSegment::bytes(num_ranks), kPieceAlignment) {}
+    // simulation: null in the threads world.
+    SharedWorld(int num_ranks, Simulation* world_simulation)
+        : control_memory(ControlSegment::bytes(num_ranks), kPieceAlignment), simulation(world_simulation) {}
 
     // The number-th symmetric allocation; whichever rank comes first makes it.
     std::shared_ptr<Allocation> allocation(uint64_t number, int num_ranks, size_t bytes) {
@@ -32,13 +34,17 @@ struct SharedWorld {
         auto allocation = entry.lock();
         if (allocation == nullptr) {
             allocation = std::make_shared<Allocation>();
-            for (int rank = 0; rank < num_ranks; ++rank) allocation->pieces.emplace_back(bytes, kPieceAlignment);
+            for (int rank = 0; rank < num_ranks; ++rank) {
+                const ZeroedMemory& piece = allocation->pieces.emplace_back(bytes, kPieceAlignment);
+                if (simulation != nullptr) simulation->checker().memory_is_new(piece.data());
+            }
             entry = allocation;
         }
         return allocation;
     }
 
     ZeroedMemory control_memory;
+    Simulation* simulation;
     std::mutex mutex;
     std::map<uint64_t, std::weak_ptr<Allocation>> allocations;
 };
@@ -59,13 +65,11 @@ class PeerTable final : public SymmetricMemory {
 
 class InProcessCommunicator final : public CpuCommunicator {
   public:
-    // simulation: null in the threads world.
     InProcessCommunicator(World world, int rank, int num_ranks, std::shared_ptr<SharedWorld> shared,
-                          std::shared_ptr<Executor> executor, Simulation* simulation)
+                          std::shared_ptr<Executor> executor)
         : CpuCommunicator(world, rank, num_ranks,
                           {shared, reinterpret_cast<ControlSegment*>(shared->control_memory.data())}, std::move(executor)),
-          shared_(std::move(shared)),
-          simulation_(simulation) {}
+          shared_(std::move(shared)) {}
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
         auto allocation = shared_->allocation(++num_allocations_, num_ranks(), bytes);
@@ -78,7 +82,9 @@ class InProcessCommunicator final : public CpuCommunicator {
         return std::make_unique<PeerTable>(std::move(addresses), rank(), bytes, std::move(allocation));
     }
 
-    bool is_killed() const override { return simulation_ != nullptr && simulation_->is_killed(rank()); }
+    bool is_killed() const override {
+        return shared_->simulation != nullptr && shared_->simulation->is_killed(rank());
+    }
 
   protected:
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override {
@@ -101,19 +107,18 @@ class InProcessCommunicator final : public CpuCommunicator {
 
   private:
     std::shared_ptr<SharedWorld> shared_;
-    Simulation* simulation_;
     uint64_t num_allocations_ = 0;
 };
 
 }  // namespace
 
 std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks) {
-    auto shared = std::make_shared<SharedWorld>(num_ranks);
+    auto shared = std::make_shared<SharedWorld>(num_ranks, nullptr);
     auto executor = std::make_shared<LocalExecutor>(num_ranks);
     std::vector<std::shared_ptr<CpuCommunicator>> communicators;
     for (int rank = 0; rank < num_ranks; ++rank) {
         communicators.push_back(
-            std::make_shared<InProcessCommunicator>(World::kThreads, rank, num_ranks, shared, executor, nullptr));
+            std::make_shared<InProcessCommunicator>(World::kThreads, rank, num_ranks, shared, executor));
     }
     return communicators;
 }
@@ -121,7 +126,7 @@ std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks) 
 DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config,
                                    const std::function<void(ncclComm_t, int)>& program) {
     auto simulation = std::make_shared<Simulation>(num_ranks, config);
-    auto shared = std::make_shared<SharedWorld>(num_ranks);
+    auto shared = std::make_shared<SharedWorld>(num_ranks, simulation.get());
     std::vector<ncclComm_t> handles;
     struct Withdrawal {
         std::vector<ncclComm_t>& handles;
@@ -133,7 +138,7 @@ DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config
         // A group that outlives the run keeps the simulation alive through its executor.
         std::shared_ptr<Executor> executor(simulation, &simulation->executor(rank));
         handles.push_back(publish(std::make_shared<InProcessCommunicator>(World::kDeterministic, rank, num_ranks, shared,
-                                                                          std::move(executor), simulation.get())));
+                                                                          std::move(executor))));
     }
     simulation->run([&](int rank) { program(handles[static_cast<size_t>(rank)], rank); });
     return {simulation->num_steps(), simulation->trace_hash()};

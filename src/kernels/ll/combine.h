@@ -24,7 +24,7 @@ CROSSDOCK_DEVICE void collect_rows(const Ctx& ctx, const LlCombineArgs& args, co
         const uint64_t cell = cell_index(c, token, has_row_per_choice ? k : place_of_rank(c, terms.expert_ids, source));
         uint64_t content = kCellNothing;
         if (!wait_word(ctx, c, operation, WaitStep::kRow, source, row_flag(c, c.rank, operation.buffer, cell), content)) continue;
-        if (notes_reads) ctx.note_slot_read(c.rank, operation.buffer, cell, operation.epoch);
+        if (notes_reads) ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, cell, operation.epoch);
         if (content == kCellRow) terms.index[k] = static_cast<int64_t>(cell);
     }
     ctx.warp_sync();

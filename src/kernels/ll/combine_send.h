@@ -85,7 +85,7 @@ template <typename Fill>
 CROSSDOCK_DEVICE void send_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage, int home, uint64_t cell,
                                Fill fill) {
     const LlCommon& c = args.common;
-    if (is_leader(ctx)) ctx.note_slot_written(c.rank, home, operation.buffer, cell, operation.epoch);
+    if (is_leader(ctx)) ctx.note_slot_written(c.rank, home, c.peers.at(home, 0), operation.buffer, cell, operation.epoch);
     std::byte* target = cell_of(c, home, operation.buffer, cell);
     for (uint32_t first = 0; first < args.wire_bytes; first += c.chunk_bytes) {
         const uint32_t left = args.wire_bytes - first;
@@ -161,7 +161,8 @@ CROSSDOCK_DEVICE void return_token(const Ctx& ctx, const LlCombineArgs& args, co
         if (row_idx >= 0) {
             send_expert_row(ctx, args, operation, stage, row.source, cell_index(c, token, k), static_cast<uint64_t>(row_idx));
         } else if (is_leader(ctx)) {
-            ctx.note_slot_written(c.rank, row.source, operation.buffer, cell_index(c, token, k), operation.epoch);
+            ctx.note_slot_written(c.rank, row.source, c.peers.at(row.source, 0), operation.buffer, cell_index(c, token, k),
+                                  operation.epoch);
             flag_cell(ctx, c, operation, row.source, cell_index(c, token, k), kCellNothing);
         }
     }

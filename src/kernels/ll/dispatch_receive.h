@@ -163,7 +163,7 @@ CROSSDOCK_DEVICE void place_row(const Ctx& ctx, const LlDispatchArgs& args, cons
         stage.wait_reusable(ctx);
     }
     ctx.warp_sync();  // before the tail is written again
-    if (is_leader(ctx)) ctx.note_slot_read(c.rank, operation.buffer, slot, operation.epoch);
+    if (is_leader(ctx)) ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, slot, operation.epoch);
 }
 
 CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared, const Operation& operation,

@@ -213,7 +213,7 @@ CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const LlDispatchArgs& args, con
                         plan.slots[k] = -1;  // lost: nothing is sent
                         continue;
                     }
-                    ctx.note_slot_written(c.rank, peer, operation.buffer, slot, operation.epoch);
+                    ctx.note_slot_written(c.rank, peer, c.peers.at(peer, 0), operation.buffer, slot, operation.epoch);
                 }
                 std::byte* target = slot_of(c, peer, operation.buffer, slot);
                 const uint32_t direct = wait_direct(ctx, args, operation, peer);

@@ -50,6 +50,7 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
     if (thread_idx(ctx) == 0) {
         *largest = c.state->next_epoch;
         operation.epoch = *largest;
+        ctx.note_unread_slots_allowed();
     }
     // Masked ranks are waited for, too: they may be back.
     for (uint32_t peer = static_cast<uint32_t>(thread_idx(ctx)); peer < c.arena.num_ranks; peer += static_cast<uint32_t>(num_threads(ctx))) {

@@ -176,6 +176,7 @@ CROSSDOCK_DEVICE void end_operation(const Ctx& ctx, const LlCommon& c, const Ope
             seen = *verdict;
             again();
         }
+        if (is_first_thread && (c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
         // Everything was read: from here on the peers may write this buffer again.
         for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
             if (is_active(ctx, c.scope, peer)) {

@@ -26,6 +26,7 @@ class Simulation {
     // How a rank's program launches kernels and waits; only while run() runs.
     Executor& executor(int rank);
 
+    SlotChecker& checker() { return checker_; }
     bool is_killed(int rank) const { return scheduler_.is_killed(rank); }
     uint64_t num_steps() const { return scheduler_.num_steps(); }
     uint64_t trace_hash() const { return scheduler_.trace_hash(); }

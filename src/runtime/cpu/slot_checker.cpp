@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <climits>
+
 namespace crossdock::cpu {
 
-void SlotChecker::slot_written(int writer, int owner, int buffer, uint64_t slot_idx, uint64_t epoch) {
-    Slot& slot = slots_[{owner, buffer, slot_idx}];
-    if (!slot.is_read && scheduler_->is_undisturbed()) {
+void SlotChecker::slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot_idx, uint64_t epoch) {
+    Slot& slot = slots_[{memory, buffer, slot_idx}];
+    if (!slot.is_read && is_undisturbed()) {
         violated(fmt::format("rank {} wrote slot {} of buffer {} of rank {} for epoch {} before rank {} had read what rank {} "
                              "wrote there for epoch {}",
                              writer, slot_idx, buffer, owner, epoch, owner, slot.writer, slot.epoch));
@@ -15,28 +17,32 @@ void SlotChecker::slot_written(int writer, int owner, int buffer, uint64_t slot_
     slot = {writer, epoch, false};
 }
 
-void SlotChecker::slot_read(int owner, int buffer, uint64_t slot_idx, uint64_t epoch) {
-    Slot& slot = slots_[{owner, buffer, slot_idx}];
+void SlotChecker::slot_read(int owner, const void* memory, int buffer, uint64_t slot_idx, uint64_t epoch) {
+    Slot& slot = slots_[{memory, buffer, slot_idx}];
     if (slot.writer < 0) {
         violated(fmt::format("rank {} read its slot {} of buffer {} for epoch {}, which nobody has ever written", owner, slot_idx,
                              buffer, epoch));
     } else if (slot.epoch != epoch) {
         violated(fmt::format("rank {} read its slot {} of buffer {} for epoch {}, but rank {} last wrote it for epoch {}", owner,
                              slot_idx, buffer, epoch, slot.writer, slot.epoch));
-    } else if (slot.is_read) {
+    } else if (slot.is_read && is_undisturbed()) {
         violated(fmt::format("rank {} read its slot {} of buffer {} twice for epoch {}", owner, slot_idx, buffer, epoch));
     }
     slot.is_read = true;
 }
 
 void SlotChecker::operation_read(int owner, uint64_t epoch, uint64_t rows_announced, uint64_t rows_read) {
-    if (rows_announced != rows_read && scheduler_->is_undisturbed()) {
+    if (rows_announced != rows_read && is_undisturbed()) {
         violated(fmt::format("rank {} read {} rows in epoch {}, but {} were announced to it", owner, rows_read, epoch,
                              rows_announced));
     }
 }
 
-void SlotChecker::violated(std::string what) {
+void SlotChecker::memory_is_new(const void* memory) {
+    slots_.erase(slots_.lower_bound({memory, INT_MIN, 0}), slots_.upper_bound({memory, INT_MAX, UINT64_MAX}));
+}
+
+void SlotChecker::violated(const std::string& what) {
     if (violation_.empty()) {
         violation_ = fmt::format("seed {}, step {}: {}", scheduler_->config().seed, scheduler_->num_steps(), what);
     }

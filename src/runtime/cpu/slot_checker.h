@@ -11,15 +11,20 @@
 
 namespace crossdock::cpu {
 
-// Once a rank has been killed or a wait has run into its deadline, operations end early: slots stay unread and announced rows do not
-// come, rightly. From then on only reads are judged, since nothing justifies reading what was never written, or twice.
+// Once a rank has been killed or masked, a wait has run into its deadline, or an operation was given up, slots stay unread, announced
+// rows do not come and rows are read once more, all of it rightly. From then on only one thing is judged, since nothing justifies it: to
+// read what was not written for that operation.
 class SlotChecker final : public ProtocolChecker {
   public:
     explicit SlotChecker(const Scheduler& scheduler) : scheduler_(&scheduler) {}
 
-    void slot_written(int writer, int owner, int buffer, uint64_t slot, uint64_t epoch) override;
-    void slot_read(int owner, int buffer, uint64_t slot, uint64_t epoch) override;
+    void slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) override;
+    void slot_read(int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) override;
     void operation_read(int owner, uint64_t epoch, uint64_t rows_announced, uint64_t rows_read) override;
+    void unread_slots_allowed() override { unread_slots_allowed_ = true; }
+
+    // A new symmetric allocation begins there: what is known of earlier ones at that address is over.
+    void memory_is_new(const void* memory);
 
     // One sentence; empty: none.
     const std::string& violation() const { return violation_; }
@@ -31,10 +36,12 @@ class SlotChecker final : public ProtocolChecker {
         bool is_read = true;
     };
 
-    void violated(std::string what);
+    bool is_undisturbed() const { return !unread_slots_allowed_ && scheduler_->is_undisturbed(); }
+    void violated(const std::string& what);
 
     const Scheduler* scheduler_;
-    std::map<std::tuple<int, int, uint64_t>, Slot> slots_;  // by owner, buffer, slot
+    std::map<std::tuple<const void*, int, uint64_t>, Slot> slots_;  // by memory, buffer, slot; the order is never looked at
+    bool unread_slots_allowed_ = false;
     std::string violation_;
 };
 
