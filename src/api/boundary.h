@@ -10,7 +10,8 @@
 
 namespace crossdock {
 
-// Runs body and turns what it throws into a result code and the thread's last error. Nothing is printed unless NCCL_EP_DEBUG is on.
+// Runs body and turns what it throws into a result code and the thread's last error. Nothing is printed unless
+// NCCL_EP_DEBUG is on.
 template <typename Body>
 ncclResult_t boundary(Body&& body) noexcept {
     try {

@@ -15,8 +15,8 @@ namespace {
 
 // Loaders look for this pattern in the file to compare CUDA majors; a build without CUDA has no such line.
 #if defined(CROSSDOCK_CUDA_VERSION)
-__attribute__((used)) const char kBanner[] = "NCCL EP version " CROSSDOCK_STRING(NCCL_EP_MAJOR) "." CROSSDOCK_STRING(NCCL_EP_MINOR) "." CROSSDOCK_STRING(
-    NCCL_EP_PATCH) "+cuda" CROSSDOCK_CUDA_VERSION;
+__attribute__((used)) const char kBanner[] = "NCCL EP version " CROSSDOCK_STRING(NCCL_EP_MAJOR) "." CROSSDOCK_STRING(
+    NCCL_EP_MINOR) "." CROSSDOCK_STRING(NCCL_EP_PATCH) "+cuda" CROSSDOCK_CUDA_VERSION;
 
 __attribute__((constructor)) void print_banner() {
     if (crossdock::debug_enabled()) std::fprintf(stderr, "%s\n", kBanner);

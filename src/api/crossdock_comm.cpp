@@ -19,8 +19,8 @@ using cpu::ControlSegment;
 using cpu::CpuCommunicator;
 
 void require_num_ranks(int num_ranks) {
-    require(num_ranks >= 1 && num_ranks <= ControlSegment::kMaxRanks, ncclInvalidArgument, "num_ranks is {}, must be in 1..{}",
-            num_ranks, ControlSegment::kMaxRanks);
+    require(num_ranks >= 1 && num_ranks <= ControlSegment::kMaxRanks, ncclInvalidArgument,
+            "num_ranks is {}, must be in 1..{}", num_ranks, ControlSegment::kMaxRanks);
 }
 
 // Takes the pointer as void*, so that it serves every type.
@@ -36,9 +36,10 @@ std::shared_ptr<CpuCommunicator> cpu_communicator_of(ncclComm_t comm, const char
 }
 
 cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& config, int num_ranks) {
-    require(config.size == sizeof(config) && config.magic == NCCL_EP_MAGIC, ncclInvalidArgument,
-            "config has size {} and magic {:#x}, must have {} and {:#x} (start from CROSSDOCK_DETERMINISTIC_CONFIG_INIT)",
-            config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
+    require(
+        config.size == sizeof(config) && config.magic == NCCL_EP_MAGIC, ncclInvalidArgument,
+        "config has size {} and magic {:#x}, must have {} and {:#x} (start from CROSSDOCK_DETERMINISTIC_CONFIG_INIT)",
+        config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
     require(config.killed_rank >= -1 && config.killed_rank < num_ranks, ncclInvalidArgument,
             "config->killed_rank is {}, must be in -1..{}", config.killed_rank, num_ranks - 1);
     cpu::SimulationConfig checked;
@@ -47,9 +48,15 @@ cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& confi
     checked.killed_rank = config.killed_rank;
     checked.killed_at_step = config.killed_at_step;
     switch (config.fault) {
-        case CROSSDOCK_FAULT_NONE: checked.fault = cpu::Fault::kNone; return checked;
-        case CROSSDOCK_FAULT_SKIP_STORE_WAIT: checked.fault = cpu::Fault::kSkipStoreWait; return checked;
-        case CROSSDOCK_FAULT_REUSE_SLOT: checked.fault = cpu::Fault::kReuseSlot; return checked;
+        case CROSSDOCK_FAULT_NONE:
+            checked.fault = cpu::Fault::kNone;
+            return checked;
+        case CROSSDOCK_FAULT_SKIP_STORE_WAIT:
+            checked.fault = cpu::Fault::kSkipStoreWait;
+            return checked;
+        case CROSSDOCK_FAULT_REUSE_SLOT:
+            checked.fault = cpu::Fault::kReuseSlot;
+            return checked;
     }
     fail(ncclInvalidArgument, "config->fault is {}, must be in 0..2", static_cast<int>(config.fault));
 }
@@ -64,7 +71,8 @@ ncclResult_t crossdockCommInitAll(ncclComm_t* comms, int num_ranks) {
         require_not_null(comms, "comms");
         require_num_ranks(num_ranks);
         std::vector<ncclComm_t> handles;
-        for (auto& communicator : cpu::make_threads_world(num_ranks)) handles.push_back(cpu::publish(std::move(communicator)));
+        for (auto& communicator : cpu::make_threads_world(num_ranks))
+            handles.push_back(cpu::publish(std::move(communicator)));
         std::copy(handles.begin(), handles.end(), comms);
     });
 }
@@ -80,7 +88,8 @@ ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId
     return boundary([&] {
         require_not_null(comm, "comm");
         require_num_ranks(num_ranks);
-        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, must be in 0..{}", rank, num_ranks - 1);
+        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, must be in 0..{}", rank,
+                num_ranks - 1);
         *comm = cpu::publish(cpu::join_processes(id, num_ranks, rank));
     });
 }

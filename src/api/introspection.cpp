@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and integrations (contract 1.5).
+// The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and integrations
+// (contract 1.5).
 #include "api/boundary.h"
 #include "core/objects.h"
 
@@ -10,7 +11,8 @@ namespace {
 template <typename Read>
 int number_of(ncclEpHandle* handle, Read read) {
     int number = 0;
-    const ncclResult_t result = crossdock::boundary([&] { number = static_cast<int>(read(*crossdock::handles().find(handle))); });
+    const ncclResult_t result =
+        crossdock::boundary([&] { number = static_cast<int>(read(*crossdock::handles().find(handle))); });
     return result == ncclSuccess ? number : -1;
 }
 

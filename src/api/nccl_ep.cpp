@@ -14,9 +14,12 @@ using crossdock::require;
 
 namespace {
 
-void expect_output(const void* pointer, const char* name) { require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name); }
+void expect_output(const void* pointer, const char* name) {
+    require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name);
+}
 
-std::shared_ptr<crossdock::Handle> make_handle(ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, int num_topk,
+std::shared_ptr<crossdock::Handle> make_handle(ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                                               const ncclEpHandleConfig_t* config, int num_topk,
                                                const ncclEpTensor_t* handle_mem) {
     return crossdock::Handle::create(groups().find(ep_group), layout, config, num_topk, handle_mem);
 }
@@ -30,7 +33,8 @@ ncclResult_t ncclEpGetVersion(int* version) {
     });
 }
 
-ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t** tensor, unsigned int ndim, ncclDataType_t datatype, const size_t* sizes, const ncclEpTensorAllocConfig_t* config) {
+ncclResult_t ncclEpTensorAlloc(ncclEpTensor_t** tensor, unsigned int ndim, ncclDataType_t datatype, const size_t* sizes,
+                               const ncclEpTensorAllocConfig_t* config) {
     return boundary([&] {
         expect_output(tensor, "tensor");
         crossdock::optional_struct(config, NCCL_EP_TENSOR_ALLOC_CONFIG_V1_SIZE, "config");
@@ -56,34 +60,40 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group) {
     });
 }
 
-ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, size_t* size_out, int num_topk) {
+ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
+                                 size_t* size_out, int num_topk) {
     return boundary([&] {
         expect_output(size_out, "size_out");
         *size_out = crossdock::Handle::memory_bytes(*groups().find(ep_group), layout, config, num_topk);
     });
 }
 
-ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, int num_topk,
-                              const ncclEpTensor_t* handle_mem) {
+ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                              const ncclEpHandleConfig_t* config, int num_topk, const ncclEpTensor_t* handle_mem) {
     return boundary([&] {
         expect_output(handle, "handle");
         *handle = nullptr;
-        *handle = static_cast<ncclEpHandle_t>(handles().add(make_handle(ep_group, layout, config, num_topk, handle_mem)));
+        *handle =
+            static_cast<ncclEpHandle_t>(handles().add(make_handle(ep_group, layout, config, num_topk, handle_mem)));
     });
 }
 
-ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info, cudaStream_t) {
+ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx,
+                                const ncclEpLayoutInfo_t* layout_info, cudaStream_t) {
     return boundary([&] { handles().find(handle)->update(topk_idx, layout_info); });
 }
 
-ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpTensor_t* topk_idx,
-                                const ncclEpLayoutInfo_t* layout_info, const ncclEpHandleConfig_t* config, cudaStream_t) {
+ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
+                                const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info,
+                                const ncclEpHandleConfig_t* config, cudaStream_t) {
     return boundary([&] {
         expect_output(handle, "handle");
         *handle = nullptr;
         const crossdock::Tensor routing = crossdock::read_local_tensor(topk_idx, "topk_idx");
-        require(routing.ndim == 2, ncclInvalidArgument, "topk_idx has {} dimensions, expected 2: [tokens, top-k]", routing.ndim);
-        require(routing.sizes[1] <= INT32_MAX, ncclInvalidArgument, "topk_idx has {} columns, allowed: at most {}", routing.sizes[1], INT32_MAX);
+        require(routing.ndim == 2, ncclInvalidArgument, "topk_idx has {} dimensions, expected 2: [tokens, top-k]",
+                routing.ndim);
+        require(routing.sizes[1] <= INT32_MAX, ncclInvalidArgument, "topk_idx has {} columns, allowed: at most {}",
+                routing.sizes[1], INT32_MAX);
         auto created = make_handle(ep_group, layout, config, static_cast<int>(routing.sizes[1]), nullptr);
         created->update(topk_idx, layout_info);
         *handle = static_cast<ncclEpHandle_t>(handles().add(std::move(created)));
@@ -96,12 +106,14 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle) {
     });
 }
 
-ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs, const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
+ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs,
+                            const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
                             const ncclEpDispatchConfig_t* config, cudaStream_t stream) {
     return boundary([&] { handles().find(handle)->dispatch(inputs, outputs, layout_info, config, stream); });
 }
 
-ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
+ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
+                           const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
                            cudaStream_t stream) {
     return boundary([&] { handles().find(handle)->combine(inputs, outputs, config, stream); });
 }

@@ -10,25 +10,38 @@ namespace {
 
 const char* name_of(OperationKind operation) {
     switch (operation) {
-        case OperationKind::kNone: return "";
-        case OperationKind::kDispatch: return "dispatch";
-        case OperationKind::kCombine: return "combine";
-        case OperationKind::kComplete: return "complete";
-        case OperationKind::kMaskClean: return "mask clean";
+        case OperationKind::kNone:
+            return "";
+        case OperationKind::kDispatch:
+            return "dispatch";
+        case OperationKind::kCombine:
+            return "combine";
+        case OperationKind::kComplete:
+            return "complete";
+        case OperationKind::kMaskClean:
+            return "mask clean";
     }
     return "";
 }
 
 const char* name_of(WaitStep step) {
     switch (step) {
-        case WaitStep::kNone: return "";
-        case WaitStep::kCredit: return "credit";
-        case WaitStep::kEntry: return "entry";
-        case WaitStep::kCounts: return "counts";
-        case WaitStep::kRow: return "row";
-        case WaitStep::kWeights: return "weights";
-        case WaitStep::kBarrier: return "barrier";
-        case WaitStep::kBuffer: return "buffer";
+        case WaitStep::kNone:
+            return "";
+        case WaitStep::kCredit:
+            return "credit";
+        case WaitStep::kEntry:
+            return "entry";
+        case WaitStep::kCounts:
+            return "counts";
+        case WaitStep::kRow:
+            return "row";
+        case WaitStep::kWeights:
+            return "weights";
+        case WaitStep::kBarrier:
+            return "barrier";
+        case WaitStep::kBuffer:
+            return "buffer";
     }
     return "";
 }
@@ -52,11 +65,16 @@ void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& d
 std::string describe(const crossdockDiagnosis_t& diagnosis) {
     if (diagnosis.valid == 0) return "the group has failed: a wait for another rank expired";
     if (std::strcmp(diagnosis.step, "buffer") == 0) {
-        return fmt::format("the group has failed: operation {} of rank {} ({} of handle {}) found every buffer held by a pending send_only operation",
-                           diagnosis.epoch, diagnosis.rank, diagnosis.operation, diagnosis.handle);
+        return fmt::format(
+            "the group has failed: operation {} of rank {} ({} of handle {}) found every buffer held by a pending "
+            "send_only operation",
+            diagnosis.epoch, diagnosis.rank, diagnosis.operation, diagnosis.handle);
     }
-    return fmt::format("the group has failed: rank {} waited {} us for rank {} in {} (operation {}, handle {}, step {}: expected {}, saw {})", diagnosis.rank,
-                       diagnosis.elapsed_us, diagnosis.peer, diagnosis.operation, diagnosis.epoch, diagnosis.handle, diagnosis.step, diagnosis.expected, diagnosis.seen);
+    return fmt::format(
+        "the group has failed: rank {} waited {} us for rank {} in {} (operation {}, handle {}, step {}: expected {}, "
+        "saw {})",
+        diagnosis.rank, diagnosis.elapsed_us, diagnosis.peer, diagnosis.operation, diagnosis.epoch, diagnosis.handle,
+        diagnosis.step, diagnosis.expected, diagnosis.seen);
 }
 
 }  // namespace crossdock

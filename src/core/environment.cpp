@@ -54,7 +54,8 @@ bool flag(const char* name) {
 Environment Environment::read() {
     constexpr uint64_t kNsPerMs = 1'000'000;
     Environment environment;
-    if (const auto ms = positive_number("NCCL_EP_TIMEOUT_MS", UINT64_MAX / kNsPerMs / 2)) environment.timeout_ns = *ms * kNsPerMs;
+    if (const auto ms = positive_number("NCCL_EP_TIMEOUT_MS", UINT64_MAX / kNsPerMs / 2))
+        environment.timeout_ns = *ms * kNsPerMs;
     environment.comm_sms = number_of_sms("NCCL_EP_COMM_SMS");
     environment.dispatch_sms = number_of_sms("NCCL_EP_DISPATCH_SMS");
     environment.combine_sms = number_of_sms("NCCL_EP_COMBINE_SMS");

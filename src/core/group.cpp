@@ -11,7 +11,7 @@
 namespace crossdock {
 namespace {
 
-constexpr size_t kMaskOffset = 16;  // behind WaitControl
+constexpr size_t kMaskOffset = 16;      // behind WaitControl
 constexpr uint32_t kExplicitTopk = 32;  // the largest that an explicit buffer size is taken to be meant for
 
 }  // namespace
@@ -26,17 +26,21 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     std::shared_ptr<Group> group(new Group(std::move(communicator), config));
     group->preallocate();
     if (environment.is_verbose && group->rank() == 0) {
-        warn(fmt::format("settings: {} ranks, {} experts, {} tokens a rank, {} bytes a token, SMs dispatch {} combine {}, timeout {} us, masks {}",
-                         config.num_ranks, config.num_experts, config.max_tokens, config.max_token_bytes, config.dispatch_sms, config.combine_sms,
-                         config.timeout_ns / 1000, config.masking ? "on" : "off"));
+        warn(fmt::format(
+            "settings: {} ranks, {} experts, {} tokens a rank, {} bytes a token, SMs dispatch {} combine {}, timeout "
+            "{} us, masks {}",
+            config.num_ranks, config.num_experts, config.max_tokens, config.max_token_bytes, config.dispatch_sms,
+            config.combine_sms, config.timeout_ns / 1000, config.masking ? "on" : "off"));
     }
     return group;
 }
 
-Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config) : communicator_(std::move(communicator)), config_(config) {
+Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config)
+    : communicator_(std::move(communicator)), config_(config) {
     words_ = allocate(kMaskOffset + sizeof(uint32_t) * config.num_ranks, true);
     const std::vector<uint32_t> all_active(config.num_ranks, 1);
-    runtime().copy_to_device(words_.data() + kMaskOffset, all_active.data(), sizeof(uint32_t) * all_active.size(), nullptr);
+    runtime().copy_to_device(words_.data() + kMaskOffset, all_active.data(), sizeof(uint32_t) * all_active.size(),
+                             nullptr);
     runtime().synchronize(nullptr);
     order_ = runtime().make_stream_order();
     status_ = static_cast<HostVisibleStatus*>(runtime().allocate_host_visible(sizeof(HostVisibleStatus)));
@@ -45,10 +49,12 @@ Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& conf
 // What can be known now is allocated now, so that handles can be made without the other ranks.
 void Group::preallocate() {
     if (config_.rdma_buffer_size == 0) {
-        if (config_.num_topk > 0 && config_.num_topk <= kMaxTopk) arena_for(NCCL_EP_LAYOUT_EXPERT_MAJOR, config_.num_topk);
+        if (config_.num_topk > 0 && config_.num_topk <= kMaxTopk)
+            arena_for(NCCL_EP_LAYOUT_EXPERT_MAJOR, config_.num_topk);
         return;
     }
-    const uint32_t largest = std::min({config_.num_experts, kExplicitTopk, config_.num_topk > 0 ? config_.num_topk : kExplicitTopk});
+    const uint32_t largest =
+        std::min({config_.num_experts, kExplicitTopk, config_.num_topk > 0 ? config_.num_topk : kExplicitTopk});
     for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
         for (uint32_t topk = largest; topk > 0; --topk) {
             if (!ll_size_is_enough(config_, layout, topk)) continue;
@@ -96,7 +102,8 @@ std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) 
         if (arena->fits(needed)) return arena;
     }
     require(config_.rdma_buffer_size == 0 || ll_size_is_enough(config_, layout, topk), ncclInvalidUsage,
-            "config->rdma_buffer_size {} is too small for top-{}: {} bytes are needed", config_.rdma_buffer_size, topk, needed.arena_bytes());
+            "config->rdma_buffer_size {} is too small for top-{}: {} bytes are needed", config_.rdma_buffer_size, topk,
+            needed.arena_bytes());
     arenas_.push_back(std::make_shared<LlArena>(*communicator_, config_, needed));
     return arenas_.back();
 }
@@ -118,7 +125,9 @@ uint64_t Group::add_handle(Handle* handle) {
     return ++num_handles_ever_;
 }
 
-void Group::remove_handle(Handle* handle) { handles_.erase(std::remove(handles_.begin(), handles_.end(), handle), handles_.end()); }
+void Group::remove_handle(Handle* handle) {
+    handles_.erase(std::remove(handles_.begin(), handles_.end(), handle), handles_.end());
+}
 
 void Group::retire(DeviceMemory memory) {
     if (is_destroyed_ || memory.data() == nullptr) return;

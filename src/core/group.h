@@ -22,8 +22,8 @@ class Group {
     // Collective.
     static std::shared_ptr<Group> create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* config);
 
-    // Collective, bounded: a rank that does not come is not waited for beyond the timeout. Handles that still live lose their memory and
-    // refuse every use.
+    // Collective, bounded: a rank that does not come is not waited for beyond the timeout. Handles that still live lose
+    // their memory and refuse every use.
     void destroy() noexcept;
 
     Communicator& communicator() const { return *communicator_; }

@@ -22,8 +22,8 @@ constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLongestTimeoutNs = uint64_t{1} << 62;  // deadlines are sums of a clock and this
 
 // per-operation variable, NCCL_EP_COMM_SMS, per-operation field, max_num_sms, all.
-uint32_t resolve_sms(const std::optional<uint32_t>& operation_variable, const std::optional<uint32_t>& variable, uint32_t field,
-                     uint32_t max_num_sms, uint32_t device_sms) {
+uint32_t resolve_sms(const std::optional<uint32_t>& operation_variable, const std::optional<uint32_t>& variable,
+                     uint32_t field, uint32_t max_num_sms, uint32_t device_sms) {
     const uint32_t wanted = operation_variable.value_or(variable.value_or(field != 0 ? field : max_num_sms));
     return wanted == 0 || wanted > device_sms ? device_sms : wanted;
 }
@@ -34,30 +34,42 @@ void expect_sms(const char* field, uint32_t value, uint32_t device_sms) {
 
 }  // namespace
 
-GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller, const Environment& environment) {
+GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
+                                 const Environment& environment) {
     require(caller != nullptr, ncclInvalidArgument, "config is NULL");
     const auto given = copy_struct<CallerConfig>(caller, NCCL_EP_GROUP_CONFIG_V1_SIZE, "config");
     const unsigned int algorithm = enum_bits(given.algorithm);
     const uint32_t num_ranks = static_cast<uint32_t>(communicator.num_ranks());
     const bool is_ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
 
-    require(algorithm <= NCCL_EP_ALGO_HIGH_THROUGHPUT, ncclInvalidArgument, "config->algorithm is {}, allowed: 0 (low latency), 1 (high throughput)", algorithm);
+    require(algorithm <= NCCL_EP_ALGO_HIGH_THROUGHPUT, ncclInvalidArgument,
+            "config->algorithm is {}, allowed: 0 (low latency), 1 (high throughput)", algorithm);
     require(given.num_experts > 0 && given.num_experts % num_ranks == 0, ncclInvalidArgument,
             "config->num_experts is {}, allowed: positive multiples of the {} ranks", given.num_experts, num_ranks);
-    require(given.num_experts <= kMaxPayload, ncclInvalidArgument, "config->num_experts is {}, allowed: at most {}", given.num_experts, kMaxPayload);
-    require(given.max_dispatch_tokens_per_rank > 0, ncclInvalidArgument, "config->max_dispatch_tokens_per_rank is 0, allowed: 1 and more");
+    require(given.num_experts <= kMaxPayload, ncclInvalidArgument, "config->num_experts is {}, allowed: at most {}",
+            given.num_experts, kMaxPayload);
+    require(given.max_dispatch_tokens_per_rank > 0, ncclInvalidArgument,
+            "config->max_dispatch_tokens_per_rank is 0, allowed: 1 and more");
     require(given.max_token_bytes > 0, ncclInvalidArgument, "config->max_token_bytes is 0, allowed: 1 and more");
-    require(!is_ht || given.max_token_bytes % 16 == 0, ncclInvalidArgument, "config->max_token_bytes is {}, allowed in HT mode: multiples of 16", given.max_token_bytes);
-    require(!is_ht || given.max_recv_tokens_per_rank == 0 || given.max_recv_tokens_per_rank >= given.max_dispatch_tokens_per_rank, ncclInvalidArgument,
-            "config->max_recv_tokens_per_rank is {}, allowed in HT mode: 0 (eager) or at least max_dispatch_tokens_per_rank ({})",
+    require(!is_ht || given.max_token_bytes % 16 == 0, ncclInvalidArgument,
+            "config->max_token_bytes is {}, allowed in HT mode: multiples of 16", given.max_token_bytes);
+    require(!is_ht || given.max_recv_tokens_per_rank == 0 ||
+                given.max_recv_tokens_per_rank >= given.max_dispatch_tokens_per_rank,
+            ncclInvalidArgument,
+            "config->max_recv_tokens_per_rank is {}, allowed in HT mode: 0 (eager) or at least "
+            "max_dispatch_tokens_per_rank ({})",
             given.max_recv_tokens_per_rank, given.max_dispatch_tokens_per_rank);
-    require(given.num_topk <= given.num_experts, ncclInvalidArgument, "config->num_topk is {}, allowed: at most num_experts ({})", given.num_topk, given.num_experts);
+    require(given.num_topk <= given.num_experts, ncclInvalidArgument,
+            "config->num_topk is {}, allowed: at most num_experts ({})", given.num_topk, given.num_experts);
     const unsigned int zero_copy = enum_bits(given.zero_copy);
     const unsigned int overflow = enum_bits(given.overflow_policy);
-    require(zero_copy <= NCCL_EP_ZERO_COPY_ON, ncclInvalidArgument, "config->zero_copy is {}, allowed: 0 (auto), 1 (off), 2 (on)", zero_copy);
-    require(overflow <= NCCL_EP_OVERFLOW_DROP, ncclInvalidArgument, "config->overflow_policy is {}, allowed: 0 (auto), 1 (trap), 2 (drop)", overflow);
+    require(zero_copy <= NCCL_EP_ZERO_COPY_ON, ncclInvalidArgument,
+            "config->zero_copy is {}, allowed: 0 (auto), 1 (off), 2 (on)", zero_copy);
+    require(overflow <= NCCL_EP_OVERFLOW_DROP, ncclInvalidArgument,
+            "config->overflow_policy is {}, allowed: 0 (auto), 1 (trap), 2 (drop)", overflow);
     require((given.alloc.alloc_fn == nullptr) == (given.alloc.free_fn == nullptr), ncclInvalidUsage,
-            "config->alloc has only {}: set both hooks or none", given.alloc.alloc_fn == nullptr ? "free_fn" : "alloc_fn");
+            "config->alloc has only {}: set both hooks or none",
+            given.alloc.alloc_fn == nullptr ? "free_fn" : "alloc_fn");
     const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
     if (communicator.world() == World::kCuda) {
         expect_sms("max_num_sms", given.max_num_sms, device_sms);
@@ -70,9 +82,11 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "NCCL_EP_HT_EM_LOCAL_DUP and NCCL_EP_HT_EM_NVLINK_DUP are both on: they exclude each other");
     // Row numbers of one operation are 32-bit, a source's counts travel in 24 bits.
     const uint64_t slots = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks;
-    require(is_ht || (slots <= INT32_MAX && uint64_t{given.max_dispatch_tokens_per_rank} * kMaxTopk <= kMaxPayload), ncclInvalidArgument,
-            "config->max_dispatch_tokens_per_rank is {}, allowed in LL mode: at most {} with {} ranks", given.max_dispatch_tokens_per_rank,
-            std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload / kMaxTopk), num_ranks);
+    require(is_ht || (slots <= INT32_MAX && uint64_t{given.max_dispatch_tokens_per_rank} * kMaxTopk <= kMaxPayload),
+            ncclInvalidArgument,
+            "config->max_dispatch_tokens_per_rank is {}, allowed in LL mode: at most {} with {} ranks",
+            given.max_dispatch_tokens_per_rank, std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload / kMaxTopk),
+            num_ranks);
 
     GroupConfig config;
     config.algorithm = static_cast<ncclEpAlgorithm_t>(algorithm);
@@ -84,8 +98,10 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.max_token_bytes = given.max_token_bytes;
     config.rdma_buffer_size = given.rdma_buffer_size;
     config.num_topk = given.num_topk;
-    config.dispatch_sms = resolve_sms(environment.dispatch_sms, environment.comm_sms, given.dispatch_num_sms, given.max_num_sms, device_sms);
-    config.combine_sms = resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms, given.max_num_sms, device_sms);
+    config.dispatch_sms = resolve_sms(environment.dispatch_sms, environment.comm_sms, given.dispatch_num_sms,
+                                      given.max_num_sms, device_sms);
+    config.combine_sms = resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms,
+                                     given.max_num_sms, device_sms);
     config.alloc = given.alloc;
     config.masking = given.enable_mask != 0;
     config.timeout_ns = environment.timeout_ns.value_or(given.timeout_ns != 0 ? given.timeout_ns : kDefaultTimeoutNs);
@@ -116,7 +132,9 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
     communicator.all_gather(own.data(), all.data(), sizeof(own), "ncclEpCreateGroup", timeout_ns);
     for (uint32_t rank = 0; rank < num_ranks; ++rank) {
         for (size_t i = 0; i < fields.size(); ++i) {
-            require(all[rank][i] == all[0][i], ncclInvalidUsage, "{} differs between ranks: {} on rank 0, {} on rank {}", fields[i].name, all[0][i], all[rank][i], rank);
+            require(all[rank][i] == all[0][i], ncclInvalidUsage,
+                    "{} differs between ranks: {} on rank 0, {} on rank {}", fields[i].name, all[0][i], all[rank][i],
+                    rank);
         }
     }
 }

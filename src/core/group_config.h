@@ -29,9 +29,11 @@ struct GroupConfig {
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
 
     // Checks what one rank can check by itself.
-    static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller, const Environment& environment);
+    static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
+                               const Environment& environment);
 
-    // Collective: the same settings everywhere, or an Error on every rank that names the field and two ranks that differ.
+    // Collective: the same settings everywhere, or an Error on every rank that names the field and two ranks that
+    // differ.
     void expect_equal_on_all_ranks(Communicator& communicator) const;
 };
 

@@ -20,19 +20,23 @@ void check_handle(const Group& group, ncclEpLayout_t layout, const ncclEpHandleC
     require(alignment == 0 || std::has_single_bit(alignment), ncclInvalidArgument,
             "config->dispatch_output_per_expert_alignment is {}, allowed: 0 and powers of two", alignment);
     const uint32_t largest = std::min<uint32_t>(kMaxTopk, group.config().num_experts);
-    require(num_topk > 0 && static_cast<uint32_t>(num_topk) <= largest, ncclInvalidArgument, "num_topk is {}, allowed: 1..{} (num_experts is {})", num_topk, largest,
-            group.config().num_experts);
+    require(num_topk > 0 && static_cast<uint32_t>(num_topk) <= largest, ncclInvalidArgument,
+            "num_topk is {}, allowed: 1..{} (num_experts is {})", num_topk, largest, group.config().num_experts);
 }
 
 }  // namespace
 
-size_t Handle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, int num_topk) {
+size_t Handle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
+                            int num_topk) {
     check_handle(group, layout, config, num_topk);
     const GroupConfig& settings = group.config();
-    return LlHandleGeometry{settings.num_ranks, settings.experts_per_rank(), settings.max_tokens, static_cast<uint32_t>(num_topk)}.bytes();
+    return LlHandleGeometry{settings.num_ranks, settings.experts_per_rank(), settings.max_tokens,
+                            static_cast<uint32_t>(num_topk)}
+        .bytes();
 }
 
-std::shared_ptr<Handle> Handle::create(std::shared_ptr<Group> group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, int num_topk,
+std::shared_ptr<Handle> Handle::create(std::shared_ptr<Group> group, ncclEpLayout_t layout,
+                                       const ncclEpHandleConfig_t* config, int num_topk,
                                        const ncclEpTensor_t* handle_mem) {
     group->expect_working();
     const size_t bytes = memory_bytes(*group, layout, config, num_topk);
@@ -41,9 +45,11 @@ std::shared_ptr<Handle> Handle::create(std::shared_ptr<Group> group, ncclEpLayou
     if (handle_mem != nullptr) {
         const Tensor memory = read_tensor(group->communicator(), handle_mem, "handle_mem");
         expect_dtype(memory, {ncclUint8});
-        require(memory.ndim == 1 && memory.sizes[0] >= bytes, ncclInvalidArgument, "handle_mem has {} dimensions and {} bytes, expected 1 dimension and at least {} bytes",
-                memory.ndim, memory.num_elements(), bytes);
-        require(reinterpret_cast<uintptr_t>(memory.data) % 16 == 0, ncclInvalidArgument, "handle_mem is at {}, expected a multiple of 16", static_cast<void*>(memory.data));
+        require(memory.ndim == 1 && memory.sizes[0] >= bytes, ncclInvalidArgument,
+                "handle_mem has {} dimensions and {} bytes, expected 1 dimension and at least {} bytes", memory.ndim,
+                memory.num_elements(), bytes);
+        require(reinterpret_cast<uintptr_t>(memory.data) % 16 == 0, ncclInvalidArgument,
+                "handle_mem is at {}, expected a multiple of 16", static_cast<void*>(memory.data));
         handle->memory_ = memory.data;
     }
     handle->arena_ = group->arena_for(layout, handle->topk_);
@@ -56,7 +62,8 @@ std::shared_ptr<Handle> Handle::create(std::shared_ptr<Group> group, ncclEpLayou
     return handle;
 }
 
-Handle::Handle(std::shared_ptr<Group> group, ncclEpLayout_t layout, uint32_t topk) : group_(std::move(group)), layout_(layout), topk_(topk) {}
+Handle::Handle(std::shared_ptr<Group> group, ncclEpLayout_t layout, uint32_t topk)
+    : group_(std::move(group)), layout_(layout), topk_(topk) {}
 
 Handle::~Handle() {
     if (number_ == 0) return;
@@ -95,13 +102,16 @@ LlCommon Handle::common(OperationKind operation, bool send_only) const {
 
 void Handle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* layout_info) {
     group_->expect_working();
-    require(layout_info == nullptr, ncclInvalidArgument, "layout_info must be NULL in LL mode: pass it to ncclEpDispatch");
+    require(layout_info == nullptr, ncclInvalidArgument,
+            "layout_info must be NULL in LL mode: pass it to ncclEpDispatch");
     const Tensor topk_idx = read_tensor(group_->communicator(), caller, "topk_idx");
     expect_dtype(topk_idx, {ncclInt32, ncclInt64});
     expect_shape(topk_idx, {kAnySize, topk_}, "[tokens, the handle's top-k]");
-    require(topk_idx.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument, "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})",
-            topk_idx.sizes[0], group_->config().max_tokens);
-    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage, "a send_only operation of this handle is pending: call ncclEpComplete first");
+    require(topk_idx.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument,
+            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", topk_idx.sizes[0],
+            group_->config().max_tokens);
+    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
+            "a send_only operation of this handle is pending: call ncclEpComplete first");
     has_routing_ = true;
     topk_idx_ = topk_idx.data;
     ids_are_64_bit_ = topk_idx.dtype == ncclInt64;
@@ -110,7 +120,9 @@ void Handle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* layo
 
 void Handle::set_sums(crossdockSums_t sums) {
     group_->expect_working();
-    require(is_expert_major(), ncclInvalidUsage, "the handle's layout is rank-major, whose rows are summed by the caller: sums apply to LL expert-major handles");
+    require(is_expert_major(), ncclInvalidUsage,
+            "the handle's layout is rank-major, whose rows are summed by the caller: sums apply to LL expert-major "
+            "handles");
     const unsigned int bits = enum_bits(sums);
     require(bits <= CROSSDOCK_SUMS_SENDER, ncclInvalidArgument, "sums is {}, allowed: 0 (exact), 1 (sender)", bits);
     sums_ = sums;
@@ -121,9 +133,11 @@ void Handle::expect_routing() const {
 }
 
 void Handle::expect_may_start(bool send_only) const {
-    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage, "a send_only operation of this handle is pending: call ncclEpComplete first");
-    require(!send_only || arena_->pending_splits < kMaxPendingSplits, ncclInvalidUsage, "{} send_only operations of this group are pending, allowed: at most {}",
-            arena_->pending_splits, kMaxPendingSplits);
+    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
+            "a send_only operation of this handle is pending: call ncclEpComplete first");
+    require(!send_only || arena_->pending_splits < kMaxPendingSplits, ncclInvalidUsage,
+            "{} send_only operations of this group are pending, allowed: at most {}", arena_->pending_splits,
+            kMaxPendingSplits);
 }
 
 template <typename Args>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle: the routing of one layer or micro-batch, what its dispatch leaves for its combine, and its pending send_only operation.
+// A handle: the routing of one layer or micro-batch, what its dispatch leaves for its combine, and its pending
+// send_only operation.
 #pragma once
 
 #include <memory>
@@ -14,17 +15,20 @@ namespace crossdock {
 class Handle {
   public:
     // Bytes of handle_mem. Checks layout, alignment and top-k.
-    static size_t memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, int num_topk);
+    static size_t memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
+                               int num_topk);
 
     // Collective only where the group must make an arena. handle_mem NULL: library-owned.
-    static std::shared_ptr<Handle> create(std::shared_ptr<Group> group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config, int num_topk,
+    static std::shared_ptr<Handle> create(std::shared_ptr<Group> group, ncclEpLayout_t layout,
+                                          const ncclEpHandleConfig_t* config, int num_topk,
                                           const ncclEpTensor_t* handle_mem);
     ~Handle();
 
     void update(const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info);
-    void dispatch(const ncclEpDispatchInputs_t* inputs, const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
-                  const ncclEpDispatchConfig_t* config, cudaStream_t stream);
-    void combine(const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config, cudaStream_t stream);
+    void dispatch(const ncclEpDispatchInputs_t* inputs, const ncclEpDispatchOutputs_t* outputs,
+                  const ncclEpLayoutInfo_t* layout_info, const ncclEpDispatchConfig_t* config, cudaStream_t stream);
+    void combine(const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs,
+                 const ncclEpCombineConfig_t* config, cudaStream_t stream);
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream);
     void set_sums(crossdockSums_t sums);
 
@@ -44,13 +48,16 @@ class Handle {
     LlCommon common(OperationKind operation, bool send_only) const;
     void expect_routing() const;
     void expect_may_start(bool send_only) const;
-    void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs, ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+    void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                              ncclEpDispQuant_t recipe, LlDispatchArgs& args,
                               std::optional<PeerMap>& token_window) const;
-    void read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs, ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+    void read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                              ncclEpDispQuant_t recipe, LlDispatchArgs& args,
                               std::optional<PeerMap>& scale_window) const;
-    void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs, const ncclEpLayoutInfo_t* layout_info,
-                               LlDispatchArgs& args) const;
-    void read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens, LlCombineArgs& args) const;
+    void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                               const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args) const;
+    void read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
+                             LlCombineArgs& args) const;
     void run(LlDispatchArgs& args, cudaStream_t stream);
     void run(LlCombineArgs& args, cudaStream_t stream);
     // After a send half was issued: what Complete needs.

@@ -47,14 +47,16 @@ LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     const uint64_t rows = std::max(geometry.num_slots(), geometry.num_cells());
-    require(config.max_token_bytes <= (1u << 30) && rows < kLargestBytes / geometry.slot_bytes() / kNumBuffers, ncclInvalidArgument,
-            "config->max_token_bytes {} with {} tokens a rank, {} ranks and top-{} needs more than 2^48 bytes", config.max_token_bytes, config.max_tokens,
-            config.num_ranks, topk);
+    require(config.max_token_bytes <= (1u << 30) && rows < kLargestBytes / geometry.slot_bytes() / kNumBuffers,
+            ncclInvalidArgument,
+            "config->max_token_bytes {} with {} tokens a rank, {} ranks and top-{} needs more than 2^48 bytes",
+            config.max_token_bytes, config.max_tokens, config.num_ranks, topk);
     return geometry;
 }
 
 bool ll_size_is_enough(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
-    return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk), ll_geometry(config, layout, topk).arena_bytes());
+    return config.rdma_buffer_size >=
+           std::min(documented_need(config, layout, topk), ll_geometry(config, layout, topk).arena_bytes());
 }
 
 }  // namespace crossdock

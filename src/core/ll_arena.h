@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The symmetric memory of a group's low-latency operations. A group makes another one when a handle needs more than the existing ones
-// give: live handles, operations in flight and captured graphs keep theirs.
+// The symmetric memory of a group's low-latency operations. A group makes another one when a handle needs more than the
+// existing ones give: live handles, operations in flight and captured graphs keep theirs.
 #pragma once
 
 #include <memory>
@@ -20,13 +20,16 @@ struct LlArena {
     // Collective.
     LlArena(Communicator& communicator, const GroupConfig& config, const LlGeometry& geometry);
 
-    bool fits(const LlGeometry& needed) const { return geometry.topk >= needed.topk && geometry.cells_per_token >= needed.cells_per_token; }
+    bool fits(const LlGeometry& needed) const {
+        return geometry.topk >= needed.topk && geometry.cells_per_token >= needed.cells_per_token;
+    }
 };
 
 // What handles of that layout and top-k need. InvalidArgument where sizes leave what 64-bit offsets can hold.
 LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk);
 
-// The caller's explicit rdma_buffer_size is enough for such handles: for what this library needs, or for what NVIDIA's would need.
+// The caller's explicit rdma_buffer_size is enough for such handles: for what this library needs, or for what NVIDIA's
+// would need.
 bool ll_size_is_enough(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk);
 
 }  // namespace crossdock

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclEpCombine in low-latency mode: the caller's structs and tensors checked against the contract, and turned into kernel arguments.
+// ncclEpCombine in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
+// kernel arguments.
 #include <algorithm>
 #include <array>
 
@@ -29,8 +30,8 @@ bool has_fp4(int compute_capability) {
 
 }  // namespace
 
-void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs, const ncclEpCombineConfig_t* caller_config,
-                     cudaStream_t stream) {
+void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
+                     const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
@@ -38,8 +39,10 @@ void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCom
     expect_routing();
     require(has_dispatched_, ncclInvalidUsage, "nothing was dispatched with this handle: call ncclEpDispatch first");
     const unsigned int direction = enum_bits(settings.pass_direction);
-    require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument, "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
-    require(direction == NCCL_EP_FWD_PASS, ncclInvalidUsage, "config->pass_direction is backward: LL groups run forward only");
+    require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
+            "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
+    require(direction == NCCL_EP_FWD_PASS, ncclInvalidUsage,
+            "config->pass_direction is backward: LL groups run forward only");
     expect_may_start(settings.send_only != 0);
 
     const GroupConfig& config = group_->config();
@@ -52,16 +55,19 @@ void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCom
         expect_shape(tokens, {config.experts_per_rank(), size_t{config.num_ranks} * config.max_tokens, kAnySize},
                      "[experts per rank, ranks * max_dispatch_tokens_per_rank, hidden]");
     } else {
-        expect_shape(tokens, {config.num_ranks, config.max_tokens, kAnySize}, "[ranks, max_dispatch_tokens_per_rank, hidden]");
+        expect_shape(tokens, {config.num_ranks, config.max_tokens, kAnySize},
+                     "[ranks, max_dispatch_tokens_per_rank, hidden]");
     }
-    expect_shape(target, {num_tokens_, num_tokens_ == 0 ? kAnySize : tokens.sizes[2]}, "[rows of topk_idx, hidden of inputs->tokens]");
-    require(tokens.row_bytes() > 0 && tokens.row_bytes() % 16 == 0, ncclInvalidArgument, "inputs->tokens has rows of {} bytes, allowed: positive multiples of 16",
-            tokens.row_bytes());
-    require(tokens.row_bytes() <= config.max_token_bytes, ncclInvalidArgument, "inputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})",
-            tokens.row_bytes(), config.max_token_bytes);
+    expect_shape(target, {num_tokens_, num_tokens_ == 0 ? kAnySize : tokens.sizes[2]},
+                 "[rows of topk_idx, hidden of inputs->tokens]");
+    require(tokens.row_bytes() > 0 && tokens.row_bytes() % 16 == 0, ncclInvalidArgument,
+            "inputs->tokens has rows of {} bytes, allowed: positive multiples of 16", tokens.row_bytes());
+    require(tokens.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
+            "inputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", tokens.row_bytes(),
+            config.max_token_bytes);
     for (const Tensor* tensor : {&tokens, &target}) {
-        require(reinterpret_cast<uintptr_t>(tensor->data) % 16 == 0, ncclInvalidArgument, "{} is at address {}, expected a multiple of 16", tensor->name,
-                static_cast<void*>(tensor->data));
+        require(reinterpret_cast<uintptr_t>(tensor->data) % 16 == 0, ncclInvalidArgument,
+                "{} is at address {}, expected a multiple of 16", tensor->name, static_cast<void*>(tensor->data));
     }
     require(!overlap(tokens, target), ncclInvalidArgument, "outputs->tokens overlaps inputs->tokens");
 
@@ -83,17 +89,22 @@ void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCom
     run(args, stream);
 }
 
-void Handle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens, LlCombineArgs& args) const {
-    require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument, "config->quant_recipe is {}, allowed: 0 (none), 1 (NVFP4)", recipe);
+void Handle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
+                                 LlCombineArgs& args) const {
+    require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument,
+            "config->quant_recipe is {}, allowed: 0 (none), 1 (NVFP4)", recipe);
     if (recipe == NCCL_EP_COMB_QUANT_NONE) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
         return;
     }
     const int capability = group_->runtime().compute_capability();
-    require(has_fp4(capability), ncclInvalidUsage, "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; this one has {}.{}",
+    require(has_fp4(capability), ncclInvalidUsage,
+            "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; "
+            "this one has {}.{}",
             capability / 10, capability % 10);
     expect_dtype(tokens, {ncclBfloat16});
-    require(tokens.sizes[2] % 32 == 0, ncclInvalidArgument, "inputs->tokens has rows of {} elements, allowed with NVFP4: multiples of 32", tokens.sizes[2]);
+    require(tokens.sizes[2] % 32 == 0, ncclInvalidArgument,
+            "inputs->tokens has rows of {} elements, allowed with NVFP4: multiples of 32", tokens.sizes[2]);
     const Tensor scales = read_tensor(group_->communicator(), inputs.scales, "inputs->scales");
     expect_dtype(scales, {ncclFloat32});
     expect_shape(scales, {tokens.sizes[0], tokens.sizes[1], 1}, "[as inputs->tokens, 1]");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclEpDispatch in low-latency mode: the caller's structs and tensors checked against the contract, and turned into kernel arguments.
+// ncclEpDispatch in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
+// kernel arguments.
 #include "core/error.h"
 #include "core/handle.h"
 #include "core/structs.h"
@@ -10,38 +11,47 @@ namespace {
 constexpr uint32_t kRowGranule = 16;  // bytes; what a bulk copy moves
 
 void expect_aligned(const Tensor& tensor) {
-    require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument, "{} is at address {}, expected a multiple of {}", tensor.name,
-            static_cast<void*>(tensor.data), kRowGranule);
+    require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument,
+            "{} is at address {}, expected a multiple of {}", tensor.name, static_cast<void*>(tensor.data),
+            kRowGranule);
 }
 
 // API v1 asked for FP8 by passing scales, without a recipe.
-bool asks_for_v1_fp8(const ncclEpDispatchConfig_t* config, const GroupConfig& group, bool is_expert_major, const ncclEpDispatchOutputs_t& outputs) {
-    return (config == nullptr || config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE) && group.api_version == 1 && is_expert_major && outputs.scales != nullptr;
+bool asks_for_v1_fp8(const ncclEpDispatchConfig_t* config, const GroupConfig& group, bool is_expert_major,
+                     const ncclEpDispatchOutputs_t& outputs) {
+    return (config == nullptr || config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE) && group.api_version == 1 &&
+           is_expert_major && outputs.scales != nullptr;
 }
 
 }  // namespace
 
-void Handle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpDispatchOutputs_t* caller_outputs, const ncclEpLayoutInfo_t* layout_info,
-                      const ncclEpDispatchConfig_t* caller_config, cudaStream_t stream) {
+void Handle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpDispatchOutputs_t* caller_outputs,
+                      const ncclEpLayoutInfo_t* layout_info, const ncclEpDispatchConfig_t* caller_config,
+                      cudaStream_t stream) {
     group_->expect_working();
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, "outputs");
     const auto config = optional_struct(caller_config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, "config");
     expect_routing();
     const unsigned int direction = enum_bits(config.pass_direction);
-    require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument, "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
-    require(direction == NCCL_EP_FWD_PASS, ncclInvalidUsage, "config->pass_direction is backward: LL groups run forward only");
+    require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
+            "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
+    require(direction == NCCL_EP_FWD_PASS, ncclInvalidUsage,
+            "config->pass_direction is backward: LL groups run forward only");
     const unsigned int recipe_bits = enum_bits(config.quant_recipe);
-    require(recipe_bits <= NCCL_EP_DISP_QUANT_DS_FP8E3M4, ncclInvalidArgument, "config->quant_recipe is {}, allowed: 0 (none), 1 (forward), 2 (e4m3)", recipe_bits);
+    require(recipe_bits <= NCCL_EP_DISP_QUANT_DS_FP8E3M4, ncclInvalidArgument,
+            "config->quant_recipe is {}, allowed: 0 (none), 1 (forward), 2 (e4m3)", recipe_bits);
     expect_may_start(config.send_only != 0);
 
     LlDispatchArgs args{};
     args.common = common(OperationKind::kDispatch, config.send_only != 0);
     args.transposed_scales = asks_for_v1_fp8(caller_config, group_->config(), is_expert_major(), outputs);
-    const auto recipe = args.transposed_scales ? NCCL_EP_DISP_QUANT_DS_FP8E3M4 : static_cast<ncclEpDispQuant_t>(recipe_bits);
+    const auto recipe =
+        args.transposed_scales ? NCCL_EP_DISP_QUANT_DS_FP8E3M4 : static_cast<ncclEpDispQuant_t>(recipe_bits);
     args.recipe = recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? LlRecipe::kFp8 : LlRecipe::kBytes;
     args.round_scales = config.round_scales != 0;
-    require(recipe != NCCL_EP_DISP_QUANT_FWD || !args.round_scales, ncclInvalidArgument, "config->round_scales is {}, allowed with recipe forward: 0", config.round_scales);
+    require(recipe != NCCL_EP_DISP_QUANT_FWD || !args.round_scales, ncclInvalidArgument,
+            "config->round_scales is {}, allowed with recipe forward: 0", config.round_scales);
 
     std::optional<PeerMap> token_window;
     std::optional<PeerMap> scale_window;
@@ -53,38 +63,49 @@ void Handle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpD
     if (may_be_direct && token_window) args.direct |= kDirectTokens, args.token_windows = *token_window;
     if (may_be_direct && scale_window) args.direct |= kDirectScales, args.scale_windows = *scale_window;
     require(group_->config().zero_copy != NCCL_EP_ZERO_COPY_ON || args.direct != 0, ncclInvalidArgument,
-            "the group's zero_copy is on: outputs->tokens or outputs->scales must be window-backed, with rank-major layout and recipe none or forward");
+            "the group's zero_copy is on: outputs->tokens or outputs->scales must be window-backed, with rank-major "
+            "layout and recipe none or forward");
     run(args, stream);
 }
 
-void Handle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs, ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+void Handle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                  ncclEpDispQuant_t recipe, LlDispatchArgs& args,
                                   std::optional<PeerMap>& token_window) const {
     const GroupConfig& config = group_->config();
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
     switch (recipe) {
-        case NCCL_EP_DISP_QUANT_NONE: expect_dtype(source, {ncclBfloat16, ncclFloat16, ncclFloat32}); break;
-        case NCCL_EP_DISP_QUANT_FWD:
-            expect_dtype(source, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2});
+        case NCCL_EP_DISP_QUANT_NONE:
+            expect_dtype(source, {ncclBfloat16, ncclFloat16, ncclFloat32});
             break;
-        case NCCL_EP_DISP_QUANT_DS_FP8E3M4: expect_dtype(source, {ncclBfloat16}); break;
+        case NCCL_EP_DISP_QUANT_FWD:
+            expect_dtype(source,
+                         {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2});
+            break;
+        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
+            expect_dtype(source, {ncclBfloat16});
+            break;
     }
     expect_dtype(target, {recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? ncclFloat8e4m3 : source.dtype});
 
     const size_t slots = size_t{config.num_ranks} * config.max_tokens;
     if (is_expert_major()) {
-        expect_shape(target, {config.experts_per_rank(), slots, kAnySize}, "[experts per rank, ranks * max_dispatch_tokens_per_rank, hidden]");
+        expect_shape(target, {config.experts_per_rank(), slots, kAnySize},
+                     "[experts per rank, ranks * max_dispatch_tokens_per_rank, hidden]");
     } else {
-        expect_shape(target, {config.num_ranks, config.max_tokens, kAnySize}, "[ranks, max_dispatch_tokens_per_rank, hidden]");
+        expect_shape(target, {config.num_ranks, config.max_tokens, kAnySize},
+                     "[ranks, max_dispatch_tokens_per_rank, hidden]");
     }
     const size_t hidden = target.sizes[2];
-    expect_shape(source, {num_tokens_, num_tokens_ == 0 ? kAnySize : hidden}, "[rows of topk_idx, hidden of outputs->tokens]");
+    expect_shape(source, {num_tokens_, num_tokens_ == 0 ? kAnySize : hidden},
+                 "[rows of topk_idx, hidden of outputs->tokens]");
     const uint64_t source_row = hidden * dtype_size(source.dtype);
     require(hidden > 0 && target.row_bytes() % kRowGranule == 0 && source_row % kRowGranule == 0, ncclInvalidArgument,
             "outputs->tokens has rows of {} bytes, allowed: positive multiples of {}", target.row_bytes(), kRowGranule);
-    require(recipe != NCCL_EP_DISP_QUANT_DS_FP8E3M4 || hidden % kFp8Block == 0, ncclInvalidArgument, "inputs->tokens has rows of {} elements, allowed with FP8: multiples of {}",
-            hidden, kFp8Block);
-    require(target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument, "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", target.row_bytes(),
+    require(recipe != NCCL_EP_DISP_QUANT_DS_FP8E3M4 || hidden % kFp8Block == 0, ncclInvalidArgument,
+            "inputs->tokens has rows of {} elements, allowed with FP8: multiples of {}", hidden, kFp8Block);
+    require(target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
+            "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", target.row_bytes(),
             config.max_token_bytes);
     expect_aligned(source);
     expect_aligned(target);
@@ -95,7 +116,8 @@ void Handle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const nc
     token_window = target.window;
 }
 
-void Handle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs, ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+void Handle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                  ncclEpDispQuant_t recipe, LlDispatchArgs& args,
                                   std::optional<PeerMap>& scale_window) const {
     const GroupConfig& config = group_->config();
     if (recipe == NCCL_EP_DISP_QUANT_NONE) {
@@ -116,22 +138,25 @@ void Handle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const nc
         expect_dtype(source, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
         expect_dtype(target, {source.dtype});
         expect_shape(target, {first, second, kAnySize}, "[as outputs->tokens, scales per token]");
-        expect_shape(source, {num_tokens_, num_tokens_ == 0 ? kAnySize : target.sizes[2]}, "[rows of topk_idx, scales per token of outputs->scales]");
-        require(target.row_bytes() > 0 && target.row_bytes() % kRowGranule == 0, ncclInvalidArgument, "outputs->scales has rows of {} bytes, allowed: positive multiples of {}",
-                target.row_bytes(), kRowGranule);
+        expect_shape(source, {num_tokens_, num_tokens_ == 0 ? kAnySize : target.sizes[2]},
+                     "[rows of topk_idx, scales per token of outputs->scales]");
+        require(target.row_bytes() > 0 && target.row_bytes() % kRowGranule == 0, ncclInvalidArgument,
+                "outputs->scales has rows of {} bytes, allowed: positive multiples of {}", target.row_bytes(),
+                kRowGranule);
         expect_aligned(source);
         args.scales = source.data;
         scale_window = target.window;
     }
     expect_aligned(target);
-    require(args.row_bytes + target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument, "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})",
-            args.row_bytes, target.row_bytes(), config.max_token_bytes);
+    require(args.row_bytes + target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
+            "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", args.row_bytes,
+            target.row_bytes(), config.max_token_bytes);
     args.out_scales = target.data;
     args.scale_bytes = static_cast<uint32_t>(target.row_bytes());
 }
 
-void Handle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs, const ncclEpLayoutInfo_t* caller_info,
-                                   LlDispatchArgs& args) const {
+void Handle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                   const ncclEpLayoutInfo_t* caller_info, LlDispatchArgs& args) const {
     const GroupConfig& config = group_->config();
     Communicator& communicator = group_->communicator();
     const auto info = optional_struct(caller_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, "layout_info");
@@ -143,21 +168,23 @@ void Handle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const n
         const Tensor counters = read_tensor(communicator, info.expert_counters, "layout_info->expert_counters");
         expect_dtype(counters, {ncclInt32});
         require(counters.ndim == 1 && counters.sizes[0] >= config.experts_per_rank(), ncclInvalidArgument,
-                "layout_info->expert_counters has {} dimensions and {} elements, expected 1 dimension and at least {}", counters.ndim, counters.num_elements(),
-                config.experts_per_rank());
+                "layout_info->expert_counters has {} dimensions and {} elements, expected 1 dimension and at least {}",
+                counters.ndim, counters.num_elements(), config.experts_per_rank());
         args.counters = reinterpret_cast<int32_t*>(counters.data);
         return;
     }
     expect_absent(info.expert_counters, "layout_info->expert_counters", "in rank-major layout");
     const unsigned int id_kind = enum_bits(info.recv_topk_idx_kind);
-    require(id_kind <= NCCL_EP_EXPERT_ID_GLOBAL, ncclInvalidArgument, "layout_info->recv_topk_idx_kind is {}, allowed: 0 (auto), 1 (local), 2 (global)", id_kind);
+    require(id_kind <= NCCL_EP_EXPERT_ID_GLOBAL, ncclInvalidArgument,
+            "layout_info->recv_topk_idx_kind is {}, allowed: 0 (auto), 1 (local), 2 (global)", id_kind);
     args.global_ids = id_kind == NCCL_EP_EXPERT_ID_GLOBAL;
     if (info.src_rank_counters != nullptr) {
         const Tensor counters = read_tensor(communicator, info.src_rank_counters, "layout_info->src_rank_counters");
         expect_dtype(counters, {ncclInt32});
-        require(counters.ndim == 1 && counters.sizes[0] >= config.num_ranks, ncclInvalidArgument,
-                "layout_info->src_rank_counters has {} dimensions and {} elements, expected 1 dimension and at least {}", counters.ndim, counters.num_elements(),
-                config.num_ranks);
+        require(
+            counters.ndim == 1 && counters.sizes[0] >= config.num_ranks, ncclInvalidArgument,
+            "layout_info->src_rank_counters has {} dimensions and {} elements, expected 1 dimension and at least {}",
+            counters.ndim, counters.num_elements(), config.num_ranks);
         args.counters = reinterpret_cast<int32_t*>(counters.data);
     }
     const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
@@ -165,10 +192,12 @@ void Handle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const n
     expect_shape(weights, {num_tokens_, topk_}, "[rows of topk_idx, the handle's top-k]");
     const Tensor out_weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
     expect_dtype(out_weights, {ncclFloat32});
-    expect_shape(out_weights, {config.num_ranks, config.max_tokens, topk_}, "[ranks, max_dispatch_tokens_per_rank, the handle's top-k]");
+    expect_shape(out_weights, {config.num_ranks, config.max_tokens, topk_},
+                 "[ranks, max_dispatch_tokens_per_rank, the handle's top-k]");
     const Tensor out_ids = read_tensor(communicator, outputs.topk_idx, "outputs->topk_idx");
     expect_dtype(out_ids, {ncclInt32});
-    expect_shape(out_ids, {config.num_ranks, config.max_tokens, topk_}, "[ranks, max_dispatch_tokens_per_rank, the handle's top-k]");
+    expect_shape(out_ids, {config.num_ranks, config.max_tokens, topk_},
+                 "[ranks, max_dispatch_tokens_per_rank, the handle's top-k]");
     args.topk_weights = reinterpret_cast<const float*>(weights.data);
     args.out_weights = reinterpret_cast<float*>(out_weights.data);
     args.out_topk_idx = reinterpret_cast<int32_t*>(out_ids.data);

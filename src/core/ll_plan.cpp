@@ -26,9 +26,12 @@ struct Grid {
 Grid grid_for(const Group& group, uint32_t most_sms, uint32_t work) {
     switch (group.communicator().world()) {
         case World::kThreads:
-        case World::kProcesses: return {1, 1};  // one thread runs it all: fibers would only add switches
-        case World::kDeterministic: return {kRacyBlocks, kRacyWarps};
-        case World::kCuda: break;
+        case World::kProcesses:
+            return {1, 1};  // one thread runs it all: fibers would only add switches
+        case World::kDeterministic:
+            return {kRacyBlocks, kRacyWarps};
+        case World::kCuda:
+            break;
     }
     // Ranks that share a device must all be resident at once, since their kernels wait for each other.
     const uint32_t resident = std::max(1u, most_sms / static_cast<uint32_t>(group.communicator().ranks_on_device()));
@@ -48,15 +51,17 @@ LaunchShape fit(const Group& group, Args& args, const Grid& grid, const char* wh
         if (bytes <= room) return {static_cast<int>(grid.blocks), static_cast<int>(args.common.warps_per_block), bytes};
     }
     args.common.warps_per_block = 1;
-    fail(ncclInvalidArgument, "{}: a block needs {} bytes of shared memory for one row's scales and {} experts, the device has {}", what, Shared::of(args).bytes,
-         args.common.arena.num_experts, room);
+    fail(ncclInvalidArgument,
+         "{}: a block needs {} bytes of shared memory for one row's scales and {} experts, the device has {}", what,
+         Shared::of(args).bytes, args.common.arena.num_experts, room);
 }
 
 }  // namespace
 
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     args.common.chunk_bytes = chunk_for(group, args.row_bytes);
-    return fit<LlDispatchShared>(group, args, grid_for(group, group.config().dispatch_sms, args.common.num_tokens + 1), "dispatch");
+    return fit<LlDispatchShared>(group, args, grid_for(group, group.config().dispatch_sms, args.common.num_tokens + 1),
+                                 "dispatch");
 }
 
 LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
@@ -66,7 +71,8 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     const bool is_gpu = group.communicator().world() == World::kCuda;
     args.segment_elements = is_gpu ? kGpuSegmentBytes / dtype_bytes(args.dtype) : std::max(elements, 1u);
     const uint32_t segments = (elements + args.segment_elements - 1) / args.segment_elements;
-    const uint32_t work = std::max(args.common.num_tokens, (args.common.num_tokens * segments + kMostWarps - 1) / kMostWarps);
+    const uint32_t work =
+        std::max(args.common.num_tokens, (args.common.num_tokens * segments + kMostWarps - 1) / kMostWarps);
     return fit<LlCombineShared>(group, args, grid_for(group, group.config().combine_sms, work), "combine");
 }
 

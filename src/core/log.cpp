@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/log.h"
 
+#include <strings.h>
 #include <cstdio>
 #include <cstdlib>
-#include <strings.h>
 
 namespace crossdock {
 namespace {
@@ -28,7 +28,8 @@ void debug(const std::string& line) noexcept {
 }
 
 bool debug_enabled() noexcept {
-    // v1 of the interface counts any non-empty value, v2 a flag: everything that is not a spelled-out "no" switches it on.
+    // v1 of the interface counts any non-empty value, v2 a flag: everything that is not a spelled-out "no" switches it
+    // on.
     static const bool enabled = [] {
         const char* value = std::getenv("NCCL_EP_DEBUG");
         return value != nullptr && *value != '\0' && strcasecmp(value, "0") != 0 && strcasecmp(value, "off") != 0 &&

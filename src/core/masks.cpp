@@ -17,7 +17,8 @@ void Group::mask_query(int* mask_status, cudaStream_t stream) {
     expect_masks();
     require(mask_status != nullptr, ncclInvalidArgument, "mask_status is NULL");
     DeviceScope device(runtime());
-    runtime().copy_on_device(mask_status, wait_scope(OperationKind::kNone, 0).mask, sizeof(int) * config_.num_ranks, stream);
+    runtime().copy_on_device(mask_status, wait_scope(OperationKind::kNone, 0).mask, sizeof(int) * config_.num_ranks,
+                             stream);
 }
 
 void Group::mask_update(const int* mask, cudaStream_t stream) {
@@ -27,7 +28,8 @@ void Group::mask_update(const int* mask, cudaStream_t stream) {
     std::vector<uint32_t> active(config_.num_ranks);
     for (uint32_t peer = 0; peer < config_.num_ranks; ++peer) active[peer] = mask[peer] != 0 ? 1 : 0;
     DeviceScope device(runtime());
-    runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, active.data(), sizeof(uint32_t) * active.size(), stream);
+    runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, active.data(), sizeof(uint32_t) * active.size(),
+                             stream);
 }
 
 void Group::mask_clean(cudaStream_t stream) {
@@ -36,7 +38,8 @@ void Group::mask_clean(cudaStream_t stream) {
     DeviceScope device(runtime());
     require(!runtime().is_capturing(stream), ncclInvalidUsage, "ncclEpMaskClean can not be captured into a graph");
     for (const auto& arena : arenas_) {
-        require(arena->pending_splits == 0, ncclInvalidUsage, "{} send_only operations are pending: complete them before ncclEpMaskClean", arena->pending_splits);
+        require(arena->pending_splits == 0, ncclInvalidUsage,
+                "{} send_only operations are pending: complete them before ncclEpMaskClean", arena->pending_splits);
     }
     ++num_cleans_;
     for (const auto& arena : arenas_) {
@@ -52,8 +55,10 @@ void Group::mask_clean(cudaStream_t stream) {
         after_operation(stream);
     }
     if (arenas_.empty()) {
-        const std::vector<uint32_t> all_active(config_.num_ranks, 1);  // no operation has run: there is nothing to agree on
-        runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, all_active.data(), sizeof(uint32_t) * all_active.size(), stream);
+        const std::vector<uint32_t> all_active(config_.num_ranks,
+                                               1);  // no operation has run: there is nothing to agree on
+        runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, all_active.data(),
+                                 sizeof(uint32_t) * all_active.size(), stream);
     }
     runtime().synchronize(stream);
 }

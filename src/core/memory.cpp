@@ -9,13 +9,15 @@
 
 namespace crossdock {
 
-DeviceMemory::DeviceMemory(Runtime& runtime, const ncclEpAllocConfig_t& hooks, size_t bytes, bool zeroed) : runtime_(&runtime), hooks_(hooks), bytes_(bytes) {
+DeviceMemory::DeviceMemory(Runtime& runtime, const ncclEpAllocConfig_t& hooks, size_t bytes, bool zeroed)
+    : runtime_(&runtime), hooks_(hooks), bytes_(bytes) {
     if (hooks.alloc_fn == nullptr) {
         data_ = runtime.allocate(bytes);
         return;
     }
     const cudaError_t result = hooks.alloc_fn(&data_, bytes, hooks.context);
-    require(result == cudaSuccess && data_ != nullptr, ncclUnhandledCudaError, "config->alloc.alloc_fn failed to give {} bytes: error {}", bytes, static_cast<int>(result));
+    require(result == cudaSuccess && data_ != nullptr, ncclUnhandledCudaError,
+            "config->alloc.alloc_fn failed to give {} bytes: error {}", bytes, static_cast<int>(result));
     if (!zeroed) return;
     try {
         const std::vector<std::byte> zeros(bytes);

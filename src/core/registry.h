@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live objects behind the API's opaque pointers. A pointer that is not listed is refused with a sentence, so use after destroy is an error,
-// not a crash.
+// Live objects behind the API's opaque pointers. A pointer that is not listed is refused with a sentence, so use after
+// destroy is an error, not a crash.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,8 @@ class Registry {
         require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name_);
         std::shared_lock lock(mutex_);
         const auto found = live_.find(pointer);
-        require(found != live_.end(), ncclInvalidArgument, "{} {} is not a live {}: never created, or already destroyed", name_, pointer, name_);
+        require(found != live_.end(), ncclInvalidArgument,
+                "{} {} is not a live {}: never created, or already destroyed", name_, pointer, name_);
         return found->second;
     }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading the caller's structs: any size from the first release's on, fields past the caller's size are zero, nothing is kept by reference.
+// Reading the caller's structs: any size from the first release's on, fields past the caller's size are zero, nothing
+// is kept by reference.
 #pragma once
 
 #include <cstring>
@@ -14,10 +15,10 @@ template <typename Struct>
 Struct copy_struct(const void* caller, unsigned int smallest_size, const char* name) {
     unsigned int head[2];
     std::memcpy(head, caller, sizeof(head));
-    require(head[0] >= smallest_size, ncclInvalidArgument, "{}->size is {}, the struct has at least {} bytes: use its INIT macro", name, head[0],
-            smallest_size);
-    require(head[1] == NCCL_EP_MAGIC, ncclInvalidArgument, "{}->magic is {:#x}, expected {:#x}: use the struct's INIT macro", name, head[1],
-            NCCL_EP_MAGIC);
+    require(head[0] >= smallest_size, ncclInvalidArgument,
+            "{}->size is {}, the struct has at least {} bytes: use its INIT macro", name, head[0], smallest_size);
+    require(head[1] == NCCL_EP_MAGIC, ncclInvalidArgument,
+            "{}->magic is {:#x}, expected {:#x}: use the struct's INIT macro", name, head[1], NCCL_EP_MAGIC);
     Struct copy{};
     std::memcpy(&copy, caller, head[0] < sizeof(Struct) ? head[0] : sizeof(Struct));
     return copy;

@@ -15,7 +15,8 @@ namespace {
 
 constexpr unsigned int kAllocatedMagic = 0xBEEFBEEFu;
 
-// Descriptors made by the library: by descriptor and by their extents, since a copy of a descriptor keeps the extents' address.
+// Descriptors made by the library: by descriptor and by their extents, since a copy of a descriptor keeps the extents'
+// address.
 class AllocatedTensors {
   public:
     void add(ncclEpTensor_t* tensor) {
@@ -46,7 +47,8 @@ class AllocatedTensors {
 };
 
 AllocatedTensors& allocated_tensors() {
-    static AllocatedTensors* const tensors = new AllocatedTensors;  // outlives every other static object that may hold a descriptor
+    static AllocatedTensors* const tensors =
+        new AllocatedTensors;  // outlives every other static object that may hold a descriptor
     return *tensors;
 }
 
@@ -54,15 +56,19 @@ AllocatedTensors& allocated_tensors() {
 Tensor read_descriptor(const ncclEpTensor_t* caller, const char* name, ncclEpTensor_t& copy) {
     require(caller != nullptr, ncclInvalidArgument, "{} is NULL", name);
     std::memcpy(&copy, caller, sizeof(unsigned int) * 2);
-    require(copy.size >= sizeof(ncclEpTensor_t), ncclInvalidArgument, "{}->size is {}, the struct has at least {} bytes: use NCCL_EP_TENSOR_INIT", name,
-            copy.size, sizeof(ncclEpTensor_t));
+    require(copy.size >= sizeof(ncclEpTensor_t), ncclInvalidArgument,
+            "{}->size is {}, the struct has at least {} bytes: use NCCL_EP_TENSOR_INIT", name, copy.size,
+            sizeof(ncclEpTensor_t));
     std::memcpy(&copy, caller, sizeof(copy));
     const bool is_allocated = copy.magic == kAllocatedMagic;
-    require(is_allocated || copy.magic == NCCL_EP_TENSOR_MAGIC, ncclInvalidArgument, "{}->magic is {:#x}, expected {:#x}: use NCCL_EP_TENSOR_INIT", name,
-            copy.magic, NCCL_EP_TENSOR_MAGIC);
-    require(!is_allocated || allocated_tensors().owns_extents(copy.sizes), ncclInvalidArgument,
-            "{}->sizes is not the array that ncclEpTensorAlloc made: write extents into that array instead of replacing it", name);
-    require(copy.ndim == 0 || copy.sizes != nullptr, ncclInvalidArgument, "{}->sizes is NULL with ndim {}", name, copy.ndim);
+    require(is_allocated || copy.magic == NCCL_EP_TENSOR_MAGIC, ncclInvalidArgument,
+            "{}->magic is {:#x}, expected {:#x}: use NCCL_EP_TENSOR_INIT", name, copy.magic, NCCL_EP_TENSOR_MAGIC);
+    require(
+        !is_allocated || allocated_tensors().owns_extents(copy.sizes), ncclInvalidArgument,
+        "{}->sizes is not the array that ncclEpTensorAlloc made: write extents into that array instead of replacing it",
+        name);
+    require(copy.ndim == 0 || copy.sizes != nullptr, ncclInvalidArgument, "{}->sizes is NULL with ndim {}", name,
+            copy.ndim);
     require(copy.ndim <= kMaxDims, ncclInvalidArgument, "{}->ndim is {}, allowed: 0..{}", name, copy.ndim, kMaxDims);
 
     Tensor tensor;
@@ -72,8 +78,8 @@ Tensor read_descriptor(const ncclEpTensor_t* caller, const char* name, ncclEpTen
     uint64_t bytes = dtype_size(tensor.dtype) == 0 ? 1 : dtype_size(tensor.dtype);
     for (unsigned int dim = 0; dim < copy.ndim; ++dim) {
         tensor.sizes[dim] = copy.sizes[dim];
-        require(!__builtin_mul_overflow(bytes, tensor.sizes[dim], &bytes), ncclInvalidArgument, "{}: extent {} of dimension {} makes it larger than 2^64 bytes", name,
-                tensor.sizes[dim], dim);
+        require(!__builtin_mul_overflow(bytes, tensor.sizes[dim], &bytes), ncclInvalidArgument,
+                "{}: extent {} of dimension {} makes it larger than 2^64 bytes", name, tensor.sizes[dim], dim);
     }
     require(tensor.num_elements() == 0 || copy.data != nullptr || copy.win_hdl != nullptr, ncclInvalidArgument,
             "{} has {} elements but neither data nor win_hdl", name, tensor.num_elements());
@@ -97,22 +103,28 @@ size_t dtype_size(ncclDataType_t dtype) {
         case ncclUint8:
         case ncclFloat8e4m3:
         case ncclFloat8e5m2:
-        case static_cast<int>(ncclFloat4x2): return 1;
+        case static_cast<int>(ncclFloat4x2):
+            return 1;
         case ncclFloat16:
-        case ncclBfloat16: return 2;
+        case ncclBfloat16:
+            return 2;
         case ncclInt32:
         case ncclUint32:
-        case ncclFloat32: return 4;
+        case ncclFloat32:
+            return 4;
         case ncclInt64:
         case ncclUint64:
-        case ncclFloat64: return 8;
-        default: return 0;
+        case ncclFloat64:
+            return 8;
+        default:
+            return 0;
     }
 }
 
 const char* dtype_name(ncclDataType_t dtype) {
-    static constexpr const char* kNames[] = {"int8",    "uint8",   "int32",   "uint32",   "int64",      "uint64",     "float16",
-                                             "float32", "float64", "bfloat16", "float8e4m3", "float8e5m2", "float4x2"};
+    static constexpr const char* kNames[] = {"int8",       "uint8",      "int32",   "uint32",  "int64",
+                                             "uint64",     "float16",    "float32", "float64", "bfloat16",
+                                             "float8e4m3", "float8e5m2", "float4x2"};
     const auto at = static_cast<unsigned int>(dtype);
     return at < std::size(kNames) ? kNames[at] : "an unknown type";
 }
@@ -129,10 +141,12 @@ Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, con
     const WindowView window = communicator.window(copy.win_hdl);
     const uint64_t bytes = tensor.num_elements() * dtype_size(tensor.dtype);
     require(copy.win_offset <= window.bytes && bytes <= window.bytes - copy.win_offset, ncclInvalidArgument,
-            "{}: {} bytes at win_offset {} do not fit into its window of {} bytes", name, bytes, copy.win_offset, window.bytes);
+            "{}: {} bytes at win_offset {} do not fit into its window of {} bytes", name, bytes, copy.win_offset,
+            window.bytes);
     std::byte* in_window = window.local + copy.win_offset;
-    require(tensor.data == nullptr || tensor.data == in_window, ncclInvalidArgument, "{}: data is {}, but win_hdl and win_offset name {}: set one of them, or both alike",
-            name, static_cast<void*>(tensor.data), static_cast<void*>(in_window));
+    require(tensor.data == nullptr || tensor.data == in_window, ncclInvalidArgument,
+            "{}: data is {}, but win_hdl and win_offset name {}: set one of them, or both alike", name,
+            static_cast<void*>(tensor.data), static_cast<void*>(in_window));
     tensor.data = in_window;
     PeerMap peers = window.peers;
     peers.offset += copy.win_offset;
@@ -146,11 +160,12 @@ std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncc
 }
 
 void expect_shape(const Tensor& tensor, std::initializer_list<size_t> sizes, const char* meaning) {
-    require(tensor.ndim == sizes.size(), ncclInvalidArgument, "{} has {} dimensions, expected {}: {}", tensor.name, tensor.ndim, sizes.size(), meaning);
+    require(tensor.ndim == sizes.size(), ncclInvalidArgument, "{} has {} dimensions, expected {}: {}", tensor.name,
+            tensor.ndim, sizes.size(), meaning);
     unsigned int dim = 0;
     for (const size_t size : sizes) {
-        require(size == kAnySize || tensor.sizes[dim] == size, ncclInvalidArgument, "{}: dimension {} is {}, expected {}: {}", tensor.name, dim, tensor.sizes[dim],
-                size, meaning);
+        require(size == kAnySize || tensor.sizes[dim] == size, ncclInvalidArgument,
+                "{}: dimension {} is {}, expected {}: {}", tensor.name, dim, tensor.sizes[dim], size, meaning);
         ++dim;
     }
 }
@@ -161,7 +176,8 @@ void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> al
         if (tensor.dtype == dtype) return;
         names += (names.empty() ? "" : ", ") + std::string(dtype_name(dtype));
     }
-    fail(ncclInvalidArgument, "{} is of type {} ({}), allowed: {}", tensor.name, dtype_name(tensor.dtype), static_cast<int>(tensor.dtype), names);
+    fail(ncclInvalidArgument, "{} is of type {} ({}), allowed: {}", tensor.name, dtype_name(tensor.dtype),
+         static_cast<int>(tensor.dtype), names);
 }
 
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why) {
@@ -187,8 +203,10 @@ ncclEpTensor_t* allocate_tensor(unsigned int ndim, ncclDataType_t dtype, const s
 void destroy_tensor(ncclEpTensor_t* tensor) {
     if (tensor == nullptr) return;
     const size_t* extents = allocated_tensors().extents(tensor);
-    require(extents != nullptr, ncclInvalidArgument, "tensor {} was not made by ncclEpTensorAlloc, or is already destroyed", static_cast<void*>(tensor));
-    require(tensor->sizes == extents, ncclInvalidArgument, "tensor->sizes is not the array that ncclEpTensorAlloc made; nothing was freed");
+    require(extents != nullptr, ncclInvalidArgument,
+            "tensor {} was not made by ncclEpTensorAlloc, or is already destroyed", static_cast<void*>(tensor));
+    require(tensor->sizes == extents, ncclInvalidArgument,
+            "tensor->sizes is not the array that ncclEpTensorAlloc made; nothing was freed");
     allocated_tensors().remove(tensor);
     delete[] extents;
     delete tensor;

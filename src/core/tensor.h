@@ -19,7 +19,7 @@ struct Tensor {
     ncclDataType_t dtype = ncclInt8;
     unsigned int ndim = 0;
     std::array<size_t, kMaxDims> sizes{};
-    std::byte* data = nullptr;  // resolved, window-only tensors too; null for an empty tensor
+    std::byte* data = nullptr;      // resolved, window-only tensors too; null for an empty tensor
     std::optional<PeerMap> window;  // every rank's tensor, for window-backed ones
 
     uint64_t num_elements() const;
@@ -30,7 +30,8 @@ struct Tensor {
 size_t dtype_size(ncclDataType_t dtype);
 const char* dtype_name(ncclDataType_t dtype);
 
-// InvalidArgument where the descriptor is NULL or malformed, names neither data nor window, or names two different places.
+// InvalidArgument where the descriptor is NULL or malformed, names neither data nor window, or names two different
+// places.
 Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 

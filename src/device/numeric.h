@@ -37,7 +37,8 @@ CROSSDOCK_DEVICE float larger(float a, float b) { return a > b ? a : b; }
 CROSSDOCK_DEVICE float f16_to_float(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16;
     const uint32_t magnitude = bits & 0x7FFFu;
-    // Shifted into place, exponent and mantissa are those of the value times 2^-112: one multiplication restores it, subnormals too.
+    // Shifted into place, exponent and mantissa are those of the value times 2^-112: one multiplication restores it,
+    // subnormals too.
     const float scaled = float_of(magnitude << 13) * float_of(0x77800000u);
     const uint32_t result = magnitude >= 0x7C00u ? (0x7F800000u | (magnitude & 0x3FFu) << 13) : bits_of(scaled);
     return float_of(result | sign);
@@ -47,7 +48,7 @@ CROSSDOCK_DEVICE uint16_t float_to_f16(float value) {
     const uint32_t bits = bits_of(value);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
-    if (magnitude > 0x7F800000u) return 0x7FFF;                                   // NaN, in CUDA's spelling
+    if (magnitude > 0x7F800000u) return 0x7FFF;                                  // NaN, in CUDA's spelling
     if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // rounds to infinity
     if (magnitude < 0x38800000u) {
         // Subnormal: adding 1/2 makes the hardware round at the right bit.
@@ -129,7 +130,8 @@ CROSSDOCK_DEVICE void store_element(std::byte* row, uint32_t element_idx, float 
     if constexpr (kDType == DType::kF32) {
         reinterpret_cast<float*>(row)[element_idx] = value;
     } else {
-        reinterpret_cast<uint16_t*>(row)[element_idx] = kDType == DType::kBf16 ? float_to_bf16(value) : float_to_f16(value);
+        reinterpret_cast<uint16_t*>(row)[element_idx] =
+            kDType == DType::kBf16 ? float_to_bf16(value) : float_to_f16(value);
     }
 }
 

@@ -17,7 +17,8 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t nvfp4_wire_bytes(uint32_t elements) {
 inline namespace CROSSDOCK_WORLD {
 
 // Quantises a bf16 row by one warp. row_scale: 2688 / largest magnitude of the row, or 0 for a row of zeros.
-CROSSDOCK_DEVICE void quantise_nvfp4(const Ctx& ctx, const std::byte* row, uint32_t elements, float row_scale, std::byte* wire) {
+CROSSDOCK_DEVICE void quantise_nvfp4(const Ctx& ctx, const std::byte* row, uint32_t elements, float row_scale,
+                                     std::byte* wire) {
     for (uint32_t block = static_cast<uint32_t>(ctx.lane()); block < elements / kNvfp4Block; block += kLanes) {
         float values[kNvfp4Block];
         float largest = 0.0f;

@@ -15,7 +15,8 @@
 #define CROSSDOCK_WORLD cpu
 #endif
 
-// Kernel code lives in crossdock::gpu or crossdock::cpu, so that both builds of one source can be linked into one library.
+// Kernel code lives in crossdock::gpu or crossdock::cpu, so that both builds of one source can be linked into one
+// library.
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU instructions that C++ has no word for: one instruction a function, memory order and scope in its name. PTX ISA 9.0, sm_90 and later.
+// GPU instructions that C++ has no word for: one instruction a function, memory order and scope in its name. PTX
+// ISA 9.0, sm_90 and later.
 #pragma once
 
 #include <cstdint>
@@ -72,11 +73,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint64_t* barrier, 
 
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
     return done != 0;
 }
 
@@ -104,6 +104,8 @@ __device__ __forceinline__ void bulk_wait_group() {
 }
 
 // All groups have read their sources.
-__device__ __forceinline__ void bulk_wait_group_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 
 }  // namespace crossdock::gpu::ptx

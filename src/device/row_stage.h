@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp's staging area in shared memory, through which rows move asynchronously: bulk loads in, bulk stores out.
 //
-// All lanes call the members unless "leader only" is said. The order is: load + wait_loaded, or fill + filled; then stores by the
-// leader; then wait_stores (their data is at the target, a flag may follow) or wait_reusable (the stage may be filled again).
+// All lanes call the members unless "leader only" is said. The order is: load + wait_loaded, or fill + filled; then
+// stores by the leader; then wait_stores (their data is at the target, a flag may follow) or wait_reusable (the stage
+// may be filled again).
 //
-// On the CPU a load remembers where its source is instead of copying it, so a row is copied once; its source must therefore stay unchanged
-// until the stores are awaited, which the GPU's rules (contract: inputs stay unmodified during the operation) give anyway. In the
-// deterministic world loads and stores really go through the stage, late and out of order.
+// On the CPU a load remembers where its source is instead of copying it, so a row is copied once; its source must
+// therefore stay unchanged until the stores are awaited, which the GPU's rules (contract: inputs stay unmodified during
+// the operation) give anyway. In the deterministic world loads and stores really go through the stage, late and out of
+// order.
 #pragma once
 
 #include "device/context.h"

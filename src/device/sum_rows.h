@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weighted sums of rows: out[e] = sum over i of weight[i] * row[i][e], i ascending, fp32 fused multiply-adds from 0, one rounding.
-// The same bits in every world.
+// Weighted sums of rows: out[e] = sum over i of weight[i] * row[i][e], i ascending, fp32 fused multiply-adds from 0,
+// one rounding. The same bits in every world.
 #pragma once
 
 #include "device/context.h"
@@ -21,12 +21,14 @@ struct RowTerms {
     uint32_t count;
 };
 
-// Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in 16 bytes.
+// Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in
+// 16 bytes.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const RowTerms& terms, uint32_t first, uint32_t num, std::byte* out) {
 #if defined(__CUDACC__)
     constexpr uint32_t kPerVector = 16 / dtype_bytes(kDType);
-    for (uint32_t at = first + static_cast<uint32_t>(ctx.lane()) * kPerVector; at < first + num; at += kLanes * kPerVector) {
+    for (uint32_t at = first + static_cast<uint32_t>(ctx.lane()) * kPerVector; at < first + num;
+         at += kLanes * kPerVector) {
         float sums[kPerVector] = {};
         for (uint32_t i = 0; i < terms.count; ++i) {
             if (terms.index[i] < 0) continue;
@@ -38,7 +40,8 @@ CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const RowTerms& terms, uint32_t f
             }
         }
         uint4 result;
-        for (uint32_t e = 0; e < kPerVector; ++e) store_element<kDType>(reinterpret_cast<std::byte*>(&result), e, sums[e]);
+        for (uint32_t e = 0; e < kPerVector; ++e)
+            store_element<kDType>(reinterpret_cast<std::byte*>(&result), e, sums[e]);
         *reinterpret_cast<uint4*>(out + uint64_t{at} * dtype_bytes(kDType)) = result;
     }
 #else

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded waits on words that other ranks write: the only loops in the library that poll memory. A wait that expires says who waited for
-// whom, in which operation and step, what was expected and what was seen; then the peer is masked, or the group fails.
+// Bounded waits on words that other ranks write: the only loops in the library that poll memory. A wait that expires
+// says who waited for whom, in which operation and step, what was expected and what was seen; then the peer is masked,
+// or the group fails.
 #pragma once
 
 #include "device/context.h"
@@ -10,7 +11,8 @@ namespace crossdock {
 enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean };
 enum class WaitStep : uint32_t { kNone, kCredit, kEntry, kCounts, kRow, kWeights, kBarrier, kBuffer };
 
-// Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared `claimed`.
+// Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared
+// `claimed`.
 struct ExpiredWait {
     uint32_t claimed;  // 0: free; 1: somebody writes the rest
     uint32_t complete;
@@ -69,8 +71,8 @@ CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {
     return ctx.is_killed() || ctx.load_relaxed_device(&scope.control->failed) != 0;
 }
 
-CROSSDOCK_DEVICE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
-                                          int peer, uint64_t expected, uint64_t seen) {
+CROSSDOCK_DEVICE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+                                          WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     ExpiredWait& record = scope.status->expired;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
         record.operation = scope.operation;
@@ -96,11 +98,11 @@ CROSSDOCK_DEVICE void record_expired_wait(const Ctx& ctx, const WaitScope& scope
     ctx.fence_system();
 }
 
-// Polls load() until ready(value), by the calling lane alone. False: the peer is masked, the group has failed, or the time that the
-// operation has (from its start on this rank, so that all its waits end together) is over.
+// Polls load() until ready(value), by the calling lane alone. False: the peer is masked, the group has failed, or the
+// time that the operation has (from its start on this rank, so that all its waits end together) is over.
 template <typename Load, typename Ready>
-CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step, int peer,
-                                 uint64_t expected, Load load, Ready ready) {
+CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
+                                 int peer, uint64_t expected, Load load, Ready ready) {
     const uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
     for (;;) {
         uint64_t seen = 0;

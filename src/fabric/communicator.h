@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group needs of a communicator, whatever the world: who the ranks are, a small host exchange, symmetric memory, windows, and a
-// runtime to launch kernels on. One object is one rank's end.
+// What a group needs of a communicator, whatever the world: who the ranks are, a small host exchange, symmetric memory,
+// windows, and a runtime to launch kernels on. One object is one rank's end.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ class Runtime;
 
 enum class World { kThreads, kProcesses, kDeterministic, kCuda };
 
-// A symmetric allocation: the same size on every rank, zeroed, mapped by all. Destroying it is local and frees this rank's view; callers
-// pass a barrier first, so that no peer still writes.
+// A symmetric allocation: the same size on every rank, zeroed, mapped by all. Destroying it is local and frees this
+// rank's view; callers pass a barrier first, so that no peer still writes.
 class SymmetricMemory {
   public:
     virtual ~SymmetricMemory() = default;
@@ -41,8 +41,8 @@ class Communicator {
     virtual int num_ranks() const = 0;
     virtual Runtime& runtime() = 0;
 
-    // Every rank's `bytes` bytes, in rank order. Collective, blocking, bounded by timeout_ns: then an Error with ncclRemoteError that says
-    // which ranks did not come to `what`.
+    // Every rank's `bytes` bytes, in rank order. Collective, blocking, bounded by timeout_ns: then an Error with
+    // ncclRemoteError that says which ranks did not come to `what`.
     virtual void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) = 0;
     void barrier(const char* what, uint64_t timeout_ns);
 
@@ -59,8 +59,9 @@ class Communicator {
     virtual bool is_killed() const { return false; }
 };
 
-// The communicator behind a caller's ncclComm_t: a CPU communicator (found in the registry of live ones, never by dereferencing) or NCCL's.
-// Shared: a group keeps its communicator's state alive even when the user destroys the communicator first.
+// The communicator behind a caller's ncclComm_t: a CPU communicator (found in the registry of live ones, never by
+// dereferencing) or NCCL's. Shared: a group keeps its communicator's state alive even when the user destroys the
+// communicator first.
 std::shared_ptr<Communicator> communicator_of(ncclComm_t comm);
 
 }  // namespace crossdock

@@ -22,8 +22,8 @@ struct LaunchShape {
     size_t shared_bytes = 0;
 };
 
-// Keeps a group's operations in the order of their issue when the caller changes streams between them: kernels of one group never run
-// at once, so two ranks can not start two of them in different orders and wait for each other forever.
+// Keeps a group's operations in the order of their issue when the caller changes streams between them: kernels of one
+// group never run at once, so two ranks can not start two of them in different orders and wait for each other forever.
 class StreamOrder {
   public:
     virtual ~StreamOrder() = default;
@@ -39,7 +39,8 @@ class Runtime {
     // Null where operations finish before their call returns.
     virtual std::unique_ptr<StreamOrder> make_stream_order() { return nullptr; }
 
-    // Makes the rank's device current for the calling thread and restores the previous one with the value that enter returned.
+    // Makes the rank's device current for the calling thread and restores the previous one with the value that enter
+    // returned.
     virtual int enter_device() { return 0; }
     virtual void leave_device(int) noexcept {}
 

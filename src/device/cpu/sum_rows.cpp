@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One body, compiled for several vector widths: auto-vectorised, chosen once at run time. (The compiler's own target_clones needs a
-// resolver that runs before the sanitizers are ready.)
+// One body, compiled for several vector widths: auto-vectorised, chosen once at run time. (The compiler's own
+// target_clones needs a resolver that runs before the sanitizers are ready.)
 #include "device/cpu/sum_rows.h"
 
 #include <cstring>
@@ -11,8 +11,8 @@ namespace {
 constexpr uint32_t kBlock = 512;  // elements whose fp32 sums stay in the first-level cache
 
 template <DType kDType>
-__attribute__((always_inline)) inline void sum_rows_of(const std::byte* const* rows, const float* weights, uint32_t count,
-                                                       uint32_t first, uint32_t num, std::byte* out) {
+__attribute__((always_inline)) inline void sum_rows_of(const std::byte* const* rows, const float* weights,
+                                                       uint32_t count, uint32_t first, uint32_t num, std::byte* out) {
     alignas(64) float sums[kBlock];
     for (uint32_t at = first; at < first + num; at += kBlock) {
         const uint32_t block = first + num - at < kBlock ? first + num - at : kBlock;
@@ -20,7 +20,8 @@ __attribute__((always_inline)) inline void sum_rows_of(const std::byte* const* r
         for (uint32_t i = 0; i < count; ++i) {
             const float weight = weights[i];
             const std::byte* row = rows[i] + uint64_t{at} * dtype_bytes(kDType);
-            for (uint32_t e = 0; e < block; ++e) sums[e] = __builtin_fmaf(weight, load_element<kDType>(row, e), sums[e]);
+            for (uint32_t e = 0; e < block; ++e)
+                sums[e] = __builtin_fmaf(weight, load_element<kDType>(row, e), sums[e]);
         }
         std::byte* target = out + uint64_t{at} * dtype_bytes(kDType);
         for (uint32_t e = 0; e < block; ++e) store_element<kDType>(target, e, sums[e]);
@@ -30,16 +31,19 @@ __attribute__((always_inline)) inline void sum_rows_of(const std::byte* const* r
 __attribute__((always_inline)) inline void sum_rows_any(DType dtype, const std::byte* const* rows, const float* weights,
                                                         uint32_t count, uint32_t first, uint32_t num, std::byte* out) {
     switch (dtype) {
-        case DType::kBf16: return sum_rows_of<DType::kBf16>(rows, weights, count, first, num, out);
-        case DType::kF16: return sum_rows_of<DType::kF16>(rows, weights, count, first, num, out);
-        case DType::kF32: return sum_rows_of<DType::kF32>(rows, weights, count, first, num, out);
+        case DType::kBf16:
+            return sum_rows_of<DType::kBf16>(rows, weights, count, first, num, out);
+        case DType::kF16:
+            return sum_rows_of<DType::kF16>(rows, weights, count, first, num, out);
+        case DType::kF32:
+            return sum_rows_of<DType::kF32>(rows, weights, count, first, num, out);
     }
 }
 
 using SumRows = void (*)(DType, const std::byte* const*, const float*, uint32_t, uint32_t, uint32_t, std::byte*);
 
-void sum_rows_plain(DType dtype, const std::byte* const* rows, const float* weights, uint32_t count, uint32_t first, uint32_t num,
-                    std::byte* out) {
+void sum_rows_plain(DType dtype, const std::byte* const* rows, const float* weights, uint32_t count, uint32_t first,
+                    uint32_t num, std::byte* out) {
     sum_rows_any(dtype, rows, weights, count, first, num, out);
 }
 
@@ -59,8 +63,8 @@ SumRows choose() { return sum_rows_plain; }
 
 }  // namespace
 
-void sum_rows(DType dtype, const std::byte* const* rows, const float* weights, uint32_t count, uint32_t first, uint32_t num,
-              std::byte* out) {
+void sum_rows(DType dtype, const std::byte* const* rows, const float* weights, uint32_t count, uint32_t first,
+              uint32_t num, std::byte* out) {
     static const SumRows chosen = choose();
     chosen(dtype, rows, weights, count, first, num, out);
 }

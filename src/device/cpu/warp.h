@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one warp of a kernel sees of the CPU executor. A warp is a fiber; all warps of a launch run on the calling thread, so only other
-// ranks' memory needs atomics. Kernels use it through device/context.h only.
+// What one warp of a kernel sees of the CPU executor. A warp is a fiber; all warps of a launch run on the calling
+// thread, so only other ranks' memory needs atomics. Kernels use it through device/context.h only.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2 };
 class ProtocolChecker {
   public:
     virtual ~ProtocolChecker() = default;
-    // Rank `writer` starts to write slot `slot` of buffer `buffer` in rank `owner`'s memory for operation `epoch`. memory: where the
-    // owner's part of the symmetric memory begins, which tells the buffers of several groups apart.
+    // Rank `writer` starts to write slot `slot` of buffer `buffer` in rank `owner`'s memory for operation `epoch`.
+    // memory: where the owner's part of the symmetric memory begins, which tells the buffers of several groups apart.
     virtual void slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) = 0;
     // The owner has consumed it.
     virtual void slot_read(int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) = 0;
@@ -43,15 +43,16 @@ class Warp {
     // Nanoseconds, monotonic; simulated in the deterministic world.
     virtual uint64_t now_ns() = 0;
 
-    // After a failed poll: lets other fibers (and, oversubscribed, other threads) run. Simulated time may jump to deadline_ns when nobody
-    // can make progress.
+    // After a failed poll: lets other fibers (and, oversubscribed, other threads) run. Simulated time may jump to
+    // deadline_ns when nobody can make progress.
     virtual void pause(uint64_t deadline_ns) = 0;
 
     // A place where the deterministic world may switch to another fiber; nothing elsewhere.
     virtual void scheduling_point() = 0;
 
-    // Asynchronous copy, complete at the latest when wait_copies says so. Immediate in the threads and processes worlds (is_lazy() false);
-    // in the deterministic one it reads its source and writes its target at some later time, in any order.
+    // Asynchronous copy, complete at the latest when wait_copies says so. Immediate in the threads and processes worlds
+    // (is_lazy() false); in the deterministic one it reads its source and writes its target at some later time, in any
+    // order.
     virtual void copy_async(void* target, const void* source, size_t bytes) = 0;
     // Blocks until at most max_pending of this warp's latest copies have not landed.
     virtual void wait_copies(int max_pending) = 0;

@@ -18,7 +18,8 @@ namespace {
 constexpr uint64_t kDefaultJoinTimeoutMs = 60'000;
 constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 
-// A collective's posts are numbered (call, chunk), so that a call that failed half-way does not shift the numbers of the next ones.
+// A collective's posts are numbered (call, chunk), so that a call that failed half-way does not shift the numbers of
+// the next ones.
 constexpr int kChunkBits = 32;
 
 std::string list_of(const std::vector<int>& ranks) {
@@ -81,9 +82,11 @@ void CpuCommunicator::gather_chunk(uint64_t number, const Mailbox::Label& label,
         Mailbox::Label found;
         std::byte* target = all + static_cast<size_t>(peer) * stride;
         const auto seen = control_->mailbox_of(peer).read(number, found, target, chunk_bytes);
-        require(seen != Mailbox::Seen::kGone, ncclRemoteError, "rank {} did not wait for rank {} in {}", peer, rank_, label.what);
+        require(seen != Mailbox::Seen::kGone, ncclRemoteError, "rank {} did not wait for rank {} in {}", peer, rank_,
+                label.what);
         require(seen == Mailbox::Seen::kNotYet || found == label, ncclInvalidUsage,
-                "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls in the same "
+                "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls "
+                "in the same "
                 "order",
                 rank_, label.what, label.total_bytes, peer, found.what, found.total_bytes);
         return seen == Mailbox::Seen::kRead;
@@ -97,23 +100,23 @@ void CpuCommunicator::gather_chunk(uint64_t number, const Mailbox::Label& label,
             for (int peer : missing) {
                 // Its last act may have been the post that we wait for.
                 const std::string reason = why_gone(peer);
-                require(reason.empty() || has_come(peer), ncclRemoteError, "rank {} waited in {} for rank {}: {}", rank_,
-                        label.what, peer, reason);
+                require(reason.empty() || has_come(peer), ncclRemoteError, "rank {} waited in {} for rank {}: {}",
+                        rank_, label.what, peer, reason);
             }
         }
         return false;
     };
     if (executor_->wait(ready, deadline_ns)) return;
     require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection in {}", rank_, label.what);
-    fail(ncclRemoteError, "rank {} waited {} ms in {} for {}", rank_, (executor_->now_ns() - start_ns) / 1'000'000, label.what,
-         list_of(missing));
+    fail(ncclRemoteError, "rank {} waited {} ms in {} for {}", rank_, (executor_->now_ns() - start_ns) / 1'000'000,
+         label.what, list_of(missing));
 }
 
 void CpuCommunicator::require_same_size(const std::vector<uint64_t>& bytes, const char* what) const {
     for (int peer = 0; peer < num_ranks_; ++peer) {
         require(bytes[static_cast<size_t>(peer)] == bytes[0], ncclInvalidArgument,
-                "{}: rank {} gave {} bytes, rank 0 {}; all ranks give the same size", what, peer, bytes[static_cast<size_t>(peer)],
-                bytes[0]);
+                "{}: rank {} gave {} bytes, rank 0 {}; all ranks give the same size", what, peer,
+                bytes[static_cast<size_t>(peer)], bytes[0]);
     }
 }
 

@@ -25,7 +25,8 @@ class CpuCommunicator : public Communicator {
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
     WindowView window(ncclWindow_t handle) final;
 
-    // Collective, bounded by timeout_ns. InvalidArgument on all ranks if their sizes differ or some rank's memory will not do.
+    // Collective, bounded by timeout_ns. InvalidArgument on all ranks if their sizes differ or some rank's memory will
+    // not do.
     ncclWindow_t register_window(void* memory, size_t bytes, uint64_t timeout_ns);
     // Collective: no peer accesses this rank's memory through the window any more when it returns.
     void deregister_window(ncclWindow_t handle, uint64_t timeout_ns);

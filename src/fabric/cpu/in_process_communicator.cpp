@@ -14,8 +14,8 @@ namespace {
 
 constexpr size_t kPieceAlignment = 4096;
 
-// Every rank's piece of one symmetric allocation. It lives until the last rank has let go of it, so a rank that fails early takes no
-// memory away from peers that still write to it.
+// Every rank's piece of one symmetric allocation. It lives until the last rank has let go of it, so a rank that fails
+// early takes no memory away from peers that still write to it.
 struct Allocation {
     std::vector<ZeroedMemory> pieces;
 };
@@ -68,7 +68,8 @@ class InProcessCommunicator final : public CpuCommunicator {
     InProcessCommunicator(World world, int rank, int num_ranks, std::shared_ptr<SharedWorld> shared,
                           std::shared_ptr<Executor> executor)
         : CpuCommunicator(world, rank, num_ranks,
-                          {shared, reinterpret_cast<ControlSegment*>(shared->control_memory.data())}, std::move(executor)),
+                          {shared, reinterpret_cast<ControlSegment*>(shared->control_memory.data())},
+                          std::move(executor)),
           shared_(std::move(shared)) {}
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
@@ -82,9 +83,7 @@ class InProcessCommunicator final : public CpuCommunicator {
         return std::make_unique<PeerTable>(std::move(addresses), rank(), bytes, std::move(allocation));
     }
 
-    bool is_killed() const override {
-        return shared_->simulation != nullptr && shared_->simulation->is_killed(rank());
-    }
+    bool is_killed() const override { return shared_->simulation != nullptr && shared_->simulation->is_killed(rank()); }
 
   protected:
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override {
@@ -137,8 +136,8 @@ DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config
     for (int rank = 0; rank < num_ranks; ++rank) {
         // A group that outlives the run keeps the simulation alive through its executor.
         std::shared_ptr<Executor> executor(simulation, &simulation->executor(rank));
-        handles.push_back(publish(std::make_shared<InProcessCommunicator>(World::kDeterministic, rank, num_ranks, shared,
-                                                                          std::move(executor))));
+        handles.push_back(publish(std::make_shared<InProcessCommunicator>(World::kDeterministic, rank, num_ranks,
+                                                                          shared, std::move(executor))));
     }
     simulation->run([&](int rank) { program(handles[static_cast<size_t>(rank)], rank); });
     return {simulation->num_steps(), simulation->trace_hash()};

@@ -7,7 +7,8 @@
 namespace crossdock::cpu {
 namespace {
 
-// The orders pair the number with the words: a reader that finds the same number before and after has read words of that post alone.
+// The orders pair the number with the words: a reader that finds the same number before and after has read words of
+// that post alone.
 void store_words(std::atomic<uint64_t>* words, const void* bytes, size_t num_bytes) {
     for (size_t at = 0; at < num_bytes; at += 8) {
         uint64_t word = 0;

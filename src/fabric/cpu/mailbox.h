@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a CPU world exchange small host data: every rank has a mailbox that it alone writes and all others read, in memory
-// that all of them map. Words are atomic, so it serves threads and processes alike. All zero is a fresh segment.
+// How the ranks of a CPU world exchange small host data: every rank has a mailbox that it alone writes and all others
+// read, in memory that all of them map. Words are atomic, so it serves threads and processes alike. All zero is a fresh
+// segment.
 #pragma once
 
 #include <atomic>
@@ -12,8 +13,9 @@
 
 namespace crossdock::cpu {
 
-// The two latest posts of a rank. A rank posts its next piece of a collective only after everybody has posted the last one, so nobody can
-// still need the post before that - unless a rank has given up waiting; then readers find the post gone.
+// The two latest posts of a rank. A rank posts its next piece of a collective only after everybody has posted the last
+// one, so nobody can still need the post before that - unless a rank has given up waiting; then readers find the post
+// gone.
 class Mailbox {
   public:
     static constexpr size_t kChunkBytes = 4096;

@@ -18,7 +18,8 @@ FileDescriptor::~FileDescriptor() {
 
 Mapping::Mapping(int fd, size_t bytes) {
     void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    require(mapped != MAP_FAILED, ncclSystemError, "cannot map {} bytes of shared memory: {}", bytes, std::strerror(errno));
+    require(mapped != MAP_FAILED, ncclSystemError, "cannot map {} bytes of shared memory: {}", bytes,
+            std::strerror(errno));
     data_ = static_cast<std::byte*>(mapped);
     bytes_ = bytes;
 }
@@ -30,8 +31,8 @@ Mapping::~Mapping() {
 FileDescriptor make_memory_file(size_t bytes) {
     FileDescriptor file(memfd_create("crossdock", MFD_CLOEXEC));
     require(file.get() >= 0, ncclSystemError, "cannot create shared memory (memfd_create): {}", std::strerror(errno));
-    require(bytes <= static_cast<size_t>(INT64_MAX) && ftruncate(file.get(), static_cast<off_t>(bytes)) == 0, ncclSystemError,
-            "cannot create {} bytes of shared memory: {}", bytes, std::strerror(errno));
+    require(bytes <= static_cast<size_t>(INT64_MAX) && ftruncate(file.get(), static_cast<off_t>(bytes)) == 0,
+            ncclSystemError, "cannot create {} bytes of shared memory: {}", bytes, std::strerror(errno));
     return file;
 }
 
@@ -43,7 +44,8 @@ FileDescriptor open_of_process(int64_t pid, int fd) {
         const char* hint = reason == EACCES || reason == EPERM
                                ? "the ranks of one communicator run as the same user, without protection from debuggers"
                                : "the process has ended, or is in another container or on another host";
-        fail(ncclSystemError, "cannot open the shared memory of process {} ({}: {}): {}", pid, path, std::strerror(reason), hint);
+        fail(ncclSystemError, "cannot open the shared memory of process {} ({}: {}): {}", pid, path,
+             std::strerror(reason), hint);
     }
     return file;
 }

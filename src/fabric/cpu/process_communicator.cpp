@@ -87,7 +87,8 @@ class ProcessCommunicator final : public CpuCommunicator {
             offer = {getpid(), part->fd, part->file_bytes, part->offset, bytes, 1};
             reason.clear();
         }
-        return exchange(offer, static_cast<std::byte*>(memory), reason, ncclInvalidArgument, "window registration", timeout_ns);
+        return exchange(offer, static_cast<std::byte*>(memory), reason, ncclInvalidArgument, "window registration",
+                        timeout_ns);
     }
 
     std::string why_gone(int rank) override {
@@ -97,8 +98,8 @@ class ProcessCommunicator final : public CpuCommunicator {
     }
 
   private:
-    // Offers are exchanged, mapped, and nobody returns before all have mapped. What fails on one rank fails on all of them: reason is
-    // why this rank's offer is not valid.
+    // Offers are exchanged, mapped, and nobody returns before all have mapped. What fails on one rank fails on all of
+    // them: reason is why this rank's offer is not valid.
     std::unique_ptr<MappedPeers> exchange(const Offer& own, std::byte* memory, std::string reason, ncclResult_t code,
                                           const char* what, uint64_t timeout_ns) {
         std::vector<Offer> offers(static_cast<size_t>(num_ranks()));
@@ -123,8 +124,8 @@ class ProcessCommunicator final : public CpuCommunicator {
         all_gather(&own_success, successes.data(), sizeof(uint64_t), what, timeout_ns);
         require(mapped != nullptr, ncclSystemError, "{}: {}", what, reason);
         for (int peer = 0; peer < num_ranks(); ++peer) {
-            require(successes[static_cast<size_t>(peer)] == 1, ncclSystemError, "{}: rank {} could not map its peers' memory", what,
-                    peer);
+            require(successes[static_cast<size_t>(peer)] == 1, ncclSystemError,
+                    "{}: rank {} could not map its peers' memory", what, peer);
         }
         return mapped;
     }

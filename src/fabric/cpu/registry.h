@@ -12,8 +12,8 @@ namespace crossdock::cpu {
 
 class CpuCommunicator;
 
-// A value for an opaque handle: never used twice, and no address that a program could have (nobody dereferences it unnoticed, no
-// pointer of another library equals it).
+// A value for an opaque handle: never used twice, and no address that a program could have (nobody dereferences it
+// unnoticed, no pointer of another library equals it).
 void* new_token();
 bool is_token(const void* value);
 

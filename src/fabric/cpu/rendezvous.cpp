@@ -44,8 +44,10 @@ Mapping map_segment(const IdContents& contents, int num_ranks) {
     const FileDescriptor file = open_of_process(contents.process, static_cast<int>(contents.fd));
     // Descriptor numbers are reused: the nonce tells whether this one still is the id's.
     uint64_t nonce = 0;
-    require(pread(file.get(), &nonce, sizeof(nonce), ControlSegment::kNonceOffset) == sizeof(nonce) && nonce == contents.nonce,
-            ncclInvalidArgument, "the id is used up: all ranks of its communicator have joined, or its process has ended");
+    require(pread(file.get(), &nonce, sizeof(nonce), ControlSegment::kNonceOffset) == sizeof(nonce) &&
+                nonce == contents.nonce,
+            ncclInvalidArgument,
+            "the id is used up: all ranks of its communicator have joined, or its process has ended");
     return Mapping(file.get(), ControlSegment::bytes(num_ranks));
 }
 
@@ -56,8 +58,8 @@ void take_place(ControlSegment& control, int num_ranks, int rank) {
                 "num_ranks is {} here, but {} on the rank that joined first", num_ranks, agreed);
     }
     uint64_t process = 0;
-    require(control.process_of(rank).compare_exchange_strong(process, static_cast<uint64_t>(getpid())), ncclInvalidArgument,
-            "rank {} is taken by process {}", rank, process);
+    require(control.process_of(rank).compare_exchange_strong(process, static_cast<uint64_t>(getpid())),
+            ncclInvalidArgument, "rank {} is taken by process {}", rank, process);
 }
 
 }  // namespace

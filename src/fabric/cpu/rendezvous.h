@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How processes that share nothing but an id find each other: the id says in which process the control segment's memory file is open.
+// How processes that share nothing but an id find each other: the id says in which process the control segment's memory
+// file is open.
 #pragma once
 
 #include <memory>

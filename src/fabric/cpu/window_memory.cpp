@@ -30,7 +30,8 @@ void* allocate_window_memory(size_t bytes) {
     Mapping mapping(file.get(), bytes);
     void* memory = mapping.data();
     const std::lock_guard lock(allocations().mutex);
-    allocations().by_address.emplace(reinterpret_cast<uintptr_t>(memory), Allocation{std::move(file), std::move(mapping)});
+    allocations().by_address.emplace(reinterpret_cast<uintptr_t>(memory),
+                                     Allocation{std::move(file), std::move(mapping)});
     return memory;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdockMemAlloc's memory: of this process like any other, and ready to be mapped by the processes of a communicator.
+// crossdockMemAlloc's memory: of this process like any other, and ready to be mapped by the processes of a
+// communicator.
 #pragma once
 
 #include <optional>

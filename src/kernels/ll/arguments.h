@@ -12,8 +12,8 @@ namespace crossdock {
 // kCancel: with kReceiveHalf, gives the buffer of a pending operation back without reading it.
 enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 
-// Advances by one operation a kernel, on the device, so that graph replays count too. All ranks run the same operations in the same order,
-// so epoch and buffer agree everywhere without a word exchanged.
+// Advances by one operation a kernel, on the device, so that graph replays count too. All ranks run the same operations
+// in the same order, so epoch and buffer agree everywhere without a word exchanged.
 struct LlArenaState {
     uint64_t next_epoch;
     uint32_t next_buffer;
@@ -69,7 +69,7 @@ struct LlDispatchArgs {
     std::byte* out_scales;
     float* out_weights;
     int32_t* out_topk_idx;
-    int32_t* counters;  // may be null (rank-major)
+    int32_t* counters;      // may be null (rank-major)
     PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
     PeerMap scale_windows;
 };
@@ -80,7 +80,8 @@ struct LlCombineArgs {
     LlCommon common;
     DType dtype;
     LlCombineWire wire;
-    const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max tokens][row_bytes]
+    const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
+                              // tokens][row_bytes]
     const float* row_scales;  // NVFP4: one a row of tokens
     uint32_t row_bytes;
     uint32_t wire_bytes;

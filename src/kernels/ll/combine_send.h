@@ -52,7 +52,8 @@ CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const LlCombineArgs& arg
 // Among the distinct ranks of a token's choices, in order of their first choice: the place of a rank that occurs.
 CROSSDOCK_DEVICE uint32_t place_of_rank(const LlCommon& c, const int32_t* expert_ids, int rank) {
     uint32_t place = 0;
-    for (uint32_t k = 0; rank_of_expert(c, expert_ids[k]) != rank; ++k) place += is_first_of_rank(c, expert_ids, k) ? 1 : 0;
+    for (uint32_t k = 0; rank_of_expert(c, expert_ids[k]) != rank; ++k)
+        place += is_first_of_rank(c, expert_ids, k) ? 1 : 0;
     return place;
 }
 
@@ -75,17 +76,20 @@ CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args
 }
 
 // Raises the flag of a cell whose row has been stored, or that stays empty.
-CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, int home, uint64_t cell, CellContent content) {
+CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, int home, uint64_t cell,
+                                CellContent content) {
     ctx.fence_async_copies();
     ctx.store_release_system(row_flag(c, home, operation.buffer, cell), pack_word(operation.epoch, content));
 }
 
-// One warp sends one row to a cell of its home rank. fill(first, bytes) puts the wire's bytes [first, first + bytes) into the stage.
+// One warp sends one row to a cell of its home rank. fill(first, bytes) puts the wire's bytes [first, first + bytes)
+// into the stage.
 template <typename Fill>
-CROSSDOCK_DEVICE void send_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage, int home, uint64_t cell,
-                               Fill fill) {
+CROSSDOCK_DEVICE void send_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage,
+                               int home, uint64_t cell, Fill fill) {
     const LlCommon& c = args.common;
-    if (is_leader(ctx)) ctx.note_slot_written(c.rank, home, c.peers.at(home, 0), operation.buffer, cell, operation.epoch);
+    if (is_leader(ctx))
+        ctx.note_slot_written(c.rank, home, c.peers.at(home, 0), operation.buffer, cell, operation.epoch);
     std::byte* target = cell_of(c, home, operation.buffer, cell);
     for (uint32_t first = 0; first < args.wire_bytes; first += c.chunk_bytes) {
         const uint32_t left = args.wire_bytes - first;
@@ -104,8 +108,8 @@ CROSSDOCK_DEVICE void send_row(const Ctx& ctx, const LlCombineArgs& args, const 
 }
 
 // An expert's row as it is, or quantised.
-CROSSDOCK_DEVICE void send_expert_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage, int home,
-                                      uint64_t cell, uint64_t row_idx) {
+CROSSDOCK_DEVICE void send_expert_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                      RowStage& stage, int home, uint64_t cell, uint64_t row_idx) {
     const std::byte* row = args.tokens + row_idx * args.row_bytes;
     send_row(ctx, args, operation, stage, home, cell, [&](uint32_t first, uint32_t bytes) {
         if (args.wire == LlCombineWire::kNvfp4) {
@@ -120,8 +124,9 @@ CROSSDOCK_DEVICE void send_expert_row(const Ctx& ctx, const LlCombineArgs& args,
 
 // The weighted sum of a token's rows on this rank, rounded once.
 template <DType kDType>
-CROSSDOCK_DEVICE void send_sum(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage, int home, uint64_t cell,
-                               uint32_t token, const int32_t* ids, const int32_t* first_rows, const TermList& terms) {
+CROSSDOCK_DEVICE void send_sum(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage,
+                               int home, uint64_t cell, uint32_t token, const int32_t* ids, const int32_t* first_rows,
+                               const TermList& terms) {
     const LlCommon& c = args.common;
     const float* weights = reinterpret_cast<const float*>(weights_of(c, c.rank, operation.buffer, home));
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
@@ -131,16 +136,16 @@ CROSSDOCK_DEVICE void send_sum(const Ctx& ctx, const LlCombineArgs& args, const 
     ctx.warp_sync();
     send_row(ctx, args, operation, stage, home, cell, [&](uint32_t first, uint32_t bytes) {
         const uint32_t first_element = first / dtype_bytes(kDType);
-        sum_rows<kDType>(ctx, {args.tokens, args.row_bytes, terms.index, terms.weight, c.topk}, first_element, bytes / dtype_bytes(kDType),
-                         stage.fill() - first);
+        sum_rows<kDType>(ctx, {args.tokens, args.row_bytes, terms.index, terms.weight, c.topk}, first_element,
+                         bytes / dtype_bytes(kDType), stage.fill() - first);
         stage.filled(ctx);
     });
 }
 
 // One warp sends back what this rank has of one token.
 template <DType kDType>
-CROSSDOCK_DEVICE void return_token(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage, const ReceivedRow& row,
-                                   const TermList& terms) {
+CROSSDOCK_DEVICE void return_token(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                   RowStage& stage, const ReceivedRow& row, const TermList& terms) {
     const LlCommon& c = args.common;
     const RowHeader* header = reinterpret_cast<const RowHeader*>(handle_header(c, row.source, row.slot));
     const int32_t* ids = reinterpret_cast<const int32_t*>(header + 1);
@@ -151,7 +156,8 @@ CROSSDOCK_DEVICE void return_token(const Ctx& ctx, const LlCombineArgs& args, co
         if (c.expert_major) {
             send_sum<kDType>(ctx, args, operation, stage, row.source, cell, token, ids, first_rows, terms);
         } else {
-            send_expert_row(ctx, args, operation, stage, row.source, cell, static_cast<uint64_t>(row.source) * c.arena.max_tokens + row.slot);
+            send_expert_row(ctx, args, operation, stage, row.source, cell,
+                            static_cast<uint64_t>(row.source) * c.arena.max_tokens + row.slot);
         }
         return;
     }
@@ -159,25 +165,28 @@ CROSSDOCK_DEVICE void return_token(const Ctx& ctx, const LlCombineArgs& args, co
         if (rank_of_expert(c, ids[k]) != c.rank) continue;
         const int64_t row_idx = row_of_choice(c, ids, first_rows, k);
         if (row_idx >= 0) {
-            send_expert_row(ctx, args, operation, stage, row.source, cell_index(c, token, k), static_cast<uint64_t>(row_idx));
+            send_expert_row(ctx, args, operation, stage, row.source, cell_index(c, token, k),
+                            static_cast<uint64_t>(row_idx));
         } else if (is_leader(ctx)) {
-            ctx.note_slot_written(c.rank, row.source, c.peers.at(row.source, 0), operation.buffer, cell_index(c, token, k),
-                                  operation.epoch);
+            ctx.note_slot_written(c.rank, row.source, c.peers.at(row.source, 0), operation.buffer,
+                                  cell_index(c, token, k), operation.epoch);
             flag_cell(ctx, c, operation, row.source, cell_index(c, token, k), kCellNothing);
         }
     }
 }
 
 template <DType kDType>
-CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared, const Operation& operation,
-                                    RowStage& stage) {
+CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+                                    const Operation& operation, RowStage& stage) {
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     int* rows_before = reinterpret_cast<int*>(ctx.shared_memory() + shared.rows_before);
-    if (args.wire == LlCombineWire::kSums && ctx.block_idx() == ctx.num_blocks() - 1) announce_weights(ctx, args, operation);
+    if (args.wire == LlCombineWire::kSums && ctx.block_idx() == ctx.num_blocks() - 1)
+        announce_weights(ctx, args, operation);
     if (thread_idx(ctx) == 0) {
         rows_before[0] = 0;
-        for (int source = 0; source < num_ranks; ++source) rows_before[source + 1] = rows_before[source] + handle_row_counts(c)[source];
+        for (int source = 0; source < num_ranks; ++source)
+            rows_before[source + 1] = rows_before[source] + handle_row_counts(c)[source];
     }
     ctx.block_sync();
 
@@ -189,7 +198,8 @@ CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, c
         bool may_send = is_leader(ctx) && wait_credit(ctx, c, operation, row.source);
         if (may_send && args.wire == LlCombineWire::kSums) {
             uint64_t unused = 0;
-            may_send = wait_word(ctx, c, operation, WaitStep::kWeights, row.source, weight_flag(c, c.rank, operation.buffer, row.source), unused);
+            may_send = wait_word(ctx, c, operation, WaitStep::kWeights, row.source,
+                                 weight_flag(c, c.rank, operation.buffer, row.source), unused);
         }
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) continue;
         return_token<kDType>(ctx, args, operation, stage, row, terms);

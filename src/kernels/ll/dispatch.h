@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch: one kernel, both halves or one of them. contract: nccl_ep.h, ncclEpDispatch; protocol: docs/protocol.md.
+// Low-latency dispatch: one kernel, both halves or one of them. contract: nccl_ep.h, ncclEpDispatch; protocol:
+// docs/protocol.md.
 #pragma once
 
 #include "kernels/ll/dispatch_receive.h"
@@ -12,7 +13,8 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     const LlDispatchShared shared = LlDispatchShared::of(args);
     Operation operation;
     const bool runs = begin_operation(ctx, c, operation);
-    RowStage stage(ctx, ctx.shared_memory() + shared.stages + static_cast<uint32_t>(ctx.warp_idx()) * shared.stage_bytes);
+    RowStage stage(ctx,
+                   ctx.shared_memory() + shared.stages + static_cast<uint32_t>(ctx.warp_idx()) * shared.stage_bytes);
     if (runs && (c.halves & kSendHalf) != 0) send_tokens(ctx, args, shared, operation, stage);
     if (runs && receives(c)) {
         ctx.block_sync();  // both halves use the same shared memory

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, receive half: every arrived row is placed where its expert (expert-major) or its source (rank-major) wants it, in the order
-// (source rank, token, k), while others are still under way.
+// Dispatch, receive half: every arrived row is placed where its expert (expert-major) or its source (rank-major) wants
+// it, in the order (source rank, token, k), while others are still under way.
 #pragma once
 
 #include "kernels/ll/dispatch_send.h"
@@ -20,7 +20,8 @@ struct Announced {
 };
 
 // Waits for every source's counts; sources that are masked count as silent.
-CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Announced& announced) {
+CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+                                    const Announced& announced) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = c.expert_major ? static_cast<int>(c.arena.experts_per_rank()) : 0;
     const int words_per_source = 1 + experts;
@@ -29,7 +30,8 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
         const int word = i % words_per_source;
         uint64_t count = 0;
         if (!is_active(ctx, c.scope, source) ||
-            !wait_word(ctx, c, operation, WaitStep::kCounts, source, count_words(c, c.rank, operation.buffer, source) + word, count)) {
+            !wait_word(ctx, c, operation, WaitStep::kCounts, source,
+                       count_words(c, c.rank, operation.buffer, source) + word, count)) {
             count = 0;
         }
         if (word == 0) {
@@ -41,13 +43,15 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
     ctx.block_sync();
     if (thread_idx(ctx) == 0) {
         announced.rows_before[0] = 0;
-        for (int source = 0; source < num_ranks; ++source) announced.rows_before[source + 1] += announced.rows_before[source];
+        for (int source = 0; source < num_ranks; ++source)
+            announced.rows_before[source + 1] += announced.rows_before[source];
     }
     ctx.block_sync();
 }
 
 // Turns counts into first rows; the total of an expert, at most its capacity, goes to the caller.
-CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced, bool writes_counters) {
+CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
+                                   bool writes_counters) {
     const LlCommon& c = args.common;
     const int experts = static_cast<int>(c.arena.experts_per_rank());
     const int capacity = static_cast<int>(c.arena.num_slots());
@@ -64,7 +68,8 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
 }
 
 // What a later combine must know, and the rank-major counters and unused ids.
-CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced, const Share& share) {
+CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
+                                     const Share& share) {
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     if (share.block == 0) {
@@ -81,7 +86,8 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
     }
     if (c.expert_major) return;
     const uint64_t threads = static_cast<uint64_t>(share.num_blocks) * static_cast<uint64_t>(num_threads(ctx));
-    const uint64_t first = static_cast<uint64_t>(share.block) * static_cast<uint64_t>(num_threads(ctx)) + static_cast<uint64_t>(thread_idx(ctx));
+    const uint64_t first = static_cast<uint64_t>(share.block) * static_cast<uint64_t>(num_threads(ctx)) +
+                           static_cast<uint64_t>(thread_idx(ctx));
     for (uint64_t i = first; i < c.arena.num_slots() * c.topk; i += threads) {
         const int source = static_cast<int>(i / c.topk / c.arena.max_tokens);
         const int slot = static_cast<int>(i / c.topk % c.arena.max_tokens);
@@ -90,7 +96,8 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
 }
 
 // A row's scales at out row `row_idx` of expert `expert` (expert-major) or of all (rank-major, expert 0).
-CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, const std::byte* scales, uint64_t expert, uint64_t row_idx) {
+CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, const std::byte* scales, uint64_t expert,
+                                   uint64_t row_idx) {
     if (args.scale_bytes == 0) return;
     const uint64_t capacity = args.common.arena.num_slots();
     if (!args.transposed_scales) {
@@ -104,7 +111,8 @@ CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, c
     }
 }
 
-// The out row of a choice, or -1: another rank's expert, dropped, or past the expert's capacity (only duplicates can fill it).
+// The out row of a choice, or -1: another rank's expert, dropped, or past the expert's capacity (only duplicates can
+// fill it).
 CROSSDOCK_DEVICE int64_t row_of_choice(const LlCommon& c, const int32_t* ids, const int32_t* first_rows, uint32_t k) {
     if (rank_of_expert(c, ids[k]) != c.rank) return -1;
     const uint32_t expert = static_cast<uint32_t>(ids[k]) % c.arena.experts_per_rank();
@@ -113,8 +121,9 @@ CROSSDOCK_DEVICE int64_t row_of_choice(const LlCommon& c, const int32_t* ids, co
 }
 
 // One warp places one row, whose flag it has seen.
-CROSSDOCK_DEVICE void place_row(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared, const Operation& operation,
-                                RowStage& stage, const Announced& announced, const ReceivedRow& row) {
+CROSSDOCK_DEVICE void place_row(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                const Operation& operation, RowStage& stage, const Announced& announced,
+                                const ReceivedRow& row) {
     const LlCommon& c = args.common;
     const uint64_t slot = static_cast<uint64_t>(row.source) * c.arena.max_tokens + row.slot;
     const std::byte* source = slot_of(c, c.rank, operation.buffer, slot);
@@ -133,7 +142,9 @@ CROSSDOCK_DEVICE void place_row(const Ctx& ctx, const LlDispatchArgs& args, cons
     if (c.expert_major) {
         for (uint32_t k = 0; k < c.topk; ++k) {
             const int64_t target = row_of_choice(c, ids, first_rows, k);
-            if (target >= 0) place_scales(ctx, args, tail, static_cast<uint64_t>(target) / c.arena.num_slots(), static_cast<uint64_t>(target) % c.arena.num_slots());
+            if (target >= 0)
+                place_scales(ctx, args, tail, static_cast<uint64_t>(target) / c.arena.num_slots(),
+                             static_cast<uint64_t>(target) % c.arena.num_slots());
         }
     } else {
         if ((direct & kDirectScales) == 0) place_scales(ctx, args, tail, 0, slot);
@@ -153,7 +164,9 @@ CROSSDOCK_DEVICE void place_row(const Ctx& ctx, const LlDispatchArgs& args, cons
             if (c.expert_major) {
                 for (uint32_t k = 0; k < c.topk; ++k) {
                     const int64_t target = row_of_choice(c, ids, first_rows, k);
-                    if (target >= 0) stage.store(ctx, args.out_tokens + static_cast<uint64_t>(target) * args.row_bytes + first, 0, chunk);
+                    if (target >= 0)
+                        stage.store(ctx, args.out_tokens + static_cast<uint64_t>(target) * args.row_bytes + first, 0,
+                                    chunk);
                 }
             } else {
                 stage.store(ctx, args.out_tokens + slot * args.row_bytes + first, 0, chunk);
@@ -166,8 +179,8 @@ CROSSDOCK_DEVICE void place_row(const Ctx& ctx, const LlDispatchArgs& args, cons
     if (is_leader(ctx)) ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, slot, operation.epoch);
 }
 
-CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared, const Operation& operation,
-                                     RowStage& stage, const Share& share) {
+CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                     const Operation& operation, RowStage& stage, const Share& share) {
     const LlCommon& c = args.common;
     const Announced announced{reinterpret_cast<int*>(ctx.shared_memory() + shared.rank_counts),
                               reinterpret_cast<int*>(ctx.shared_memory() + shared.expert_counts)};

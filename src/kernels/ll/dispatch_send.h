@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, send half: every token goes once to each rank that hosts one of its experts, into this source's own slots there.
+// Dispatch, send half: every token goes once to each rank that hosts one of its experts, into this source's own slots
+// there.
 #pragma once
 
 #include "device/row_stage.h"
@@ -9,7 +10,8 @@ namespace crossdock {
 
 // A block's shared memory: one description for the launch and the kernel. Offsets in bytes.
 struct LlDispatchShared {
-    uint32_t expert_counts;  // i32 [experts]: send: tokens counted so far; receive: rows of each (source, local expert), then first rows
+    uint32_t expert_counts;  // i32 [experts]: send: tokens counted so far; receive: rows of each (source, local
+                             // expert), then first rows
     uint32_t rank_counts;    // i32 [ranks + 1]: send: rows counted so far; receive: rows_before
     uint32_t plans;          // [warps][3 * topk] i32
     uint32_t stages;         // [warps][stage_bytes]
@@ -45,8 +47,10 @@ struct TokenPlan {
     int32_t* slots;       // at the expert's rank, at the first choice of each rank; -1 elsewhere
 };
 
-CROSSDOCK_DEVICE TokenPlan plan_of_warp(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared, int warp) {
-    int32_t* plan = reinterpret_cast<int32_t*>(ctx.shared_memory() + shared.plans) + 3 * args.common.topk * static_cast<uint32_t>(warp);
+CROSSDOCK_DEVICE TokenPlan plan_of_warp(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                        int warp) {
+    int32_t* plan = reinterpret_cast<int32_t*>(ctx.shared_memory() + shared.plans) +
+                    3 * args.common.topk * static_cast<uint32_t>(warp);
     return {plan, plan + args.common.topk, plan + 2 * args.common.topk};
 }
 
@@ -61,15 +65,19 @@ CROSSDOCK_DEVICE bool is_first_of_rank(const LlCommon& c, const int32_t* expert_
 }
 
 // Counts, over tokens [0, end), the choices of each expert and the rows of each rank.
-CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t end, int* expert_counts, int* rank_counts) {
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_experts; i += static_cast<uint32_t>(num_threads(ctx))) {
+CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t end, int* expert_counts,
+                                   int* rank_counts) {
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_experts;
+         i += static_cast<uint32_t>(num_threads(ctx))) {
         expert_counts[i] = 0;
     }
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks; i += static_cast<uint32_t>(num_threads(ctx))) {
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
+         i += static_cast<uint32_t>(num_threads(ctx))) {
         rank_counts[i] = 0;
     }
     ctx.block_sync();
-    for (uint32_t token = static_cast<uint32_t>(thread_idx(ctx)); token < end; token += static_cast<uint32_t>(num_threads(ctx))) {
+    for (uint32_t token = static_cast<uint32_t>(thread_idx(ctx)); token < end;
+         token += static_cast<uint32_t>(num_threads(ctx))) {
         int32_t ids[kMaxTopk];
         for (uint32_t k = 0; k < c.topk; ++k) {
             ids[k] = expert_id(c, token, k);
@@ -80,19 +88,22 @@ CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t e
     ctx.block_sync();
 }
 
-// Tells every peer how many rows, and how many choices of each of its experts, this source sends it; ahead of the rows, so that the
-// receiver knows every row's final place before the first one lands. A word carries its epoch: no order among them is needed.
-CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation, const int* expert_counts,
-                                      const int* rank_counts) {
+// Tells every peer how many rows, and how many choices of each of its experts, this source sends it; ahead of the rows,
+// so that the receiver knows every row's final place before the first one lands. A word carries its epoch: no order
+// among them is needed.
+CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+                                      const int* expert_counts, const int* rank_counts) {
     const LlCommon& c = args.common;
     const uint32_t experts_per_rank = c.arena.experts_per_rank();
     for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
-        const uint32_t has_credit = ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u);
+        const uint32_t has_credit =
+            ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u);
         if (has_credit == 0) continue;
         uint64_t* words = count_words(c, peer, operation.buffer, c.rank);
         if (is_leader(ctx)) {
             if (!c.expert_major) {
-                ctx.store_relaxed_system(entry_word(c, peer, operation.buffer, c.rank), pack_word(operation.epoch, args.direct));
+                ctx.store_relaxed_system(entry_word(c, peer, operation.buffer, c.rank),
+                                         pack_word(operation.epoch, args.direct));
             }
             ctx.store_relaxed_system(words, pack_word(operation.epoch, static_cast<uint64_t>(rank_counts[peer])));
         }
@@ -105,9 +116,10 @@ CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlDispatchArgs& args
 }
 
 // One warp. Advances the counts past the token.
-CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, uint32_t token, const TokenPlan& plan, int* expert_counts,
-                                 int* rank_counts) {
-    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) plan.expert_ids[k] = expert_id(c, token, k);
+CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, uint32_t token, const TokenPlan& plan,
+                                 int* expert_counts, int* rank_counts) {
+    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes)
+        plan.expert_ids[k] = expert_id(c, token, k);
     ctx.warp_sync();
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
         const int32_t id = plan.expert_ids[k];
@@ -125,8 +137,8 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, uint32_t tok
 }
 
 // Quantises elements [first, first + num) of a bf16 row to e4m3, one fp32 scale a block of 128, into the stage.
-CROSSDOCK_DEVICE void quantise_fp8(const Ctx& ctx, const std::byte* row, uint32_t first, uint32_t num, bool round_scales, std::byte* target,
-                                   float* scales) {
+CROSSDOCK_DEVICE void quantise_fp8(const Ctx& ctx, const std::byte* row, uint32_t first, uint32_t num,
+                                   bool round_scales, std::byte* target, float* scales) {
     constexpr uint32_t kPerLane = kFp8Block / kLanes;
     for (uint32_t block = 0; block < num / kFp8Block; ++block) {
         const uint32_t lane_first = block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane;
@@ -152,9 +164,10 @@ CROSSDOCK_DEVICE void quantise_fp8(const Ctx& ctx, const std::byte* row, uint32_
     }
 }
 
-// Scales and header follow the row's last chunk, in the stage as on the wire. FP8 scales were put there by quantise_fp8.
-CROSSDOCK_DEVICE void fill_tail(const Ctx& ctx, const LlDispatchArgs& args, uint32_t token, const TokenPlan& plan, uint32_t direct,
-                                std::byte* tail) {
+// Scales and header follow the row's last chunk, in the stage as on the wire. FP8 scales were put there by
+// quantise_fp8.
+CROSSDOCK_DEVICE void fill_tail(const Ctx& ctx, const LlDispatchArgs& args, uint32_t token, const TokenPlan& plan,
+                                uint32_t direct, std::byte* tail) {
     const LlCommon& c = args.common;
     if (args.recipe == LlRecipe::kBytes && args.scale_bytes > 0) {
         copy_words(ctx, tail, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes);
@@ -172,9 +185,10 @@ CROSSDOCK_DEVICE void fill_tail(const Ctx& ctx, const LlDispatchArgs& args, uint
     }
 }
 
-// What peers allow to be written straight into their tensors: known when they have entered this operation, which also says that they
-// are done with the previous contents.
-CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation, int peer) {
+// What peers allow to be written straight into their tensors: known when they have entered this operation, which also
+// says that they are done with the previous contents.
+CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+                                      int peer) {
     if (args.direct == 0) return 0;
     uint64_t allowed = 0;
     const LlCommon& c = args.common;
@@ -183,8 +197,8 @@ CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const LlDispatchArgs& args
 }
 
 // One warp sends one token to all its ranks.
-CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared, const Operation& operation,
-                                 RowStage& stage, uint32_t token, const TokenPlan& plan) {
+CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                 const Operation& operation, RowStage& stage, uint32_t token, const TokenPlan& plan) {
     const LlCommon& c = args.common;
     const uint32_t tail_bytes = static_cast<uint32_t>(align_up(args.scale_bytes, 16)) + row_header_bytes(c.topk);
     const std::byte* source = args.tokens + uint64_t{token} * args.source_row_bytes;
@@ -207,7 +221,8 @@ CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const LlDispatchArgs& args, con
             for (uint32_t k = 0; k < c.topk; ++k) {
                 if (plan.slots[k] < 0) continue;
                 const int peer = rank_of_expert(c, plan.expert_ids[k]);
-                const uint64_t slot = static_cast<uint64_t>(c.rank) * c.arena.max_tokens + static_cast<uint32_t>(plan.slots[k]);
+                const uint64_t slot =
+                    static_cast<uint64_t>(c.rank) * c.arena.max_tokens + static_cast<uint32_t>(plan.slots[k]);
                 if (first == 0) {
                     if (!wait_credit(ctx, c, operation, peer)) {
                         plan.slots[k] = -1;  // lost: nothing is sent
@@ -227,7 +242,8 @@ CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const LlDispatchArgs& args, con
                     if (is_last) stage.store(ctx, target + args.row_bytes, shared.tail, tail_bytes);
                 }
                 if (is_last && (direct & kDirectScales) != 0) {
-                    stage.store(ctx, args.scale_windows.at(peer, slot * args.scale_bytes), shared.tail, args.scale_bytes);
+                    stage.store(ctx, args.scale_windows.at(peer, slot * args.scale_bytes), shared.tail,
+                                args.scale_bytes);
                 }
                 if (is_last) stage.end_group(ctx);
             }
@@ -244,7 +260,8 @@ CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const LlDispatchArgs& args, con
             if (plan.slots[k] < 0) continue;
             stage.wait_stores(ctx, --unflagged);
             ctx.fence_async_copies();
-            const uint64_t slot = static_cast<uint64_t>(c.rank) * c.arena.max_tokens + static_cast<uint32_t>(plan.slots[k]);
+            const uint64_t slot =
+                static_cast<uint64_t>(c.rank) * c.arena.max_tokens + static_cast<uint32_t>(plan.slots[k]);
             ctx.store_release_system(row_flag(c, rank_of_expert(c, plan.expert_ids[k]), operation.buffer, slot),
                                      pack_word(operation.epoch, 0));
         }
@@ -253,8 +270,8 @@ CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const LlDispatchArgs& args, con
 }
 
 // Blocks share the tokens in contiguous runs; the last block announces the counts and sends nothing unless it is alone.
-CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared, const Operation& operation,
-                                  RowStage& stage) {
+CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                  const Operation& operation, RowStage& stage) {
     const LlCommon& c = args.common;
     int* expert_counts = reinterpret_cast<int*>(ctx.shared_memory() + shared.expert_counts);
     int* rank_counts = reinterpret_cast<int*>(ctx.shared_memory() + shared.rank_counts);
@@ -276,7 +293,8 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
     for (uint32_t first = begin; first < end; first += warps) {
         if (ctx.warp_idx() == 0) {
             for (uint32_t i = 0; i < warps && first + i < end; ++i) {
-                plan_token(ctx, c, first + i, plan_of_warp(ctx, args, shared, static_cast<int>(i)), expert_counts, rank_counts);
+                plan_token(ctx, c, first + i, plan_of_warp(ctx, args, shared, static_cast<int>(i)), expert_counts,
+                           rank_counts);
             }
         }
         ctx.block_sync();

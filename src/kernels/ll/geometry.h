@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-latency buffer: one description of who has which slot, cell and word, used by hosts and kernels alike. docs/protocol.md draws it.
+// The low-latency buffer: one description of who has which slot, cell and word, used by hosts and kernels alike.
+// docs/protocol.md draws it.
 //
-// Every rank holds one arena of kNumBuffers buffers. An operation (dispatch or combine) uses one buffer, the same on every rank:
-//   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row, scales, header;
-//   combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
+// Every rank holds one arena of kNumBuffers buffers. An operation (dispatch or combine) uses one buffer, the same on
+// every rank:
+//   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row, scales,
+//   header; combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
 // Every word that announces something carries the operation's epoch, so nothing is ever reset.
 #pragma once
 
@@ -11,7 +13,8 @@
 
 namespace crossdock {
 
-inline constexpr int kNumBuffers = 4;       // two for operations that follow each other, two for pending send_only operations
+inline constexpr int kNumBuffers =
+    4;  // two for operations that follow each other, two for pending send_only operations
 inline constexpr int kMaxPendingSplits = kNumBuffers - 1;
 inline constexpr int kMaxTopk = 64;
 inline constexpr uint64_t kPayloadBits = 24;  // of an announcing word; the other 40 hold the epoch
@@ -21,14 +24,16 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t align_up(uint64_t value, uint64_t align
     return (value + alignment - 1) / alignment * alignment;
 }
 
-// An announcing word: a reader that sees this epoch sees this payload, and a word of an earlier operation can never look new.
+// An announcing word: a reader that sees this epoch sees this payload, and a word of an earlier operation can never
+// look new.
 CROSSDOCK_HOST_DEVICE constexpr uint64_t pack_word(uint64_t epoch, uint64_t payload) {
     return epoch << kPayloadBits | payload;
 }
 CROSSDOCK_HOST_DEVICE constexpr uint64_t word_epoch(uint64_t word) { return word >> kPayloadBits; }
 CROSSDOCK_HOST_DEVICE constexpr uint64_t word_payload(uint64_t word) { return word & kMaxPayload; }
 
-// Follows every dispatched row: which token it is and where its choices go. Ids are global expert ids, -1 where dropped.
+// Follows every dispatched row: which token it is and where its choices go. Ids are global expert ids, -1 where
+// dropped.
 struct RowHeader {
     uint32_t token_idx;
     uint32_t direct;  // bits of DirectPart: what the source wrote straight into the receiver's tensors
@@ -91,7 +96,8 @@ struct LlGeometry {
         return align_up(credits_offset() + uint64_t{8} * kNumBuffers * num_ranks, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer_offset(int buffer) const {
-        return align_up(barrier_offset() + uint64_t{16} * num_ranks, 128) + static_cast<uint64_t>(buffer) * buffer_bytes();
+        return align_up(barrier_offset() + uint64_t{16} * num_ranks, 128) +
+               static_cast<uint64_t>(buffer) * buffer_bytes();
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return buffer_offset(kNumBuffers); }
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of the low-latency kernels. One kernel an operation, whose name carries the word by which profilers find it.
+// The GPU's entry points of the low-latency kernels. One kernel an operation, whose name carries the word by which
+// profilers find it.
 #include <cuda_runtime.h>
 
 #include "kernels/ll/combine.h"
@@ -48,9 +49,12 @@ void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStrea
 
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
     switch (args.dtype) {
-        case DType::kBf16: return launch(crossdock_ll_combine<DType::kBf16>, args, shape, stream, "LL combine");
-        case DType::kF16: return launch(crossdock_ll_combine<DType::kF16>, args, shape, stream, "LL combine");
-        case DType::kF32: return launch(crossdock_ll_combine<DType::kF32>, args, shape, stream, "LL combine");
+        case DType::kBf16:
+            return launch(crossdock_ll_combine<DType::kBf16>, args, shape, stream, "LL combine");
+        case DType::kF16:
+            return launch(crossdock_ll_combine<DType::kF16>, args, shape, stream, "LL combine");
+        case DType::kF32:
+            return launch(crossdock_ll_combine<DType::kF32>, args, shape, stream, "LL combine");
     }
 }
 

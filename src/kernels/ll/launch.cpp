@@ -11,20 +11,24 @@ namespace {
 
 void run_combine(const Ctx& ctx, const LlCombineArgs& args) {
     switch (args.dtype) {
-        case DType::kBf16: return ll_combine<DType::kBf16>(ctx, args);
-        case DType::kF16: return ll_combine<DType::kF16>(ctx, args);
-        case DType::kF32: return ll_combine<DType::kF32>(ctx, args);
+        case DType::kBf16:
+            return ll_combine<DType::kBf16>(ctx, args);
+        case DType::kF16:
+            return ll_combine<DType::kF16>(ctx, args);
+        case DType::kF32:
+            return ll_combine<DType::kF32>(ctx, args);
     }
 }
 
 }  // namespace
 
 void cuda::fail_launch(const char* kernel, const LaunchShape& shape, const char* reason) {
-    fail(ncclUnhandledCudaError, "launching {} ({} blocks of {} warps, {} bytes of shared memory a block): {}", kernel, shape.num_blocks,
-         shape.warps_per_block, shape.shared_bytes, reason);
+    fail(ncclUnhandledCudaError, "launching {} ({} blocks of {} warps, {} bytes of shared memory a block): {}", kernel,
+         shape.num_blocks, shape.warps_per_block, shape.shared_bytes, reason);
 }
 
-void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, [[maybe_unused]] cudaStream_t stream) {
+void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape,
+                        [[maybe_unused]] cudaStream_t stream) {
     shape.shared_bytes = LlDispatchShared::of(args).bytes;
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), args); });
@@ -35,7 +39,8 @@ void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShap
 #endif
 }
 
-void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, [[maybe_unused]] cudaStream_t stream) {
+void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape,
+                       [[maybe_unused]] cudaStream_t stream) {
     shape.shared_bytes = LlCombineShared::of(args).bytes;
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { run_combine(Ctx(warp), args); });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Re-admits ranks: everybody who comes agrees on the next operation's epoch, then nothing of the past is waited for any more. One block.
+// Re-admits ranks: everybody who comes agrees on the next operation's epoch, then nothing of the past is waited for any
+// more. One block.
 #pragma once
 
 #include "kernels/ll/operation.h"
@@ -14,12 +15,13 @@ struct LlMaskCleanArgs {
 inline namespace CROSSDOCK_WORLD {
 
 CROSSDOCK_DEVICE uint64_t* barrier_word(const LlCommon& c, int owner, int phase, int writer) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.arena.barrier_offset())) + static_cast<uint64_t>(phase) * c.arena.num_ranks +
-           static_cast<uint64_t>(writer);
+    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.arena.barrier_offset())) +
+           static_cast<uint64_t>(phase) * c.arena.num_ranks + static_cast<uint64_t>(writer);
 }
 
 // Everybody tells everybody a number and takes the largest that came. A rank that does not come in time is left out.
-CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const LlMaskCleanArgs& args, const Operation& operation, int phase, uint64_t* largest) {
+CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const LlMaskCleanArgs& args, const Operation& operation,
+                                       int phase, uint64_t* largest) {
     const LlCommon& c = args.common;
     const uint64_t own = *largest;
     ctx.block_sync();
@@ -53,15 +55,18 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
         ctx.note_unread_slots_allowed();
     }
     // Masked ranks are waited for, too: they may be back.
-    for (uint32_t peer = static_cast<uint32_t>(thread_idx(ctx)); peer < c.arena.num_ranks; peer += static_cast<uint32_t>(num_threads(ctx))) {
+    for (uint32_t peer = static_cast<uint32_t>(thread_idx(ctx)); peer < c.arena.num_ranks;
+         peer += static_cast<uint32_t>(num_threads(ctx))) {
         ctx.store_relaxed_device(c.scope.mask + peer, 1);
     }
     ctx.block_sync();
-    // Twice: in the first round ranks may have missed each other's latest, in the second everybody repeats what it has heard.
+    // Twice: in the first round ranks may have missed each other's latest, in the second everybody repeats what it has
+    // heard.
     exchange_largest(ctx, args, operation, 0, largest);
     exchange_largest(ctx, args, operation, 1, largest);
 
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < kNumBuffers * c.arena.num_ranks; i += static_cast<uint32_t>(num_threads(ctx))) {
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < kNumBuffers * c.arena.num_ranks;
+         i += static_cast<uint32_t>(num_threads(ctx))) {
         *last_use(c, static_cast<int>(i / c.arena.num_ranks), static_cast<int>(i % c.arena.num_ranks)) = 0;
         if (i < c.arena.num_ranks) ctx.store_relaxed_device(c.scope.mask + i, 1);
     }

@@ -60,8 +60,8 @@ CROSSDOCK_DEVICE std::byte* handle_header(const LlCommon& c, int source, uint32_
 // A choice's global expert id, -1 where it is dropped: negative, or not an expert.
 CROSSDOCK_DEVICE int32_t expert_id(const LlCommon& c, uint32_t token_idx, uint32_t k) {
     const uint64_t at = uint64_t{token_idx} * c.topk + k;
-    const int64_t id = c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at]
-                                        : static_cast<const int32_t*>(c.topk_idx)[at];
+    const int64_t id =
+        c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at] : static_cast<const int32_t*>(c.topk_idx)[at];
     return id >= 0 && id < static_cast<int64_t>(c.arena.num_experts) ? static_cast<int32_t>(id) : -1;
 }
 CROSSDOCK_DEVICE int rank_of_expert(const LlCommon& c, int32_t id) {
@@ -94,8 +94,8 @@ CROSSDOCK_DEVICE bool choose_buffer(const Ctx& ctx, const LlCommon& c, Operation
     return false;
 }
 
-// False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group). One thread decides for
-// its block: threads that saw a failure at different times would part at the next barrier.
+// False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group). One
+// thread decides for its block: threads that saw a failure at different times would part at the next barrier.
 CROSSDOCK_DEVICE bool begin_operation(const Ctx& ctx, const LlCommon& c, Operation& operation) {
     struct Head {
         Operation operation;
@@ -112,7 +112,8 @@ CROSSDOCK_DEVICE bool begin_operation(const Ctx& ctx, const LlCommon& c, Operati
     return head->runs != 0;
 }
 
-// The peer has consumed what this rank last wrote to that buffer of it; called before the first write of an operation to a peer.
+// The peer has consumed what this rank last wrote to that buffer of it; called before the first write of an operation
+// to a peer.
 CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer) {
     if (!is_active(ctx, c.scope, peer)) return false;
     if (ctx.skips_credit()) return true;
@@ -154,10 +155,11 @@ CROSSDOCK_DEVICE void advance_state(const LlCommon& c, const Operation& operatio
     }
 }
 
-// Ends the operation in the block that finishes last. If a peer was lost meanwhile, blocks may have seen it differently: that block
-// first does the whole receive half once more, alone, with one view of who is there.
+// Ends the operation in the block that finishes last. If a peer was lost meanwhile, blocks may have seen it
+// differently: that block first does the whole receive half once more, alone, with one view of who is there.
 template <typename Again>
-CROSSDOCK_DEVICE void end_operation(const Ctx& ctx, const LlCommon& c, const Operation& operation, bool ran, Again again) {
+CROSSDOCK_DEVICE void end_operation(const Ctx& ctx, const LlCommon& c, const Operation& operation, bool ran,
+                                    Again again) {
     uint32_t* verdict = reinterpret_cast<uint32_t*>(ctx.shared_memory());  // kSharedHeadBytes: no other use
     const bool is_first_thread = thread_idx(ctx) == 0;
     ctx.block_sync();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime of CPU ranks: device memory is ordinary memory, everything has happened when a call returns, streams are ignored.
+// The runtime of CPU ranks: device memory is ordinary memory, everything has happened when a call returns, streams are
+// ignored.
 #pragma once
 
 #include "runtime/cpu/executor.h"

@@ -14,7 +14,8 @@ inline constexpr size_t kProgramStackBytes = 1 << 20;  // a rank's whole program
 
 class Fiber {
   public:
-    // Takes a stack with a guard page below it from the thread's pool; Error with ncclSystemError when there is no memory for one.
+    // Takes a stack with a guard page below it from the thread's pool; Error with ncclSystemError when there is no
+    // memory for one.
     explicit Fiber(size_t stack_bytes);
     // The body must have returned, or never have started: what lives on the stack is not unwound.
     ~Fiber();
@@ -24,8 +25,8 @@ class Fiber {
     // Makes body(argument) what the next resume() enters. Only for a fiber that is not running; allocates nothing.
     void start(void (*body)(void*), void* argument);
 
-    // Runs the body until it suspends or returns. Any thread state of C++ exceptions is kept per fiber, so a body may suspend inside a
-    // catch block or a destructor.
+    // Runs the body until it suspends or returns. Any thread state of C++ exceptions is kept per fiber, so a body may
+    // suspend inside a catch block or a destructor.
     void resume();
 
     // Called by the body: back to whoever resumed it.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread does while everything that it runs only waits: it spins for the lowest latency, then gives its core to others, and
-// sleeps once the wait is long by any measure.
+// What a thread does while everything that it runs only waits: it spins for the lowest latency, then gives its core to
+// others, and sleeps once the wait is long by any measure.
 #pragma once
 
 #include <sched.h>

@@ -120,10 +120,12 @@ struct LaunchMemory {
             warp.block = &blocks[static_cast<size_t>(warp.block_idx)];
             if (num_warps > 1) {
                 warp.fiber = fibers[i].get();
-                warp.fiber->start([](void* self) {
-                    auto* started = static_cast<LocalWarp*>(self);
-                    (*started->launch->kernel)(*started);
-                }, &warp);
+                warp.fiber->start(
+                    [](void* self) {
+                        auto* started = static_cast<LocalWarp*>(self);
+                        (*started->launch->kernel)(*started);
+                    },
+                    &warp);
             }
         }
     }

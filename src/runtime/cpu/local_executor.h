@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor of the threads and processes worlds: a launch's warps are fibers of the calling thread, resumed in turn, in real time.
+// The executor of the threads and processes worlds: a launch's warps are fibers of the calling thread, resumed in turn,
+// in real time.
 #pragma once
 
 #include "runtime/cpu/executor.h"
 
 namespace crossdock::cpu {
 
-// Any number of threads may run launches at once. A kernel launches no kernels. After a thread's first launches of a shape further
-// ones allocate nothing.
+// Any number of threads may run launches at once. A kernel launches no kernels. After a thread's first launches of a
+// shape further ones allocate nothing.
 class LocalExecutor final : public Executor {
   public:
     // num_ranks: how many ranks of this host share its cores.

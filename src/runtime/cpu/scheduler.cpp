@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint64_t kStepNs = 10;  // simulated time of one step
 
-// Rounds in which every task polls in vain before time jumps to a deadline. One would do if every store were announced; a few more
-// cover chains of tasks that go on by plain stores within a rank.
+// Rounds in which every task polls in vain before time jumps to a deadline. One would do if every store were announced;
+// a few more cover chains of tasks that go on by plain stores within a rank.
 constexpr int kIdleRounds = 16;
 
 // Now and then one rank falls behind the others for a while; uniform picks alone would keep all ranks in step.
@@ -226,8 +226,9 @@ void Scheduler::declare_deadlock() {
         for (int rank = 0; rank < num_ranks_; ++rank) {
             if (waits[static_cast<size_t>(rank)]) ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
         }
-        deadlock_ = fmt::format("seed {}: deadlock after {} steps: ranks {} wait, without a deadline, for what nobody will do",
-                                config_.seed, num_steps_, ranks);
+        deadlock_ =
+            fmt::format("seed {}: deadlock after {} steps: ranks {} wait, without a deadline, for what nobody will do",
+                        config_.seed, num_steps_, ranks);
     }
     const std::vector<Task*> blocked = blocked_;
     for (Task* task : blocked) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heart of the deterministic world: tasks (fibers) of all ranks on one thread, a seed that picks who runs next, a simulated clock, and
-// asynchronous copies that land late and out of order. One seed is one run: nothing depends on addresses, hashes or real time.
+// The heart of the deterministic world: tasks (fibers) of all ranks on one thread, a seed that picks who runs next, a
+// simulated clock, and asynchronous copies that land late and out of order. One seed is one run: nothing depends on
+// addresses, hashes or real time.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +57,8 @@ class Scheduler {
 
     // Lets others run; the caller has done something that others may see.
     void yield();
-    // After a failed poll. May return with the clock at deadline_ns when nobody can make progress before. Throws once everybody waits
-    // for what will never happen, and in every later wait.
+    // After a failed poll. May return with the clock at deadline_ns when nobody can make progress before. Throws once
+    // everybody waits for what will never happen, and in every later wait.
     void poll(uint64_t deadline_ns);
     // Until wake(). Throws like poll if the task unwinds on deadlock.
     void block();
@@ -65,8 +66,8 @@ class Scheduler {
     // What the caller did may let others go on: all of them poll again before time jumps.
     void note_progress();
 
-    // is_lost_if_killed: a copy that leaves the rank; one into its own shared memory arrives in any case, or a dead rank's kernel, which
-    // runs on, would compute with what was there before.
+    // is_lost_if_killed: a copy that leaves the rank; one into its own shared memory arrives in any case, or a dead
+    // rank's kernel, which runs on, would compute with what was there before.
     void copy_async(void* target, const void* source, size_t bytes, bool is_lost_if_killed);
     void wait_copies(int max_pending);
 

@@ -9,8 +9,8 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr uint64_t kSwitchOneIn = 4;           // of the places where a warp may be interrupted
-constexpr unsigned char kStaleByte = 0xcd;     // a GPU's shared memory is not zeroed either
+constexpr uint64_t kSwitchOneIn = 4;        // of the places where a warp may be interrupted
+constexpr unsigned char kStaleByte = 0xcd;  // a GPU's shared memory is not zeroed either
 
 struct Launch {
     Scheduler* scheduler;
@@ -140,8 +140,8 @@ class SimulatedExecutor final : public Executor {
 
   private:
     void require_alive() const {
-        require(!scheduler_->is_killed(rank_), ncclRemoteError, "rank {} was killed by fault injection at step {}", rank_,
-                scheduler_->config().killed_at_step);
+        require(!scheduler_->is_killed(rank_), ncclRemoteError, "rank {} was killed by fault injection at step {}",
+                rank_, scheduler_->config().killed_at_step);
     }
 
     Scheduler* scheduler_;

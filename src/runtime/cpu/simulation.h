@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The deterministic world's runtime: all ranks' programs and all warps of their launches on the calling thread, in simulated time.
+// The deterministic world's runtime: all ranks' programs and all warps of their launches on the calling thread, in
+// simulated time.
 #pragma once
 
 #include <exception>
@@ -19,8 +20,9 @@ class Simulation {
     Simulation(int num_ranks, const SimulationConfig& config);
     ~Simulation();
 
-    // Runs program(rank) as a fiber for every rank, to the end. Once. Then, as an Error with ncclInternalError whose sentence names the
-    // seed: the first violation of the protocol, a deadlock, or else what the first failing program threw.
+    // Runs program(rank) as a fiber for every rank, to the end. Once. Then, as an Error with ncclInternalError whose
+    // sentence names the seed: the first violation of the protocol, a deadlock, or else what the first failing program
+    // threw.
     void run(const std::function<void(int)>& program);
 
     // How a rank's program launches kernels and waits; only while run() runs.

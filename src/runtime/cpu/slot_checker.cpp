@@ -7,12 +7,14 @@
 
 namespace crossdock::cpu {
 
-void SlotChecker::slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot_idx, uint64_t epoch) {
+void SlotChecker::slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot_idx,
+                               uint64_t epoch) {
     Slot& slot = slots_[{memory, buffer, slot_idx}];
     if (!slot.is_read && is_undisturbed()) {
-        violated(fmt::format("rank {} wrote slot {} of buffer {} of rank {} for epoch {} before rank {} had read what rank {} "
-                             "wrote there for epoch {}",
-                             writer, slot_idx, buffer, owner, epoch, owner, slot.writer, slot.epoch));
+        violated(fmt::format(
+            "rank {} wrote slot {} of buffer {} of rank {} for epoch {} before rank {} had read what rank {} "
+            "wrote there for epoch {}",
+            writer, slot_idx, buffer, owner, epoch, owner, slot.writer, slot.epoch));
     }
     slot = {writer, epoch, false};
 }
@@ -20,13 +22,15 @@ void SlotChecker::slot_written(int writer, int owner, const void* memory, int bu
 void SlotChecker::slot_read(int owner, const void* memory, int buffer, uint64_t slot_idx, uint64_t epoch) {
     Slot& slot = slots_[{memory, buffer, slot_idx}];
     if (slot.writer < 0) {
-        violated(fmt::format("rank {} read its slot {} of buffer {} for epoch {}, which nobody has ever written", owner, slot_idx,
-                             buffer, epoch));
+        violated(fmt::format("rank {} read its slot {} of buffer {} for epoch {}, which nobody has ever written", owner,
+                             slot_idx, buffer, epoch));
     } else if (slot.epoch != epoch) {
-        violated(fmt::format("rank {} read its slot {} of buffer {} for epoch {}, but rank {} last wrote it for epoch {}", owner,
-                             slot_idx, buffer, epoch, slot.writer, slot.epoch));
+        violated(
+            fmt::format("rank {} read its slot {} of buffer {} for epoch {}, but rank {} last wrote it for epoch {}",
+                        owner, slot_idx, buffer, epoch, slot.writer, slot.epoch));
     } else if (slot.is_read && is_undisturbed()) {
-        violated(fmt::format("rank {} read its slot {} of buffer {} twice for epoch {}", owner, slot_idx, buffer, epoch));
+        violated(
+            fmt::format("rank {} read its slot {} of buffer {} twice for epoch {}", owner, slot_idx, buffer, epoch));
     }
     slot.is_read = true;
 }

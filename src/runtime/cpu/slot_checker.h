@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Follows every slot of the protocol through its life: written once, then read once, then written again. Keeps the first violation.
+// Follows every slot of the protocol through its life: written once, then read once, then written again. Keeps the
+// first violation.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,9 @@
 
 namespace crossdock::cpu {
 
-// Once a rank has been killed or masked, a wait has run into its deadline, or an operation was given up, slots stay unread, announced
-// rows do not come and rows are read once more, all of it rightly. From then on only one thing is judged, since nothing justifies it: to
-// read what was not written for that operation.
+// Once a rank has been killed or masked, a wait has run into its deadline, or an operation was given up, slots stay
+// unread, announced rows do not come and rows are read once more, all of it rightly. From then on only one thing is
+// judged, since nothing justifies it: to read what was not written for that operation.
 class SlotChecker final : public ProtocolChecker {
   public:
     explicit SlotChecker(const Scheduler& scheduler) : scheduler_(&scheduler) {}
@@ -40,7 +41,8 @@ class SlotChecker final : public ProtocolChecker {
     void violated(const std::string& what);
 
     const Scheduler* scheduler_;
-    std::map<std::tuple<const void*, int, uint64_t>, Slot> slots_;  // by memory, buffer, slot; the order is never looked at
+    std::map<std::tuple<const void*, int, uint64_t>, Slot>
+        slots_;  // by memory, buffer, slot; the order is never looked at
     bool unread_slots_allowed_ = false;
     std::string violation_;
 };

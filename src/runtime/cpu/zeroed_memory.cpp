@@ -11,7 +11,8 @@ namespace crossdock::cpu {
 
 ZeroedMemory::ZeroedMemory(size_t bytes, size_t alignment) : bytes_(bytes) {
     if (bytes > SIZE_MAX - alignment) throw std::bad_alloc();
-    // calloc knows which pages the system has just zeroed; aligned_alloc would leave the zeroing, and so the touching, to us.
+    // calloc knows which pages the system has just zeroed; aligned_alloc would leave the zeroing, and so the touching,
+    // to us.
     allocated_bytes_ = bytes + alignment;
     allocated_ = std::calloc(1, allocated_bytes_);
     if (allocated_ == nullptr) throw std::bad_alloc();
