@@ -61,15 +61,16 @@ std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
 
 Measurer::Sample Measurer::time_once(const Work& work) {
     barrier();
-    if (options_.skew_us > 0) {
-        const double start = now_us() + options_.skew_us * context_.rank / std::max(1, context_.num_ranks - 1);
-        wait_until(start);
+    const double delay_us = options_.skew_us * context_.rank / std::max(1, context_.num_ranks - 1);
+    if (delay_us > 0) {
+        wait_until(now_us() + delay_us);
     }
     Sample sample;
     if (gpu_ != nullptr) {
         sample.end_us = gpu_->time_once(work, sample.host_us);
     } else {
-        sample.start_us = now_us();
+        // Without the delay: when this rank would have started in a run without skew.
+        sample.start_us = now_us() - delay_us;
         work();
         sample.end_us = now_us();
     }
@@ -105,7 +106,7 @@ Timing Measurer::reduce(const std::vector<std::vector<Sample>>& samples) const {
             host_sum += rank.host_us;
         }
         const auto num_ranks = static_cast<double>(ranks.size());
-        // Where the skew is wanted, the last rank is meant to start so much later.
+        // Where a skew is wanted, nothing can end before the last rank has started.
         times.push_back(gpu_ != nullptr ? sum / num_ranks : last_end - first_start - options_.skew_us);
         slowest.push_back(last_end - first_start);
         hosts.push_back(host_sum / num_ranks);
