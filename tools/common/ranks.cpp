@@ -86,7 +86,7 @@ class ThreadRun : public RankRun {
             if (state_->ends[rank].failed.load(std::memory_order_acquire)) {
                 failures.push_back({static_cast<int>(rank), state_->ends[rank].sentence});
             } else if (hanging_ && !state_->ends[rank].ended.load(std::memory_order_acquire)) {
-                failures.push_back({static_cast<int>(rank), "did not end"});
+                failures.push_back({static_cast<int>(rank), "did not end after another rank had failed"});
             }
         }
         return failures;
@@ -131,6 +131,7 @@ class ProcessRun : public RankRun {
         }
         pids_.push_back(pid);
         statuses_.push_back(0);
+        gave_up_on_.push_back(0);
     }
 
   protected:
@@ -152,9 +153,9 @@ class ProcessRun : public RankRun {
             if (ends_[rank].failed.load(std::memory_order_acquire)) {
                 failures.push_back({static_cast<int>(rank), ends_[rank].sentence});
             } else if (pids_[rank] == 0 && WIFSIGNALED(status)) {
-                const bool killed_here = gave_up_ && WTERMSIG(status) == SIGKILL;
+                const bool killed_here = gave_up_on_[rank] != 0;
                 failures.push_back(
-                    {static_cast<int>(rank), killed_here ? "did not end"
+                    {static_cast<int>(rank), killed_here ? "did not end after another rank had failed"
                                                          : fmt::format("killed by signal {} ({})", WTERMSIG(status),
                                                                        strsignal(WTERMSIG(status)))});
             } else if (pids_[rank] == 0 && WEXITSTATUS(status) != 0) {
@@ -165,10 +166,10 @@ class ProcessRun : public RankRun {
     }
 
     void give_up() override {
-        gave_up_ = true;
-        for (pid_t pid : pids_) {
-            if (pid > 0) {
-                kill(pid, SIGKILL);
+        for (size_t rank = 0; rank < pids_.size(); ++rank) {
+            if (pids_[rank] > 0) {
+                gave_up_on_[rank] = 1;
+                kill(pids_[rank], SIGKILL);
             }
         }
     }
@@ -177,7 +178,7 @@ class ProcessRun : public RankRun {
     SharedArray<RankEnd> ends_;
     std::vector<pid_t> pids_;
     std::vector<int> statuses_;
-    bool gave_up_ = false;
+    std::vector<char> gave_up_on_;
 };
 
 struct DeterministicRun {
