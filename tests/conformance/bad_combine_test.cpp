@@ -38,7 +38,7 @@ const Row kExpertMajor[] = {
     {"rows of 8 bytes", [](Call c) { c.rows.sizes[2] = c.combined.sizes[1] = 4; }, "16"},
     {"rows of no bytes", [](Call c) { c.rows.sizes[2] = c.combined.sizes[1] = 0; }, "tokens"},
     {"rows larger than max_token_bytes", [](Call c) { c.rows.sizes[2] = c.combined.sizes[1] = 648; }, "max_token_bytes"},
-    {"rows misaligned", [](Call c) { c.rows.tensor.data = c.victim.input() + 2; }, "align"},
+    {"rows misaligned", [](Call c) { c.rows.tensor.data = c.victim.input() + 2; }, "16"},
     {"no weights", [](Call c) { c.outputs.topk_weights = nullptr; }, "topk_weights"},
     {"weights of another type", [](Call c) { c.weights.tensor.datatype = ncclFloat16; }, "topk_weights"},
     {"weights of another width", [](Call c) { c.weights.sizes[1] = 1; }, "topk_weights"},

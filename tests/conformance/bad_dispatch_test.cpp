@@ -45,9 +45,9 @@ const Row kCommon[] = {
     {"rows of 126 bytes", [](Call c) { c.tokens.sizes[1] = c.received.sizes[2] = 63; }, "16"},
     {"rows of no bytes", [](Call c) { c.tokens.sizes[1] = c.received.sizes[2] = 0; }, "tokens"},
     {"rows larger than max_token_bytes", [](Call c) { c.tokens.sizes[1] = c.received.sizes[2] = 648; }, "max_token_bytes"},
-    {"rows far too large", [](Call c) { c.tokens.sizes[1] = c.received.sizes[2] = ~size_t{0} / 2; }, "max_token_bytes"},
-    {"tokens misaligned", [](Call c) { c.tokens.tensor.data = c.victim.input() + 8; }, "align"},
-    {"output misaligned", [](Call c) { c.received.tensor.data = c.victim.output() + 2; }, "align"},
+    {"rows far too large", [](Call c) { c.tokens.sizes[1] = c.received.sizes[2] = ~size_t{0} / 2; }, "tokens"},
+    {"tokens misaligned", [](Call c) { c.tokens.tensor.data = c.victim.input() + 8; }, "16"},
+    {"output misaligned", [](Call c) { c.received.tensor.data = c.victim.output() + 2; }, "16"},
     {"integer tokens", [](Call c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclInt32; }, "tokens"},
     {"8-bit tokens without a recipe",
      [](Call c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclFloat8e4m3; }, "tokens"},
@@ -112,7 +112,7 @@ const Row kForwarding[] = {
     {"another type of output scales", [](Call c) { c.forward_scales(), c.received_scales.tensor.datatype = ncclFloat8e4m3; }, "scales"},
     {"scales of 24 bytes", [](Call c) { c.forward_scales(), c.scales.sizes[1] = c.received_scales.sizes[2] = 24; }, "16"},
     {"no scales in a row", [](Call c) { c.forward_scales(), c.scales.sizes[1] = c.received_scales.sizes[2] = 0; }, "scales"},
-    {"misaligned scales", [](Call c) { c.forward_scales(), c.scales.tensor.data = c.victim.input() + 4; }, "align"},
+    {"misaligned scales", [](Call c) { c.forward_scales(), c.scales.tensor.data = c.victim.input() + 4; }, "16"},
     {"row and scales together too large",
      [](Call c) { c.forward_scales(), c.tokens.sizes[1] = c.received.sizes[2] = 592; }, "max_token_bytes"},
     {"rounded scales", [](Call c) { c.forward_scales(), c.config.round_scales = 1; }, "round_scales"},
@@ -159,7 +159,7 @@ TEST(BadDispatch, Windows) {
                 refused("tokens", nullptr, window.bytes - 16);        // the end is outside
                 refused("tokens", nullptr, window.bytes * 1000);      // everything is
                 refused("tokens", nullptr, ~uint64_t{0} - 15);        // offset + bytes wraps around
-                refused("align", nullptr, 8);
+                refused("16", nullptr, 8);
                 victim.check_untouched("a wrong window");
                 victim.check_working();
             }

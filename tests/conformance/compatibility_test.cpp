@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "layer.h"
+#include "nccl_ep/common.hpp"
 #include "options.h"
 #include "random_problem.h"
 
@@ -123,10 +124,13 @@ TEST(Compatibility, TheComingVersionsSmCountsAreHonoured) {
             Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
             const unsigned too_many = 1'000'000, one = 1;
             ncclEpGroup_t group = nullptr;
-            std::memcpy(config.tail, &too_many, sizeof too_many);
-            std::memcpy(config.tail + 4, &one, sizeof one);
-            RANK_REFUSED(context, ncclInvalidUsage, "dispatch_num_sms", ncclEpCreateGroup(&group, context.comm(), &config.value));
             std::memcpy(config.tail, &one, sizeof one);
+            std::memcpy(config.tail + 4, &too_many, sizeof too_many);
+            // A CPU has no SMs to count.
+            if (context.is_gpu()) {
+                RANK_REFUSED(context, ncclInvalidUsage, "combine_num_sms", ncclEpCreateGroup(&group, context.comm(), &config.value));
+            }
+            std::memcpy(config.tail + 4, &one, sizeof one);
             RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
             Layer(context, group, problem).round_trip();
             RANK_OK(context, ncclEpGroupDestroy(group));
@@ -146,17 +150,20 @@ TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
             Group group(context, context.comm(), config);
             Layer layer(context, group.get(), problem);
             layer.prepare_dispatch();
-            RANK_REFUSED(context, ncclInvalidArgument, "scales", layer.dispatch());
+            RANK_REFUSED(context, ncclInvalidArgument, "outputs", layer.dispatch());
         });
     });
 }
 
-// An explicit rdma_buffer_size of any version is accepted, small or large.
+// An explicit rdma_buffer_size is accepted if it comes from the helper of either version, or is larger; a handle for which it is too
+// small is refused.
 TEST(Compatibility, ExplicitBufferSizesAreHints) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 8);
-            for (const unsigned long bytes : {4096ul, 1ul << 30, 1ul << 50}) {
+            const unsigned long helper = nccl_ep::get_low_latency_rdma_size_hint(
+                problem.max_tokens, problem.max_token_bytes(), problem.num_ranks, problem.num_experts);
+            for (const unsigned long bytes : {helper, 1ul << 30, 1ul << 50}) {
                 ncclEpGroupConfig_t config = group_config_for(context, {&problem});
                 config.rdma_buffer_size = bytes;
                 config.num_qp_per_rank = 3;

@@ -17,6 +17,7 @@ using Bytes = std::vector<std::byte>;
 
 constexpr int kRanks = 2;
 constexpr int kTokens = 3;
+constexpr int kMaxTokens = 6;  // room for every duplicate: 12 slots an expert
 constexpr int kTopk = 2;
 constexpr int kRoutings = 729;
 constexpr size_t kRowBytes = 16;
@@ -26,7 +27,7 @@ Problem empty_problem(ncclEpLayout_t layout) {
     problem.seed = 42;
     problem.num_ranks = kRanks;
     problem.num_experts = 2;
-    problem.max_tokens = kTokens;
+    problem.max_tokens = kMaxTokens;
     problem.num_topk = kTopk;
     problem.layout = layout;
     problem.index_type = ncclInt32;
@@ -114,7 +115,7 @@ class Enumeration {
         size_t slot = 0;
         for (int source = 0; source < kRanks; ++source) {
             const Answer& answer = answers_[source][routing[source]];
-            if (!problem_.expert_major()) slot = static_cast<size_t>(source) * kTokens;
+            if (!problem_.expert_major()) slot = static_cast<size_t>(source) * kMaxTokens;
             std::copy(answer.rows.begin(), answer.rows.end(), expected_.begin() + static_cast<std::ptrdiff_t>(slot * kRowBytes));
             std::copy(answer.expert_rows.begin(), answer.expert_rows.end(),
                       expert_rows_.begin() + static_cast<std::ptrdiff_t>(slot * kRowBytes));
@@ -187,7 +188,7 @@ class Enumeration {
         RANK_OK(context_, ncclEpCombine(handle_, &inputs, &outputs, nullptr, stream_));
     }
 
-    static constexpr size_t kRows = kRanks * kTokens;
+    static constexpr size_t kRows = kRanks * kMaxTokens;
     RankContext& context_;
     ncclEpLayout_t layout_;
     Problem problem_;

@@ -61,7 +61,8 @@ class Layer {
     // Before a dispatch: poison in everything that it writes. With windows a barrier, since peers may write from then on.
     void prepare_dispatch();
     ncclResult_t dispatch(bool send_only = false);
-    void check_dispatch(const ActiveRanks& active = {});
+    // lost_a_rank: rows past the counts may have been written too, by the attempt that ended with the loss.
+    void check_dispatch(const ActiveRanks& active = {}, bool lost_a_rank = false);
 
     // Before a combine: the experts' rows where dispatch put theirs, poison elsewhere and in the output.
     void prepare_combine(const ActiveRanks& active = {});
@@ -82,8 +83,9 @@ class Layer {
     ncclResult_t update_handle();
     void write_inputs();
     Buffer& combine_input() { return options_.in_place ? *received_ : *combine_input_; }
-    // What unused rows of an output must hold.
+    // What unused rows of an output must hold: poison, or whatever is there.
     std::vector<std::byte> background(const Buffer& output) const;
+    bool unused_rows_matter_ = true;
     void check_scales(const std::vector<std::vector<reference::RowSource>>& blocks);
     void check_rank_major(const std::vector<std::vector<reference::RowSource>>& blocks);
     void check_bounds(const std::vector<std::byte>& seen, const ActiveRanks& active);

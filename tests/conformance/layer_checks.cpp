@@ -33,10 +33,11 @@ void Layer::prepare_dispatch() {
 }
 
 Bytes Layer::background(const Buffer& output) const {
-    return options_.keep_outputs ? output.read() : Bytes(output.bytes(), kPoison);
+    return unused_rows_matter_ ? Bytes(output.bytes(), kPoison) : output.read();
 }
 
-void Layer::check_dispatch(const ActiveRanks& active) {
+void Layer::check_dispatch(const ActiveRanks& active, bool lost_a_rank) {
+    unused_rows_matter_ = !options_.keep_outputs && !lost_a_rank;
     const std::vector<std::vector<RowSource>> blocks = received_rows(problem_, context_.rank(), active);
     const bool counts_asked = problem_.expert_major() || options_.source_counters;
     std::vector<int32_t> counts;

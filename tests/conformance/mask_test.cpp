@@ -18,9 +18,10 @@ ncclEpGroupConfig_t mask_config(RankContext& context, const Problem& problem, ui
 // A step in which ranks may be lost. What must come out is what the rank's own mask says afterwards.
 void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer) {
     layer.prepare_dispatch();
+    const ActiveRanks before = query_mask(context, group);
     RANK_OK(context, layer.dispatch());
     const ActiveRanks at_dispatch = query_mask(context, group);
-    layer.check_dispatch(at_dispatch);
+    layer.check_dispatch(at_dispatch, at_dispatch != before);
     layer.prepare_combine(at_dispatch);
     RANK_OK(context, layer.combine());
     layer.check_combine(query_mask(context, group));
@@ -105,7 +106,7 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_
         if (present) {
             layer.prepare_dispatch();
             RANK_OK(context, layer.dispatch());
-            layer.check_dispatch(all_but(context.num_ranks(), absent));
+            layer.check_dispatch(all_but(context.num_ranks(), absent), true);
             RANK_CHECK(context, query_mask(context, group.get()) == all_but(context.num_ranks(), absent), "the wrong ranks are masked");
             RANK_CHECK(context, async_error(context, group.get()) == 1, "no asynchronous error");
             layer.prepare_combine(all_but(context.num_ranks(), absent));

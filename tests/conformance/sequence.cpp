@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sequence.h"
 
-#include <optional>
+#include <algorithm>
 
 namespace crossdock::testing {
 namespace {
@@ -60,6 +60,14 @@ class Sequence {
                 actor.options.create_in_one_call = random_.chance(50);
                 actor.options.in_place = random_.chance(50);
                 actors_.push_back(std::move(actor));
+            }
+            // The group's number of tokens shapes the tensors of all its handles.
+            int max_tokens = 0;
+            const auto first = actors_.end() - shape_.layers_per_group;
+            for (auto actor = first; actor != actors_.end(); ++actor) max_tokens = std::max(max_tokens, actor->problem.max_tokens);
+            for (auto actor = first; actor != actors_.end(); ++actor) {
+                actor->problem.max_tokens = max_tokens;
+                actor->problem = rerouted(actor->problem, random_.bits());
             }
         }
     }

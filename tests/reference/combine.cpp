@@ -19,11 +19,12 @@ struct Term {
 std::vector<Term> terms(const Problem& problem, int home, int token, const ActiveRanks& active) {
     std::vector<Term> result;
     std::vector<char> seen(problem.num_ranks, 0);
+    const std::vector<char> has_slot = problem.expert_major() ? choices_with_slot(problem, home, token) : std::vector<char>();
     for (int k = 0; k < problem.num_topk; ++k) {
         const int target = problem.target_rank(home, token, k);
         if (target < 0 || !is_active(active, target)) continue;
         if (problem.expert_major()) {
-            result.push_back({target, {home, token, k}, problem.weight(home, token, k)});
+            if (has_slot[k]) result.push_back({target, {home, token, k}, problem.weight(home, token, k)});
         } else if (!seen[target]) {
             seen[target] = 1;
             result.push_back({target, {home, token, 0}, 1.0f});

@@ -52,11 +52,28 @@ std::vector<std::vector<RowSource>> received_rows(const Problem& problem, int ra
                     blocks[source].push_back({source, token, 0});
                     break;
                 }
-                blocks[problem.expert(source, token, k) % problem.local_experts()].push_back({source, token, k});
+                auto& rows = blocks[problem.expert(source, token, k) % problem.local_experts()];
+                if (rows.size() < static_cast<size_t>(problem.slots())) rows.push_back({source, token, k});
             }
         }
     }
     return blocks;
+}
+
+std::vector<char> choices_with_slot(const Problem& problem, int source, int token) {
+    std::vector<char> result(problem.num_topk, 0);
+    std::vector<int> taken(problem.num_experts, 0);
+    for (int earlier = 0; earlier <= source; ++earlier) {
+        const int num_tokens = earlier == source ? token + 1 : problem.ranks[earlier].num_tokens;
+        for (int t = 0; t < num_tokens; ++t) {
+            for (int k = 0; k < problem.num_topk; ++k) {
+                if (problem.target_rank(earlier, t, k) < 0) continue;
+                const int slot = taken[problem.expert(earlier, t, k)]++;
+                if (earlier == source && t == token) result[k] = slot < problem.slots();
+            }
+        }
+    }
+    return result;
 }
 
 ArrivedRow arrived_row(const Problem& problem, RowSource row) {

@@ -12,8 +12,12 @@ inline bool is_active(const ActiveRanks& active, int rank) { return active.empty
 
 // The rows that `rank` receives, one list a block. Expert-major: a block is a local expert, its rows are every (source rank, token, k)
 // with that expert, in this order. Rank-major: a block is a source rank, its rows are every token with an expert here, in order.
-// A rank that is not active contributes nothing.
+// A rank that is not active contributes nothing. An expert has slots for R * M rows; duplicates of one expert in a token can exceed them, and
+// the rows past the last slot are dropped.
 std::vector<std::vector<RowSource>> received_rows(const Problem& problem, int rank, const ActiveRanks& active = {});
+
+// The choices of a token that find a slot at their expert, [K]; false also for dropped ids. All ranks are active.
+std::vector<char> choices_with_slot(const Problem& problem, int source, int token);
 
 // A row as it arrives: as it was sent, or quantised.
 struct ArrivedRow {
