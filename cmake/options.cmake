@@ -8,6 +8,7 @@ target_compile_options(crossdock_options INTERFACE
 
 if(CROSSDOCK_SANITIZE)
     set(sanitize_flags -fsanitize=${CROSSDOCK_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
-    target_compile_options(crossdock_options INTERFACE ${sanitize_flags})
+    # Little optimisation and just lines for stack traces: that halves the time to build.
+    target_compile_options(crossdock_options INTERFACE ${sanitize_flags} -O1 -g1)
     target_link_options(crossdock_options INTERFACE ${sanitize_flags})
 endif()
