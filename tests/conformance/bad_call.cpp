@@ -52,7 +52,8 @@ Victim::Victim(RankContext& context, ncclEpLayout_t layout, ncclEpZeroCopyMode_t
 }
 
 void Victim::check_untouched(const std::string& after) {
-    output_.check(std::vector<std::byte>(kBufferBytes, kPoison), 128, "the outputs after a refused call, " + after + ",");
+    output_.check(std::vector<std::byte>(kBufferBytes, kPoison), 128,
+                  "the outputs after a refused call, " + after + ",");
 }
 
 DispatchCall::DispatchCall(Victim& made_for) : victim(made_for), handle(made_for.handle()) {

@@ -17,8 +17,8 @@ struct OpenTensor {
     void set(ncclDataType_t type, std::initializer_list<size_t> extents, void* data);
 };
 
-// The buffers and the handle of one layout, after a dispatch and a combine, in a group of its own: R ranks, E = 2 R, M = 4, K = 2, B = 3, rows of 64 bf16, 128 scales of a byte
-// (forwarding) or 4 of fp32 (512 elements quantised).
+// The buffers and the handle of one layout, after a dispatch and a combine, in a group of its own: R ranks, E = 2 R, M
+// = 4, K = 2, B = 3, rows of 64 bf16, 128 scales of a byte (forwarding) or 4 of fp32 (512 elements quantised).
 class Victim {
   public:
     Victim(RankContext& context, ncclEpLayout_t layout, ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO);
@@ -50,10 +50,13 @@ class Victim {
     Buffer output_;  // and every output here
 };
 
-// A whole ncclEpDispatch. Members are what the call points to; pointers in `inputs`, `outputs` and `info` may be set to null.
+// A whole ncclEpDispatch. Members are what the call points to; pointers in `inputs`, `outputs` and `info` may be set to
+// null.
 struct DispatchCall {
     explicit DispatchCall(Victim& victim);
-    ncclResult_t operator()() { return ncclEpDispatch(handle, inputs_pointer, outputs_pointer, info_pointer, config_pointer, nullptr); }
+    ncclResult_t operator()() {
+        return ncclEpDispatch(handle, inputs_pointer, outputs_pointer, info_pointer, config_pointer, nullptr);
+    }
     void forward_scales();
     void quantise();
 
@@ -72,7 +75,9 @@ struct DispatchCall {
 
 struct CombineCall {
     explicit CombineCall(Victim& victim);
-    ncclResult_t operator()() { return ncclEpCombine(handle, inputs_pointer, outputs_pointer, config_pointer, nullptr); }
+    ncclResult_t operator()() {
+        return ncclEpCombine(handle, inputs_pointer, outputs_pointer, config_pointer, nullptr);
+    }
     void quantise();
 
     Victim& victim;
@@ -95,8 +100,8 @@ struct Spoiled {
     ncclResult_t code = ncclInvalidArgument;
 };
 
-// Makes every call of the table, each spoiled in its way: it gets its code, the sentence has its word, nothing is written; and then the
-// group still works.
+// Makes every call of the table, each spoiled in its way: it gets its code, the sentence has its word, nothing is
+// written; and then the group still works.
 template <typename Call, size_t count>
 void check_refusals(RankContext& context, ncclEpLayout_t layout, const Spoiled<Call> (&table)[count]) {
     Victim victim(context, layout);
@@ -106,9 +111,10 @@ void check_refusals(RankContext& context, ncclEpLayout_t layout, const Spoiled<C
         ncclEpGetVersion(nullptr);  // leaves another sentence
         const ncclResult_t result = call();
         const std::string sentence = crossdockGetLastError();
-        RANK_CHECK(context, result == row.code, "{}: {} instead of {}, \"{}\"", row.name, result_name(result), result_name(row.code), sentence);
-        RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: the sentence \"{}\" does not say \"{}\"", row.name, sentence,
-                   row.word);
+        RANK_CHECK(context, result == row.code, "{}: {} instead of {}, \"{}\"", row.name, result_name(result),
+                   result_name(row.code), sentence);
+        RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: the sentence \"{}\" does not say \"{}\"",
+                   row.name, sentence, row.word);
         victim.check_untouched(row.name);
         // A call that was accepted has left the ranks in different places.
         if (result == ncclSuccess) throw StopProgram(row.name);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every wrong ncclEpCombine and ncclEpComplete gets its code and a sentence that names what is wrong; nothing is written and the group goes on.
+// Every wrong ncclEpCombine and ncclEpComplete gets its code and a sentence that names what is wrong; nothing is
+// written and the group goes on.
 #include <gtest/gtest.h>
 
 #include "bad_call.h"
@@ -37,13 +38,15 @@ const Row kExpertMajor[] = {
     {"8-bit rows", [](Call c) { c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat8e4m3; }, "tokens"},
     {"rows of 8 bytes", [](Call c) { c.rows.sizes[2] = c.combined.sizes[1] = 4; }, "16"},
     {"rows of no bytes", [](Call c) { c.rows.sizes[2] = c.combined.sizes[1] = 0; }, "tokens"},
-    {"rows larger than max_token_bytes", [](Call c) { c.rows.sizes[2] = c.combined.sizes[1] = 648; }, "max_token_bytes"},
+    {"rows larger than max_token_bytes", [](Call c) { c.rows.sizes[2] = c.combined.sizes[1] = 648; },
+     "max_token_bytes"},
     {"rows misaligned", [](Call c) { c.rows.tensor.data = c.victim.input() + 2; }, "16"},
     {"no weights", [](Call c) { c.outputs.topk_weights = nullptr; }, "topk_weights"},
     {"weights of another type", [](Call c) { c.weights.tensor.datatype = ncclFloat16; }, "topk_weights"},
     {"weights of another width", [](Call c) { c.weights.sizes[1] = 1; }, "topk_weights"},
     {"weights with other rows", [](Call c) { c.weights.sizes[0] = 4; }, "topk_weights"},
-    {"scales without a recipe", [](Call c) { c.quantise(), c.config.quant_recipe = NCCL_EP_COMB_QUANT_NONE; }, "scales"},
+    {"scales without a recipe", [](Call c) { c.quantise(), c.config.quant_recipe = NCCL_EP_COMB_QUANT_NONE; },
+     "scales"},
     {"unknown recipe", [](Call c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(2); }, "quant_recipe"},
     {"unknown direction", [](Call c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(-1); }, "pass_direction"},
     {"backward", [](Call c) { c.config.pass_direction = NCCL_EP_BWD_PASS; }, "pass_direction", ncclInvalidUsage},
@@ -54,7 +57,8 @@ const Row kNvfp4[] = {
     {"scales of another type", [](Call c) { c.quantise(), c.scales.tensor.datatype = ncclBfloat16; }, "scales"},
     {"two scales a row", [](Call c) { c.quantise(), c.scales.sizes[2] = 2; }, "scales"},
     {"scales of fewer slots", [](Call c) { c.quantise(), c.scales.sizes[1] -= 1; }, "scales"},
-    {"rows of fp16", [](Call c) { c.quantise(), c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat16; }, "tokens"},
+    {"rows of fp16", [](Call c) { c.quantise(), c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat16; },
+     "tokens"},
     {"48 elements", [](Call c) { c.quantise(), c.rows.sizes[2] = c.combined.sizes[1] = 48; }, "32"},
 };
 

@@ -40,9 +40,10 @@ const GroupRow kGroups[] = {
     {"unknown overflow_policy", [](GroupCall& c) { c.config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(9); },
      "overflow_policy"},
     {"alloc without free", [](GroupCall& c) { c.config.alloc.alloc_fn = no_memory; }, "alloc", ncclInvalidUsage},
-    {"free without alloc", [](GroupCall& c) { c.config.alloc.free_fn = [](void*, void*) { return cudaSuccess; }; }, "alloc",
-     ncclInvalidUsage},
-    {"high throughput", [](GroupCall& c) { c.config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT, c.config.max_recv_tokens_per_rank = 64; },
+    {"free without alloc", [](GroupCall& c) { c.config.alloc.free_fn = [](void*, void*) { return cudaSuccess; }; },
+     "alloc", ncclInvalidUsage},
+    {"high throughput",
+     [](GroupCall& c) { c.config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT, c.config.max_recv_tokens_per_rank = 64; },
      "high throughput", ncclInvalidUsage},
 };
 
@@ -68,7 +69,8 @@ TEST(BadGroup, CreationIsRefused) {
                 const ncclResult_t result = ncclEpCreateGroup(&group, call.comm, call.config_pointer);
                 const std::string sentence = crossdockGetLastError();
                 RANK_CHECK(context, result == row.code, "{}: {}, \"{}\"", row.name, result_name(result), sentence);
-                RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"", row.name, sentence, row.word);
+                RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
+                           row.name, sentence, row.word);
                 RANK_CHECK(context, group == marker || group == nullptr, "{}: a group was written", row.name);
             }
             ncclEpGroupConfig_t config = good_config(context);
@@ -77,7 +79,8 @@ TEST(BadGroup, CreationIsRefused) {
             if (context.is_gpu()) {
                 ncclEpGroup_t group = nullptr;
                 config.max_num_sms = 1'000'000;
-                RANK_REFUSED(context, ncclInvalidUsage, "max_num_sms", ncclEpCreateGroup(&group, context.comm(), &config));
+                RANK_REFUSED(context, ncclInvalidUsage, "max_num_sms",
+                             ncclEpCreateGroup(&group, context.comm(), &config));
             }
             // The communicator is as good as before.
             const Problem problem = rerouted({.num_ranks = context.num_ranks(), .num_experts = context.num_ranks()}, 1);
@@ -94,7 +97,8 @@ TEST(BadGroup, RanksMustAgree) {
             ncclEpGroupConfig_t config = good_config(context);
             if (context.rank() == 1) config.max_dispatch_tokens_per_rank += 1;
             ncclEpGroup_t group = nullptr;
-            RANK_REFUSED(context, ncclInvalidUsage, "max_dispatch_tokens_per_rank", ncclEpCreateGroup(&group, context.comm(), &config));
+            RANK_REFUSED(context, ncclInvalidUsage, "max_dispatch_tokens_per_rank",
+                         ncclEpCreateGroup(&group, context.comm(), &config));
             RANK_CHECK(context, group == nullptr, "a group was written");
             RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &(config = good_config(context))));
             RANK_OK(context, ncclEpGroupDestroy(group));
@@ -139,9 +143,10 @@ TEST(BadGroup, AllocatorsAreBalanced) {
                     result = ncclEpInitHandle(&handle, group, problem.layout, nullptr, problem.num_topk, nullptr);
                 }
                 const bool starved = books.allocations > limit;
-                RANK_CHECK(context, (result == ncclSuccess) != starved, "{} with {} of {} allocations", result_name(result), limit,
-                           books.allocations);
-                RANK_CHECK(context, result == ncclSuccess || result == ncclUnhandledCudaError || result == ncclSystemError, "{}",
+                RANK_CHECK(context, (result == ncclSuccess) != starved, "{} with {} of {} allocations",
+                           result_name(result), limit, books.allocations);
+                RANK_CHECK(context,
+                           result == ncclSuccess || result == ncclUnhandledCudaError || result == ncclSystemError, "{}",
                            result_name(result));
                 RANK_OK(context, ncclEpHandleDestroy(handle));
                 RANK_OK(context, ncclEpGroupDestroy(group));
@@ -170,11 +175,16 @@ TEST(BadGroup, Handles) {
             constexpr auto kLayout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
             ncclEpHandleConfig_t config = NCCL_EP_HANDLE_CONFIG_INIT;
             size_t bytes = 99;
-            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpHandleMemSize(nullptr, kLayout, nullptr, &bytes, 2));
-            RANK_REFUSED(context, ncclInvalidArgument, "size_out", ncclEpHandleMemSize(group, kLayout, nullptr, nullptr, 2));
-            RANK_REFUSED(context, ncclInvalidArgument, "num_topk", ncclEpHandleMemSize(group, kLayout, nullptr, &bytes, 0));
-            RANK_REFUSED(context, ncclInvalidArgument, "layout", ncclEpHandleMemSize(group, NCCL_EP_LAYOUT_UNSET, nullptr, &bytes, 2));
-            RANK_REFUSED(context, ncclInvalidArgument, "layout", ncclEpHandleMemSize(group, NCCL_EP_LAYOUT_FLAT, nullptr, &bytes, 2));
+            RANK_REFUSED(context, ncclInvalidArgument, "group",
+                         ncclEpHandleMemSize(nullptr, kLayout, nullptr, &bytes, 2));
+            RANK_REFUSED(context, ncclInvalidArgument, "size_out",
+                         ncclEpHandleMemSize(group, kLayout, nullptr, nullptr, 2));
+            RANK_REFUSED(context, ncclInvalidArgument, "num_topk",
+                         ncclEpHandleMemSize(group, kLayout, nullptr, &bytes, 0));
+            RANK_REFUSED(context, ncclInvalidArgument, "layout",
+                         ncclEpHandleMemSize(group, NCCL_EP_LAYOUT_UNSET, nullptr, &bytes, 2));
+            RANK_REFUSED(context, ncclInvalidArgument, "layout",
+                         ncclEpHandleMemSize(group, NCCL_EP_LAYOUT_FLAT, nullptr, &bytes, 2));
             RANK_CHECK(context, bytes == 99, "a refused call wrote {}", bytes);
 
             ncclEpHandle_t handle = reinterpret_cast<ncclEpHandle_t>(0x99);
@@ -182,8 +192,10 @@ TEST(BadGroup, Handles) {
                 handle = reinterpret_cast<ncclEpHandle_t>(0x99);
                 return ncclEpInitHandle(&handle, group, layout, &config, num_topk, memory);
             };
-            RANK_REFUSED(context, ncclInvalidArgument, "handle", ncclEpInitHandle(nullptr, group, kLayout, &config, 2, nullptr));
-            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpInitHandle(&handle, nullptr, kLayout, &config, 2, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "handle",
+                         ncclEpInitHandle(nullptr, group, kLayout, &config, 2, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "group",
+                         ncclEpInitHandle(&handle, nullptr, kLayout, &config, 2, nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "layout", init(NCCL_EP_LAYOUT_UNSET, 2, nullptr));
             RANK_CHECK(context, handle == nullptr, "a failed ncclEpInitHandle left *handle as it was");
             RANK_REFUSED(context, ncclInvalidArgument, "layout", init(NCCL_EP_LAYOUT_FLAT, 2, nullptr));
@@ -192,7 +204,8 @@ TEST(BadGroup, Handles) {
             RANK_REFUSED(context, ncclInvalidArgument, "num_topk", init(kLayout, -1, nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "num_topk", init(kLayout, experts + 1, nullptr));
             config.dispatch_output_per_expert_alignment = 3;
-            RANK_REFUSED(context, ncclInvalidArgument, "dispatch_output_per_expert_alignment", init(kLayout, 2, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "dispatch_output_per_expert_alignment",
+                         init(kLayout, 2, nullptr));
             config = NCCL_EP_HANDLE_CONFIG_INIT;
             config.size = 15;
             RANK_REFUSED(context, ncclInvalidArgument, "size", init(kLayout, 2, nullptr));
@@ -222,24 +235,30 @@ TEST(BadGroup, Routings) {
                 ids.set(type, sizes, victim.input());
                 return ncclEpUpdateHandle(victim.handle(), &ids.tensor, nullptr, nullptr);
             };
-            RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", ncclEpUpdateHandle(victim.handle(), nullptr, nullptr, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "topk_idx",
+                         ncclEpUpdateHandle(victim.handle(), nullptr, nullptr, nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclFloat32, {3, 2}));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclInt32, {3}));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclInt32, {3, 2, 1}));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclInt32, {3, 3}));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclInt32, {5, 2}));
             ids.set(ncclInt32, {3, 2}, victim.input());
-            RANK_REFUSED(context, ncclInvalidArgument, "handle", ncclEpUpdateHandle(nullptr, &ids.tensor, nullptr, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "handle",
+                         ncclEpUpdateHandle(nullptr, &ids.tensor, nullptr, nullptr));
             const ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
-            RANK_REFUSED(context, ncclInvalidArgument, "layout_info", ncclEpUpdateHandle(victim.handle(), &ids.tensor, &info, nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "layout_info",
-                         ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_RANK_MAJOR, &ids.tensor, &info, nullptr, nullptr));
+                         ncclEpUpdateHandle(victim.handle(), &ids.tensor, &info, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "layout_info",
+                         ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_RANK_MAJOR, &ids.tensor, &info,
+                                            nullptr, nullptr));
             RANK_CHECK(context, made == nullptr, "a handle was left");
             ids.set(ncclInt32, {5, 2}, victim.input());
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx",
-                         ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_RANK_MAJOR, &ids.tensor, nullptr, nullptr, nullptr));
+                         ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_RANK_MAJOR, &ids.tensor, nullptr,
+                                            nullptr, nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx",
-                         ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_RANK_MAJOR, nullptr, nullptr, nullptr, nullptr));
+                         ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_RANK_MAJOR, nullptr, nullptr, nullptr,
+                                            nullptr));
             RANK_CHECK(context, made == nullptr, "a handle was left");
             victim.check_working();
         });
@@ -251,17 +270,24 @@ TEST(BadGroup, Tensors) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             const size_t extents[] = {2, 0, 3};
             ncclEpTensor_t* tensor = nullptr;
-            RANK_REFUSED(context, ncclInvalidArgument, "tensor", ncclEpTensorAlloc(nullptr, 3, ncclInt8, extents, nullptr));
-            RANK_REFUSED(context, ncclInvalidArgument, "sizes", ncclEpTensorAlloc(&tensor, 3, ncclInt8, nullptr, nullptr));
-            RANK_REFUSED(context, ncclInvalidArgument, "ndim", ncclEpTensorAlloc(&tensor, 0, ncclInt8, extents, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "tensor",
+                         ncclEpTensorAlloc(nullptr, 3, ncclInt8, extents, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "sizes",
+                         ncclEpTensorAlloc(&tensor, 3, ncclInt8, nullptr, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "ndim",
+                         ncclEpTensorAlloc(&tensor, 0, ncclInt8, extents, nullptr));
             ncclEpTensorAllocConfig_t config = NCCL_EP_TENSOR_ALLOC_CONFIG_INIT;
             config.magic = 0;
-            RANK_REFUSED(context, ncclInvalidArgument, "magic", ncclEpTensorAlloc(&tensor, 3, ncclInt8, extents, &config));
+            RANK_REFUSED(context, ncclInvalidArgument, "magic",
+                         ncclEpTensorAlloc(&tensor, 3, ncclInt8, extents, &config));
             RANK_CHECK(context, tensor == nullptr, "a refused call wrote a tensor");
             RANK_OK(context, ncclEpTensorAlloc(&tensor, 3, static_cast<ncclDataType_t>(55), extents, nullptr));
-            RANK_CHECK(context, tensor->ndim == 3 && tensor->data == nullptr && tensor->win_hdl == nullptr && tensor->win_offset == 0,
-                       "the descriptor is not empty");
-            RANK_CHECK(context, tensor->sizes != extents && std::equal(extents, extents + 3, tensor->sizes), "extents are not a copy");
+            RANK_CHECK(
+                context,
+                tensor->ndim == 3 && tensor->data == nullptr && tensor->win_hdl == nullptr && tensor->win_offset == 0,
+                "the descriptor is not empty");
+            RANK_CHECK(context, tensor->sizes != extents && std::equal(extents, extents + 3, tensor->sizes),
+                       "extents are not a copy");
             size_t* const own = tensor->sizes;
             size_t other[] = {1, 1, 1};
             tensor->sizes = other;

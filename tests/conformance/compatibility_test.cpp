@@ -99,14 +99,16 @@ TEST(Compatibility, LargerStructsAreAccepted) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
             Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
-            // The two counts that the coming version appends first are honoured, so they hold a legal value: the default.
+            // The two counts that the coming version appends first are honoured, so they hold a legal value: the
+            // default.
             std::memset(config.tail, 0, 8);
             config.value.version = 77;
             ncclEpGroup_t group = nullptr;
             RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
             Grown<ncclEpHandleConfig_t> handle_config(NCCL_EP_HANDLE_CONFIG_INIT);
             ncclEpHandle_t handle = nullptr;
-            RANK_OK(context, ncclEpInitHandle(&handle, group, problem.layout, &handle_config.value, problem.num_topk, nullptr));
+            RANK_OK(context,
+                    ncclEpInitHandle(&handle, group, problem.layout, &handle_config.value, problem.num_topk, nullptr));
             Grown<ncclEpCompleteConfig_t> complete_config(NCCL_EP_COMPLETE_CONFIG_INIT);
             RANK_OK(context, ncclEpComplete(handle, &complete_config.value, context.make_stream()));
             RANK_OK(context, ncclEpHandleDestroy(handle));
@@ -128,7 +130,8 @@ TEST(Compatibility, TheComingVersionsSmCountsAreHonoured) {
             std::memcpy(config.tail + 4, &too_many, sizeof too_many);
             // A CPU has no SMs to count.
             if (context.is_gpu()) {
-                RANK_REFUSED(context, ncclInvalidUsage, "combine_num_sms", ncclEpCreateGroup(&group, context.comm(), &config.value));
+                RANK_REFUSED(context, ncclInvalidUsage, "combine_num_sms",
+                             ncclEpCreateGroup(&group, context.comm(), &config.value));
             }
             std::memcpy(config.tail + 4, &one, sizeof one);
             RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
@@ -138,7 +141,8 @@ TEST(Compatibility, TheComingVersionsSmCountsAreHonoured) {
     });
 }
 
-// Version 2 callers with scales but no recipe are refused, version 1 callers are quantised: by what they say of themselves.
+// Version 2 callers with scales but no recipe are refused, version 1 callers are quantised: by what they say of
+// themselves.
 TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
@@ -155,8 +159,8 @@ TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
     });
 }
 
-// An explicit rdma_buffer_size is accepted if it comes from the helper of either version, or is larger; a handle for which it is too
-// small is refused.
+// An explicit rdma_buffer_size is accepted if it comes from the helper of either version, or is larger; a handle for
+// which it is too small is refused.
 TEST(Compatibility, ExplicitBufferSizesAreHints) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {

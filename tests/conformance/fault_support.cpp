@@ -50,15 +50,19 @@ void check_diagnosis(RankContext& context, ncclEpGroup_t group, int peer) {
     RANK_OK(context, crossdockGroupDiagnosis(group, &diagnosis));
     RANK_CHECK(context, diagnosis.valid == 1, "no diagnosis after an expired wait");
     RANK_CHECK(context, diagnosis.rank == context.rank(), "the diagnosis is rank {}'s", diagnosis.rank);
-    RANK_CHECK(context, diagnosis.peer == peer, "the diagnosis blames rank {} ({} {}, epoch {}, expected {:#x}, seen {:#x}), not rank {}",
-               diagnosis.peer, diagnosis.operation, diagnosis.step, diagnosis.epoch, diagnosis.expected, diagnosis.seen, peer);
-    RANK_CHECK(context, diagnosis.operation[0] != '\0' && diagnosis.step[0] != '\0', "the diagnosis names no operation or no step");
+    RANK_CHECK(context, diagnosis.peer == peer,
+               "the diagnosis blames rank {} ({} {}, epoch {}, expected {:#x}, seen {:#x}), not rank {}",
+               diagnosis.peer, diagnosis.operation, diagnosis.step, diagnosis.epoch, diagnosis.expected, diagnosis.seen,
+               peer);
+    RANK_CHECK(context, diagnosis.operation[0] != '\0' && diagnosis.step[0] != '\0',
+               "the diagnosis names no operation or no step");
     RANK_CHECK(context, diagnosis.elapsed_us > 0, "no time elapsed");
 }
 
 std::vector<std::string> shared_memory_names() {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.push_back(entry.path().filename().string());
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+        names.push_back(entry.path().filename().string());
     std::sort(names.begin(), names.end());
     return names;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Without masks, a rank that does not answer ends every wait of the others within the timeout, with ncclRemoteError and its name.
+// Without masks, a rank that does not answer ends every wait of the others within the timeout, with ncclRemoteError and
+// its name.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <time.h>
@@ -115,7 +116,8 @@ TEST(Fault, ARankKilledAtAnyStepIsNamed) {
             ncclEpGroup_t group = nullptr;
             const ncclResult_t made = ncclEpCreateGroup(&group, context.comm(), &config);
             if (made != ncclSuccess) {
-                RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made), crossdockGetLastError());
+                RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made),
+                           crossdockGetLastError());
                 RANK_CHECK(context, group == nullptr, "a group that was not made");
                 return;
             }
@@ -129,7 +131,8 @@ TEST(Fault, ARankKilledAtAnyStepIsNamed) {
                     if (result == ncclSuccess) result = layer.combine();
                     if (result == ncclSuccess && !dead) layer.check_combine();
                     if (result == ncclSuccess) continue;
-                    RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result), crossdockGetLastError());
+                    RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
+                               crossdockGetLastError());
                     if (!dead) check_failed_group(context, layer, group, kDead);
                     break;
                 }
@@ -147,8 +150,8 @@ TEST(Fault, ARankKilledAtAnyStepIsNamed) {
             spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
             const RunReport report = run_ranks(spec, kRanks, program);
             for (const std::string& failure : failures_of_others(report, kDead)) {
-                ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of " << healthy.num_steps
-                              << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
+                ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
+                              << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
             }
             if (::testing::Test::HasFailure()) return;
         }
@@ -190,7 +193,8 @@ TEST(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
                 RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
                 crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
                 RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
-                RANK_CHECK(context, diagnosis.elapsed_us >= 400 && diagnosis.elapsed_us < 100'000, "waited {} us", diagnosis.elapsed_us);
+                RANK_CHECK(context, diagnosis.elapsed_us >= 400 && diagnosis.elapsed_us < 100'000, "waited {} us",
+                           diagnosis.elapsed_us);
             }
             context.barrier();
         });

@@ -70,10 +70,18 @@ TEST(Graph, SeveralGraphsAlternateWithEagerCalls) {
         Random random(4);
         for (int step = 0; step < 40; ++step) {
             switch (random.below(4)) {
-                case 0: replay(context, a, dispatch_a, combine_a); break;
-                case 1: replay(context, b, dispatch_b, combine_b); break;
-                case 2: a.round_trip(); break;
-                default: c.round_trip(); break;
+                case 0:
+                    replay(context, a, dispatch_a, combine_a);
+                    break;
+                case 1:
+                    replay(context, b, dispatch_b, combine_b);
+                    break;
+                case 2:
+                    a.round_trip();
+                    break;
+                default:
+                    c.round_trip();
+                    break;
             }
         }
     });

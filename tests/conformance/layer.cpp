@@ -34,16 +34,19 @@ Group::Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& c
 
 Group::~Group() {
     const ncclResult_t result = ncclEpGroupDestroy(group_);
-    RANK_CHECK(context_, result == ncclSuccess, "ncclEpGroupDestroy answered {}: {}", result_name(result), crossdockGetLastError());
+    RANK_CHECK(context_, result == ncclSuccess, "ncclEpGroupDestroy answered {}: {}", result_name(result),
+               crossdockGetLastError());
 }
 
-Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const LayerOptions& options, cudaStream_t stream)
+Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const LayerOptions& options,
+             cudaStream_t stream)
     : context_(context), group_(group), problem_(problem), options_(options), stream_(stream) {
     if (stream_ == nullptr) stream_ = context.make_stream();
     const size_t max_tokens = static_cast<size_t>(problem.max_tokens);
     const size_t rows = static_cast<size_t>(problem.num_blocks()) * static_cast<size_t>(problem.slots());
     const size_t topk = static_cast<size_t>(problem.num_topk);
-    options_.in_place = options.in_place && problem.received_type() == problem.combine_type && problem.hidden == problem.combine_hidden;
+    options_.in_place =
+        options.in_place && problem.received_type() == problem.combine_type && problem.hidden == problem.combine_hidden;
 
     ids_ = make_buffer(max_tokens * topk * type_bytes(problem.index_type));
     tokens_ = make_buffer(max_tokens * problem.token_row_bytes());
@@ -69,7 +72,8 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
 
 Layer::~Layer() {
     const ncclResult_t result = ncclEpHandleDestroy(handle_);
-    RANK_CHECK(context_, result == ncclSuccess, "ncclEpHandleDestroy answered {}: {}", result_name(result), crossdockGetLastError());
+    RANK_CHECK(context_, result == ncclSuccess, "ncclEpHandleDestroy answered {}: {}", result_name(result),
+               crossdockGetLastError());
 }
 
 std::unique_ptr<Buffer> Layer::make_buffer(size_t bytes) {
@@ -78,8 +82,8 @@ std::unique_ptr<Buffer> Layer::make_buffer(size_t bytes) {
 
 ncclResult_t Layer::make_handle() {
     if (options_.create_in_one_call) {
-        Tensor ids(problem_.index_type, {static_cast<size_t>(num_tokens()), static_cast<size_t>(problem_.num_topk)}, *ids_,
-                   options_.naming);
+        Tensor ids(problem_.index_type, {static_cast<size_t>(num_tokens()), static_cast<size_t>(problem_.num_topk)},
+                   *ids_, options_.naming);
         return ncclEpCreateHandle(&handle_, group_, problem_.layout, ids, nullptr, nullptr, stream_);
     }
     Fleeting<ncclEpHandleConfig_t> config{NCCL_EP_HANDLE_CONFIG_INIT};
@@ -92,14 +96,15 @@ ncclResult_t Layer::make_handle() {
         Tensor memory(ncclUint8, {bytes}, *handle_memory_);
         result = ncclEpInitHandle(&handle_, group_, problem_.layout, config.get(), problem_.num_topk, memory);
     } else {
-        result = ncclEpInitHandle(&handle_, group_, problem_.layout, options_.null_configs ? nullptr : config.get(), problem_.num_topk,
-                                  nullptr);
+        result = ncclEpInitHandle(&handle_, group_, problem_.layout, options_.null_configs ? nullptr : config.get(),
+                                  problem_.num_topk, nullptr);
     }
     return result == ncclSuccess ? update_handle() : result;
 }
 
 ncclResult_t Layer::update_handle() {
-    Tensor ids(problem_.index_type, {static_cast<size_t>(num_tokens()), static_cast<size_t>(problem_.num_topk)}, *ids_, options_.naming);
+    Tensor ids(problem_.index_type, {static_cast<size_t>(num_tokens()), static_cast<size_t>(problem_.num_topk)}, *ids_,
+               options_.naming);
     return ncclEpUpdateHandle(handle_, ids, nullptr, stream_);
 }
 
@@ -160,13 +165,15 @@ ncclResult_t Layer::dispatch(bool send_only) {
     outputs->tokens = received;
     std::unique_ptr<Tensor> scales, received_scales, received_weights, received_ids;
     if (scales_) {
-        scales = std::make_unique<Tensor>(problem_.scale_type, std::initializer_list<size_t>{num_rows, problem_.num_scales}, *scales_, naming);
+        scales = std::make_unique<Tensor>(
+            problem_.scale_type, std::initializer_list<size_t>{num_rows, problem_.num_scales}, *scales_, naming);
         if (num_rows == 0 && naming == Naming::kData) scales->get()->data = nullptr;
         inputs->scales = *scales;
     }
     if (received_scales_) {
-        received_scales = std::make_unique<Tensor>(
-            problem_.scale_type, std::initializer_list<size_t>{blocks, slots, problem_.num_scales}, *received_scales_, naming);
+        received_scales = std::make_unique<Tensor>(problem_.scale_type,
+                                                   std::initializer_list<size_t>{blocks, slots, problem_.num_scales},
+                                                   *received_scales_, naming);
         outputs->scales = *received_scales;
     }
     if (problem_.expert_major()) {
@@ -193,7 +200,8 @@ ncclResult_t Layer::dispatch(bool send_only) {
         info->size = NCCL_EP_LAYOUT_INFO_V1_SIZE;
         info->recv_topk_idx_kind = static_cast<ncclEpExpertIdKind_t>(77);
     }
-    const bool no_info = !problem_.expert_major() && !options_.source_counters && problem_.id_kind == NCCL_EP_EXPERT_ID_AUTO;
+    const bool no_info =
+        !problem_.expert_major() && !options_.source_counters && problem_.id_kind == NCCL_EP_EXPERT_ID_AUTO;
     return ncclEpDispatch(handle_, inputs.get(), outputs.get(), no_info ? nullptr : info.get(),
                           defaults && options_.null_configs ? nullptr : config.get(), stream_);
 }
@@ -214,7 +222,8 @@ ncclResult_t Layer::combine(bool send_only) {
     if (problem_.expert_major()) outputs->topk_weights = weights;
     std::unique_ptr<Tensor> scales;
     if (combine_scales_) {
-        scales = std::make_unique<Tensor>(ncclFloat32, std::initializer_list<size_t>{blocks, slots, 1}, *combine_scales_, naming);
+        scales = std::make_unique<Tensor>(ncclFloat32, std::initializer_list<size_t>{blocks, slots, 1},
+                                          *combine_scales_, naming);
         inputs->scales = *scales;
     }
     config->send_only = send_only ? 1 : 0;
@@ -226,7 +235,8 @@ ncclResult_t Layer::combine(bool send_only) {
         inputs->size = NCCL_EP_COMBINE_INPUTS_V1_SIZE;
         inputs->scales = reinterpret_cast<ncclEpTensor_t*>(77);
     }
-    return ncclEpCombine(handle_, inputs.get(), outputs.get(), defaults && options_.null_configs ? nullptr : config.get(), stream_);
+    return ncclEpCombine(handle_, inputs.get(), outputs.get(),
+                         defaults && options_.null_configs ? nullptr : config.get(), stream_);
 }
 
 ncclResult_t Layer::complete() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group, and a handle with all its buffers, driven through the C API and compared with the reference after every step.
+// A group, and a handle with all its buffers, driven through the C API and compared with the reference after every
+// step.
 #pragma once
 
 #include "reference/combine.h"
@@ -17,7 +18,8 @@ class Group {
   public:
     // Stops the program if the group cannot be made.
     Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config);
-    Group(RankContext& context, const Problem& problem) : Group(context, context.comm(), group_config_for(context, {&problem})) {}
+    Group(RankContext& context, const Problem& problem)
+        : Group(context, context.comm(), group_config_for(context, {&problem})) {}
     ~Group();
     Group(const Group&) = delete;
     Group& operator=(const Group&) = delete;
@@ -58,7 +60,8 @@ class Layer {
     // The same without telling the library: only what the buffers hold changes, so numbers of tokens must not.
     void refill(const Problem& problem);
 
-    // Before a dispatch: poison in everything that it writes. With windows a barrier, since peers may write from then on.
+    // Before a dispatch: poison in everything that it writes. With windows a barrier, since peers may write from then
+    // on.
     void prepare_dispatch();
     ncclResult_t dispatch(bool send_only = false);
     // lost_a_rank: rows past the counts may have been written too, by the attempt that ended with the loss.

@@ -26,7 +26,8 @@ Bytes as_bytes(const std::vector<Value>& values) {
 
 void Layer::prepare_dispatch() {
     if (options_.keep_outputs) return;
-    for (Buffer* buffer : {received_.get(), received_scales_.get(), received_weights_.get(), received_ids_.get(), counters_.get()}) {
+    for (Buffer* buffer :
+         {received_.get(), received_scales_.get(), received_weights_.get(), received_ids_.get(), counters_.get()}) {
         if (buffer != nullptr) buffer->poison();
     }
     if (options_.arena != nullptr) context_.barrier();
@@ -48,7 +49,8 @@ void Layer::check_dispatch(const ActiveRanks& active, bool lost_a_rank) {
     const size_t row_bytes = problem_.received_row_bytes();
     for (size_t block = 0; block < blocks.size(); ++block) {
         for (size_t slot = 0; slot < blocks[block].size(); ++slot) {
-            put(image, (block * problem_.slots() + slot) * row_bytes, arrived_row(problem_, blocks[block][slot]).tokens);
+            put(image, (block * problem_.slots() + slot) * row_bytes,
+                arrived_row(problem_, blocks[block][slot]).tokens);
         }
     }
     received_->check(image, row_bytes, "dispatch's tokens");
@@ -81,7 +83,8 @@ void Layer::check_rank_major(const std::vector<std::vector<RowSource>>& blocks) 
         for (size_t slot = 0; slot < blocks[source].size(); ++slot) {
             const RowSource& row = blocks[source][slot];
             const size_t at = (source * problem_.slots() + slot) * topk;
-            std::memcpy(&weights[at * sizeof(float)], &problem_.ranks[row.source].weights[row.token * topk], topk * sizeof(float));
+            std::memcpy(&weights[at * sizeof(float)], &problem_.ranks[row.source].weights[row.token * topk],
+                        topk * sizeof(float));
             const std::vector<int32_t> expected = arrived_ids(problem_, context_.rank(), row);
             std::copy(expected.begin(), expected.end(), ids.begin() + static_cast<std::ptrdiff_t>(at));
         }
@@ -118,8 +121,10 @@ void Layer::check_combine(const ActiveRanks& active) {
     const size_t row_bytes = problem_.combine_row_bytes();
     for (int token = 0; token < num_tokens(); ++token) {
         const size_t at = token * row_bytes;
-        if (exact) put(image, at, combined_row(problem_, context_.rank(), token, active));
-        else std::memcpy(&image[at], &seen[at], row_bytes);
+        if (exact)
+            put(image, at, combined_row(problem_, context_.rank(), token, active));
+        else
+            std::memcpy(&image[at], &seen[at], row_bytes);
     }
     combine_output_->check(image, row_bytes, "combine's tokens");
     combine_input().check_guards("combine's input");
@@ -130,10 +135,13 @@ void Layer::check_bounds(const Bytes& seen, const ActiveRanks& active) {
     for (int token = 0; token < num_tokens(); ++token) {
         const reference::BoundedRow row = bounded_row(problem_, context_.rank(), token, active);
         for (size_t i = 0; i < row.sum.size(); ++i) {
-            const double value = reference::decode(problem_.combine_type, &seen[(token * problem_.combine_hidden + i) * element_bytes]);
+            const double value =
+                reference::decode(problem_.combine_type, &seen[(token * problem_.combine_hidden + i) * element_bytes]);
             if (std::fabs(value - row.sum[i]) <= row.bound[i]) continue;
-            RANK_CHECK(context_, false, "combine's token {}, element {}: {:g}, the sum is {:g}, which leaves {:g} more than the bound {:g}",
-                       token, i, value, row.sum[i], std::fabs(value - row.sum[i]) - row.bound[i], row.bound[i]);
+            RANK_CHECK(
+                context_, false,
+                "combine's token {}, element {}: {:g}, the sum is {:g}, which leaves {:g} more than the bound {:g}",
+                token, i, value, row.sum[i], std::fabs(value - row.sum[i]) - row.bound[i], row.bound[i]);
             return;
         }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock_conformance [--world threads|processes|deterministic|gpu|gpu-processes|all-cpu] [--ranks N] [--seed S] [--seeds COUNT]
+// crossdock_conformance [--world threads|processes|deterministic|gpu|gpu-processes|all-cpu] [--ranks N] [--seed S]
+// [--seeds COUNT]
 //                       [GoogleTest's own flags]
 #include <gtest/gtest.h>
 
@@ -17,7 +18,7 @@ constexpr const char* kUsage =
     "  --world NAME   threads, processes, deterministic, gpu, gpu-processes or all-cpu (default: all-cpu)\n"
     "  --ranks N      ranks of every test that does not fix their number itself, 1 .. 64\n"
     "  --seed S       first seed of tests with random cases\n"
-    "  --seeds COUNT  number of seeds; 1 where only --seed is given\n"
+    "  --seeds COUNT  number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
     "  --gtest_...    GoogleTest's flags, for example --gtest_filter=Random.*\n";
 
 [[noreturn]] void refuse(const std::string& sentence) {
@@ -40,7 +41,8 @@ void select_world(const std::string& name) {
         if (name == world_name(kind) || (name == "all-cpu" && !is_gpu_world(kind))) options().worlds.push_back(kind);
     }
     if (options().worlds.empty()) {
-        refuse(fmt::format("--world is \"{}\", not threads, processes, deterministic, gpu, gpu-processes or all-cpu", name));
+        refuse(fmt::format("--world is \"{}\", not threads, processes, deterministic, gpu, gpu-processes or all-cpu",
+                           name));
     }
 }
 

@@ -20,10 +20,12 @@ void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer) {
     layer.prepare_dispatch();
     const ActiveRanks before = query_mask(context, group);
     RANK_OK(context, layer.dispatch());
+    context.synchronize(layer.stream());
     const ActiveRanks at_dispatch = query_mask(context, group);
     layer.check_dispatch(at_dispatch, at_dispatch != before);
     layer.prepare_combine(at_dispatch);
     RANK_OK(context, layer.combine());
+    context.synchronize(layer.stream());
     layer.check_combine(query_mask(context, group));
 }
 
@@ -47,7 +49,8 @@ TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
                 RANK_CHECK(context, async_error(context, group.get()) == 0, "an error without a cause");
                 if (context.rank() == kDead) raise(SIGKILL);
                 for (int step = 0; step < 4; ++step) degraded_step(context, group.get(), layer);
-                RANK_CHECK(context, query_mask(context, group.get()) == all_but(4, kDead), "not exactly rank {} is masked", kDead);
+                RANK_CHECK(context, query_mask(context, group.get()) == all_but(4, kDead),
+                           "not exactly rank {} is masked", kDead);
                 RANK_CHECK(context, async_error(context, group.get()) == 1, "no asynchronous error");
                 check_diagnosis(context, group.get(), kDead);
                 RANK_OK(context, ncclEpErrorClear(group.get()));
@@ -85,16 +88,16 @@ TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
             spec.deterministic.killed_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
             const RunReport report = run_ranks(spec, kRanks, program);
             for (const std::string& failure : failures_of_others(report, kDead)) {
-                ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of " << healthy.num_steps
-                              << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
+                ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
+                              << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
             }
             if (::testing::Test::HasFailure()) return;
         }
     });
 }
 
-// The last rank misses a dispatch. It is masked by the others, which go on, and comes back with ncclEpMaskClean; if it `joins_late` it
-// has then done what it missed, alone.
+// The last rank misses a dispatch. It is masked by the others, which go on, and comes back with ncclEpMaskClean; if it
+// `joins_late` it has then done what it missed, alone.
 void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_late) {
     const int absent = context.num_ranks() - 1;
     const bool present = context.rank() != absent;
@@ -107,7 +110,8 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_
             layer.prepare_dispatch();
             RANK_OK(context, layer.dispatch());
             layer.check_dispatch(all_but(context.num_ranks(), absent), true);
-            RANK_CHECK(context, query_mask(context, group.get()) == all_but(context.num_ranks(), absent), "the wrong ranks are masked");
+            RANK_CHECK(context, query_mask(context, group.get()) == all_but(context.num_ranks(), absent),
+                       "the wrong ranks are masked");
             RANK_CHECK(context, async_error(context, group.get()) == 1, "no asynchronous error");
             layer.prepare_combine(all_but(context.num_ranks(), absent));
             RANK_OK(context, layer.combine());
@@ -121,8 +125,10 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_
             context.synchronize(layer.stream());
         }
         RANK_OK(context, ncclEpMaskClean(group.get(), layer.stream()));
-        RANK_CHECK(context, query_mask(context, group.get()) == ActiveRanks(context.num_ranks(), 1), "a rank is still masked");
-        if (present) RANK_CHECK(context, async_error(context, group.get()) == 1, "the asynchronous error went with the masks");
+        RANK_CHECK(context, query_mask(context, group.get()) == ActiveRanks(context.num_ranks(), 1),
+                   "a rank is still masked");
+        if (present)
+            RANK_CHECK(context, async_error(context, group.get()) == 1, "the asynchronous error went with the masks");
         RANK_OK(context, ncclEpErrorClear(group.get()));
         layer.route(rerouted(problem, static_cast<uint64_t>(round) + 10, true));
         layer.round_trip();
@@ -135,7 +141,8 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_
 TEST(Mask, ARankThatMissedAStepComesBack) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
-            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) { miss_and_come_back(context, layout, false); });
+            expect_clean(spec, ranks_or(3), std::nullopt,
+                         [=](RankContext& context) { miss_and_come_back(context, layout, false); });
         }
     });
 }
@@ -143,7 +150,8 @@ TEST(Mask, ARankThatMissedAStepComesBack) {
 TEST(Mask, ARankThatWasLateComesBack) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
-            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) { miss_and_come_back(context, layout, true); });
+            expect_clean(spec, ranks_or(3), std::nullopt,
+                         [=](RankContext& context) { miss_and_come_back(context, layout, true); });
         }
     });
 }
@@ -207,7 +215,8 @@ TEST(Mask, FunctionsAreRefusedWithoutMasksAndWithoutPointers) {
             int error = 33;
             std::vector<int> mask(context.num_ranks(), 1);
             RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpMaskQuery(without.get(), mask.data(), stream));
-            RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpMaskUpdate(without.get(), mask.data(), stream));
+            RANK_REFUSED(context, ncclInvalidUsage, "enable_mask",
+                         ncclEpMaskUpdate(without.get(), mask.data(), stream));
             RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpMaskClean(without.get(), stream));
             RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpGetAsyncError(without.get(), &error));
             RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpErrorClear(without.get()));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library holds at the shape that low latency is for stays small: 128 tokens a rank, rows of 14,336 bytes, top-8 of 256 experts, 8 ranks.
+// What the library holds at the shape that low latency is for stays small: 128 tokens a rank, rows of 14,336 bytes,
+// top-8 of 256 experts, 8 ranks.
 #include <gtest/gtest.h>
 
 #include "layer.h"
@@ -19,11 +20,14 @@ TEST(Memory, AGroupNeedsAtMost64MiB) {
             config.timeout_ns = 60'000'000'000;
             Group group(context, context.comm(), config);
             ncclEpHandle_t handles[2] = {};
-            RANK_OK(context, ncclEpInitHandle(&handles[0], group.get(), NCCL_EP_LAYOUT_EXPERT_MAJOR, nullptr, 8, nullptr));
-            RANK_OK(context, ncclEpInitHandle(&handles[1], group.get(), NCCL_EP_LAYOUT_RANK_MAJOR, nullptr, 8, nullptr));
+            RANK_OK(context,
+                    ncclEpInitHandle(&handles[0], group.get(), NCCL_EP_LAYOUT_EXPERT_MAJOR, nullptr, 8, nullptr));
+            RANK_OK(context,
+                    ncclEpInitHandle(&handles[1], group.get(), NCCL_EP_LAYOUT_RANK_MAJOR, nullptr, 8, nullptr));
             size_t symmetric = 0, local = 0;
             RANK_OK(context, crossdockGroupMemory(group.get(), &symmetric, &local));
-            RANK_CHECK(context, symmetric > 0 && symmetric + local <= 64u << 20, "{} symmetric and {} local bytes", symmetric, local);
+            RANK_CHECK(context, symmetric > 0 && symmetric + local <= 64u << 20, "{} symmetric and {} local bytes",
+                       symmetric, local);
             RANK_OK(context, crossdockGroupMemory(group.get(), nullptr, &local));
             RANK_OK(context, crossdockGroupMemory(group.get(), &symmetric, nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "group", crossdockGroupMemory(nullptr, &symmetric, &local));
@@ -49,7 +53,8 @@ TEST(Memory, AHandlesMemoryIsTheSameOnAllRanks) {
                     RANK_CHECK(context, bytes > 0 && bytes == again, "{} and {} bytes", bytes, again);
                     std::vector<size_t> all(context.num_ranks());
                     context.all_gather(&bytes, all.data(), sizeof bytes);
-                    for (const size_t other : all) RANK_CHECK(context, other == bytes, "{} bytes here, {} elsewhere", bytes, other);
+                    for (const size_t other : all)
+                        RANK_CHECK(context, other == bytes, "{} bytes here, {} elsewhere", bytes, other);
                 }
             }
         });

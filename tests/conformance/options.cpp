@@ -8,8 +8,8 @@
 namespace crossdock::testing {
 
 // Processes come first: they are forked from this process while it has no threads yet.
-const std::vector<WorldKind> kEveryWorld = {WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic, WorldKind::kGpu,
-                                            WorldKind::kGpuProcesses};
+const std::vector<WorldKind> kEveryWorld = {WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic,
+                                            WorldKind::kGpu, WorldKind::kGpuProcesses};
 
 Options& options() {
     static Options instance;
@@ -18,6 +18,21 @@ Options& options() {
 
 Seeds seeds_or(uint64_t first, uint64_t count) {
     return {options().seed.value_or(first), options().num_seeds.value_or(options().seed ? 1 : count)};
+}
+
+uint64_t seeds_in(WorldKind kind, uint64_t count) {
+    switch (kind) {
+        case WorldKind::kThreads:
+        case WorldKind::kDeterministic:
+            return count;
+        case WorldKind::kProcesses:
+        case WorldKind::kGpu:
+            return std::max<uint64_t>(1, count / 2);
+        // Every run starts CUDA and NCCL in all its processes.
+        case WorldKind::kGpuProcesses:
+            return std::max<uint64_t>(1, count / 20);
+    }
+    return count;
 }
 
 int ranks_or(int wanted) { return options().num_ranks.value_or(wanted); }

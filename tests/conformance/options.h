@@ -28,6 +28,9 @@ struct Seeds {
 };
 Seeds seeds_or(uint64_t first, uint64_t count);
 
+// Of the seeds that a fast world runs, those that another one does in about the same time.
+uint64_t seeds_in(WorldKind kind, uint64_t count);
+
 // How many ranks a test that would like `wanted` has: --ranks, if given.
 int ranks_or(int wanted);
 
@@ -40,7 +43,8 @@ std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> s
 // Runs the program and reports each failure of it together with its replay line.
 RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint64_t> seed, const RankProgram& program);
 
-// For every selected world that is also among `kinds`: calls run(spec). A test that finds none says that it skipped, and why.
+// For every selected world that is also among `kinds`: calls run(spec). A test that finds none says that it skipped,
+// and why.
 void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run);
 extern const std::vector<WorldKind> kEveryWorld;
 

@@ -20,14 +20,17 @@ enum class Routing { kUniform, kZipf, kOneExpert, kNobody, kOneRank };
 
 int64_t draw_expert(Routing routing, const Problem& problem, int favourite, Random& random) {
     switch (routing) {
-        case Routing::kUniform: return random.below(problem.num_experts);
+        case Routing::kUniform:
+            return random.below(problem.num_experts);
         case Routing::kZipf: {
             // Inverse of a continuous power law: a few experts get most.
             const double skewed = std::pow(problem.num_experts, random.unit()) - 1;
             return std::min<int64_t>(static_cast<int64_t>(skewed), problem.num_experts - 1);
         }
-        case Routing::kOneExpert: return favourite;
-        case Routing::kNobody: return -1;
+        case Routing::kOneExpert:
+            return favourite;
+        case Routing::kNobody:
+            return -1;
         case Routing::kOneRank: {
             const int first = favourite / problem.local_experts() * problem.local_experts();
             return first + random.below(problem.local_experts());
@@ -37,15 +40,17 @@ int64_t draw_expert(Routing routing, const Problem& problem, int favourite, Rand
 }
 
 void fill_routing(Problem& problem, Random& random, bool keep_counts) {
-    const auto routing = random.pick({Routing::kUniform, Routing::kUniform, Routing::kUniform, Routing::kZipf, Routing::kZipf,
-                                      Routing::kOneExpert, Routing::kNobody, Routing::kOneRank});
+    const auto routing = random.pick({Routing::kUniform, Routing::kUniform, Routing::kUniform, Routing::kZipf,
+                                      Routing::kZipf, Routing::kOneExpert, Routing::kNobody, Routing::kOneRank});
     const int favourite = random.below(problem.num_experts);
     const int dropped_percent = random.pick({0, 0, 10, 50});
     const bool distinct = random.chance(50) && routing == Routing::kUniform && problem.num_topk <= problem.num_experts;
     problem.ranks.resize(problem.num_ranks);
     for (RankInput& rank : problem.ranks) {
         if (!keep_counts) {
-            rank.num_tokens = random.chance(15) ? 0 : random.chance(40) ? problem.max_tokens : random.between(0, problem.max_tokens);
+            rank.num_tokens = random.chance(15)   ? 0
+                              : random.chance(40) ? problem.max_tokens
+                                                  : random.between(0, problem.max_tokens);
         }
         rank.ids.assign(static_cast<size_t>(rank.num_tokens) * problem.num_topk, -1);
         rank.weights.resize(rank.ids.size());
@@ -72,13 +77,17 @@ void choose_types(Problem& problem, const ProblemLimits& limits, Random& random)
 
     // Rows from 16 bytes on; mostly small ones, some at the limit.
     const size_t most_units = limits.most_row_bytes / 16;
-    const size_t units = random.chance(10) ? most_units
-                                           : 1 + static_cast<size_t>(std::pow(static_cast<double>(most_units), random.unit())) % most_units;
+    const size_t units =
+        random.chance(10)
+            ? most_units
+            : 1 + static_cast<size_t>(std::pow(static_cast<double>(most_units), random.unit())) % most_units;
     problem.hidden = units * 16 / type_bytes(problem.token_type);
     if (problem.recipe == Recipe::kForward) {
-        problem.token_type = random.pick({ncclBfloat16, ncclFloat32, ncclFloat8e4m3, ncclFloat8e5m2, static_cast<ncclDataType_t>(12)});
+        problem.token_type =
+            random.pick({ncclBfloat16, ncclFloat32, ncclFloat8e4m3, ncclFloat8e5m2, static_cast<ncclDataType_t>(12)});
         problem.hidden = units * 16 / type_bytes(problem.token_type);
-        problem.scale_type = random.pick({ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
+        problem.scale_type =
+            random.pick({ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
         problem.num_scales = 16 * static_cast<size_t>(random.between(1, 5)) / type_bytes(problem.scale_type);
     } else if (problem.recipe != Recipe::kNone) {
         problem.token_type = ncclBfloat16;
@@ -88,7 +97,8 @@ void choose_types(Problem& problem, const ProblemLimits& limits, Random& random)
         problem.round_scales = random.chance(50);
     }
     problem.combine_type = random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
-    const size_t combine_bytes = random.chance(60) ? std::max<size_t>(16, problem.token_row_bytes()) : 16 * (1 + random.bits() % most_units);
+    const size_t combine_bytes =
+        random.chance(60) ? std::max<size_t>(16, problem.token_row_bytes()) : 16 * (1 + random.bits() % most_units);
     problem.combine_hidden = combine_bytes / type_bytes(problem.combine_type);
     if (limits.nvfp4 && random.chance(15)) {
         problem.combine_recipe = NCCL_EP_COMB_QUANT_NVFP4;
@@ -118,7 +128,8 @@ Problem random_problem(uint64_t seed, const ProblemLimits& limits) {
     problem.id_kind = random.pick({NCCL_EP_EXPERT_ID_AUTO, NCCL_EP_EXPERT_ID_LOCAL, NCCL_EP_EXPERT_ID_GLOBAL});
     choose_types(problem, limits, random);
 
-    const size_t widest = std::max({problem.received_row_bytes() + problem.scale_row_bytes(), problem.combine_row_bytes(), size_t{16}});
+    const size_t widest =
+        std::max({problem.received_row_bytes() + problem.scale_row_bytes(), problem.combine_row_bytes(), size_t{16}});
     const size_t rows_a_token = static_cast<size_t>(problem.num_ranks) * (problem.expert_major() ? local_experts : 1);
     const size_t fitting = std::max<size_t>(1, limits.most_receive_bytes / (widest * rows_a_token));
     problem.max_tokens = random.between(1, static_cast<int>(std::min<size_t>(fitting, limits.most_tokens)));

@@ -46,14 +46,15 @@ void run_seeds(const WorldSpec& spec, Seeds seeds, ProblemLimits limits, int mos
 
 TEST(Random, SmallShapesMatchTheReference) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
-        const uint64_t count = spec.kind == WorldKind::kProcesses ? 60 : is_gpu_world(spec.kind) ? 40 : 150;
-        run_seeds(spec, seeds_or(1, count), {.most_row_bytes = 2048, .most_receive_bytes = 1u << 20}, 8);
+        run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 150)), {.most_row_bytes = 2048, .most_receive_bytes = 1u << 20},
+                  8);
     });
 }
 
 TEST(Random, LargeRowsMatchTheReference) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
-        run_seeds(spec, seeds_or(10'001, 12), {.most_row_bytes = 32768, .most_receive_bytes = 4u << 20, .most_tokens = 6}, 4);
+        run_seeds(spec, seeds_or(10'001, seeds_in(spec.kind, 20)),
+                  {.most_row_bytes = 32768, .most_receive_bytes = 4u << 20, .most_tokens = 6}, 4);
     });
 }
 

@@ -16,14 +16,15 @@ struct Actor {
     Problem problem;
     LayerOptions options;
     std::unique_ptr<Layer> layer;
-    bool dispatched = false;  // combine may follow
+    bool dispatched = false;                  // combine may follow
     Unchecked pending = Unchecked::kNothing;  // sent, not completed
     Unchecked unchecked = Unchecked::kNothing;
 };
 
 class Sequence {
   public:
-    Sequence(RankContext& context, const SequenceShape& shape, uint64_t seed) : context_(context), shape_(shape), random_(seed) {
+    Sequence(RankContext& context, const SequenceShape& shape, uint64_t seed)
+        : context_(context), shape_(shape), random_(seed) {
         make_problems();
         for (int group = 0; group < shape.num_groups; ++group) {
             std::vector<const Problem*> problems;
@@ -31,14 +32,16 @@ class Sequence {
                 if (actor.group == static_cast<size_t>(group)) problems.push_back(&actor.problem);
             }
             const bool other_communicator = shape.two_communicators && group % 2 == 1;
-            groups_.push_back(std::make_unique<Group>(context, other_communicator ? context.make_communicator() : context.comm(),
+            groups_.push_back(std::make_unique<Group>(context,
+                                                      other_communicator ? context.make_communicator() : context.comm(),
                                                       group_config_for(context, problems)));
         }
         for (Actor& actor : actors_) make_layer(actor);
     }
 
     void run() {
-        for (int step = 0; step < shape_.num_steps; ++step) act(actors_[random_.below(static_cast<int>(actors_.size()))]);
+        for (int step = 0; step < shape_.num_steps; ++step)
+            act(actors_[random_.below(static_cast<int>(actors_.size()))]);
         for (Actor& actor : actors_) {
             complete(actor);
             check(actor);
@@ -64,7 +67,8 @@ class Sequence {
             // The group's number of tokens shapes the tensors of all its handles.
             int max_tokens = 0;
             const auto first = actors_.end() - shape_.layers_per_group;
-            for (auto actor = first; actor != actors_.end(); ++actor) max_tokens = std::max(max_tokens, actor->problem.max_tokens);
+            for (auto actor = first; actor != actors_.end(); ++actor)
+                max_tokens = std::max(max_tokens, actor->problem.max_tokens);
             for (auto actor = first; actor != actors_.end(); ++actor) {
                 actor->problem.max_tokens = max_tokens;
                 actor->problem = rerouted(actor->problem, random_.bits());
@@ -138,6 +142,8 @@ class Sequence {
 
 }  // namespace
 
-void run_sequence(RankContext& context, const SequenceShape& shape, uint64_t seed) { Sequence(context, shape, seed).run(); }
+void run_sequence(RankContext& context, const SequenceShape& shape, uint64_t seed) {
+    Sequence(context, shape, seed).run();
+}
 
 }  // namespace crossdock::testing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Long random sequences of legal operations over several handles, groups and communicators. The script comes from a seed, so every rank
-// does the same in the same order, as the contract asks.
+// Long random sequences of legal operations over several handles, groups and communicators. The script comes from a
+// seed, so every rank does the same in the same order, as the contract asks.
 #pragma once
 
 #include "layer.h"

@@ -10,10 +10,8 @@ namespace {
 
 const ProblemLimits kSmall{.most_row_bytes = 512, .most_receive_bytes = 256u << 10, .most_tokens = 8};
 
-uint64_t seeds_in(WorldKind kind) { return kind == WorldKind::kProcesses ? 10 : is_gpu_world(kind) ? 8 : 24; }
-
 void run_sequences(const WorldSpec& spec, SequenceShape shape, uint64_t first_seed) {
-    const Seeds seeds = seeds_or(first_seed, seeds_in(spec.kind));
+    const Seeds seeds = seeds_or(first_seed, seeds_in(spec.kind, 40));
     shape.limits.nvfp4 = !is_gpu_world(spec.kind);
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         WorldSpec seeded = spec;
@@ -37,9 +35,14 @@ TEST(Sequence, GroupsOnOneCommunicatorInterleave) {
 
 TEST(Sequence, CommunicatorsOfOneProcessInterleave) {
     // The deterministic world has one communicator.
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kGpu, WorldKind::kGpuProcesses}, [](const WorldSpec& spec) {
-        run_sequences(spec, {.num_groups = 2, .layers_per_group = 2, .num_steps = 40, .two_communicators = true, .limits = kSmall}, 4001);
-    });
+    on_each_world(
+        {WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kGpu, WorldKind::kGpuProcesses},
+        [](const WorldSpec& spec) {
+            run_sequences(
+                spec,
+                {.num_groups = 2, .layers_per_group = 2, .num_steps = 40, .two_communicators = true, .limits = kSmall},
+                4001);
+        });
 }
 
 Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
@@ -60,7 +63,8 @@ TEST(Sequence, ThreeSplitsArePendingAndAFourthIsRefused) {
             const Problem em = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             const Problem rm = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
             Group group(context, context.comm(), group_config_for(context, {&em, &rm}));
-            Layer a(context, group.get(), em), b(context, group.get(), rm), c(context, group.get(), em), d(context, group.get(), rm);
+            Layer a(context, group.get(), em), b(context, group.get(), rm), c(context, group.get(), em),
+                d(context, group.get(), rm);
             for (Layer* layer : {&a, &b, &c, &d}) layer->prepare_dispatch();
             for (Layer* layer : {&a, &b, &c}) RANK_OK(context, layer->dispatch(true));
             RANK_REFUSED(context, ncclInvalidUsage, "pending", d.dispatch(true));

@@ -44,21 +44,26 @@ void Buffer::check(const std::vector<std::byte>& expected, size_t row_bytes, con
     context_.add_to_digest(seen.data(), seen.size());
     check_guards(name);
     if (seen == expected) return;
-    const size_t at = static_cast<size_t>(std::mismatch(seen.begin(), seen.end(), expected.begin()).first - seen.begin());
+    const size_t at =
+        static_cast<size_t>(std::mismatch(seen.begin(), seen.end(), expected.begin()).first - seen.begin());
     size_t differing = 0;
     for (size_t i = 0; i < seen.size(); ++i) differing += seen[i] != expected[i];
     const bool unexpected = expected[at] == kPoison;
     const bool missing = seen[at] == kPoison;
-    RANK_CHECK(context_, false, "{} differs in {} of {} bytes, first in row {}, byte {}: {:#04x}, expected {:#04x}{}", name, differing,
-               seen.size(), at / row_bytes, at % row_bytes, static_cast<int>(seen[at]), static_cast<int>(expected[at]),
-               unexpected ? " (untouched)" : missing ? " (was not written)" : "");
+    RANK_CHECK(context_, false, "{} differs in {} of {} bytes, first in row {}, byte {}: {:#04x}, expected {:#04x}{}",
+               name, differing, seen.size(), at / row_bytes, at % row_bytes, static_cast<int>(seen[at]),
+               static_cast<int>(expected[at]),
+               unexpected ? " (untouched)"
+               : missing  ? " (was not written)"
+                          : "");
 }
 
 void Buffer::check_guards(const std::string& name) const {
     std::vector<std::byte> zones(2 * kGuardBytes);
     context_.copy_to_host(zones.data(), base_, kGuardBytes, stream_);
     context_.copy_to_host(zones.data() + kGuardBytes, data() + bytes_, kGuardBytes, stream_);
-    const bool before = std::all_of(zones.begin(), zones.begin() + kGuardBytes, [](std::byte b) { return b == kGuard; });
+    const bool before =
+        std::all_of(zones.begin(), zones.begin() + kGuardBytes, [](std::byte b) { return b == kGuard; });
     const bool after = std::all_of(zones.begin() + kGuardBytes, zones.end(), [](std::byte b) { return b == kGuard; });
     RANK_CHECK(context_, before, "memory before {} was written", name);
     RANK_CHECK(context_, after, "memory after {} was written", name);

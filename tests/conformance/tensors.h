@@ -36,8 +36,8 @@ class Buffer {
     void write(const void* source, size_t bytes) { context_.copy_to_device(data(), source, bytes, stream_); }
     std::vector<std::byte> read() const;
 
-    // Records a failure that names the buffer if it differs from `expected` anywhere, or a guard zone was written. `row_bytes` is for the
-    // message.
+    // Records a failure that names the buffer if it differs from `expected` anywhere, or a guard zone was written.
+    // `row_bytes` is for the message.
     void check(const std::vector<std::byte>& expected, size_t row_bytes, const std::string& name) const;
     void check_guards(const std::string& name) const;
 
@@ -55,12 +55,13 @@ class Buffer {
 // How a tensor names its memory.
 enum class Naming { kData, kWindowOnly, kWindowAndData };
 
-// A descriptor on the heap. Its destructor writes rubbish over descriptor and extents before it frees them, so that a library that kept a
-// pointer shows it.
+// A descriptor on the heap. Its destructor writes rubbish over descriptor and extents before it frees them, so that a
+// library that kept a pointer shows it.
 class Tensor {
   public:
     Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, void* data);
-    Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, const Buffer& buffer, Naming naming = Naming::kData);
+    Tensor(ncclDataType_t type, std::initializer_list<size_t> sizes, const Buffer& buffer,
+           Naming naming = Naming::kData);
     ~Tensor();
     Tensor(const Tensor&) = delete;
     Tensor& operator=(const Tensor&) = delete;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors in windows give the same results as tensors in plain memory, however they are named, with and without zero copy.
+// Tensors in windows give the same results as tensors in plain memory, however they are named, with and without zero
+// copy.
 #include <gtest/gtest.h>
 
 #include "layer.h"
@@ -14,7 +15,8 @@ constexpr size_t kWindowBytes = 48u << 20;
 // Owns a window for the length of a scope.
 class ScopedArena {
   public:
-    explicit ScopedArena(RankContext& context, size_t bytes = kWindowBytes) : context_(context), arena_{context.make_window(bytes), 0} {}
+    explicit ScopedArena(RankContext& context, size_t bytes = kWindowBytes)
+        : context_(context), arena_{context.make_window(bytes), 0} {}
     ~ScopedArena() { context_.destroy_window(arena_.window); }
     ScopedArena(const ScopedArena&) = delete;
     ScopedArena& operator=(const ScopedArena&) = delete;
@@ -36,8 +38,10 @@ Problem rank_major_problem(int num_ranks, uint64_t seed) {
     return rerouted(problem, seed);
 }
 
-// Outputs still hold the last step's rows, and nothing but the library keeps a fast peer from writing the next ones over them.
-void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t mode, Naming naming, bool keep_outputs) {
+// Outputs still hold the last step's rows, and nothing but the library keeps a fast peer from writing the next ones
+// over them.
+void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t mode, Naming naming,
+                  bool keep_outputs) {
     ScopedArena arena(context);
     ncclEpGroupConfig_t config = group_config_for(context, {&problem});
     config.zero_copy = mode;
@@ -54,12 +58,14 @@ void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMo
 
 TEST(Window, RandomProblemsMatchTheReference) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
-        const Seeds seeds = seeds_or(5001, is_gpu_world(spec.kind) || spec.kind == WorldKind::kProcesses ? 16 : 32);
+        const Seeds seeds = seeds_or(5001, seeds_in(spec.kind, 40));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             Random random(seed);
             const int num_ranks = ranks_or(random.between(1, 4));
-            const Problem problem = random_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 1024,
-                                                          .most_receive_bytes = 512u << 10, .nvfp4 = !is_gpu_world(spec.kind)});
+            const Problem problem = random_problem(seed, {.num_ranks = num_ranks,
+                                                          .most_row_bytes = 1024,
+                                                          .most_receive_bytes = 512u << 10,
+                                                          .nvfp4 = !is_gpu_world(spec.kind)});
             const auto naming = random.pick({Naming::kWindowOnly, Naming::kWindowAndData});
             const auto mode = random.pick({NCCL_EP_ZERO_COPY_AUTO, NCCL_EP_ZERO_COPY_OFF});
             const bool keep_outputs = random.chance(50);
@@ -77,7 +83,8 @@ TEST(Window, RankMajorRowsGoStraightIntoTheOutput) {
         for (const ncclEpZeroCopyMode_t mode : {NCCL_EP_ZERO_COPY_ON, NCCL_EP_ZERO_COPY_AUTO}) {
             for (const bool keep_outputs : {false, true}) {
                 expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
-                    window_trips(context, rank_major_problem(context.num_ranks(), 9), mode, Naming::kWindowOnly, keep_outputs);
+                    window_trips(context, rank_major_problem(context.num_ranks(), 9), mode, Naming::kWindowOnly,
+                                 keep_outputs);
                 });
             }
         }
@@ -118,7 +125,8 @@ TEST(Window, TensorsOfAStepLieInSeveralWindows) {
             ScopedArena first(context, 1u << 20), second(context, 2u << 20);
             Group group(context, problem);
             Layer a(context, group.get(), problem, {.arena = first.get(), .naming = Naming::kWindowOnly});
-            Layer b(context, group.get(), rerouted(problem, 13), {.arena = second.get(), .naming = Naming::kWindowAndData});
+            Layer b(context, group.get(), rerouted(problem, 13),
+                    {.arena = second.get(), .naming = Naming::kWindowAndData});
             for (int i = 0; i < 3; ++i) {
                 a.round_trip();
                 b.round_trip();
@@ -139,7 +147,8 @@ TEST(Window, RegistrationRefusesWhatIsNoWindow) {
             const bool zeroed = static_cast<const std::byte*>(memory)[4095] == std::byte{0};
             RANK_CHECK(context, zeroed && reinterpret_cast<uintptr_t>(memory) % 4096 == 0, "memory {}", memory);
             ncclWindow_t window = nullptr;
-            RANK_REFUSED(context, ncclInvalidArgument, "comm", crossdockCommWindowRegister(nullptr, memory, 4096, &window, 0));
+            RANK_REFUSED(context, ncclInvalidArgument, "comm",
+                         crossdockCommWindowRegister(nullptr, memory, 4096, &window, 0));
             RANK_REFUSED(context, ncclInvalidArgument, "window",
                          crossdockCommWindowRegister(context.comm(), memory, 4096, nullptr, 0));
             RANK_REFUSED(context, ncclInvalidArgument, "", crossdockCommWindowDeregister(context.comm(), nullptr));

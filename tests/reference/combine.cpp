@@ -19,7 +19,8 @@ struct Term {
 std::vector<Term> terms(const Problem& problem, int home, int token, const ActiveRanks& active) {
     std::vector<Term> result;
     std::vector<char> seen(problem.num_ranks, 0);
-    const std::vector<char> has_slot = problem.expert_major() ? choices_with_slot(problem, home, token) : std::vector<char>();
+    const std::vector<char> has_slot =
+        problem.expert_major() ? choices_with_slot(problem, home, token) : std::vector<char>();
     for (int k = 0; k < problem.num_topk; ++k) {
         const int target = problem.target_rank(home, token, k);
         if (target < 0 || !is_active(active, target)) continue;
@@ -33,9 +34,10 @@ std::vector<Term> terms(const Problem& problem, int home, int token, const Activ
     return result;
 }
 
-// How far a value may be from x after the trip through NVFP4, whatever the order of the multiplications. Of a block of 16 with the
-// largest magnitude b, the block scale s = e4m3(g b / 6) makes b about 6: the grid of 4-bit floats is 0.5, 1 or 2 wide there, in units of
-// s / g. Where s is subnormal or 0 (a block far smaller than its row), its own rounding, at most half of e4m3's smallest step, counts too.
+// How far a value may be from x after the trip through NVFP4, whatever the order of the multiplications. Of a block of
+// 16 with the largest magnitude b, the block scale s = e4m3(g b / 6) makes b about 6: the grid of 4-bit floats is 0.5,
+// 1 or 2 wide there, in units of s / g. Where s is subnormal or 0 (a block far smaller than its row), its own rounding,
+// at most half of e4m3's smallest step, counts too.
 double nvfp4_error(double x, double block_max, double g) {
     if (g == 0) return std::fabs(x);
     const double exact_scale = g * block_max / 6;
@@ -99,9 +101,9 @@ BoundedRow bounded_row(const Problem& problem, int home, int token, const Active
             }
         }
     }
-    // With u the unit roundoff, S = sum |w x| and K terms: K fp32 operations, each within 2^-24 of its exact result, and one rounding give
-    // (u + (K + 1) 2^-24 (1 + u)) S; where senders sum first, a second rounding (crossdock.h). A subnormal result adds half of the
-    // smallest step for each rounding.
+    // With u the unit roundoff, S = sum |w x| and K terms: K fp32 operations, each within 2^-24 of its exact result,
+    // and one rounding give (u + (K + 1) 2^-24 (1 + u)) S; where senders sum first, a second rounding (crossdock.h). A
+    // subnormal result adds half of the smallest step for each rounding.
     const double u = unit_roundoff(problem.combine_type);
     const double fp32 = (problem.num_topk + 1) * 0x1p-24;
     const bool twice = problem.sums == CROSSDOCK_SUMS_SENDER;

@@ -6,8 +6,9 @@
 
 namespace crossdock::reference {
 
-// The output row of a token where rows travel unchanged and sums are exact: fp32, fused multiply-adds from 0 in ascending k
-// (expert-major), or additions from 0 in the order of each rank's first k (rank-major), one rounding. Bit for bit.
+// The output row of a token where rows travel unchanged and sums are exact: fp32, fused multiply-adds from 0 in
+// ascending k (expert-major), or additions from 0 in the order of each rank's first k (rank-major), one rounding. Bit
+// for bit.
 std::vector<std::byte> combined_row(const Problem& problem, int home, int token, const ActiveRanks& active = {});
 
 // The output row in fp64, and how far any correct result may be from it.

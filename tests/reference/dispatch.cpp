@@ -79,10 +79,13 @@ std::vector<char> choices_with_slot(const Problem& problem, int source, int toke
 ArrivedRow arrived_row(const Problem& problem, RowSource row) {
     std::vector<std::byte> tokens = token_row(problem, row.source, row.token);
     switch (problem.recipe) {
-        case Recipe::kNone: return {std::move(tokens), {}};
-        case Recipe::kForward: return {std::move(tokens), scale_row(problem, row.source, row.token)};
+        case Recipe::kNone:
+            return {std::move(tokens), {}};
+        case Recipe::kForward:
+            return {std::move(tokens), scale_row(problem, row.source, row.token)};
         case Recipe::kFp8:
-        case Recipe::kV1Fp8: return quantised_to_fp8(problem, tokens);
+        case Recipe::kV1Fp8:
+            return quantised_to_fp8(problem, tokens);
     }
     return {};
 }

@@ -40,8 +40,9 @@ uint32_t encode_bits(const Format& format, float value) {
     if (std::isnan(value)) return sign | infinity | ((1u << format.mantissa_bits) - 1);
 
     // Below the smallest normal exponent the spacing of the format's numbers stays the same.
-    const int exponent = magnitude == 0 ? format.smallest_exponent()
-                                        : std::max(std::isinf(value) ? 1024 : std::ilogb(magnitude), format.smallest_exponent());
+    const int exponent = magnitude == 0
+                             ? format.smallest_exponent()
+                             : std::max(std::isinf(value) ? 1024 : std::ilogb(magnitude), format.smallest_exponent());
     const double spacing = std::ldexp(1.0, exponent - format.mantissa_bits);
     // The quotient is exact, so this is the only rounding: to nearest, ties to even.
     const double rounded = std::isinf(value) ? magnitude : std::nearbyint(magnitude / spacing) * spacing;
@@ -79,10 +80,14 @@ float decode_bits(const Format& format, uint32_t bits) {
 
 const Format& format_of(ncclDataType_t type) {
     switch (static_cast<int>(type)) {
-        case ncclBfloat16: return kBf16;
-        case ncclFloat16: return kFp16;
-        case ncclFloat8e4m3: return kE4m3;
-        case ncclFloat8e5m2: return kE5m2;
+        case ncclBfloat16:
+            return kBf16;
+        case ncclFloat16:
+            return kFp16;
+        case ncclFloat8e4m3:
+            return kE4m3;
+        case ncclFloat8e5m2:
+            return kE5m2;
     }
     throw std::logic_error("no small float format for this data type");
 }
@@ -91,27 +96,41 @@ const Format& format_of(ncclDataType_t type) {
 
 size_t type_bytes(ncclDataType_t type) {
     switch (static_cast<int>(type)) {
-        case ncclInt64: return 8;
+        case ncclInt64:
+            return 8;
         case ncclInt32:
-        case ncclFloat32: return 4;
+        case ncclFloat32:
+            return 4;
         case ncclBfloat16:
-        case ncclFloat16: return 2;
-        default: return 1;
+        case ncclFloat16:
+            return 2;
+        default:
+            return 1;
     }
 }
 
 const char* type_name(ncclDataType_t type) {
     switch (static_cast<int>(type)) {
-        case ncclInt32: return "int32";
-        case ncclInt64: return "int64";
-        case ncclFloat32: return "fp32";
-        case ncclBfloat16: return "bf16";
-        case ncclFloat16: return "fp16";
-        case ncclFloat8e4m3: return "e4m3";
-        case ncclFloat8e5m2: return "e5m2";
-        case ncclUint8: return "uint8";
-        case 12: return "fp4x2";
-        default: return "another type";
+        case ncclInt32:
+            return "int32";
+        case ncclInt64:
+            return "int64";
+        case ncclFloat32:
+            return "fp32";
+        case ncclBfloat16:
+            return "bf16";
+        case ncclFloat16:
+            return "fp16";
+        case ncclFloat8e4m3:
+            return "e4m3";
+        case ncclFloat8e5m2:
+            return "e5m2";
+        case ncclUint8:
+            return "uint8";
+        case 12:
+            return "fp4x2";
+        default:
+            return "another type";
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number formats as their definitions read: sign, exponent, mantissa, round to nearest even. Slow and plain on purpose; nothing here is
-// shared with the library.
+// Number formats as their definitions read: sign, exponent, mantissa, round to nearest even. Slow and plain on purpose;
+// nothing here is shared with the library.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ namespace crossdock::reference {
 size_t type_bytes(ncclDataType_t type);
 const char* type_name(ncclDataType_t type);
 
-// The largest relative error of one rounding to bf16, fp16 or fp32, and the smallest positive value (an absolute error of half of it
-// covers subnormal results).
+// The largest relative error of one rounding to bf16, fp16 or fp32, and the smallest positive value (an absolute error
+// of half of it covers subnormal results).
 double unit_roundoff(ncclDataType_t type);
 double smallest_positive(ncclDataType_t type);
 
-// One element of bf16, fp16, fp32, e4m3 or e5m2. Finite values beyond the range become infinite in bf16, fp16 and e5m2, and the largest
-// finite value in e4m3, which has no infinity.
+// One element of bf16, fp16, fp32, e4m3 or e5m2. Finite values beyond the range become infinite in bf16, fp16 and e5m2,
+// and the largest finite value in e4m3, which has no infinity.
 float decode(ncclDataType_t type, const std::byte* element);
 void encode(ncclDataType_t type, float value, std::byte* element);
 

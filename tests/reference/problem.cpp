@@ -51,7 +51,8 @@ void random_value(ncclDataType_t type, uint64_t bits, int center, int spread, st
     std::memcpy(element, &result, type_bytes(type));
 }
 
-// Rows that are quantised: blocks of very different sizes, some of zeros, some so small that the floor of the scale holds.
+// Rows that are quantised: blocks of very different sizes, some of zeros, some so small that the floor of the scale
+// holds.
 std::vector<std::byte> quantisable_row(uint64_t seed, size_t num_elements) {
     std::vector<std::byte> row(num_elements * 2);
     for (size_t i = 0; i < num_elements; ++i) {
@@ -99,7 +100,8 @@ std::string Problem::describe() const {
 
 std::vector<std::byte> token_row(const Problem& problem, int source, int token) {
     const uint64_t seed = row_seed(problem, Stream::kTokens, 0, {source, token, 0});
-    if (problem.recipe == Recipe::kFp8 || problem.recipe == Recipe::kV1Fp8) return quantisable_row(seed, problem.hidden);
+    if (problem.recipe == Recipe::kFp8 || problem.recipe == Recipe::kV1Fp8)
+        return quantisable_row(seed, problem.hidden);
     return random_row(seed, problem.token_row_bytes());
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One low-latency MoE exchange, stated completely: shapes, routing of all ranks, and a pure function for every byte that any rank
-// feeds in. Each rank of a test makes the same Problem from the same seed, so nobody has to send anybody what to expect.
+// One low-latency MoE exchange, stated completely: shapes, routing of all ranks, and a pure function for every byte
+// that any rank feeds in. Each rank of a test makes the same Problem from the same seed, so nobody has to send anybody
+// what to expect.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,8 @@
 
 namespace crossdock::reference {
 
-// What dispatch does to rows, in the order of nccl_ep.h; kV1Fp8 is what version 1 callers get for a scales tensor without a recipe.
+// What dispatch does to rows, in the order of nccl_ep.h; kV1Fp8 is what version 1 callers get for a scales tensor
+// without a recipe.
 enum class Recipe { kNone, kForward, kFp8, kV1Fp8 };
 
 // How wild the values of combine's rows are.
@@ -83,8 +85,8 @@ struct RowSource {
 std::vector<std::byte> token_row(const Problem& problem, int source, int token);
 std::vector<std::byte> scale_row(const Problem& problem, int source, int token);
 
-// What the experts of rank `target` make of a row. Independent of what was dispatched, so that a mistake in dispatch cannot hide one in
-// combine.
+// What the experts of rank `target` make of a row. Independent of what was dispatched, so that a mistake in dispatch
+// cannot hide one in combine.
 std::vector<std::byte> expert_row(const Problem& problem, int target, RowSource row);
 
 // Of `count` reproducible numbers, number `index`.

@@ -61,7 +61,7 @@ TEST(Formats, E2m1CountsToSix) {
         EXPECT_EQ(encode_e2m1(values[bits]), bits);
         EXPECT_EQ(encode_e2m1(-values[bits]), bits | 8);
     }
-    EXPECT_EQ(encode_e2m1(5.0f), 6);   // a tie: to even
+    EXPECT_EQ(encode_e2m1(5.0f), 6);  // a tie: to even
     EXPECT_EQ(encode_e2m1(2.5f), 4);
     EXPECT_EQ(encode_e2m1(0.25f), 0);
     EXPECT_EQ(encode_e2m1(100.0f), 7);

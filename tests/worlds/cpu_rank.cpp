@@ -15,7 +15,8 @@ ncclComm_t CommunicatorSets::get(size_t index, int rank) {
     const std::lock_guard lock(mutex_);
     while (sets_.size() <= index) {
         std::vector<ncclComm_t> comms(num_ranks_);
-        if (crossdockCommInitAll(comms.data(), num_ranks_) != ncclSuccess) throw std::runtime_error(crossdockGetLastError());
+        if (crossdockCommInitAll(comms.data(), num_ranks_) != ncclSuccess)
+            throw std::runtime_error(crossdockGetLastError());
         sets_.push_back(std::move(comms));
     }
     return sets_[index][rank];
@@ -26,7 +27,8 @@ CpuRank::~CpuRank() {
 }
 
 void* CpuRank::allocate(size_t bytes) {
-    // An allocation of its own for each buffer, so that AddressSanitizer sees what runs over; only the start is rounded up.
+    // An allocation of its own for each buffer, so that AddressSanitizer sees what runs over; only the start is rounded
+    // up.
     constexpr size_t kAlignment = 256;
     auto memory = std::make_unique<std::byte[]>(bytes + kAlignment);
     void* aligned = memory.get();

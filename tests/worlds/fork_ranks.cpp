@@ -71,7 +71,8 @@ void unpack(const std::string& bytes, int rank, RunReport& report) {
 }
 
 std::string how_it_ended(int status) {
-    if (WIFSIGNALED(status)) return fmt::format("was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    if (WIFSIGNALED(status))
+        return fmt::format("was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)));
     return fmt::format("ended with exit status {}", WEXITSTATUS(status));
 }
 

@@ -10,7 +10,8 @@ namespace crossdock::testing {
 void RankContext::record_failure(const char* file, int line, const std::string& message) {
     constexpr size_t kMostFailures = 8;
     if (failures_.size() >= kMostFailures) return;
-    failures_.push_back(fmt::format("rank {}: {}:{}: {}", rank_, std::filesystem::path(file).filename().string(), line, message));
+    failures_.push_back(
+        fmt::format("rank {}: {}:{}: {}", rank_, std::filesystem::path(file).filename().string(), line, message));
 }
 
 void RankContext::add_to_digest(const void* bytes, size_t size) {
@@ -27,33 +28,46 @@ void RankContext::add_to_digest(const void* bytes, size_t size) {
 
 const char* result_name(ncclResult_t result) {
     switch (static_cast<int>(result)) {
-        case ncclSuccess: return "ncclSuccess";
-        case ncclUnhandledCudaError: return "ncclUnhandledCudaError";
-        case ncclSystemError: return "ncclSystemError";
-        case ncclInternalError: return "ncclInternalError";
-        case ncclInvalidArgument: return "ncclInvalidArgument";
-        case ncclInvalidUsage: return "ncclInvalidUsage";
-        case ncclRemoteError: return "ncclRemoteError";
-        case ncclInProgress: return "ncclInProgress";
-        case ncclTimeout: return "ncclTimeout";
-        default: return "an unknown result";
+        case ncclSuccess:
+            return "ncclSuccess";
+        case ncclUnhandledCudaError:
+            return "ncclUnhandledCudaError";
+        case ncclSystemError:
+            return "ncclSystemError";
+        case ncclInternalError:
+            return "ncclInternalError";
+        case ncclInvalidArgument:
+            return "ncclInvalidArgument";
+        case ncclInvalidUsage:
+            return "ncclInvalidUsage";
+        case ncclRemoteError:
+            return "ncclRemoteError";
+        case ncclInProgress:
+            return "ncclInProgress";
+        case ncclTimeout:
+            return "ncclTimeout";
+        default:
+            return "an unknown result";
     }
 }
 
 void require_success(RankContext& context, ncclResult_t result, const char* file, int line, const char* call) {
     if (result == ncclSuccess) return;
-    context.record_failure(file, line, fmt::format("{} answered {}: {}", call, result_name(result), crossdockGetLastError()));
+    context.record_failure(file, line,
+                           fmt::format("{} answered {}: {}", call, result_name(result), crossdockGetLastError()));
     throw StopProgram("a call failed");
 }
 
-void check_refused(RankContext& context, ncclResult_t result, ncclResult_t expected, const std::string& word, const char* file, int line,
-                   const char* call) {
+void check_refused(RankContext& context, ncclResult_t result, ncclResult_t expected, const std::string& word,
+                   const char* file, int line, const char* call) {
     const std::string sentence = crossdockGetLastError();
     if (result != expected) {
-        context.record_failure(file, line, fmt::format("{} answered {} instead of {}; last error: \"{}\"", call, result_name(result),
-                                                       result_name(expected), sentence));
+        context.record_failure(file, line,
+                               fmt::format("{} answered {} instead of {}; last error: \"{}\"", call,
+                                           result_name(result), result_name(expected), sentence));
     } else if (sentence.empty() || sentence.find(word) == std::string::npos) {
-        context.record_failure(file, line, fmt::format("{}: the sentence \"{}\" does not say \"{}\"", call, sentence, word));
+        context.record_failure(file, line,
+                               fmt::format("{}: the sentence \"{}\" does not say \"{}\"", call, sentence, word));
     }
 }
 

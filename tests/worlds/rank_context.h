@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a test's program sees of the world it runs in: one rank, its communicator, its memory and streams. The same program runs as a
-// thread, a process, a fiber of the deterministic world, and on a GPU.
+// What a test's program sees of the world it runs in: one rank, its communicator, its memory and streams. The same
+// program runs as a thread, a process, a fiber of the deterministic world, and on a GPU.
 #pragma once
 
 #include <fmt/format.h>
@@ -56,7 +56,9 @@ class RankContext {
 
     // Graphs, where the world has them.
     virtual bool has_graphs() const { return false; }
-    virtual Graph capture(cudaStream_t, const std::function<void()>&) { throw std::logic_error("this world has no graphs"); }
+    virtual Graph capture(cudaStream_t, const std::function<void()>&) {
+        throw std::logic_error("this world has no graphs");
+    }
     virtual void launch(Graph, cudaStream_t) { throw std::logic_error("this world has no graphs"); }
 
     // Zeroed window memory. Collective.
@@ -98,21 +100,22 @@ const char* result_name(ncclResult_t result);
 void require_success(RankContext& context, ncclResult_t result, const char* file, int line, const char* call);
 
 // A status that must be `expected`, with a sentence that contains `word`.
-void check_refused(RankContext& context, ncclResult_t result, ncclResult_t expected, const std::string& word, const char* file, int line,
-                   const char* call);
+void check_refused(RankContext& context, ncclResult_t result, ncclResult_t expected, const std::string& word,
+                   const char* file, int line, const char* call);
 
 }  // namespace crossdock::testing
 
 #define RANK_OK(context, call) ::crossdock::testing::require_success(context, call, __FILE__, __LINE__, #call)
 
 // The comma first leaves another sentence behind, so that a call that says nothing shows it.
-#define RANK_REFUSED(context, expected, word, call) \
-    ::crossdock::testing::check_refused(context, (ncclEpGetVersion(nullptr), call), expected, word, __FILE__, __LINE__, #call)
+#define RANK_REFUSED(context, expected, word, call)                                                           \
+    ::crossdock::testing::check_refused(context, (ncclEpGetVersion(nullptr), call), expected, word, __FILE__, \
+                                        __LINE__, #call)
 
 // RANK_CHECK(context, condition, "format", values...): records a failure and goes on.
-#define RANK_CHECK(context, condition, ...)                                                         \
-    do {                                                                                            \
-        if (!(condition)) {                                                                         \
+#define RANK_CHECK(context, condition, ...)                                                             \
+    do {                                                                                                \
+        if (!(condition)) {                                                                             \
             (context).record_failure(__FILE__, __LINE__, #condition ": " + ::fmt::format(__VA_ARGS__)); \
-        }                                                                                           \
+        }                                                                                               \
     } while (false)

@@ -7,11 +7,16 @@ namespace crossdock::testing {
 
 const char* world_name(WorldKind kind) {
     switch (kind) {
-        case WorldKind::kThreads: return "threads";
-        case WorldKind::kProcesses: return "processes";
-        case WorldKind::kDeterministic: return "deterministic";
-        case WorldKind::kGpu: return "gpu";
-        case WorldKind::kGpuProcesses: return "gpu-processes";
+        case WorldKind::kThreads:
+            return "threads";
+        case WorldKind::kProcesses:
+            return "processes";
+        case WorldKind::kDeterministic:
+            return "deterministic";
+        case WorldKind::kGpu:
+            return "gpu";
+        case WorldKind::kGpuProcesses:
+            return "gpu-processes";
     }
     return "";
 }
@@ -22,17 +27,23 @@ void run_guarded(RankContext& context, const RankProgram& program) {
     } catch (const StopProgram&) {
         // Recorded where it was thrown.
     } catch (const std::exception& error) {
-        context.record_failure(__FILE__, __LINE__, fmt::format("the program ended with an exception: {}", error.what()));
+        context.record_failure(__FILE__, __LINE__,
+                               fmt::format("the program ended with an exception: {}", error.what()));
     }
 }
 
 RunReport run_ranks(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
     switch (spec.kind) {
-        case WorldKind::kThreads: return run_as_threads(num_ranks, program);
-        case WorldKind::kProcesses: return run_as_processes(spec, num_ranks, program);
-        case WorldKind::kDeterministic: return run_deterministic(spec, num_ranks, program);
-        case WorldKind::kGpu: return run_on_gpu_threads(num_ranks, program);
-        case WorldKind::kGpuProcesses: return run_on_gpu_processes(spec, num_ranks, program);
+        case WorldKind::kThreads:
+            return run_as_threads(num_ranks, program);
+        case WorldKind::kProcesses:
+            return run_as_processes(spec, num_ranks, program);
+        case WorldKind::kDeterministic:
+            return run_deterministic(spec, num_ranks, program);
+        case WorldKind::kGpu:
+            return run_on_gpu_threads(num_ranks, program);
+        case WorldKind::kGpuProcesses:
+            return run_on_gpu_processes(spec, num_ranks, program);
     }
     return {};
 }

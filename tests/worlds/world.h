@@ -37,8 +37,8 @@ struct RunReport {
 
 using RankProgram = std::function<void(RankContext&)>;
 
-// Runs program on every rank and returns when all have ended. Exceptions of a program end it; all but StopProgram are failures.
-// Processes are forked here, so the caller has no other threads then.
+// Runs program on every rank and returns when all have ended. Exceptions of a program end it; all but StopProgram are
+// failures. Processes are forked here, so the caller has no other threads then.
 RunReport run_ranks(const WorldSpec& spec, int num_ranks, const RankProgram& program);
 
 // Empty if the world can run here, else why not.

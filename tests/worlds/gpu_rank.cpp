@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu_rank.h"
+
+#include "nccl_library.h"
+
+namespace crossdock::testing {
+namespace {
+
+constexpr size_t kPoolBytes = size_t{384} << 20;
+constexpr size_t kAlignment = 256;
+
+}  // namespace
+
+void check_cuda(cudaError_t result, const char* call) {
+    if (result != cudaSuccess) throw std::runtime_error(fmt::format("{}: {}", call, cudaGetErrorString(result)));
+}
+
+#define CHECK_CUDA(call) check_cuda(call, #call)
+
+DevicePool::DevicePool(size_t bytes) : bytes_(bytes) {
+    void* memory = nullptr;
+    CHECK_CUDA(cudaMalloc(&memory, bytes));
+    memory_ = static_cast<std::byte*>(memory);
+}
+
+DevicePool::~DevicePool() { cudaFree(memory_); }
+
+void* DevicePool::allocate(size_t bytes) {
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    const auto reusable = free_.find(bytes);
+    void* memory = nullptr;
+    if (reusable != free_.end()) {
+        memory = reusable->second;
+        free_.erase(reusable);
+    } else {
+        if (used_ + bytes > bytes_) throw std::runtime_error("the test's pool of device memory is used up");
+        memory = memory_ + used_;
+        used_ += bytes;
+    }
+    sizes_[memory] = bytes;
+    return memory;
+}
+
+void DevicePool::free(void* memory) {
+    const auto found = sizes_.find(memory);
+    if (found == sizes_.end()) throw std::logic_error("this memory is not the pool's");
+    free_.emplace(found->second, memory);
+    sizes_.erase(found);
+}
+
+GpuRank::GpuRank(ncclComm_t comm, int rank, int num_ranks, bool is_process, HostExchange& exchange, MakeComm make_comm)
+    : RankContext(comm, rank, num_ranks),
+      is_process_(is_process),
+      exchange_(exchange),
+      make_comm_(std::move(make_comm)),
+      pool_(kPoolBytes) {}
+
+GpuRank::~GpuRank() {
+    for (const cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
+    for (const cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+}
+
+void GpuRank::copy_to_device(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+    CHECK_CUDA(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream));
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+}
+
+void GpuRank::copy_to_host(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+    CHECK_CUDA(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream));
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+}
+
+cudaStream_t GpuRank::make_stream() {
+    cudaStream_t stream = nullptr;
+    // Non-blocking: the legacy default stream would order the ranks of one context.
+    CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    streams_.push_back(stream);
+    return stream;
+}
+
+void GpuRank::synchronize(cudaStream_t stream) { CHECK_CUDA(cudaStreamSynchronize(stream)); }
+
+void GpuRank::synchronize_all() {
+    for (const cudaStream_t stream : streams_) CHECK_CUDA(cudaStreamSynchronize(stream));
+}
+
+Graph GpuRank::capture(cudaStream_t stream, const std::function<void()>& work) {
+    synchronize_all();
+    barrier();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t ready = nullptr;
+    CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    work();
+    CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+    CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
+    CHECK_CUDA(cudaGraphDestroy(graph));
+    CHECK_CUDA(cudaGraphUpload(ready, stream));
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    graphs_.push_back(ready);
+    barrier();
+    return ready;
+}
+
+void GpuRank::launch(Graph graph, cudaStream_t stream) {
+    CHECK_CUDA(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream));
+}
+
+Window GpuRank::make_window(size_t bytes) {
+    synchronize_all();
+    barrier();
+    Window window;
+    window.bytes = bytes;
+    void* memory = nullptr;
+    if (nccl_library().mem_alloc(&memory, bytes) != ncclSuccess) throw std::runtime_error("ncclMemAlloc failed");
+    window.memory = static_cast<std::byte*>(memory);
+    const std::vector<std::byte> zeros(bytes);
+    copy_to_device(memory, zeros.data(), bytes, make_stream());
+    if (nccl_library().window_register(comm(), memory, bytes, &window.handle, NCCL_WIN_DEFAULT) != ncclSuccess ||
+        window.handle == nullptr) {
+        throw std::runtime_error("ncclCommWindowRegister gave no window");
+    }
+    barrier();
+    return window;
+}
+
+void GpuRank::destroy_window(const Window& window) {
+    synchronize_all();
+    barrier();
+    nccl_library().window_deregister(comm(), window.handle);
+    barrier();
+    nccl_library().mem_free(window.memory);
+    barrier();
+}
+
+}  // namespace crossdock::testing
