@@ -5,25 +5,28 @@
     reference.py OUT.md
 
 A comment that stands directly before a declaration is its text; a line `---- Title ----` in a comment starts a section;
-the comments of a struct's or an enumeration's members stay in its code. Nothing else is understood, and nothing is lost.
+the comments of a struct's or an enumeration's members stay in its code. In a text, lines that begin like `name: ...`
+and lines with indented ones below them become items of a list. Nothing else is understood, and nothing is lost.
 """
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HEADERS = ["nccl_ep.h", "nccl_ep/ep_enums.h", "nccl_ep/common.hpp", "crossdock.h"]
+HEADERS = ["nccl_ep.h", "nccl_ep/ep_enums.h", "nccl_ep/common.hpp", "crossdock.h", "crossdock/error.hpp",
+           "crossdock/communicator.hpp", "crossdock/tensor.hpp", "crossdock/group.hpp"]
 SECTION = re.compile(r"^-{3,} *(.+?) *-{3,}$")
 
 # Guards, includes and the extern "C" frame say nothing to a reader.
 FRAME = re.compile(
-    r"""^(\#ifndef\ \w+_H(PP)?_\n\#define\ \w+_H(PP)?_ | \#endif\ .*_H(PP)?_.* | \#include\ .* | \#pragma\ .* |
+    r"""^(\#ifndef\ \w+_H(PP)?_\n\#define\ \w+_H(PP)?_ | \#endif\ .*_H(PP)?_.* | \#include\ .* |
+        (?P<guarded>\#if\ defined\(__GNUC__\)\n)?\#pragma\ GCC\ visibility\ .*(?(guarded)\n\#endif) |
         \#ifdef\ __cplusplus\n(extern\ "C"\ \{|\})\n\#endif | namespace\ \w+\ \{ | \}\ +//\ namespace.*)$""",
     re.MULTILINE | re.VERBOSE)
 
 # The name that a declaration introduces: the first of these that is found.
-NAMES = [r"\}\s*(\w+)\s*;", r"typedef[^;{]*?\(\*(\w+)\)", r"^#define +(\w+)", r"(\w+)\s*\([^;{]*\)\s*[;{]",
-         r"typedef[^;{]*?(\w+)\s*;"]
+NAMES = [r"^class (\w+)", r"\}\s*(\w+)\s*;", r"typedef[^;{]*?\(\*(\w+)\)", r"^#define +(\w+)",
+         r"(\w+)\s*\([^;{]*\)\s*[;{]", r"typedef[^;{]*?(\w+)\s*;"]
 
 
 def paragraphs(text):
@@ -48,7 +51,7 @@ def split_comment(paragraph):
         if not in_comment and not line.startswith(("//", "/*")):
             return text, paragraph[index:]
         in_comment = (in_comment or line.startswith("/*")) and "*/" not in line
-        text.append(re.sub(r" *\*/ *$", "", re.sub(r"^(// ?|/\* ?| \* ?)", "", line)))
+        text.append(re.sub(r" *\*/ *$", "", re.sub(r"^(// ?|/\* ?| \*(?!/) ?| \*/)", "", line)))
     return text, []
 
 
@@ -61,7 +64,29 @@ def title_of(code):
     return None
 
 
-def describe(header):
+# A line that opens an item of a list: a name or a mode, and a colon.
+OPENS_ITEM = re.compile(r"^(nccl[A-Z]\w+|HT|LL[\w -]*|NVFP4 \(LL\)|[a-z_]+|Data types): ")
+
+
+def prose_of(lines, anchors):
+    """Markdown that looks as the comment was meant: items, escaped signs, names as code and, where known, as links."""
+    def name(found):
+        word = found.group(0)
+        target = word.removesuffix("()")
+        return f"[`{word}`](#{target.lower()})" if target in anchors else f"`{word}`"
+
+    for index, line in enumerate(lines):
+        following = lines[index + 1] if index + 1 < len(lines) else ""
+        if line.startswith("    "):  # code
+            yield line
+            continue
+        is_item = re.match(r"[^ -]", line) and (OPENS_ITEM.match(line) or re.match(r"  [^ -]", following))
+        line = re.sub(r"([*<|])", r"\\\1", line)
+        line = re.sub(r"\b(ncclEp|crossdock)[A-Z]\w+(\(\))?|\b(NCCL|CROSSDOCK)_\w+\b", name, line)
+        yield "- " + line if is_item else line
+
+
+def describe(header, anchors):
     yield f"# {header}\n"
     text = FRAME.sub("", (ROOT / "include" / header).read_text())
     for paragraph in paragraphs(text):
@@ -69,11 +94,12 @@ def describe(header):
         sections = [SECTION.match(line.strip()) for line in comment]
         for section in filter(None, sections):
             yield f"## {section.group(1)}\n"
-        if code and title_of(code):
-            yield f"### {title_of(code)}\n"
         prose = [line for line, section in zip(comment, sections) if not section and "SPDX-" not in line]
+        # Macros that nobody explains are what their section says.
+        if code and title_of(code) and (any(prose) or not code[0].startswith("#")):
+            yield f"### {title_of(code)}\n"
         if any(prose):
-            yield "\n".join(prose).strip("\n") + "\n"
+            yield "\n".join(prose_of(prose, anchors)).strip("\n") + "\n"
         if code:
             yield "```c\n" + "\n".join(code) + "\n```\n"
 
@@ -83,9 +109,16 @@ def main():
         sys.exit(__doc__)
     out = pathlib.Path(sys.argv[1])
     out.parent.mkdir(parents=True, exist_ok=True)
-    pages = ["\n".join(describe(header)) for header in HEADERS]
-    out.write_text("<!-- Made from the public headers by tools/reference.py. -->\n\n" + "\n".join(pages))
-    print(f"{out}: {sum(page.count(chr(10) + '### ') for page in pages)} declarations of {len(HEADERS)} headers")
+    heading = re.compile(r"^### (\w+)$", re.MULTILINE)
+    # Once to learn the names, once more with links to them.
+    anchors = {name for header in HEADERS for name in heading.findall("\n".join(describe(header, set())))}
+    pages = ["\n".join(describe(header, anchors)) for header in HEADERS]
+    index = [f"- [{header}](#{re.sub('[^a-z0-9_-]', '', header.lower())}): " +
+             ", ".join(f"[{name}](#{name.lower()})" for name in heading.findall(page) if not name.isupper())
+             for header, page in zip(HEADERS, pages)]
+    out.write_text("<!-- Made from the public headers by tools/reference.py. -->\n\n" + "\n".join(index) + "\n\n" +
+                   "\n".join(pages))
+    print(f"{out}: {len(anchors)} declarations of {len(HEADERS)} headers")
 
 
 main()
