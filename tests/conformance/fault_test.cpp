@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kTimeoutNs = 300'000'000;
+constexpr uint64_t kTimeoutNs = 700'000'000;
 
 // The kernel ends this process when the time is over, wherever it is then.
 void die_after(uint64_t delay_us) {
@@ -179,32 +179,33 @@ TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
     });
 }
 
-// Below a millisecond the timeout keeps its value; it is neither rounded to zero nor to the default.
+// Below a millisecond the timeout keeps its value; it is neither rounded to zero nor to the default. In simulated time
+// only: it also bounds the making of the group, which a loaded machine does not do that fast.
 TEST(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
-        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
-            Group group(context, context.comm(), short_config(context, problem, 400'000));
-            Layer layer(context, group.get(), problem);
-            if (context.rank() == 0) {
-                layer.prepare_dispatch();
-                const ncclResult_t result = layer.dispatch();
-                context.synchronize(layer.stream());
-                RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
-                crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
-                RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
-                RANK_CHECK(context, diagnosis.elapsed_us >= 400 && diagnosis.elapsed_us < 100'000, "waited {} us",
-                           diagnosis.elapsed_us);
-            }
-            context.barrier();
-        });
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        for (const uint64_t timeout_us : {80, 400, 999}) {
+            expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
+                const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
+                Group group(context, context.comm(), short_config(context, problem, timeout_us * 1000));
+                Layer layer(context, group.get(), problem);
+                if (context.rank() == 0) {
+                    layer.prepare_dispatch();
+                    RANK_CHECK(context, layer.dispatch() == ncclRemoteError, "rank 1 was not there");
+                    crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+                    RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
+                    RANK_CHECK(context, diagnosis.elapsed_us >= timeout_us && diagnosis.elapsed_us < 2 * timeout_us,
+                               "waited {} us instead of {}", diagnosis.elapsed_us, timeout_us);
+                }
+                context.barrier();
+            });
+        }
     });
 }
 
 // NCCL_EP_TIMEOUT_MS rules over the configuration.
 TEST(Fault, TheEnvironmentSetsTheTimeout) {
     on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
-        setenv("NCCL_EP_TIMEOUT_MS", "50", 1);
+        setenv("NCCL_EP_TIMEOUT_MS", "400", 1);
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);
             Group group(context, context.comm(), short_config(context, problem, 3'600'000'000'000));

@@ -65,8 +65,12 @@ TEST(Graph, SeveralGraphsAlternateWithEagerCalls) {
         Layer a(context, group.get(), em), b(context, group.get(), rm);
         const Graph dispatch_a = capture_dispatch(context, a), combine_a = capture_combine(context, a);
         const Graph dispatch_b = capture_dispatch(context, b), combine_b = capture_combine(context, b);
-        // A handle that is made after a capture leaves the graph alone.
-        Layer c(context, group.get(), em);
+        // A handle that is made after a capture leaves the graph alone, also one that needs more room.
+        Problem larger = em;
+        larger.num_topk = larger.num_experts;
+        context.barrier();
+        Layer c(context, group.get(), rerouted(larger, 7));
+        context.barrier();
         Random random(4);
         for (int step = 0; step < 40; ++step) {
             switch (random.below(4)) {

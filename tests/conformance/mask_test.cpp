@@ -43,7 +43,7 @@ TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
                 const Problem problem = busy_problem(4, layout, 1);
-                Group group(context, context.comm(), mask_config(context, problem, 300'000'000));
+                Group group(context, context.comm(), mask_config(context, problem, 700'000'000));
                 Layer layer(context, group.get(), problem);
                 degraded_step(context, group.get(), layer);
                 RANK_CHECK(context, async_error(context, group.get()) == 0, "an error without a cause");
@@ -102,10 +102,10 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_
     const int absent = context.num_ranks() - 1;
     const bool present = context.rank() != absent;
     const Problem problem = busy_problem(context.num_ranks(), layout, 3);
-    Group group(context, context.comm(), mask_config(context, problem, 200'000'000));
+    Group group(context, context.comm(), mask_config(context, problem, 500'000'000));
     Layer layer(context, group.get(), problem);
     layer.round_trip();
-    for (int round = 0; round < 3; ++round) {
+    for (int round = 0; round < 2; ++round) {
         if (present) {
             layer.prepare_dispatch();
             RANK_OK(context, layer.dispatch());

@@ -85,6 +85,37 @@ TEST(Sequence, ThreeSplitsArePendingAndAFourthIsRefused) {
     });
 }
 
+// A handle that needs more room than the group has leaves older handles alone, also those with a split under way.
+TEST(Sequence, AGrowingGroupKeepsHandlesAndSplits) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            Problem small = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
+            small.num_experts = 40 * context.num_ranks();
+            std::vector<std::unique_ptr<Layer>> layers;
+            Group group(context, small);
+            for (const int num_topk : {1, 2, 8, 33, 64}) {
+                for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_RANK_MAJOR, NCCL_EP_LAYOUT_EXPERT_MAJOR}) {
+                    if (!layers.empty()) {
+                        layers.back()->prepare_dispatch();
+                        RANK_OK(context, layers.back()->dispatch(true));
+                    }
+                    Problem larger = small;
+                    larger.num_topk = num_topk;
+                    larger.layout = layout;
+                    auto next = std::make_unique<Layer>(context, group.get(),
+                                                        rerouted(larger, static_cast<uint64_t>(num_topk)));
+                    if (!layers.empty()) {
+                        RANK_OK(context, layers.back()->complete());
+                        layers.back()->check_dispatch();
+                    }
+                    layers.push_back(std::move(next));
+                    for (const auto& layer : layers) layer->round_trip();
+                }
+            }
+        });
+    });
+}
+
 // A handle that goes with its split pending takes nothing of the others along, and the group goes on.
 TEST(Sequence, AHandleIsDestroyedWithASplitPending) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
