@@ -35,27 +35,7 @@ class EventStopwatch : public GpuStopwatch {
         return finish();
     }
 
-    double time_replays(const void* key, int index, const std::function<void()>& enqueue, int num_replays) override {
-        cudaGraphExec_t& graph = graphs_[{key, index}];
-        if (graph == nullptr) {
-            graph = capture(enqueue);
-        }
-        check_cuda(cudaEventRecord(begin_, device_.stream()), "cudaEventRecord");
-        for (int replay = 0; replay < num_replays; ++replay) {
-            check_cuda(cudaGraphLaunch(graph, device_.stream()), "cudaGraphLaunch");
-        }
-        return finish() / num_replays;
-    }
-
-    void forget_graphs() override {
-        for (const auto& [key, graph] : graphs_) {
-            cudaGraphExecDestroy(graph);
-        }
-        graphs_.clear();
-    }
-
-  private:
-    cudaGraphExec_t capture(const std::function<void()>& enqueue) {
+    void make_graph(size_t number, const std::function<void()>& enqueue) override {
         cudaGraph_t graph = nullptr;
         // Other ranks may be threads that allocate meanwhile: only this thread's calls are restricted.
         check_cuda(cudaStreamBeginCapture(device_.stream(), cudaStreamCaptureModeThreadLocal),
@@ -65,9 +45,27 @@ class EventStopwatch : public GpuStopwatch {
         cudaGraphExec_t executable = nullptr;
         check_cuda(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
         cudaGraphDestroy(graph);
-        return executable;
+        graphs_[number] = executable;
+        check_cuda(cudaGraphUpload(executable, device_.stream()), "cudaGraphUpload");
+        device_.synchronize();
     }
 
+    double time_replays(size_t number, int num_replays) override {
+        check_cuda(cudaEventRecord(begin_, device_.stream()), "cudaEventRecord");
+        for (int replay = 0; replay < num_replays; ++replay) {
+            check_cuda(cudaGraphLaunch(graphs_.at(number), device_.stream()), "cudaGraphLaunch");
+        }
+        return finish() / num_replays;
+    }
+
+    void forget_graphs() override {
+        for (const auto& [number, graph] : graphs_) {
+            cudaGraphExecDestroy(graph);
+        }
+        graphs_.clear();
+    }
+
+  private:
     double finish() {
         check_cuda(cudaEventRecord(end_, device_.stream()), "cudaEventRecord");
         device_.synchronize();
@@ -79,7 +77,7 @@ class EventStopwatch : public GpuStopwatch {
     tools::Device& device_;
     cudaEvent_t begin_ = nullptr;
     cudaEvent_t end_ = nullptr;
-    std::map<std::pair<const void*, int>, cudaGraphExec_t> graphs_;
+    std::map<size_t, cudaGraphExec_t> graphs_;
 };
 
 }  // namespace

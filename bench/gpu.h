@@ -31,9 +31,12 @@ class GpuStopwatch {
     // From just before `enqueue`'s work to its end, us; waits for it. host_us: what enqueue took on the CPU.
     virtual double time_once(const std::function<void()>& enqueue, double& host_us) = 0;
 
-    // The work of `enqueue` as a graph, launched num_replays times in a row: us a replay. The graph is made at the
-    // first call of a key and kept.
-    virtual double time_replays(const void* key, int index, const std::function<void()>& enqueue, int num_replays) = 0;
+    // Makes a graph of the work of `enqueue`, under this number. Other ranks should not be waiting for this one
+    // meanwhile: it allocates.
+    virtual void make_graph(size_t number, const std::function<void()>& enqueue) = 0;
+
+    // The graph launched num_replays times in a row: us a replay.
+    virtual double time_replays(size_t number, int num_replays) = 0;
 
     virtual void forget_graphs() = 0;
 };

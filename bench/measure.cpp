@@ -47,10 +47,13 @@ std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
         }
     }
     std::vector<Timing> timings;
+    for (size_t index = 0; gpu_ != nullptr && index < works.size(); ++index) {
+        gpu_->make_graph(index, works[index]);
+    }
     for (size_t index = 0; index < works.size(); ++index) {
         timings.push_back(reduce(gather(samples[index])));
         if (gpu_ != nullptr) {
-            timings.back().device = time_replays(works, index);
+            timings.back().device = time_replays(index);
         }
     }
     if (gpu_ != nullptr) {
@@ -120,12 +123,12 @@ Timing Measurer::reduce(const std::vector<std::vector<Sample>>& samples) const {
     return timing;
 }
 
-tools::Spread Measurer::time_replays(const std::vector<Work>& works, size_t index) {
+tools::Spread Measurer::time_replays(size_t index) {
     std::vector<Sample> samples;
     for (int batch = -1; batch < kReplayBatches; ++batch) {
         barrier();
         Sample sample;
-        sample.end_us = gpu_->time_replays(&works, static_cast<int>(index), works[index], kReplaysABatch);
+        sample.end_us = gpu_->time_replays(index, kReplaysABatch);
         if (batch >= 0) {
             samples.push_back(sample);
         }

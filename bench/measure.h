@@ -34,7 +34,7 @@ class Measurer {
     Sample time_once(const Work& work);
     std::vector<std::vector<Sample>> gather(const std::vector<Sample>& own) const;  // [samples][ranks]
     Timing reduce(const std::vector<std::vector<Sample>>& samples) const;
-    tools::Spread time_replays(const std::vector<Work>& works, size_t index);
+    tools::Spread time_replays(size_t index);
     void barrier() const;
 
     const tools::RankContext& context_;

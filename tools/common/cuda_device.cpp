@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <stdexcept>
 
 #include "crossdock/error.hpp"
@@ -43,16 +44,23 @@ class CudaDevice : public Device {
     cudaStream_t stream_ = nullptr;
 };
 
+// Before CUDA is used first. A kernel that is loaded at its first launch may have to wait for all that run; if one of
+// those is another rank's, waiting for this rank, both wait for ever.
+cudaError_t count_devices(int& count) {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    return cudaGetDeviceCount(&count);
+}
+
 }  // namespace
 
 int num_cuda_devices() {
     int count = 0;
-    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+    return count_devices(count) == cudaSuccess ? count : 0;
 }
 
 std::string why_no_cuda() {
     int count = 0;
-    const cudaError_t result = cudaGetDeviceCount(&count);
+    const cudaError_t result = count_devices(count);
     return fmt::format("there is no GPU that CUDA can use here ({})",
                        result == cudaSuccess ? "none is installed" : cudaGetErrorString(result));
 }
