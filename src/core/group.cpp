@@ -46,6 +46,10 @@ Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& conf
     status_ = static_cast<HostVisibleStatus*>(runtime().allocate_host_visible(sizeof(HostVisibleStatus)));
 }
 
+Group::~Group() {
+    if (status_ != nullptr) runtime().free_host_visible(status_);
+}
+
 // What can be known now is allocated now, so that handles can be made without the other ranks.
 void Group::preallocate() {
     if (config_.rdma_buffer_size == 0) {

@@ -22,6 +22,9 @@ class Group {
     // Collective.
     static std::shared_ptr<Group> create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* config);
 
+    // Local. Frees what a failed creation has taken; a group that was destroyed holds nothing any more.
+    ~Group();
+
     // Collective, bounded: a rank that does not come is not waited for beyond the timeout. Handles that still live lose
     // their memory and refuse every use.
     void destroy() noexcept;
