@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints the tables of sizes in docs/protocol.md from the one description of the arena that hosts and kernels use:
-//     g++ -std=c++20 -Isrc docs/arena_sizes.cpp -o build/arena_sizes && build/arena_sizes
-// Another shape: build/arena_sizes RANKS EXPERTS TOKENS ROW_BYTES TOPK CELLS_PER_TOKEN
+//     g++ -std=c++20 -Isrc docs/arena_sizes.cpp -o arena_sizes && ./arena_sizes
+// Another shape: ./arena_sizes RANKS EXPERTS TOKENS ROW_BYTES TOPK CELLS_PER_TOKEN
 #include <cstdio>
 #include <cstdlib>
 
