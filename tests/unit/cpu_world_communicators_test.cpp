@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators of the threads and deterministic worlds, through the C functions of crossdock.h and through the library's own interface:
-// exchanges are bounded and name who did not come, memory is symmetric, windows and handles are refused after their end.
+// Communicators of the threads and deterministic worlds, through the C functions of crossdock.h and through the
+// library's own interface: exchanges are bounded and name who did not come, memory is symmetric, windows and handles
+// are refused after their end.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -137,8 +138,9 @@ TEST_P(InProcessWorlds, GoOnAfterATimeout) {
 TEST_P(InProcessWorlds, NoticeThatRanksAreInDifferentCalls) {
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
-        const std::string sentence = error_of(
-            [&] { communicator->barrier(rank == 0 ? "group creation" : "window registration", kSecond); }, ncclInvalidUsage);
+        const std::string sentence =
+            error_of([&] { communicator->barrier(rank == 0 ? "group creation" : "window registration", kSecond); },
+                     ncclInvalidUsage);
         expect_mentions(sentence, {"group creation", "window registration", "rank 0", "rank 1"});
     });
 }
@@ -156,7 +158,8 @@ TEST_P(InProcessWorlds, SymmetricMemoryIsOneForAll) {
                                       [](int sum, std::byte byte) { return sum + static_cast<int>(byte); }),
                       0);
             communicator->barrier("zeros seen", kSecond * 10);
-            for (int peer = 0; peer < kRanks; ++peer) *memory->peers.at(peer, static_cast<uint64_t>(rank)) = std::byte{9};
+            for (int peer = 0; peer < kRanks; ++peer)
+                *memory->peers.at(peer, static_cast<uint64_t>(rank)) = std::byte{9};
             communicator->barrier("all written", kSecond * 10);
             for (int peer = 0; peer < kRanks; ++peer) EXPECT_EQ(memory->local[peer], std::byte{9});
         }
@@ -288,16 +291,18 @@ TEST(DeterministicWorld, CommunicatorsEndWithTheRun) {
 TEST(DeterministicWorld, AKilledRanksCallsFailAndItsPeersNameIt) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
         int num_failed = 0;
-        run_deterministic(3, {.seed = seed, .killed_rank = 1, .killed_at_step = 30 + seed}, [&](ncclComm_t comm, int rank) {
-            ncclResult_t result = ncclSuccess;
-            for (int round = 0; round < 100 && result == ncclSuccess; ++round) result = crossdockCommBarrier(comm);
-            EXPECT_EQ(result, ncclRemoteError);
-            if (rank == 1) {
-                expect_mentions(last_error(), {"killed"});
-                EXPECT_TRUE(communicator_of(comm)->is_killed());
-            }
-            ++num_failed;
-        });
+        run_deterministic(3, {.seed = seed, .killed_rank = 1, .killed_at_step = 30 + seed},
+                          [&](ncclComm_t comm, int rank) {
+                              ncclResult_t result = ncclSuccess;
+                              for (int round = 0; round < 100 && result == ncclSuccess; ++round)
+                                  result = crossdockCommBarrier(comm);
+                              EXPECT_EQ(result, ncclRemoteError);
+                              if (rank == 1) {
+                                  expect_mentions(last_error(), {"killed"});
+                                  EXPECT_TRUE(communicator_of(comm)->is_killed());
+                              }
+                              ++num_failed;
+                          });
         EXPECT_EQ(num_failed, 3);
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The local executor runs every warp once, its barriers hold, its waits are bounded, and what goes wrong inside a kernel comes out.
+// The local executor runs every warp once, its barriers hold, its waits are bounded, and what goes wrong inside a
+// kernel comes out.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -17,7 +18,8 @@ namespace {
 
 TEST(LocalExecutor, RunsEveryWarpOnce) {
     LocalExecutor executor(1);
-    for (const LaunchShape shape : {LaunchShape{1, 1, 64}, LaunchShape{3, 4, 1024}, LaunchShape{1, 8, 0}, LaunchShape{5, 1, 16}}) {
+    for (const LaunchShape shape :
+         {LaunchShape{1, 1, 64}, LaunchShape{3, 4, 1024}, LaunchShape{1, 8, 0}, LaunchShape{5, 1, 16}}) {
         std::vector<int> runs(static_cast<size_t>(shape.num_blocks * shape.warps_per_block));
         executor.run(shape, [&](Warp& warp) {
             EXPECT_EQ(warp.num_blocks, shape.num_blocks);

@@ -16,10 +16,12 @@ struct Script {
     Fiber fiber{kWarpStackBytes};
     std::function<void(Script&)> body;
     explicit Script(std::function<void(Script&)> what) : body(std::move(what)) {
-        fiber.start([](void* self) {
-            auto* script = static_cast<Script*>(self);
-            script->body(*script);
-        }, this);
+        fiber.start(
+            [](void* self) {
+                auto* script = static_cast<Script*>(self);
+                script->body(*script);
+            },
+            this);
     }
 };
 

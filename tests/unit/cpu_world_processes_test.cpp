@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes: they find each other through the id alone, share memory that has no name, notice a killed peer soon, and leave
-// nothing behind.
+// Ranks as processes: they find each other through the id alone, share memory that has no name, notice a killed peer
+// soon, and leave nothing behind.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -184,7 +184,8 @@ TEST(Processes, RefuseWrongIdsRanksAndSizes) {
     EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, -1), ncclInvalidArgument);
     EXPECT_EQ(crossdockCommInitRank(&comm, 0, id, 0), ncclInvalidArgument);
 
-    // A communicator of one rank is complete at once, and the id's maker keeps the id as long as it has not joined itself.
+    // A communicator of one rank is complete at once, and the id's maker keeps the id as long as it has not joined
+    // itself.
     EXPECT_TRUE(succeeds(fork_rank(
         [](const ncclUniqueId& shared_id, int rank) {
             ncclComm_t own = nullptr;
@@ -249,7 +250,8 @@ TEST(Processes, RanksMayShareAProcess) {
     for (int rank = 0; rank < 2; ++rank) {
         ranks.emplace_back([&, rank] {
             ncclComm_t comms[2];
-            for (int i = 0; i < 2; ++i) ASSERT_EQ(crossdockCommInitRank(&comms[i], 2, ids[i], rank), ncclSuccess) << last_error();
+            for (int i = 0; i < 2; ++i)
+                ASSERT_EQ(crossdockCommInitRank(&comms[i], 2, ids[i], rank), ncclSuccess) << last_error();
             for (int round = 0; round < 20; ++round) {
                 ASSERT_EQ(crossdockCommBarrier(comms[round % 2]), ncclSuccess) << last_error();
             }

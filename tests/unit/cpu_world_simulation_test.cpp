@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In the deterministic world one seed is one run, copies land late and in any order, time jumps instead of passing, a killed rank falls
-// silent, deadlocks end with a sentence, and the checker sees what breaks the protocol.
+// In the deterministic world one seed is one run, copies land late and in any order, time jumps instead of passing, a
+// killed rank falls silent, deadlocks end with a sentence, and the checker sees what breaks the protocol.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -224,7 +224,11 @@ TEST(Simulation, AKilledRankFallsSilentAndItsCallsFail) {
             };
             sentence_of([&] { simulation.executor(1).run({1, 1, 0}, kernel); }, ncclRemoteError);
             EXPECT_FALSE(simulation.executor(1).wait([] { return false; }, UINT64_MAX));
-            expect_mentions(sentence_of([&] { simulation.executor(1).run({1, 1, 0}, [](Warp&) {}); }, ncclRemoteError),
+            expect_mentions(sentence_of(
+                                [&] {
+                                    simulation.executor(1).run({1, 1, 0}, [](Warp&) {});
+                                },
+                                ncclRemoteError),
                             {"rank 1", "killed"});
             ended = true;
         });
@@ -233,7 +237,8 @@ TEST(Simulation, AKilledRankFallsSilentAndItsCallsFail) {
     }
 }
 
-// ---- The checker, alone --------------------------------------------------------------------------------------------------
+// ---- The checker, alone
+// --------------------------------------------------------------------------------------------------
 
 void run_checked(const std::function<void(ProtocolChecker&, Warp&)>& events, SimulationConfig config = {}) {
     Simulation simulation(2, config);
@@ -263,9 +268,10 @@ TEST(SlotChecker, SeesASlotWrittenBeforeItIsFree) {
 }
 
 TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
-    expect_mentions(sentence_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.slot_read(0, nullptr, 1, 5, 2); }); },
-                                ncclInternalError),
-                    {"slot 5", "nobody"});
+    expect_mentions(
+        sentence_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.slot_read(0, nullptr, 1, 5, 2); }); },
+                    ncclInternalError),
+        {"slot 5", "nobody"});
     expect_mentions(sentence_of(
                         [] {
                             run_checked([](ProtocolChecker& c, Warp&) {

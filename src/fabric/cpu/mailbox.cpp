@@ -38,8 +38,8 @@ void Mailbox::post(uint64_t number, const Label& label, const void* chunk, size_
 }
 
 Mailbox::Seen Mailbox::read(uint64_t number, Label& label, void* chunk, size_t chunk_bytes) const {
-    // Twice: the post may appear in the place just looked at, and its successor in the place looked at next. Whoever sees a later post
-    // finds this one in a second look, unless it is overwritten.
+    // Twice: the post may appear in the place just looked at, and its successor in the place looked at next. Whoever
+    // sees a later post finds this one in a second look, unless it is overwritten.
     for (int look = 0; look < 2; ++look) {
         uint64_t latest = 0;
         for (const Post& post : posts_) {

@@ -52,7 +52,7 @@ class MappedPeers final : public SymmetricMemory {
 
 class ProcessCommunicator final : public CpuCommunicator {
   public:
-    ProcessCommunicator(int rank, int num_ranks, std::shared_ptr<ControlSegment> control)
+    ProcessCommunicator(int rank, int num_ranks, const std::shared_ptr<ControlSegment>& control)
         : CpuCommunicator(World::kProcesses, rank, num_ranks, control, std::make_shared<LocalExecutor>(num_ranks)) {
         for (int peer = 0; peer < num_ranks; ++peer) {
             processes_.push_back(static_cast<int64_t>(control->process_of(peer).load(std::memory_order_acquire)));

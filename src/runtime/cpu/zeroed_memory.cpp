@@ -16,10 +16,9 @@ ZeroedMemory::ZeroedMemory(size_t bytes, size_t alignment) : bytes_(bytes) {
     allocated_bytes_ = bytes + alignment;
     allocated_ = std::calloc(1, allocated_bytes_);
     if (allocated_ == nullptr) throw std::bad_alloc();
-    const auto address = reinterpret_cast<uintptr_t>(allocated_);
-    data_ = reinterpret_cast<std::byte*>((address + alignment - 1) / alignment * alignment);
-    // The address sanitizer sees an access before or behind the caller's part, although it lies inside the allocation.
     auto* allocated = static_cast<std::byte*>(allocated_);
+    data_ = allocated + (alignment - reinterpret_cast<uintptr_t>(allocated) % alignment) % alignment;
+    // The address sanitizer sees an access before or behind the caller's part, although it lies inside the allocation.
     sanitizer::poison(allocated, static_cast<size_t>(data_ - allocated));
     sanitizer::poison(data_ + bytes, static_cast<size_t>(allocated + allocated_bytes_ - (data_ + bytes)));
 }
