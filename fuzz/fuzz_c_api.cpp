@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first byte chooses the world: one rank on a communicator of threads, or two ranks in the deterministic world,
+// whose seed is the second byte. The rest is the ranks' program.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "fuzz/session.h"
+
+namespace {
+
+using crossdock::fuzz::Input;
+using crossdock::fuzz::Session;
+
+constexpr size_t kMaxBytes = 1024;
+
+// Memory that outlives the ranks.
+struct Kept {
+    std::vector<void*> memory;
+
+    ~Kept() {
+        for (void* one : memory) {
+            if (crossdockMemFree(one) != ncclSuccess) {
+                std::abort();
+            }
+        }
+    }
+};
+
+struct Pair {
+    Input input;
+    bool is_stoppable;
+    Kept kept;
+};
+
+void run_one_of_two(ncclComm_t comm, int rank, void* context) {
+    auto& pair = *static_cast<Pair*>(context);
+    Session(comm, pair.input, pair.is_stoppable, rank == 1, pair.kept.memory).run();
+}
+
+void run_two_ranks(Input input, uint8_t seed, bool is_stoppable) {
+    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    config.seed = seed;
+    Pair pair{input, is_stoppable, {}};
+    const ncclResult_t result = crossdockRunDeterministic(2, &config, run_one_of_two, &pair, nullptr);
+    // Ranks that make the same calls cannot break the protocol, and one that ends early only makes the other's calls
+    // fail.
+    if (result != ncclSuccess) {
+        std::fprintf(stderr, "the deterministic world ended with %d: %s\n", static_cast<int>(result),
+                     crossdockGetLastError());
+        std::abort();
+    }
+}
+
+void run_one_rank(Input input) {
+    ncclComm_t comm = nullptr;
+    if (crossdockCommInitAll(&comm, 1) != ncclSuccess) {
+        std::abort();
+    }
+    Kept kept;
+    Session(comm, input, false, false, kept.memory).run();
+    if (crossdockCommDestroy(comm) != ncclSuccess) {
+        std::abort();
+    }
+}
+
+}  // namespace
+
+extern "C" const char* __asan_default_options() {
+    // Allocations of absurd sizes fail as they do without AddressSanitizer.
+    return "allocator_may_return_null=1:max_allocation_size_mb=1024:detect_stack_use_after_return=0";
+}
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+    setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "200", 1);
+    return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size < 2 || size > kMaxBytes) {
+        return -1;
+    }
+    const Input input(data + 2, size - 2);
+    if (data[0] % 4 == 0) {
+        run_one_rank(input);
+    } else {
+        run_two_ranks(input, data[1], data[0] % 4 == 3);
+    }
+    return 0;
+}

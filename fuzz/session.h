@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's program, read from the fuzzer's bytes: calls of nccl_ep.h and crossdock.h with structs, sizes, tensors and
+// sequences that are right, nearly right and wrong. Each call is followed by the check of what must hold after any
+// call; a violation aborts, which libFuzzer reports with the input.
+//
+// All memory that tensors name is as large as the tensor says, so whatever a call touches beyond its tensors is seen by
+// AddressSanitizer. What a caller may not do (name memory that is not there, overlap an input with an output, move a
+// tensor's memory before the operation has ended, make another operation than the other ranks) does not occur.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <list>
+#include <vector>
+
+#include "crossdock.h"
+#include "fuzz/input.h"
+
+namespace crossdock::fuzz {
+
+// A tensor descriptor with its extents and memory, and what the memory held before the call.
+struct FuzzTensor {
+    ncclEpTensor_t descriptor{};
+    size_t extents[4] = {};
+    std::vector<uint8_t> memory;
+    std::vector<uint8_t> before;
+};
+
+// A struct of the API with something behind it that is not zero, as in a caller of a later version.
+template <class Struct>
+struct Padded {
+    Struct whole{};
+    unsigned char tail[32];
+
+    Padded() {
+        whole.size = sizeof(Struct);
+        whole.magic = NCCL_EP_MAGIC;
+        std::memset(tail, 0xee, sizeof tail);
+    }
+};
+
+class Session {
+  public:
+    // is_stoppable: bytes between the calls may say that a rank ends there, without a word to the others, and `stops`
+    // that it is this one. keep: where memory goes that peers may write even when this rank has ended, because they do
+    // not know; the caller frees it with crossdockMemFree when all have.
+    Session(ncclComm_t comm, Input input, bool is_stoppable, bool stops, std::vector<void*>& keep);
+    ~Session();
+    Session(const Session&) = delete;
+    Session& operator=(const Session&) = delete;
+
+    void run();
+
+  private:
+    struct Group {
+        ncclEpGroup_t group = nullptr;
+        uint32_t num_experts = 1;
+        uint32_t max_tokens = 1;
+    };
+    struct Handle {
+        ncclEpHandle_t handle = nullptr;
+        Group group;
+        ncclEpLayout_t layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
+        uint32_t topk = 1;
+        uint32_t num_tokens = 0;
+        uint32_t hidden = 16;
+    };
+
+    // session.cpp: what calls are made of, and what holds after them.
+    FuzzTensor& make_tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents);
+    ncclEpTensor_t* tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents);
+    // The tensor, or rarely the opposite of what belongs there.
+    ncclEpTensor_t* tensor_if(bool belongs, ncclDataType_t dtype, std::initializer_list<size_t> extents);
+    ncclEpTensor_t* make_routing(const Handle& handle, uint32_t num_tokens);
+    void set_memory(FuzzTensor& made);
+    void expect(ncclResult_t result, const char* call);
+    ncclEpLayout_t choose_layout();
+    // Live ones mostly; rarely one that is destroyed, or none.
+    Group choose_group();
+    Handle* choose_handle();
+
+    // As it is, or rarely NULL, with a wrong magic or another size.
+    template <class Struct>
+    Struct* break_struct(Padded<Struct>& padded) {
+        if (!input_.rarely()) {
+            return &padded.whole;
+        }
+        switch (input_.below(3)) {
+            case 0:
+                return nullptr;
+            case 1:
+                padded.whole.magic ^= 1u << input_.below(32);
+                break;
+            default:
+                padded.whole.size = input_.byte();
+        }
+        return &padded.whole;
+    }
+
+    // session_calls.cpp: a call each.
+    void step();
+    void create_group();
+    void destroy_group();
+    void init_handle();
+    void create_handle();
+    void destroy_handle();
+    void handle_mem_size();
+    void update_handle();
+    void dispatch();
+    void combine();
+    void complete();
+    void use_masks();
+    void allocate_tensor();
+    void inspect();
+    void use_communicators();
+
+    static constexpr int kMaxSteps = 48;
+    static constexpr size_t kWindowBytes = 32768;
+
+    ncclComm_t comm_;
+    Input input_;
+    bool is_stoppable_;
+    bool stops_;
+    int num_ranks_ = 1;
+    std::vector<Group> groups_;
+    std::vector<Handle> handles_;
+    std::list<FuzzTensor> tensors_;  // of all calls: what operations borrow must stay
+    std::vector<FuzzTensor*> tensors_of_call_;
+    void* window_memory_ = nullptr;
+    ncclWindow_t window_ = nullptr;
+    bool window_is_used_ = false;  // in the call at hand: two tensors must not overlap
+};
+
+}  // namespace crossdock::fuzz

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "fuzz/session.h"
+
+namespace crossdock::fuzz {
+namespace {
+
+// An output that a failed call must leave as it was.
+template <class Pointer>
+Pointer sentinel() {
+    return reinterpret_cast<Pointer>(uintptr_t{0x5a5a5a5a5a5a5a5a});
+}
+
+template <class Value>
+void expect_untouched(ncclResult_t result, const Value& value, const Value& before, const char* call) {
+    if (result != ncclSuccess && value != before) {
+        std::fprintf(stderr, "after %s: a failed call has written its output\n", call);
+        std::abort();
+    }
+}
+
+cudaError_t allocate_hook(void** memory, size_t size, void* context) {
+    // The context says how many allocations succeed.
+    auto* left = static_cast<int*>(context);
+    if (--*left < 0 || size > (size_t{1} << 28)) {
+        return cudaErrorMemoryAllocation;
+    }
+    *memory = std::malloc(size);
+    return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t free_hook(void* memory, void*) {
+    std::free(memory);
+    return cudaSuccess;
+}
+
+thread_local int allocations_left;
+
+}  // namespace
+
+void Session::step() {
+    const uint8_t choice = input_.byte();
+    struct Call {
+        int below;
+        void (Session::*make)();
+    };
+    static constexpr Call kCalls[] = {
+        {70, &Session::dispatch},        {130, &Session::combine},          {150, &Session::complete},
+        {180, &Session::update_handle},  {192, &Session::init_handle},      {200, &Session::create_handle},
+        {208, &Session::destroy_handle}, {216, &Session::create_group},     {220, &Session::destroy_group},
+        {230, &Session::use_masks},      {235, &Session::handle_mem_size},  {240, &Session::allocate_tensor},
+        {248, &Session::inspect},        {256, &Session::use_communicators}};
+    for (const Call& call : kCalls) {
+        if (choice < call.below) {
+            (this->*call.make)();
+            return;
+        }
+    }
+}
+
+void Session::create_group() {
+    Padded<ncclEpGroupConfig_t> config;
+    ncclEpGroupConfig_t& whole = config.whole;
+    whole.version = input_.or_edge(1 + input_.below(2));
+    whole.algorithm = input_.rarely() ? static_cast<ncclEpAlgorithm_t>(input_.byte()) : NCCL_EP_ALGO_LOW_LATENCY;
+    whole.num_experts = input_.or_edge((1 + input_.below(4)) * static_cast<uint32_t>(num_ranks_));
+    whole.max_dispatch_tokens_per_rank = input_.or_edge(1 + input_.below(6));
+    static constexpr uint32_t kTokenBytes[] = {64, 256, 1056, 16};
+    whole.max_token_bytes = input_.or_edge(kTokenBytes[input_.below(4)]);
+    whole.rdma_buffer_size = input_.rarely() ? input_.or_edge(input_.byte() * 4096u) : 0;
+    whole.max_num_sms = input_.rarely() ? input_.or_edge(input_.byte()) : 0;
+    whole.enable_mask = input_.below(2);
+    whole.timeout_ns = input_.rarely() ? input_.or_edge(input_.byte() * 1000u) : 1000000000;
+    whole.zero_copy = static_cast<ncclEpZeroCopyMode_t>(input_.or_edge(input_.below(3)));
+    whole.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(input_.rarely() ? input_.byte() : 0);
+    whole.num_topk = input_.rarely() ? input_.or_edge(input_.byte()) : 0;
+    if (const uint8_t hooks = input_.byte(); hooks >= 192) {
+        allocations_left = hooks >= 248 ? static_cast<int>(input_.below(4)) : 1000;
+        whole.alloc = {hooks == 200 ? nullptr : allocate_hook, hooks == 201 ? nullptr : free_hook, &allocations_left};
+    }
+    Group made{sentinel<ncclEpGroup_t>(), whole.num_experts, whole.max_dispatch_tokens_per_rank};
+    const ncclResult_t result = ncclEpCreateGroup(input_.rarely() ? nullptr : &made.group,
+                                                  input_.rarely() ? nullptr : comm_, break_struct(config));
+    expect_untouched(result, made.group, sentinel<ncclEpGroup_t>(), "ncclEpCreateGroup");
+    expect(result, "ncclEpCreateGroup");
+    if (result == ncclSuccess) {
+        groups_.push_back(made);
+    }
+}
+
+void Session::destroy_group() { expect(ncclEpGroupDestroy(choose_group().group), "ncclEpGroupDestroy"); }
+
+void Session::init_handle() {
+    Handle made;
+    made.handle = sentinel<ncclEpHandle_t>();
+    made.group = choose_group();
+    made.layout = choose_layout();
+    const auto topk = static_cast<int>(input_.or_edge(1 + input_.below(4)));
+    made.topk = static_cast<uint32_t>(topk);
+    Padded<ncclEpHandleConfig_t> config;
+    config.whole.dispatch_output_per_expert_alignment = input_.or_edge(0);
+    ncclEpTensor_t* memory = nullptr;
+    if (input_.byte() >= 192) {
+        size_t bytes = input_.byte();
+        if (!input_.rarely() &&
+            ncclEpHandleMemSize(made.group.group, made.layout, nullptr, &bytes, topk) != ncclSuccess) {
+            bytes = 64;
+        }
+        // A handle's memory may not lie in the window that its operations use.
+        window_is_used_ = true;
+        memory = &make_tensor(ncclUint8, {bytes}).descriptor;
+    }
+    ncclEpHandleConfig_t* given = input_.below(2) == 0 ? nullptr : break_struct(config);
+    const ncclResult_t result =
+        ncclEpInitHandle(input_.rarely() ? nullptr : &made.handle, made.group.group, made.layout, given, topk, memory);
+    // The one output that a failure sets: NULL, where there is a place for it.
+    if (result != ncclSuccess && made.handle != nullptr) {
+        expect_untouched(result, made.handle, sentinel<ncclEpHandle_t>(), "ncclEpInitHandle");
+    }
+    expect(result, "ncclEpInitHandle");
+    if (result == ncclSuccess) {
+        handles_.push_back(made);
+    }
+}
+
+void Session::create_handle() {
+    Handle made;
+    made.handle = sentinel<ncclEpHandle_t>();
+    made.group = choose_group();
+    made.layout = choose_layout();
+    made.topk = 1 + input_.below(4);
+    made.num_tokens = input_.below(made.group.max_tokens % 64 + 2);
+    Padded<ncclEpHandleConfig_t> config;
+    Padded<ncclEpLayoutInfo_t> layout_info;
+    ncclEpTensor_t* routing = make_routing(made, made.num_tokens);
+    const ncclResult_t result = ncclEpCreateHandle(&made.handle, made.group.group, made.layout, routing,
+                                                   input_.rarely() ? break_struct(layout_info) : nullptr,
+                                                   input_.below(2) == 0 ? nullptr : break_struct(config), nullptr);
+    if (result != ncclSuccess && made.handle != nullptr) {
+        expect_untouched(result, made.handle, sentinel<ncclEpHandle_t>(), "ncclEpCreateHandle");
+    }
+    expect(result, "ncclEpCreateHandle");
+    if (result == ncclSuccess) {
+        handles_.push_back(made);
+    }
+}
+
+void Session::destroy_handle() { expect(ncclEpHandleDestroy(choose_handle()->handle), "ncclEpHandleDestroy"); }
+
+void Session::handle_mem_size() {
+    Padded<ncclEpHandleConfig_t> config;
+    const size_t before = 0x5a5a;
+    size_t bytes = before;
+    const ncclResult_t result = ncclEpHandleMemSize(
+        choose_group().group, choose_layout(), input_.below(2) == 0 ? nullptr : break_struct(config),
+        input_.rarely() ? nullptr : &bytes, static_cast<int>(input_.or_edge(1 + input_.below(8))));
+    expect_untouched(result, bytes, before, "ncclEpHandleMemSize");
+    expect(result, "ncclEpHandleMemSize");
+}
+
+void Session::update_handle() {
+    Handle& handle = *choose_handle();
+    const uint32_t num_tokens = input_.below(handle.group.max_tokens % 64 + 2);
+    Padded<ncclEpLayoutInfo_t> layout_info;
+    ncclEpTensor_t* routing = make_routing(handle, num_tokens);
+    const ncclResult_t result =
+        ncclEpUpdateHandle(handle.handle, routing, input_.rarely() ? break_struct(layout_info) : nullptr, nullptr);
+    expect(result, "ncclEpUpdateHandle");
+    if (result == ncclSuccess) {
+        handle.num_tokens = num_tokens;
+    }
+}
+
+void Session::dispatch() {
+    Handle& handle = *choose_handle();
+    const bool is_expert_major = handle.layout != NCCL_EP_LAYOUT_RANK_MAJOR;
+    const auto num_ranks = static_cast<size_t>(num_ranks_);
+    const size_t max_tokens = handle.group.max_tokens;
+    const size_t zones = is_expert_major ? handle.group.num_experts / num_ranks : num_ranks;
+    const size_t slots = is_expert_major ? num_ranks * max_tokens : max_tokens;
+    static constexpr uint32_t kHidden[] = {16, 8, 32, 128, 256, 512, 7, 24};
+    static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclBfloat16};
+    const uint8_t kind = input_.byte();
+    const auto recipe = kind < 150   ? NCCL_EP_DISP_QUANT_NONE
+                        : kind < 200 ? NCCL_EP_DISP_QUANT_FWD
+                                     : NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    const bool is_fp8 = recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    const ncclDataType_t dtype = is_fp8                             ? ncclBfloat16
+                                 : recipe == NCCL_EP_DISP_QUANT_FWD ? ncclFloat8e4m3
+                                                                    : kTypes[input_.below(4)];
+    handle.hidden = is_fp8 ? 512 : kHidden[input_.below(8)];
+    const size_t scales = is_fp8 ? handle.hidden / 128 : 4;
+
+    Padded<ncclEpDispatchInputs_t> inputs;
+    Padded<ncclEpDispatchOutputs_t> outputs;
+    Padded<ncclEpLayoutInfo_t> layout_info;
+    Padded<ncclEpDispatchConfig_t> config;
+    inputs.whole.tokens = tensor(dtype, {handle.num_tokens, handle.hidden});
+    inputs.whole.topk_weights = tensor_if(!is_expert_major, ncclFloat32, {handle.num_tokens, handle.topk});
+    inputs.whole.scales = tensor_if(recipe == NCCL_EP_DISP_QUANT_FWD, ncclFloat32, {handle.num_tokens, scales});
+    outputs.whole.tokens = tensor(is_fp8 ? ncclFloat8e4m3 : dtype, {zones, slots, handle.hidden});
+    outputs.whole.topk_weights = tensor_if(!is_expert_major, ncclFloat32, {zones, slots, handle.topk});
+    outputs.whole.topk_idx = tensor_if(!is_expert_major, ncclInt32, {zones, slots, handle.topk});
+    outputs.whole.scales = tensor_if(recipe != NCCL_EP_DISP_QUANT_NONE, ncclFloat32, {zones, slots, scales});
+    layout_info.whole.expert_counters = tensor_if(is_expert_major, ncclInt32, {zones});
+    layout_info.whole.src_rank_counters = tensor_if(!is_expert_major, ncclInt32, {zones});
+    layout_info.whole.recv_topk_idx_kind = static_cast<ncclEpExpertIdKind_t>(input_.or_edge(input_.below(3)));
+    config.whole.send_only = input_.below(3) == 0;
+    config.whole.round_scales = is_fp8 ? input_.below(2) : input_.or_edge(0);
+    config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.rarely() ? input_.byte() : 0);
+    config.whole.quant_recipe = static_cast<ncclEpDispQuant_t>(input_.or_edge(recipe));
+    expect(ncclEpDispatch(handle.handle, break_struct(inputs), break_struct(outputs), break_struct(layout_info),
+                          break_struct(config), nullptr),
+           "ncclEpDispatch");
+}
+
+void Session::combine() {
+    const Handle& handle = *choose_handle();
+    const bool is_expert_major = handle.layout != NCCL_EP_LAYOUT_RANK_MAJOR;
+    const auto num_ranks = static_cast<size_t>(num_ranks_);
+    const size_t max_tokens = handle.group.max_tokens;
+    const size_t zones = is_expert_major ? handle.group.num_experts / num_ranks : num_ranks;
+    const size_t slots = is_expert_major ? num_ranks * max_tokens : max_tokens;
+    static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclBfloat16};
+    const bool is_fp4 = input_.byte() >= 224;
+    const ncclDataType_t dtype = is_fp4 ? ncclBfloat16 : kTypes[input_.below(4)];
+    const size_t hidden = is_fp4 ? 32 : input_.byte() < 200 ? handle.hidden : 16;
+
+    Padded<ncclEpCombineInputs_t> inputs;
+    Padded<ncclEpCombineOutputs_t> outputs;
+    Padded<ncclEpCombineConfig_t> config;
+    inputs.whole.tokens = tensor(dtype, {zones, slots, hidden});
+    inputs.whole.scales = tensor_if(is_fp4, ncclFloat32, {zones, slots, 1});
+    outputs.whole.tokens = tensor(dtype, {handle.num_tokens, hidden});
+    outputs.whole.topk_weights = tensor_if(is_expert_major, ncclFloat32, {handle.num_tokens, handle.topk});
+    config.whole.send_only = input_.below(3) == 0;
+    config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.rarely() ? input_.byte() : 0);
+    config.whole.quant_recipe = static_cast<ncclEpCombQuant_t>(input_.or_edge(is_fp4 ? NCCL_EP_COMB_QUANT_NVFP4 : 0));
+    expect(ncclEpCombine(handle.handle, break_struct(inputs), break_struct(outputs), break_struct(config), nullptr),
+           "ncclEpCombine");
+}
+
+void Session::complete() {
+    Padded<ncclEpCompleteConfig_t> config;
+    expect(ncclEpComplete(choose_handle()->handle, input_.below(2) == 0 ? nullptr : break_struct(config), nullptr),
+           "ncclEpComplete");
+}
+
+void Session::use_masks() {
+    const ncclEpGroup_t group = choose_group().group;
+    std::vector<int> mask(static_cast<size_t>(num_ranks_), 1);
+    int* given = input_.rarely() ? nullptr : mask.data();
+    int error = -1;
+    switch (input_.below(5)) {
+        case 0:
+            expect(ncclEpMaskQuery(group, given, nullptr), "ncclEpMaskQuery");
+            break;
+        case 1:
+            for (int& entry : mask) {
+                entry = static_cast<int>(input_.below(3)) - 1;
+            }
+            expect(ncclEpMaskUpdate(group, given, nullptr), "ncclEpMaskUpdate");
+            break;
+        case 2:
+            expect(ncclEpMaskClean(group, nullptr), "ncclEpMaskClean");
+            break;
+        case 3: {
+            const ncclResult_t result = ncclEpGetAsyncError(group, given == nullptr ? nullptr : &error);
+            expect_untouched(result, error, -1, "ncclEpGetAsyncError");
+            expect(result, "ncclEpGetAsyncError");
+            break;
+        }
+        default:
+            expect(ncclEpErrorClear(group), "ncclEpErrorClear");
+    }
+}
+
+void Session::allocate_tensor() {
+    Padded<ncclEpTensorAllocConfig_t> config;
+    const size_t extents[4] = {input_.byte(), input_.or_edge(2), 3, 4};
+    ncclEpTensor_t* made = sentinel<ncclEpTensor_t*>();
+    const ncclResult_t result = ncclEpTensorAlloc(
+        input_.rarely() ? nullptr : &made, input_.below(5), static_cast<ncclDataType_t>(input_.byte()),
+        input_.rarely() ? nullptr : extents, input_.below(2) == 0 ? nullptr : break_struct(config));
+    expect_untouched(result, made, sentinel<ncclEpTensor_t*>(), "ncclEpTensorAlloc");
+    expect(result, "ncclEpTensorAlloc");
+    if (result == ncclSuccess) {
+        size_t* sizes = made->sizes;
+        if (input_.rarely()) {
+            size_t other[4] = {1, 1, 1, 1};
+            made->sizes = other;
+            expect(ncclEpTensorDestroy(made), "ncclEpTensorDestroy");
+            made->sizes = sizes;
+        }
+        expect(ncclEpTensorDestroy(made), "ncclEpTensorDestroy");
+    }
+    expect(ncclEpTensorDestroy(input_.below(2) == 0 ? nullptr : &make_tensor(ncclFloat32, {1}).descriptor),
+           "ncclEpTensorDestroy");
+}
+
+void Session::inspect() {
+    int version = -1;
+    size_t symmetric = 0;
+    size_t local = 0;
+    Padded<crossdockDiagnosis_t> diagnosis;
+    switch (input_.below(4)) {
+        case 0:
+            expect(ncclEpGetVersion(input_.rarely() ? nullptr : &version), "ncclEpGetVersion");
+            break;
+        case 1:
+            expect(crossdockGroupMemory(choose_group().group, input_.rarely() ? nullptr : &symmetric, &local),
+                   "crossdockGroupMemory");
+            break;
+        case 2:
+            expect(crossdockGroupDiagnosis(choose_group().group, break_struct(diagnosis)), "crossdockGroupDiagnosis");
+            break;
+        default:
+            expect(crossdockHandleSetSums(choose_handle()->handle,
+                                          static_cast<crossdockSums_t>(input_.or_edge(input_.below(2)))),
+                   "crossdockHandleSetSums");
+    }
+}
+
+void Session::use_communicators() {
+    ncclComm_t comms[3] = {};
+    int number = -1;
+    void* memory = nullptr;
+    ncclWindow_t window = nullptr;
+    switch (input_.below(7)) {
+        case 0: {
+            const int count =
+                input_.rarely() ? static_cast<int>(input_.or_edge(5000)) : static_cast<int>(input_.below(4));
+            const bool has_room = count <= 3 || count > 4096;
+            if (has_room && crossdockCommInitAll(input_.rarely() ? nullptr : comms, count) == ncclSuccess) {
+                for (ncclComm_t comm : comms) {
+                    if (comm != nullptr) {
+                        expect(crossdockCommDestroy(comm), "crossdockCommDestroy");
+                    }
+                }
+            }
+            break;
+        }
+        case 1:
+            expect(crossdockCommUserRank(input_.rarely() ? nullptr : comm_, input_.rarely() ? nullptr : &number),
+                   "crossdockCommUserRank");
+            break;
+        case 2:
+            expect(crossdockCommDestroy(sentinel<ncclComm_t>()), "crossdockCommDestroy");
+            break;
+        case 3:
+            if (const size_t size = input_.byte();
+                crossdockMemAlloc(input_.rarely() ? nullptr : &memory, size) == ncclSuccess) {
+                expect(crossdockMemFree(memory), "crossdockMemFree");
+            }
+            expect(crossdockMemFree(&number), "crossdockMemFree");
+            break;
+        case 4: {
+            ncclUniqueId id{};
+            id.internal[input_.below(NCCL_UNIQUE_ID_BYTES)] = static_cast<char>(input_.byte());
+            expect(crossdockCommInitRank(comms, static_cast<int>(input_.or_edge(2)), id,
+                                         static_cast<int>(input_.or_edge(1))),
+                   "crossdockCommInitRank");
+            break;
+        }
+        case 5:
+            expect(crossdockCommBarrier(comm_), "crossdockCommBarrier");
+            break;
+        default:
+            expect(crossdockCommWindowRegister(comm_, window_memory_, input_.or_edge(0), &window,
+                                               static_cast<int>(input_.or_edge(0))),
+                   "crossdockCommWindowRegister");
+            if (window != nullptr) {
+                expect(crossdockCommWindowDeregister(comm_, window), "crossdockCommWindowDeregister");
+            }
+    }
+}
+
+}  // namespace crossdock::fuzz
