@@ -22,6 +22,8 @@ __attribute__((always_inline)) inline void sum_rows_of(const std::byte* const* r
             const std::byte* row = rows[i] + uint64_t{at} * dtype_bytes(kDType);
             for (uint32_t e = 0; e < block; ++e)
                 sums[e] = __builtin_fmaf(weight, load_element<kDType>(row, e), sums[e]);
+            // g++ 12 would merge the loops of two rows into one that it cannot vectorise any more.
+            asm volatile("" : : "r"(sums) : "memory");
         }
         std::byte* target = out + uint64_t{at} * dtype_bytes(kDType);
         for (uint32_t e = 0; e < block; ++e) store_element<kDType>(target, e, sums[e]);
