@@ -131,8 +131,7 @@ std::unique_ptr<tools::Device> make_device(const tools::RankContext& context, co
     if (options.world != World::kGpu) {
         return tools::make_cpu_device();
     }
-    const int local_rank = options.launched ? options.launched->local_rank : context.rank;
-    return tools::make_cuda_device(local_rank % tools::num_cuda_devices());
+    return tools::make_cuda_device(options.launched ? options.launched->local_rank : context.rank);
 }
 
 }  // namespace

@@ -166,8 +166,7 @@ class LayerRank {
 void run_rank(const tools::RankContext& context, const Options& options, const Text& text, size_t num_tokens,
               Board& board) {
     const bool on_gpu = options.world == World::kCuda;
-    const auto device =
-        on_gpu ? tools::make_cuda_device(context.rank % tools::num_cuda_devices()) : tools::make_cpu_device();
+    const auto device = on_gpu ? tools::make_cuda_device(context.rank) : tools::make_cpu_device();
     const LayerCommunicator comm(context, options.world);
     RankReport& report = board.reports[static_cast<size_t>(context.rank)];
     RankTokens tokens;

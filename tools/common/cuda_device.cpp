@@ -66,10 +66,11 @@ std::string why_no_cuda() {
 }
 
 std::unique_ptr<Device> make_cuda_device(int index) {
-    if (num_cuda_devices() == 0) {
+    const int num_devices = num_cuda_devices();
+    if (num_devices == 0) {
         throw std::runtime_error(why_no_cuda());
     }
-    return std::make_unique<CudaDevice>(index);
+    return std::make_unique<CudaDevice>(index % num_devices);
 }
 
 ncclComm_t make_nccl_communicator(const RankContext& context) {

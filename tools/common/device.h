@@ -29,7 +29,8 @@ class Device {
 
 std::unique_ptr<Device> make_cpu_device();
 
-// A GPU and a stream of its own. Throws with a sentence in a build without CUDA, and where there is no GPU.
+// A GPU, the index-th of those that are here or, when they are fewer, counted again from the first, and a stream of its
+// own. Throws with a sentence in a build without CUDA, and where there is no GPU.
 std::unique_ptr<Device> make_cuda_device(int index);
 
 // GPUs here; 0 in a build without CUDA and on a machine without a driver.
