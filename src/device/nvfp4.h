@@ -9,9 +9,13 @@ namespace crossdock {
 
 inline constexpr uint32_t kNvfp4Block = 16;
 
-// [elements / 2 payload][elements / 16 block scales][4: row scale], padded to 16 bytes.
+// [elements / 2 payload][elements / 16 block scales][padding][4: row scale], a multiple of 16 bytes. The row scale comes
+// last, where it is aligned for every row of 32 elements and more.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t nvfp4_wire_bytes(uint32_t elements) {
     return (elements / 2 + elements / kNvfp4Block + 4 + 15) / 16 * 16;
+}
+CROSSDOCK_HOST_DEVICE constexpr uint32_t nvfp4_row_scale_offset(uint32_t elements) {
+    return nvfp4_wire_bytes(elements) - 4;
 }
 
 inline namespace CROSSDOCK_WORLD {
@@ -35,7 +39,7 @@ CROSSDOCK_DEVICE void quantise_nvfp4(const Ctx& ctx, const std::byte* row, uint3
         }
         wire[elements / 2 + block] = static_cast<std::byte>(scale_bits);
     }
-    if (is_leader(ctx)) *reinterpret_cast<uint32_t*>(wire + elements / 2 + elements / kNvfp4Block) = bits_of(row_scale);
+    if (is_leader(ctx)) *reinterpret_cast<uint32_t*>(wire + nvfp4_row_scale_offset(elements)) = bits_of(row_scale);
 }
 
 // Element e of a wire row, before the row's scale.
@@ -47,7 +51,7 @@ CROSSDOCK_DEVICE float nvfp4_element(const std::byte* wire, uint32_t elements, u
 
 // What undoes the row's scale: 1 / row_scale, 1 where that is infinite.
 CROSSDOCK_DEVICE float nvfp4_inverse_scale(const std::byte* wire, uint32_t elements) {
-    const float row_scale = float_of(*reinterpret_cast<const uint32_t*>(wire + elements / 2 + elements / kNvfp4Block));
+    const float row_scale = float_of(*reinterpret_cast<const uint32_t*>(wire + nvfp4_row_scale_offset(elements)));
     const float inverse = 1.0f / row_scale;
     return bits_of(absolute(inverse)) == 0x7F800000u ? 1.0f : inverse;
 }
