@@ -25,6 +25,7 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     config.expect_equal_on_all_ranks(*communicator);
     std::shared_ptr<Group> group(new Group(std::move(communicator), config));
     group->preallocate();
+    group->communicator().barrier("ncclEpCreateGroup", config.timeout_ns);  // as in Handle::create
     if (environment.is_verbose && group->rank() == 0) {
         warn(fmt::format(
             "settings: {} ranks, {} experts, {} tokens a rank, {} bytes a token, SMs dispatch {} combine {}, timeout "

@@ -40,6 +40,8 @@ class Group {
     // An arena for handles of that kind; makes one (collective) where none fits.
     std::shared_ptr<LlArena> arena_for(ncclEpLayout_t layout, uint32_t topk);
 
+    size_t num_arenas() const { return arenas_.size(); }
+
     DeviceMemory allocate(size_t bytes, bool zeroed) { return DeviceMemory(runtime(), config_.alloc, bytes, zeroed); }
     WaitScope wait_scope(OperationKind operation, uint64_t handle_number) const;
 

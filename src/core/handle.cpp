@@ -52,12 +52,18 @@ std::shared_ptr<Handle> Handle::create(std::shared_ptr<Group> group, ncclEpLayou
                 "handle_mem is at {}, expected a multiple of 16", static_cast<void*>(memory.data));
         handle->memory_ = memory.data;
     }
+    const size_t arenas_before = group->num_arenas();
     handle->arena_ = group->arena_for(layout, handle->topk_);
     if (handle_mem == nullptr) {
         handle->owned_memory_ = group->allocate(bytes, false);
         handle->memory_ = handle->owned_memory_.data();
     }
     if (handle->is_expert_major() && group->config().sums_at_sender) handle->sums_ = CROSSDOCK_SUMS_SENDER;
+    // Nobody's kernels may start to wait for the others while these still set up memory: on a shared device they could
+    // not finish.
+    if (group->num_arenas() != arenas_before) {
+        group->communicator().barrier("ncclEpInitHandle", group->config().timeout_ns);
+    }
     handle->number_ = group->add_handle(handle.get());
     return handle;
 }
