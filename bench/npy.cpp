@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <regex>
 #include <sstream>
 #include <stdexcept>
 
@@ -51,14 +51,18 @@ NpyMatrix read_npy(const std::string& path) {
         refuse(path, "ends within its header");
     }
     const std::string header = content.substr(start, length);
-    std::smatch shape;
-    if (!std::regex_search(header, shape, std::regex(R"('shape':\s*\(\s*(\d{1,12}),\s*(\d{1,6})\s*,?\s*\))")) ||
-        header.find("'fortran_order': False") == std::string::npos) {
+    const size_t shape = header.find("'shape':");
+    unsigned long long num_rows = 0;
+    unsigned long long num_columns = 0;
+    char closing = 0;
+    if (shape == std::string::npos || header.find("'fortran_order': False") == std::string::npos ||
+        std::sscanf(header.c_str() + shape, "'shape': ( %12llu , %6llu %c", &num_rows, &num_columns, &closing) != 3 ||
+        closing != ')') {
         refuse(path, "is not a two-dimensional array in C order");
     }
     NpyMatrix matrix;
-    matrix.num_rows = std::stoull(shape[1]);
-    matrix.num_columns = std::stoull(shape[2]);
+    matrix.num_rows = num_rows;
+    matrix.num_columns = num_columns;
     const bool is_wide = header.find("'<i8'") != std::string::npos;
     if (!is_wide && header.find("'<i4'") == std::string::npos) {
         refuse(path, "holds neither int32 nor int64");
