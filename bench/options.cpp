@@ -110,7 +110,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--warmup", options.num_warmups, "iterations before them (10)")->check(integer_range(0, 1000000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
     app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");
-    app.add_option("--json", options.json_path, "also write the results for machines to FILE")->type_name("FILE");
+    app.add_option("--json", options.json_path, "also write the results for machines to FILE")
+        ->check(tools::writable_file());
     if (const auto status = tools::parse_command_line(app, argc, argv)) {
         return status;
     }

@@ -34,7 +34,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
             ->excludes(threads_flag);
     app.add_option("--device", device, "where the layer runs; cuda: ranks are threads with GPUs (cpu)")
         ->check(tools::one_of({"cpu", "cuda"}));
-    app.add_option("--json", options.json_path, "also write the report for machines to FILE")->type_name("FILE");
+    app.add_option("--json", options.json_path, "also write the report for machines to FILE")
+        ->check(tools::writable_file());
     app.add_option("--tokens", options.tokens_per_rank, "tokens a rank and step, at most (128)")
         ->check(integer_range(1, 512));
     app.add_option("--steps", options.num_steps, "steps, 0: the whole text (6)")->check(integer_range(0, 1000000));

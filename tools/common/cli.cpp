@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <cstring>
 
 namespace crossdock::tools {
 namespace {
@@ -51,6 +53,19 @@ CLI::Validator one_of(std::vector<std::string> words) {
             return fmt::format("'{}' is not one of {}", text, list);
         },
         std::move(label));
+}
+
+CLI::Validator writable_file() {
+    return CLI::Validator(
+        [](std::string& path) {
+            std::FILE* file = std::fopen(path.c_str(), "a");
+            if (file == nullptr) {
+                return fmt::format("'{}' cannot be written: {}", path, std::strerror(errno));
+            }
+            std::fclose(file);
+            return std::string();
+        },
+        "FILE");
 }
 
 std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv) {

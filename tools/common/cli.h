@@ -22,6 +22,9 @@ CLI::Validator number_range(double low, double high);
 // One of the words.
 CLI::Validator one_of(std::vector<std::string> words);
 
+// A file that can be written; it is made if it is not there, and nothing in it changes.
+CLI::Validator writable_file();
+
 // Parses. Holds the exit status where the program must end: 0 after --help, kUsageStatus after a sentence on stderr.
 std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 
