@@ -60,12 +60,16 @@ GpuRank::~GpuRank() {
     for (const cudaStream_t stream : streams_) cudaStreamDestroy(stream);
 }
 
+// Both copies first wait for the stream: a copy from or to pageable memory that waits for a kernel keeps every other
+// thread out of the driver, and the kernel may wait for what such a thread has yet to launch.
 void GpuRank::copy_to_device(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+    CHECK_CUDA(cudaStreamSynchronize(stream));
     CHECK_CUDA(cudaMemcpyAsync(target, source, bytes, cudaMemcpyHostToDevice, stream));
     CHECK_CUDA(cudaStreamSynchronize(stream));
 }
 
 void GpuRank::copy_to_host(void* target, const void* source, size_t bytes, cudaStream_t stream) {
+    CHECK_CUDA(cudaStreamSynchronize(stream));
     CHECK_CUDA(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToHost, stream));
     CHECK_CUDA(cudaStreamSynchronize(stream));
 }

@@ -119,6 +119,9 @@ void CudaRuntime::copy_on_device(void* target, const void* source, size_t bytes,
 void CudaRuntime::copy_to_host(void* host_target, const void* source, size_t bytes, cudaStream_t stream) {
     if (bytes == 0) return;
     DeviceGuard guard(device_);
+    // First, since a copy to pageable memory that waits for a kernel keeps all other threads out of the driver
+    // meanwhile.
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     check_cuda(cudaMemcpyAsync(host_target, source, bytes, cudaMemcpyDeviceToHost, stream),
                "cudaMemcpyAsync to the host");
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
