@@ -32,9 +32,12 @@ class Sequence {
                 if (actor.group == static_cast<size_t>(group)) problems.push_back(&actor.problem);
             }
             const bool other_communicator = shape.two_communicators && group % 2 == 1;
-            groups_.push_back(std::make_unique<Group>(context,
-                                                      other_communicator ? context.make_communicator() : context.comm(),
-                                                      group_config_for(context, problems)));
+            ncclEpGroupConfig_t config = group_config_for(context, problems);
+            // Kernels of different groups run at once, and those of one group wait for each other: on a GPU that ranks
+            // share, all of them must fit.
+            if (context.is_gpu()) config.max_num_sms = 32;
+            groups_.push_back(std::make_unique<Group>(
+                context, other_communicator ? context.make_communicator() : context.comm(), config));
         }
         for (Actor& actor : actors_) make_layer(actor);
     }
