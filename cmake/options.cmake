@@ -4,7 +4,9 @@ add_library(crossdock_options INTERFACE)
 target_compile_features(crossdock_options INTERFACE cxx_std_20)
 # The initialiser macros of nccl_ep.h name two fields and zero the rest, which g++ would report in every use.
 target_compile_options(crossdock_options INTERFACE
-    $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wno-missing-field-initializers>)
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wno-missing-field-initializers>
+    # The namespace of the world that a source is compiled for is inline where it is declared first, and only there.
+    $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-inline-namespace-reopened-noninline>)
 
 if(CROSSDOCK_SANITIZE)
     set(sanitize_flags -fsanitize=${CROSSDOCK_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
