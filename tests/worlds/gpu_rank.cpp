@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu_rank.h"
 
+#include <algorithm>
+
 #include "nccl_library.h"
 
 namespace crossdock::testing {
@@ -8,6 +10,7 @@ namespace {
 
 constexpr size_t kPoolBytes = size_t{384} << 20;
 constexpr size_t kAlignment = 256;
+constexpr size_t kMostStreams = 16;  // of a process
 
 }  // namespace
 
@@ -75,6 +78,11 @@ void GpuRank::copy_to_host(void* target, const void* source, size_t bytes, cudaS
 }
 
 cudaStream_t GpuRank::make_stream() {
+    // Ranks of one process share its hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, at most 32, the library's own
+    // streams included). With more streams than queues a rank's kernel could stand behind one that waits for it.
+    const size_t most_streams =
+        is_process_ ? kMostStreams : std::max<size_t>(kMostStreams / static_cast<size_t>(num_ranks()), 1);
+    if (streams_.size() >= most_streams) return streams_[next_stream_++ % streams_.size()];
     cudaStream_t stream = nullptr;
     // Non-blocking: the legacy default stream would order the ranks of one context.
     CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -72,6 +72,7 @@ class GpuRank : public RankContext {
     int num_made_ = 0;
     DevicePool pool_;
     std::vector<cudaStream_t> streams_;
+    size_t next_stream_ = 0;
     std::vector<cudaGraphExec_t> graphs_;
 };
 
