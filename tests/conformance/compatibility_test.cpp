@@ -93,6 +93,49 @@ TEST(Compatibility, NullConfigsMeanDefaults) {
     });
 }
 
+// The ids' width may change from update to update.
+TEST(Compatibility, RoutingsOfBothWidthsAlternate) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 9);
+            Group group(context, problem);
+            Layer layer(context, group.get(), problem);
+            for (const ncclDataType_t type : {ncclInt32, ncclInt64, ncclInt32}) {
+                problem.index_type = type;
+                layer.route(problem);
+                layer.round_trip();
+            }
+        });
+    });
+}
+
+// Descriptors that the library made serve like the caller's own, as long as nobody puts other extents into them.
+TEST(Compatibility, AllocatedDescriptorsServe) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
+            const Problem problem = small_problem(1, NCCL_EP_LAYOUT_EXPERT_MAJOR, 10);
+            Group group(context, problem);
+            const cudaStream_t stream = context.make_stream();
+            Buffer ids(context, stream, 3 * 2 * sizeof(int64_t));
+            const size_t extents[] = {3, 2};
+            ncclEpTensor_t* tensor = nullptr;
+            RANK_OK(context, ncclEpTensorAlloc(&tensor, 2, ncclInt64, extents, nullptr));
+            tensor->data = ids.data();
+            ncclEpHandle_t handle = nullptr;
+            RANK_OK(context,
+                    ncclEpCreateHandle(&handle, group.get(), problem.layout, tensor, nullptr, nullptr, stream));
+            size_t* const own = tensor->sizes;
+            size_t other[] = {3, 2};
+            tensor->sizes = other;
+            RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", ncclEpUpdateHandle(handle, tensor, nullptr, stream));
+            tensor->sizes = own;
+            RANK_OK(context, ncclEpUpdateHandle(handle, tensor, nullptr, stream));
+            RANK_OK(context, ncclEpHandleDestroy(handle));
+            RANK_OK(context, ncclEpTensorDestroy(tensor));
+        });
+    });
+}
+
 // What a later version appends is ignored, whatever it holds.
 TEST(Compatibility, LargerStructsAreAccepted) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {

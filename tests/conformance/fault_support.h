@@ -16,8 +16,33 @@ ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group);
 
 int async_error(RankContext& context, ncclEpGroup_t group);
 
-// Checks that the group's last expired wait was for `peer`.
+// The rank for which the group's last expired wait was; checks that there is one.
+int diagnosed_peer(RankContext& context, ncclEpGroup_t group);
 void check_diagnosis(RankContext& context, ncclEpGroup_t group, int peer);
+
+// A group made by hand, because it may fail to be; a rank that stops for any reason still destroys it.
+struct DestroyGroup {
+    void operator()(ncclEpGroup_t group) const { ncclEpGroupDestroy(group); }
+};
+using OwnedGroup = std::unique_ptr<ncclEpGroup, DestroyGroup>;
+
+// Who blamed whom, in memory that threads and forked processes share. A rank that has failed is missed by its peers in
+// turn, so a dead rank is blamed directly or through others.
+class BlameTable {
+  public:
+    static constexpr int kMostRanks = 16;
+    BlameTable();
+    ~BlameTable();
+    BlameTable(const BlameTable&) = delete;
+    BlameTable& operator=(const BlameTable&) = delete;
+    void blame(int rank, int peer) { peers_[rank] = peer; }
+    void clear();
+    // Empty if every blame ends at `dead`; else what does not. `everybody`: each other rank must have blamed someone.
+    std::string complaint(int num_ranks, int dead, bool everybody) const;
+
+  private:
+    int* peers_;
+};
 
 // Whether anything is left of this program's shared memory: the names in /dev/shm.
 std::vector<std::string> shared_memory_names();

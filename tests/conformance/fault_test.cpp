@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 
 #include "fault_support.h"
 
@@ -37,11 +38,13 @@ ncclEpGroupConfig_t short_config(RankContext& context, const Problem& problem, u
 }
 
 // After the first failure: every further call says the same at once, and the group can be destroyed.
-void check_failed_group(RankContext& context, Layer& layer, ncclEpGroup_t group, int dead) {
-    check_diagnosis(context, group, dead);
-    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", dead), layer.dispatch());
-    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", dead), layer.combine());
-    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", dead), layer.complete());
+// Returns whom this rank blames.
+int check_failed_group(RankContext& context, Layer& layer, ncclEpGroup_t group) {
+    const int blamed = diagnosed_peer(context, group);
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.dispatch());
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.combine());
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.complete());
+    return blamed;
 }
 
 // Runs steps until one fails; the failed call must have come back within the timeout, with room for a loaded machine.
@@ -67,7 +70,8 @@ TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
             const int dead = round % num_ranks;
             WorldSpec spec = world;
             spec.doomed = {dead};
-            expect_clean(spec, num_ranks, std::nullopt, [=](RankContext& context) {
+            BlameTable blames;
+            expect_clean(spec, num_ranks, std::nullopt, [=, &blames](RankContext& context) {
                 const auto layout = round % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
                 const Problem problem = busy_problem(num_ranks, layout, static_cast<uint64_t>(round));
                 Group group(context, context.comm(), short_config(context, problem));
@@ -75,8 +79,9 @@ TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
                 layer.round_trip();
                 if (context.rank() == dead) die_after(static_cast<uint64_t>(round) * 1300);
                 step_until_failure(context, layer);
-                check_failed_group(context, layer, group.get(), dead);
+                blames.blame(context.rank(), check_failed_group(context, layer, group.get()));
             });
+            EXPECT_EQ(blames.complaint(num_ranks, dead, true), "");
         }
     });
     EXPECT_EQ(shared_memory_names(), before) << "something is left in /dev/shm";
@@ -99,7 +104,7 @@ TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
                 layer.prepare_combine();
                 RANK_CHECK(context, layer.combine() == ncclRemoteError, "combine without rank 1 succeeded");
             }
-            check_failed_group(context, layer, group.get(), 1);
+            RANK_CHECK(context, check_failed_group(context, layer, group.get()) == 1, "the wrong rank is blamed");
         });
     });
 }
@@ -109,51 +114,58 @@ TEST(Fault, ARankKilledAtAnyStepIsNamed) {
     on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
         constexpr int kRanks = 3;
         constexpr int kDead = 1;
-        const RankProgram program = [](RankContext& context) {
-            const bool dead = context.rank() == kDead;
-            const Problem problem = busy_problem(kRanks, NCCL_EP_LAYOUT_EXPERT_MAJOR, 4);
-            ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
-            ncclEpGroup_t group = nullptr;
-            const ncclResult_t made = ncclEpCreateGroup(&group, context.comm(), &config);
-            if (made != ncclSuccess) {
-                RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made),
-                           crossdockGetLastError());
-                RANK_CHECK(context, group == nullptr, "a group that was not made");
-                return;
-            }
-            {
-                Layer layer(context, group, problem);
-                for (int step = 0; step < 3; ++step) {
-                    layer.prepare_dispatch();
-                    ncclResult_t result = layer.dispatch();
-                    if (result == ncclSuccess && !dead) layer.check_dispatch();
-                    if (result == ncclSuccess) layer.prepare_combine();
-                    if (result == ncclSuccess) result = layer.combine();
-                    if (result == ncclSuccess && !dead) layer.check_combine();
-                    if (result == ncclSuccess) continue;
-                    RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            const auto blames = std::make_shared<BlameTable>();
+            const RankProgram program = [=](RankContext& context) {
+                const bool dead = context.rank() == kDead;
+                const Problem problem = busy_problem(kRanks, layout, 4);
+                ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
+                ncclEpGroup_t group = nullptr;
+                const ncclResult_t made = ncclEpCreateGroup(&group, context.comm(), &config);
+                if (made != ncclSuccess) {
+                    RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made),
                                crossdockGetLastError());
-                    if (!dead) check_failed_group(context, layer, group, kDead);
-                    break;
+                    RANK_CHECK(context, group == nullptr, "a group that was not made");
+                    return;
                 }
+                OwnedGroup owner(group);
+                {
+                    Layer layer(context, group, problem, {.peers_may_die = true});
+                    for (int step = 0; step < 3; ++step) {
+                        layer.prepare_dispatch();
+                        ncclResult_t result = layer.dispatch();
+                        if (result == ncclSuccess && !dead) layer.check_dispatch();
+                        if (result == ncclSuccess) layer.prepare_combine();
+                        if (result == ncclSuccess) result = layer.combine();
+                        if (result == ncclSuccess && !dead) layer.check_combine();
+                        if (result == ncclSuccess) continue;
+                        RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
+                                   crossdockGetLastError());
+                        if (!dead) blames->blame(context.rank(), check_failed_group(context, layer, group));
+                        break;
+                    }
+                }
+                const ncclResult_t gone = ncclEpGroupDestroy(owner.release());
+                RANK_CHECK(context, dead || gone == ncclSuccess, "{}: {}", result_name(gone), crossdockGetLastError());
+            };
+            WorldSpec spec = world;
+            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+            ASSERT_GT(healthy.num_steps, 0u);
+            const Seeds seeds = seeds_or(0, 120);
+            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+                spec.deterministic.seed = seed;
+                spec.deterministic.killed_rank = kDead;
+                spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
+                blames->clear();
+                RunReport report = run_ranks(spec, kRanks, program);
+                const std::string complaint = blames->complaint(kRanks, kDead, false);
+                if (!complaint.empty()) report.failures.push_back(complaint);
+                for (const std::string& failure : failures_of_others(report, kDead)) {
+                    ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
+                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
+                }
+                if (::testing::Test::HasFailure()) return;
             }
-            const ncclResult_t gone = ncclEpGroupDestroy(group);
-            RANK_CHECK(context, dead || gone == ncclSuccess, "{}: {}", result_name(gone), crossdockGetLastError());
-        };
-        WorldSpec spec = world;
-        const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-        ASSERT_GT(healthy.num_steps, 0u);
-        const Seeds seeds = seeds_or(0, 120);
-        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-            spec.deterministic.seed = seed;
-            spec.deterministic.killed_rank = kDead;
-            spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
-            const RunReport report = run_ranks(spec, kRanks, program);
-            for (const std::string& failure : failures_of_others(report, kDead)) {
-                ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
-                              << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
-            }
-            if (::testing::Test::HasFailure()) return;
         }
     });
 }
@@ -172,7 +184,8 @@ TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
                 const ncclResult_t result = layer.dispatch();
                 context.synchronize(layer.stream());
                 RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
-                check_failed_group(context, layer, group.get(), absent);
+                RANK_CHECK(context, check_failed_group(context, layer, group.get()) == absent,
+                           "the wrong rank is blamed");
             }
             context.barrier();
         });

@@ -48,7 +48,7 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
     options_.in_place =
         options.in_place && problem.received_type() == problem.combine_type && problem.hidden == problem.combine_hidden;
 
-    ids_ = make_buffer(max_tokens * topk * type_bytes(problem.index_type));
+    ids_ = make_buffer(max_tokens * topk * sizeof(int64_t));  // an update may bring another width
     tokens_ = make_buffer(max_tokens * problem.token_row_bytes());
     weights_ = make_buffer(max_tokens * topk * sizeof(float));
     received_ = make_buffer(rows * problem.received_row_bytes());
@@ -64,7 +64,9 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
     combine_output_ = make_buffer(max_tokens * problem.combine_row_bytes());
 
     write_inputs();
-    RANK_OK(context_, make_handle());
+    const ncclResult_t made = make_handle();
+    if (made == ncclRemoteError && options.peers_may_die) throw StopProgram("no handle without the dead");
+    RANK_OK(context_, made);
     if (problem.expert_major() && problem.sums != CROSSDOCK_SUMS_EXACT) {
         RANK_OK(context_, crossdockHandleSetSums(handle_, problem.sums));
     }

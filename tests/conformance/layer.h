@@ -40,7 +40,8 @@ struct LayerOptions {
     bool source_counters = true;      // rank-major: asks for them
     bool version_1_structs = false;   // config and layout structs end where version 1's did
     bool null_configs = false;        // NULL for configs that hold defaults only
-    bool keep_outputs = false;        // what an earlier dispatch left in unused rows stays there and is not looked at
+    bool peers_may_die = false;  // a handle that dead ranks keep from being made ends the program, without a failure
+    bool keep_outputs = false;   // what an earlier dispatch left in unused rows stays there and is not looked at
 };
 
 class Layer {

@@ -67,31 +67,34 @@ TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
     on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
         constexpr int kRanks = 3;
         constexpr int kDead = 1;
-        const RankProgram program = [](RankContext& context) {
-            const Problem problem = busy_problem(kRanks, NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
-            ncclEpGroupConfig_t config = mask_config(context, problem, 1'000'000);
-            ncclEpGroup_t group = nullptr;
-            // A rank that dies while groups are made takes the group along.
-            if (ncclEpCreateGroup(&group, context.comm(), &config) != ncclSuccess) return;
-            {
-                Layer layer(context, group, problem);
-                for (int step = 0; step < 4; ++step) degraded_step(context, group, layer);
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            const RankProgram program = [=](RankContext& context) {
+                const Problem problem = busy_problem(kRanks, layout, 2);
+                ncclEpGroupConfig_t config = mask_config(context, problem, 1'000'000);
+                ncclEpGroup_t group = nullptr;
+                // A rank that dies while groups are made takes the group along.
+                if (ncclEpCreateGroup(&group, context.comm(), &config) != ncclSuccess) return;
+                OwnedGroup owner(group);
+                {
+                    Layer layer(context, group, problem, {.peers_may_die = true});
+                    for (int step = 0; step < 4; ++step) degraded_step(context, group, layer);
+                }
+                RANK_OK(context, ncclEpGroupDestroy(owner.release()));
+            };
+            WorldSpec spec = world;
+            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+            const Seeds seeds = seeds_or(0, 120);
+            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+                spec.deterministic.seed = seed;
+                spec.deterministic.killed_rank = kDead;
+                spec.deterministic.killed_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
+                const RunReport report = run_ranks(spec, kRanks, program);
+                for (const std::string& failure : failures_of_others(report, kDead)) {
+                    ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
+                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
+                }
+                if (::testing::Test::HasFailure()) return;
             }
-            RANK_OK(context, ncclEpGroupDestroy(group));
-        };
-        WorldSpec spec = world;
-        const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-        const Seeds seeds = seeds_or(0, 120);
-        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-            spec.deterministic.seed = seed;
-            spec.deterministic.killed_rank = kDead;
-            spec.deterministic.killed_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
-            const RunReport report = run_ranks(spec, kRanks, program);
-            for (const std::string& failure : failures_of_others(report, kDead)) {
-                ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
-                              << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
-            }
-            if (::testing::Test::HasFailure()) return;
         }
     });
 }

@@ -105,15 +105,19 @@ TEST(Window, ForwardedScalesGoAlong) {
 
 TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
-        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            Problem problem = rank_major_problem(context.num_ranks(), 11);
-            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
-            config.zero_copy = NCCL_EP_ZERO_COPY_ON;
-            Group group(context, context.comm(), config);
-            Layer layer(context, group.get(), problem);
-            layer.prepare_dispatch();
-            RANK_REFUSED(context, ncclInvalidArgument, "window", layer.dispatch());
-        });
+        // Expert-major dispatch has no path into windows at all.
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_RANK_MAJOR, NCCL_EP_LAYOUT_EXPERT_MAJOR}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                Problem problem = rank_major_problem(context.num_ranks(), 11);
+                problem.layout = layout;
+                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                config.zero_copy = NCCL_EP_ZERO_COPY_ON;
+                Group group(context, context.comm(), config);
+                Layer layer(context, group.get(), problem);
+                layer.prepare_dispatch();
+                RANK_REFUSED(context, ncclInvalidArgument, "window", layer.dispatch());
+            });
+        }
     });
 }
 
