@@ -7,11 +7,13 @@
  *   - the sentence that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for.
  *
- * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and leaves a
- * sentence for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in the same order.
+ * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
+ * leaves a sentence for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in
+ * the same order.
  *
- * Streams on CPUs. An operation on a CPU communicator has finished when the call returns (a send_only operation: its send half
- * has). The stream argument of nccl_ep.h's functions is ignored there; pass NULL. "Device memory" is ordinary memory there.
+ * Streams on CPUs. An operation on a CPU communicator has finished when the call returns (a send_only operation: its
+ * send half has). The stream argument of nccl_ep.h's functions is ignored there; pass NULL. "Device memory" is ordinary
+ * memory there.
  */
 #ifndef CROSSDOCK_H_
 #define CROSSDOCK_H_
@@ -28,40 +30,44 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------------- */
+/* ---- Errors ---- */
 
-/* The sentence of the calling thread's last failed call of nccl_ep.h or crossdock.h: argument, value, allowed range. Never NULL;
- * empty before the first failure. Owned by the library; valid until the thread's next failed call. Successful calls keep it. */
+/* The sentence of the calling thread's last failed call of nccl_ep.h or crossdock.h: argument, value, allowed range.
+ * Never NULL; empty before the first failure. Owned by the library; valid until the thread's next failed call.
+ * Successful calls keep it. */
 const char* crossdockGetLastError(void);
 
-/* ---- CPU communicators --------------------------------------------------------------------------------------------------- */
+/* ---- CPU communicators ---- */
 
-/* All ranks as threads of this process: comms[0..num_ranks-1] receives one communicator a rank, each to be used by one thread at
- * a time. Local, returns at once. InvalidArgument: comms NULL, num_ranks not in 1..4096. */
+/* All ranks as threads of this process: comms[0..num_ranks-1] receives one communicator a rank, each to be used by one
+ * thread at a time. Local, returns at once. InvalidArgument: comms NULL, num_ranks not in 1..4096. */
 ncclResult_t crossdockCommInitAll(ncclComm_t* comms, int num_ranks);
 
-/* Ranks as processes of one host. One process makes the id and hands it to the others by any means (as with ncclGetUniqueId); it
- * must live until all have joined. Nothing is left behind in the file system, however the processes end. */
+/* Ranks as processes of one host. One process makes the id and hands it to the others by any means (as with
+ * ncclGetUniqueId); it must live until all have joined. Nothing is left behind in the file system, however the
+ * processes end. */
 ncclResult_t crossdockGetUniqueId(ncclUniqueId* id);
 
-/* Joins the communicator of the id as rank. Collective and blocking: returns when all num_ranks processes have joined, with
- * RemoteError and the missing ranks' numbers after CROSSDOCK_JOIN_TIMEOUT_MS (60000). InvalidArgument: rank not in
+/* Joins the communicator of the id as rank. Collective and blocking: returns when all num_ranks processes have joined,
+ * with RemoteError and the missing ranks' numbers after CROSSDOCK_JOIN_TIMEOUT_MS (60000). InvalidArgument: rank not in
  * 0..num_ranks-1, an id that was not made by crossdockGetUniqueId, a rank taken twice, num_ranks that differ. */
 ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank);
 
-/* Frees a CPU communicator; its groups and windows must be gone (they are refused later with a sentence otherwise). Local. */
+/* Frees a CPU communicator; its groups and windows must be gone (they are refused later with a sentence otherwise).
+ * Local. */
 ncclResult_t crossdockCommDestroy(ncclComm_t comm);
 
 /* Rank and number of ranks; any communicator, CPU or NCCL. */
 ncclResult_t crossdockCommUserRank(ncclComm_t comm, int* rank);
 ncclResult_t crossdockCommCount(ncclComm_t comm, int* num_ranks);
 
-/* Host-side helpers on CPU communicators, for programs that need no other library: all_bytes[r*bytes ...] receives rank r's bytes.
- * Collective, blocking, bounded by CROSSDOCK_JOIN_TIMEOUT_MS (RemoteError names the ranks that did not come). */
+/* Host-side helpers on CPU communicators, for programs that need no other library: all_bytes[r*bytes ...] receives rank
+ * r's bytes. Collective, blocking, bounded by CROSSDOCK_JOIN_TIMEOUT_MS (RemoteError names the ranks that did not
+ * come). */
 ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void* all_bytes, size_t bytes);
 ncclResult_t crossdockCommBarrier(ncclComm_t comm);
 
-/* ---- The deterministic world ----------------------------------------------------------------------------------------------- */
+/* ---- The deterministic world ---- */
 
 /* What may be broken on purpose, to show that checks see it. */
 typedef enum {
@@ -71,12 +77,12 @@ typedef enum {
 } crossdockFault_t;
 
 typedef struct {
-    unsigned int size;           /* sizeof(crossdockDeterministicConfig_t) */
-    unsigned int magic;          /* NCCL_EP_MAGIC */
-    uint64_t seed;               /* chooses who runs next and how late every asynchronous copy lands */
-    uint64_t max_copy_delay_ns;  /* in simulated time; 0: 20000 */
-    int killed_rank;             /* -1: none. From killed_at_step on, this rank's writes are lost and its calls fail */
-    uint64_t killed_at_step;     /* scheduler steps */
+    unsigned int size;          /* sizeof(crossdockDeterministicConfig_t) */
+    unsigned int magic;         /* NCCL_EP_MAGIC */
+    uint64_t seed;              /* chooses who runs next and how late every asynchronous copy lands */
+    uint64_t max_copy_delay_ns; /* in simulated time; 0: 20000 */
+    int killed_rank;            /* -1: none. From killed_at_step on, this rank's writes are lost and its calls fail */
+    uint64_t killed_at_step;    /* scheduler steps */
     crossdockFault_t fault;
 } crossdockDeterministicConfig_t;
 
@@ -86,59 +92,64 @@ typedef struct {
 /* One rank's program. It may use the communicator until it returns; it must not block outside the library. */
 typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context);
 
-/* Runs program once a rank, every rank as a fiber of the calling thread, in simulated time: one seed is one run, bit for bit.
- * Returns when all programs have returned. The communicators are made and destroyed here. InternalError with a sentence that names
- * the seed where an invariant of the protocol was violated (each row once, no slot written before it is free, counts add up).
- * num_steps, if not NULL, receives the number of scheduler steps (the range for killed_at_step). config NULL: seed 0. */
-ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterministicConfig_t* config, crossdockRankProgram_t program,
-                                       void* context, uint64_t* num_steps);
+/* Runs program once a rank, every rank as a fiber of the calling thread, in simulated time: one seed is one run, bit
+ * for bit. Returns when all programs have returned. The communicators are made and destroyed here. InternalError with a
+ * sentence that names the seed where an invariant of the protocol was violated (each row once, no slot written before
+ * it is free, counts add up). num_steps, if not NULL, receives the number of scheduler steps (the range for
+ * killed_at_step). config NULL: seed 0. */
+ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterministicConfig_t* config,
+                                       crossdockRankProgram_t program, void* context, uint64_t* num_steps);
 
-/* ---- Memory and windows of CPU communicators -------------------------------------------------------------------------------- */
+/* ---- Memory and windows of CPU communicators ---- */
 
-/* Zeroed memory that can be registered as a window in every CPU world, 4096-byte aligned. Local. size 0: InvalidArgument. */
+/* Zeroed memory that can be registered as a window in every CPU world, 4096-byte aligned. Local. size 0:
+ * InvalidArgument. */
 ncclResult_t crossdockMemAlloc(void** memory, size_t size);
 ncclResult_t crossdockMemFree(void* memory);
 
-/* Registers [memory, memory + size) as a window: collective, the same size on every rank. In the threads and deterministic worlds any
- * memory will do; between processes it must lie in one crossdockMemAlloc allocation. flags: 0. The window must be deregistered
- * (collective) before the memory is freed. An NCCL communicator: InvalidUsage (use ncclCommWindowRegister). */
+/* Registers [memory, memory + size) as a window: collective, the same size on every rank. In the threads and
+ * deterministic worlds any memory will do; between processes it must lie in one crossdockMemAlloc allocation. flags: 0.
+ * The window must be deregistered (collective) before the memory is freed. An NCCL communicator: InvalidUsage (use
+ * ncclCommWindowRegister). */
 ncclResult_t crossdockCommWindowRegister(ncclComm_t comm, void* memory, size_t size, ncclWindow_t* window, int flags);
 ncclResult_t crossdockCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
 
-/* ---- Groups and handles ------------------------------------------------------------------------------------------------------ */
+/* ---- Groups and handles ---- */
 
 /* The last wait that expired in this group on this rank. */
 typedef struct {
-    unsigned int size;      /* in: sizeof(crossdockDiagnosis_t) */
-    unsigned int magic;     /* in: NCCL_EP_MAGIC */
-    int valid;              /* 0: no wait of this group has expired; the rest is zero */
-    int rank;               /* who waited */
-    int peer;               /* for whom */
-    const char* operation;  /* "dispatch", "combine", ...; static storage */
-    const char* step;       /* what was awaited, e.g. "row", "counts", "credit"; static storage */
-    uint64_t handle;        /* number of the handle within its group, in order of creation, from 1; 0: none */
-    uint64_t epoch;         /* the operation's number within the group */
-    uint64_t expected;      /* the awaited value ... */
-    uint64_t seen;          /* ... and the last one seen */
-    uint64_t elapsed_us;    /* from the operation's start on this rank */
+    unsigned int size;     /* in: sizeof(crossdockDiagnosis_t) */
+    unsigned int magic;    /* in: NCCL_EP_MAGIC */
+    int valid;             /* 0: no wait of this group has expired; the rest is zero */
+    int rank;              /* who waited */
+    int peer;              /* for whom */
+    const char* operation; /* "dispatch", "combine", ...; static storage */
+    const char* step;      /* what was awaited, e.g. "row", "counts", "credit"; static storage */
+    uint64_t handle;       /* number of the handle within its group, in order of creation, from 1; 0: none */
+    uint64_t epoch;        /* the operation's number within the group */
+    uint64_t expected;     /* the awaited value ... */
+    uint64_t seen;         /* ... and the last one seen */
+    uint64_t elapsed_us;   /* from the operation's start on this rank */
 } crossdockDiagnosis_t;
 
-#define CROSSDOCK_DIAGNOSIS_INIT { sizeof(crossdockDiagnosis_t), NCCL_EP_MAGIC, 0, 0, 0, "", "", 0, 0, 0, 0, 0 }
+#define CROSSDOCK_DIAGNOSIS_INIT \
+    { sizeof(crossdockDiagnosis_t), NCCL_EP_MAGIC, 0, 0, 0, "", "", 0, 0, 0, 0, 0 }
 
 /* Local, never blocks, no device synchronisation. */
 ncclResult_t crossdockGroupDiagnosis(ncclEpGroup_t group, crossdockDiagnosis_t* diagnosis);
 
-/* Bytes that the library holds for this group on this rank: symmetric communication memory, and the rest (handles' own memory
- * excluded). Local. Either pointer may be NULL. */
+/* Bytes that the library holds for this group on this rank: symmetric communication memory, and the rest (handles' own
+ * memory excluded). Local. Either pointer may be NULL. */
 ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, size_t* local_bytes);
 
 /* How the LL expert-major combine sums. */
 typedef enum {
     CROSSDOCK_SUMS_EXACT = 0, /* every (token, k) row travels; the home rank sums in k order, fp32, one rounding */
-    CROSSDOCK_SUMS_SENDER = 1 /* a rank first sums a token's weighted rows in fp32, rounds once, and sends one row; the home rank sums
-                                 those in fp32 in order of each rank's first k and rounds once. With u the dtype's unit roundoff
-                                 (bf16 2^-8, fp16 2^-11, fp32 2^-24), K choices and S = sum_k |w_k x_k|:
-                                 |error| <= (2u + u^2 + (K + 1) 2^-24 (1 + u)^2) S, subnormal results aside. */
+    CROSSDOCK_SUMS_SENDER =
+        1 /* a rank first sums a token's weighted rows in fp32, rounds once, and sends one row; the home rank sums
+             those in fp32 in order of each rank's first k and rounds once. With u the dtype's unit roundoff
+             (bf16 2^-8, fp16 2^-11, fp32 2^-24), K choices and S = sum_k |w_k x_k|:
+             |error| <= (2u + u^2 + (K + 1) 2^-24 (1 + u)^2) S, subnormal results aside. */
 } crossdockSums_t;
 
 /* Applies to combines issued from now on. Every rank sets the same. Handles start with SENDER if the environment says

@@ -35,7 +35,7 @@ size_t Handle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncc
         .bytes();
 }
 
-std::shared_ptr<Handle> Handle::create(std::shared_ptr<Group> group, ncclEpLayout_t layout,
+std::shared_ptr<Handle> Handle::create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout,
                                        const ncclEpHandleConfig_t* config, int num_topk,
                                        const ncclEpTensor_t* handle_mem) {
     group->expect_working();

@@ -19,7 +19,7 @@ class Handle {
                                int num_topk);
 
     // Collective only where the group must make an arena. handle_mem NULL: library-owned.
-    static std::shared_ptr<Handle> create(std::shared_ptr<Group> group, ncclEpLayout_t layout,
+    static std::shared_ptr<Handle> create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout,
                                           const ncclEpHandleConfig_t* config, int num_topk,
                                           const ncclEpTensor_t* handle_mem);
     ~Handle();

@@ -9,8 +9,8 @@ namespace crossdock {
 
 inline constexpr uint32_t kNvfp4Block = 16;
 
-// [elements / 2 payload][elements / 16 block scales][padding][4: row scale], a multiple of 16 bytes. The row scale comes
-// last, where it is aligned for every row of 32 elements and more.
+// [elements / 2 payload][elements / 16 block scales][padding][4: row scale], a multiple of 16 bytes. The row scale
+// comes last, where it is aligned for every row of 32 elements and more.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t nvfp4_wire_bytes(uint32_t elements) {
     return (elements / 2 + elements / kNvfp4Block + 4 + 15) / 16 * 16;
 }

@@ -90,8 +90,8 @@ CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t e
 
 // Tells every peer how many rows, and how many choices of each of its experts, this source sends it; ahead of the rows,
 // so that the receiver knows every row's final place before the first one lands. A word carries its epoch: no order
-// among them is needed. The entry word is stored with release: whoever sees it may write over outputs that this rank has
-// read until now.
+// among them is needed. The entry word is stored with release: whoever sees it may write over outputs that this rank
+// has read until now.
 CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
                                       const int* expert_counts, const int* rank_counts) {
     const LlCommon& c = args.common;
