@@ -44,8 +44,8 @@ class BlameTable {
     int* peers_;
 };
 
-// Whether anything is left of this program's shared memory: the names in /dev/shm.
-std::vector<std::string> shared_memory_names();
+// The names of this library that are left in /dev/shm.
+std::vector<std::string> left_in_shared_memory();
 
 // The failures of all ranks but one, which may say what it likes.
 std::vector<std::string> failures_of_others(const RunReport& report, int rank);

@@ -63,7 +63,6 @@ void step_until_failure(RankContext& context, Layer& layer) {
 }
 
 TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
-    const std::vector<std::string> before = shared_memory_names();
     on_each_world({WorldKind::kProcesses}, [](const WorldSpec& world) {
         for (int round = 0; round < 8; ++round) {
             const int num_ranks = 3 + round % 2;
@@ -84,7 +83,7 @@ TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
             EXPECT_EQ(blames.complaint(num_ranks, dead, true), "");
         }
     });
-    EXPECT_EQ(shared_memory_names(), before) << "something is left in /dev/shm";
+    EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
 }
 
 TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
