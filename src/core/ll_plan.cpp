@@ -17,6 +17,7 @@ constexpr uint32_t kFewestGpuBlocks = 16;   // rows of other ranks arrive howeve
 constexpr uint32_t kGpuSegmentBytes = 2048;
 constexpr uint32_t kRacyBlocks = 2;  // the deterministic world: several blocks and warps, for their interleavings
 constexpr uint32_t kRacyWarps = 2;
+constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 struct Grid {
     uint32_t blocks;
@@ -48,7 +49,12 @@ LaunchShape fit(const Group& group, Args& args, const Grid& grid, const char* wh
     const size_t room = group.runtime().max_shared_bytes();
     for (args.common.warps_per_block = grid.warps; args.common.warps_per_block > 0; --args.common.warps_per_block) {
         const size_t bytes = Shared::of(args).bytes;
-        if (bytes <= room) return {static_cast<int>(grid.blocks), static_cast<int>(args.common.warps_per_block), bytes};
+        if (bytes > room) continue;
+        // What the host's ranks move together, if all have as many tokens.
+        const uint64_t moved =
+            uint64_t{args.common.num_tokens} * args.common.topk * args.row_bytes * group.config().num_ranks;
+        return {static_cast<int>(grid.blocks), static_cast<int>(args.common.warps_per_block), bytes,
+                moved > kCpuCacheBytes};
     }
     args.common.warps_per_block = 1;
     fail(ncclInvalidArgument,

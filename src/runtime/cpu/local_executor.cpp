@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "runtime/cpu/fiber.h"
 #include "runtime/cpu/idle_backoff.h"
+#include "runtime/cpu/stream_copy.h"
 #include "runtime/cpu/zeroed_memory.h"
 
 namespace crossdock::cpu {
@@ -16,6 +17,7 @@ namespace {
 
 struct Launch {
     const std::function<void(Warp&)>* kernel;
+    bool streams_rows;
     IdleBackoff backoff;
     uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
     bool progressed = false;                     // somebody did more than poll in the current round
@@ -66,7 +68,11 @@ class LocalWarp final : public Warp {
     void scheduling_point() override {}
 
     void copy_async(void* target, const void* source, size_t bytes) override {
-        std::memcpy(target, source, bytes);
+        if (launch->streams_rows) {
+            stream_copy(target, source, bytes);
+        } else {
+            std::memcpy(target, source, bytes);
+        }
         if (fiber == nullptr) {
             launch->backoff.reset();
         } else {
@@ -74,7 +80,9 @@ class LocalWarp final : public Warp {
         }
     }
 
-    void wait_copies(int) override {}
+    void wait_copies(int) override {
+        if (launch->streams_rows) finish_stream_copies();
+    }
     bool is_lazy() const override { return false; }
     bool is_killed() const override { return false; }
     Fault fault() const override { return Fault::kNone; }
@@ -169,7 +177,7 @@ LocalExecutor::LocalExecutor(int num_ranks) : num_spins_(IdleBackoff::spins_for(
 
 void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) {
     thread_local LaunchMemory t_memory;
-    Launch launch{&kernel, IdleBackoff(num_spins_)};
+    Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_)};
     t_memory.prepare(shape, launch);
     if (t_memory.warps.size() == 1) {
         kernel(t_memory.warps.front());

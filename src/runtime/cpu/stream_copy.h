@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies that write past the caches: for rows of which an operation moves more than the caches hold, so that nobody
+// would find them there. It spares the read that a cached write begins with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define CROSSDOCK_STREAMS 1  // the sanitizers do not see such writes
+#include <emmintrin.h>
+#endif
+
+namespace crossdock::cpu {
+
+// Visible to others after finish_stream_copies and a release store.
+inline void stream_copy(void* target, const void* source, size_t bytes) {
+#if defined(CROSSDOCK_STREAMS)
+    constexpr size_t kLine = 64;
+    if (reinterpret_cast<uintptr_t>(target) % 16 == 0 && bytes % kLine == 0) {
+        auto* out = static_cast<__m128i*>(target);
+        const auto* in = static_cast<const __m128i*>(source);
+        for (size_t i = 0; i < bytes / 16; i += kLine / 16) {
+            const __m128i a = _mm_loadu_si128(in + i);
+            const __m128i b = _mm_loadu_si128(in + i + 1);
+            const __m128i c = _mm_loadu_si128(in + i + 2);
+            const __m128i d = _mm_loadu_si128(in + i + 3);
+            _mm_stream_si128(out + i, a);
+            _mm_stream_si128(out + i + 1, b);
+            _mm_stream_si128(out + i + 2, c);
+            _mm_stream_si128(out + i + 3, d);
+        }
+        return;
+    }
+#endif
+    std::memcpy(target, source, bytes);
+}
+
+inline void finish_stream_copies() {
+#if defined(CROSSDOCK_STREAMS)
+    _mm_sfence();
+#endif
+}
+
+}  // namespace crossdock::cpu
