@@ -396,7 +396,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //
 // LL expert-major: inputs->tokens [B, H]; outputs->tokens [L, R*M, H]; layout_info->expert_counters [L] int32, written.
 //   The first expert_counters[l] rows of outputs->tokens[l] hold one row a (source rank, token, k) with topk_idx equal
-//   to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx.
+//   to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx. Choices
+//   past an expert's R*M rows, which only duplicates within a row can reach, are dropped and add nothing to combine.
 // LL rank-major: inputs->tokens [B, H], topk_weights [B, K] fp32; outputs->tokens [R, M, H], topk_weights [R, M, K]
 //   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written. One row a
 //   (source rank, token) with an expert here, tokens in order. Weights of all K choices are copied in source order;
