@@ -40,7 +40,7 @@ export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0
 # Kernels of different ranks wait for each other: all of them must be able to start, and be loaded before.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
 
-nvidia-smi --query-gpu=index,name,driver_version,compute_cap --format=csv,noheader || { echo "run: no GPU here" >&2; exit 1; }
+nvidia-smi --query-gpu=index,name,driver_version,compute_cap --format=csv,noheader 2>/dev/null || { echo "run: no GPU here" >&2; exit 1; }
 echo "NCCL: ${CROSSDOCK_NCCL_LIBRARY:-libnccl.so.2 of the loader}"
 
 failed=0 skipped=0 passed=0
