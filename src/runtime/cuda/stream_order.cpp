@@ -4,25 +4,6 @@
 #include "runtime/cuda/cuda_check.h"
 
 namespace crossdock {
-namespace {
-
-// The number of the capture that the stream takes part in; 0: none. Numbers, like those of streams, are not used twice
-// in a process, as handles are.
-unsigned long long capture_of(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    unsigned long long number = 0;
-    check_cuda(cudaStreamGetCaptureInfo(stream, &status, &number), "cudaStreamGetCaptureInfo");
-    return status == cudaStreamCaptureStatusActive ? number : 0;
-}
-
-unsigned long long number_of(cudaStream_t stream) {
-    unsigned long long number = 0;
-    check_cuda(cudaStreamGetId(stream, &number), "cudaStreamGetId");
-    return number;
-}
-
-}  // namespace
-
 CudaStreamOrder::CudaStreamOrder(int device) : device_(device) {
     DeviceGuard guard(device_);
     check_cuda(cudaEventCreateWithFlags(&last_eager_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
@@ -36,23 +17,29 @@ CudaStreamOrder::~CudaStreamOrder() {
     (void)cudaEventDestroy(last_captured_);
 }
 
+// An operation's cost on the host counts: CUDA is asked no more than once for what it knows, and not at all for what
+// the caller has seen to (the current device).
 void CudaStreamOrder::before_operation(cudaStream_t stream) {
-    DeviceGuard guard(device_);
-    if (const unsigned long long capture = capture_of(stream)) {
-        if (capture == capture_) check_cuda(cudaStreamWaitEvent(stream, last_captured_), "cudaStreamWaitEvent");
-    } else if (eager_stream_ != 0 && number_of(stream) != eager_stream_) {
-        check_cuda(cudaStreamWaitEvent(stream, last_eager_), "cudaStreamWaitEvent");
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    now_ = {};
+    check_cuda(cudaStreamGetCaptureInfo(stream, &status, &now_.capture), "cudaStreamGetCaptureInfo");
+    if (status == cudaStreamCaptureStatusActive) {
+        if (now_.capture == capture_) check_cuda(cudaStreamWaitEvent(stream, last_captured_), "cudaStreamWaitEvent");
+        return;
     }
+    now_.capture = 0;
+    check_cuda(cudaStreamGetId(stream, &now_.stream), "cudaStreamGetId");
+    if (eager_stream_ != 0 && eager_stream_ != now_.stream)
+        check_cuda(cudaStreamWaitEvent(stream, last_eager_), "cudaStreamWaitEvent");
 }
 
 void CudaStreamOrder::after_operation(cudaStream_t stream) {
-    DeviceGuard guard(device_);
-    if (const unsigned long long capture = capture_of(stream)) {
-        check_cuda(cudaEventRecord(last_captured_, stream), "cudaEventRecord");
-        capture_ = capture;
+    const bool is_captured = now_.capture != 0;
+    check_cuda(cudaEventRecord(is_captured ? last_captured_ : last_eager_, stream), "cudaEventRecord");
+    if (is_captured) {
+        capture_ = now_.capture;
     } else {
-        check_cuda(cudaEventRecord(last_eager_, stream), "cudaEventRecord");
-        eager_stream_ = number_of(stream);
+        eager_stream_ = now_.stream;
     }
 }
 

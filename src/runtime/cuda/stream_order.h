@@ -22,13 +22,20 @@ class CudaStreamOrder final : public StreamOrder {
     bool is_idle() override;
 
   private:
+    // CUDA's numbers, which it does not use twice in a process, as it does handles; 0: none.
+    struct Place {
+        unsigned long long capture = 0;  // that the stream takes part in
+        unsigned long long stream = 0;   // asked for outside of captures only
+    };
+
     int device_;
     // Eager and captured operations have an event each: an event that was recorded in a capture cannot be asked or
     // waited for outside of it.
     cudaEvent_t last_eager_ = nullptr;
     cudaEvent_t last_captured_ = nullptr;
-    unsigned long long eager_stream_ = 0;  // CUDA's number of it; 0: no operation yet
-    unsigned long long capture_ = 0;       // CUDA's number of the capture that last_captured_ belongs to
+    Place now_;                            // where the operation goes that is being issued
+    unsigned long long eager_stream_ = 0;  // that last_eager_ was recorded on
+    unsigned long long capture_ = 0;       // that last_captured_ belongs to
 };
 
 }  // namespace crossdock
