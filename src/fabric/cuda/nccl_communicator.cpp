@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <unordered_map>
 #include <vector>
 
 #include "fabric/cuda/mailbox.h"
@@ -43,6 +44,7 @@ class NcclCommunicator final : public Communicator {
     mutable CudaRuntime runtime_;
     mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
     mutable int ranks_on_device_ = 0;
+    std::unordered_map<ncclWindow_t, WindowView> windows_;  // as last seen
 };
 
 void NcclCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
@@ -78,16 +80,16 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
 
 WindowView NcclCommunicator::window(ncclWindow_t handle) {
     // Asked every time, since a window registered later may get the handle of one that is gone. NCCL looks the handle
-    // up in a host table and never follows it.
+    // up in a host table and never follows it. A window where one was before has its peers where that one had them.
     void* user_pointer = nullptr;
     const ncclResult_t result = self_.nccl->ncclWinGetUserPtr(self_.comm, handle, &user_pointer);
     require(result == ncclSuccess && user_pointer != nullptr, ncclInvalidArgument,
             "window {} is not registered with this group's communicator (rank {} of {})", fmt::ptr(handle), self_.rank,
             self_.num_ranks);
-    WindowView view;
-    view.local = static_cast<std::byte*>(user_pointer);
-    view.bytes = SIZE_MAX;
-    view.peers = peers_of_window(self_, handle);
+    auto* local = static_cast<std::byte*>(user_pointer);
+    WindowView& view = windows_[handle];
+    if (view.local != local || view.peers.base != address_in_window(self_, handle, 0))
+        view = {local, SIZE_MAX, peers_of_window(self_, handle)};
     return view;
 }
 

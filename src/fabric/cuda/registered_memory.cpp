@@ -9,20 +9,21 @@
 
 namespace crossdock {
 
+std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank) {
+    void* pointer = nullptr;
+    self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, rank, &pointer), self.comm,
+                     "ncclGetLsaDevicePointer");
+    return static_cast<std::byte*>(pointer);
+}
+
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window) {
-    const auto address_of = [&](int rank) {
-        void* pointer = nullptr;
-        self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, rank, &pointer), self.comm,
-                         "ncclGetLsaDevicePointer");
-        return static_cast<std::byte*>(pointer);
-    };
     PeerMap peers;
-    peers.base = address_of(0);
+    peers.base = address_in_window(self, window, 0);
     if (self.num_ranks == 1) return peers;
-    peers.stride = static_cast<uint64_t>(address_of(1) - peers.base);
+    peers.stride = static_cast<uint64_t>(address_in_window(self, window, 1) - peers.base);
     // NCCL's own kernels find a peer by base and stride too, so this cannot differ unless NCCL's design does.
     const int last_rank = self.num_ranks - 1;
-    require(peers.at(last_rank, 0) == address_of(last_rank), ncclInternalError,
+    require(peers.at(last_rank, 0) == address_in_window(self, window, last_rank), ncclInternalError,
             "NCCL {} maps the window of rank {} away from the regular stride of {} bytes",
             nccl_version_text(self.nccl->version), last_rank, peers.stride);
     return peers;

@@ -21,7 +21,8 @@ struct NcclRank {
     int device = 0;
 };
 
-// The pieces of all ranks as this rank's GPU sees them. Local, host only.
+// A rank's piece, or those of all ranks, as this rank's GPU sees them. Local, host only.
+std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank);
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window);
 
 // Owns allocation and window. Must go before NCCL's communicator does.
