@@ -16,8 +16,11 @@ class CopyFloor : public Floor {
         : source_(static_cast<size_t>(largest.delivered), 1), target_(static_cast<size_t>(largest.delivered), 2) {}
 
     Work work(const OperationBytes& bytes) override {
-        return
-            [this, size = static_cast<size_t>(bytes.delivered)] { std::memcpy(target_.data(), source_.data(), size); };
+        return [this, size = static_cast<size_t>(bytes.delivered)](int count) {
+            for (int i = 0; i < count; ++i) {
+                std::memcpy(target_.data(), source_.data(), size);
+            }
+        };
     }
 
   private:
@@ -30,7 +33,7 @@ class WireFloor : public Floor {
     explicit WireFloor(std::unique_ptr<GpuFloor> gpu) : gpu_(std::move(gpu)) {}
 
     Work work(const OperationBytes& bytes) override {
-        return [this, &bytes] { gpu_->enqueue(bytes.wire_to); };
+        return [this, &bytes](int count) { gpu_->enqueue(bytes.wire_to, count); };
     }
 
   private:

@@ -15,7 +15,8 @@ class Floor {
     virtual ~Floor() = default;
 
     // The work that moves `bytes`, which must outlive it. CPUs: memcpy of the delivered bytes by this rank's thread;
-    // GPUs: bulk writes of the wire's bytes to the peers. All ranks do it at once.
+    // GPUs: bulk writes of the wire's bytes to the peers, repetitions within one kernel, so that what a launch costs is
+    // not in the floor of graphs. All ranks do it at once.
     virtual Work work(const OperationBytes& bytes) = 0;
 };
 

@@ -19,6 +19,8 @@ constexpr int kMaxBlocks = 128;
 constexpr int kPending = 8;
 
 struct FloorArguments {
+    int num_rounds;
+    uint64_t chunks_a_round;  // of the peer that gets most
     int num_peers;
     std::byte* target[kMaxPeers];  // the own part of a peer's window
     uint64_t bytes[kMaxPeers];     // multiples of 16
@@ -29,16 +31,15 @@ __global__ void write_to_peers(FloorArguments arguments) {
     if (threadIdx.x != 0) {
         return;
     }
-    // Chunk i of every peer goes to block i modulo the grid's size, peers interleaved, so that all links work at once.
-    bool is_last = false;
-    for (uint64_t i = blockIdx.x; !is_last; i += gridDim.x) {
-        is_last = true;
+    // Chunk i of every peer goes to block i modulo the grid's size, peers interleaved, so that all links work at once;
+    // the next round begins where the last one ended.
+    const uint64_t num_chunks = arguments.chunks_a_round * static_cast<uint64_t>(arguments.num_rounds);
+    for (uint64_t i = blockIdx.x; i < num_chunks; i += gridDim.x) {
+        const uint64_t offset = i % arguments.chunks_a_round * kChunkBytes;
         for (int peer = 0; peer < arguments.num_peers; ++peer) {
-            const uint64_t offset = i * kChunkBytes;
             if (offset >= arguments.bytes[peer]) {
                 continue;
             }
-            is_last = false;
             const uint64_t left = arguments.bytes[peer] - offset;
             bulk_store(arguments.target[peer] + offset, chunk,
                        static_cast<uint32_t>(left < kChunkBytes ? left : kChunkBytes));
@@ -78,11 +79,16 @@ class BulkFloor : public GpuFloor {
     }
     ~BulkFloor() override { free_gpu_window(comm_, window_); }
 
-    void enqueue(const std::vector<uint64_t>& bytes_to) override {
+    void enqueue(const std::vector<uint64_t>& bytes_to, int count) override {
+        uint64_t most = 0;
         for (int step = 1; step < context_.num_ranks; ++step) {
             const int peer = (context_.rank + step) % context_.num_ranks;
-            arguments_.bytes[step - 1] = bytes_to[static_cast<size_t>(peer)] / 16 * 16;
+            const uint64_t bytes = bytes_to[static_cast<size_t>(peer)] / 16 * 16;
+            arguments_.bytes[step - 1] = bytes;
+            most = bytes > most ? bytes : most;
         }
+        arguments_.num_rounds = count;
+        arguments_.chunks_a_round = (most + kChunkBytes - 1) / kChunkBytes;
         write_to_peers<<<num_blocks_, 32, kChunkBytes, device_.stream()>>>(arguments_);
         tools::check_cuda(cudaGetLastError(), "the launch of the floor");
     }

@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <map>
 
+#include "bench/stopwatch.h"
 #include "tools/common/nccl_library.h"
 
 namespace crossdock::bench {
@@ -27,12 +27,15 @@ class EventStopwatch : public GpuStopwatch {
         cudaEventDestroy(end_);
     }
 
-    double time_once(const std::function<void()>& enqueue, double& host_us) override {
+    double time_once(const std::function<void()>& enqueue) override {
         check_cuda(cudaEventRecord(begin_, device_.stream()), "cudaEventRecord");
-        const auto before = std::chrono::steady_clock::now();
         enqueue();
-        host_us = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - before).count();
         return finish();
+    }
+
+    double time_call(const std::function<void()>& enqueue) override {
+        device_.synchronize();
+        return time_us(enqueue);
     }
 
     void make_graph(size_t number, const std::function<void()>& enqueue) override {
@@ -51,6 +54,7 @@ class EventStopwatch : public GpuStopwatch {
     }
 
     double time_replays(size_t number, int num_replays) override {
+        check_cuda(cudaGraphLaunch(graphs_.at(number), device_.stream()), "cudaGraphLaunch");
         check_cuda(cudaEventRecord(begin_, device_.stream()), "cudaEventRecord");
         for (int replay = 0; replay < num_replays; ++replay) {
             check_cuda(cudaGraphLaunch(graphs_.at(number), device_.stream()), "cudaGraphLaunch");

@@ -28,14 +28,18 @@ class GpuStopwatch {
   public:
     virtual ~GpuStopwatch() = default;
 
-    // From just before `enqueue`'s work to its end, us; waits for it. host_us: what enqueue took on the CPU.
-    virtual double time_once(const std::function<void()>& enqueue, double& host_us) = 0;
+    // From just before `enqueue`'s work to its end, us; waits for it.
+    virtual double time_once(const std::function<void()>& enqueue) = 0;
+
+    // What `enqueue` takes on the CPU, us, when nothing is under way on the stream.
+    virtual double time_call(const std::function<void()>& enqueue) = 0;
 
     // Makes a graph of the work of `enqueue`, under this number. Other ranks should not be waiting for this one
     // meanwhile: it allocates.
     virtual void make_graph(size_t number, const std::function<void()>& enqueue) = 0;
 
-    // The graph launched num_replays times in a row: us a replay.
+    // The graph launched num_replays times in a row: us a replay. Nothing of a launch shows, since one goes before
+    // them.
     virtual double time_replays(size_t number, int num_replays) = 0;
 
     virtual void forget_graphs() = 0;
@@ -48,8 +52,8 @@ class GpuFloor {
   public:
     virtual ~GpuFloor() = default;
 
-    // Enqueues one round; bytes_to [ranks], of which the own entry is not written.
-    virtual void enqueue(const std::vector<uint64_t>& bytes_to) = 0;
+    // Enqueues `count` rounds as one kernel; bytes_to [ranks], of which the own entry is not written.
+    virtual void enqueue(const std::vector<uint64_t>& bytes_to, int count) = 0;
 };
 
 // Collective; room for max_bytes from every peer.

@@ -13,7 +13,7 @@ namespace crossdock::bench {
 namespace {
 
 constexpr int kReplayBatches = 10;
-constexpr int kReplaysABatch = 20;
+constexpr int kOperationsABatch = 200;
 
 // All threads and processes of a host share this clock.
 double now_us() {
@@ -48,11 +48,12 @@ std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
     }
     std::vector<Timing> timings;
     for (size_t index = 0; gpu_ != nullptr && index < works.size(); ++index) {
-        gpu_->make_graph(index, works[index]);
+        gpu_->make_graph(index, [&] { works[index](options_.graph_operations); });
     }
     for (size_t index = 0; index < works.size(); ++index) {
         timings.push_back(reduce(gather(samples[index])));
         if (gpu_ != nullptr) {
+            timings.back().host = time_calls(works[index]);
             timings.back().device = time_replays(index);
         }
     }
@@ -70,11 +71,11 @@ Measurer::Sample Measurer::time_once(const Work& work) {
     }
     Sample sample;
     if (gpu_ != nullptr) {
-        sample.end_us = gpu_->time_once(work, sample.host_us);
+        sample.end_us = gpu_->time_once([&work] { work(1); });
     } else {
         // Without the delay: when this rank would have started in a run without skew.
         sample.start_us = now_us() - delay_us;
-        work();
+        work(1);
         sample.end_us = now_us();
     }
     return sample;
@@ -96,44 +97,56 @@ std::vector<std::vector<Measurer::Sample>> Measurer::gather(const std::vector<Sa
 Timing Measurer::reduce(const std::vector<std::vector<Sample>>& samples) const {
     std::vector<double> times;
     std::vector<double> slowest;
-    std::vector<double> hosts;
     for (const std::vector<Sample>& ranks : samples) {
         double first_start = ranks[0].start_us;
         double last_end = ranks[0].end_us;
         double sum = 0;
-        double host_sum = 0;
         for (const Sample& rank : ranks) {
             first_start = std::min(first_start, rank.start_us);
             last_end = std::max(last_end, rank.end_us);
             sum += rank.end_us - rank.start_us;
-            host_sum += rank.host_us;
         }
         const auto num_ranks = static_cast<double>(ranks.size());
         // Where a skew is wanted, nothing can end before the last rank has started.
         times.push_back(gpu_ != nullptr ? sum / num_ranks : last_end - first_start - options_.skew_us);
         slowest.push_back(last_end - first_start);
-        hosts.push_back(host_sum / num_ranks);
     }
     Timing timing;
     timing.time = tools::spread_of(times);
     if (gpu_ != nullptr) {
         timing.slowest = tools::spread_of(slowest);
-        timing.host = tools::spread_of(hosts);
     }
     return timing;
 }
 
+tools::Spread Measurer::time_calls(const Work& work) {
+    std::vector<double> own;
+    barrier();
+    for (int iteration = -options_.num_warmups; iteration < options_.num_iterations; ++iteration) {
+        const double us = gpu_->time_call([&work] { work(1); });
+        if (iteration >= 0) {
+            own.push_back(us);
+        }
+    }
+    std::vector<double> all(own.size() * static_cast<size_t>(context_.num_ranks));
+    check(crossdockCommAllGather(context_.host, own.data(), all.data(), own.size() * sizeof(double)));
+    return tools::spread_of(all);
+}
+
+// The slowest rank's period: operations keep ranks in step, and the busiest rank's bytes bound a floor.
 tools::Spread Measurer::time_replays(size_t index) {
+    const int num_operations = options_.graph_operations;
+    const int num_replays = std::max(1, kOperationsABatch / num_operations);
     std::vector<Sample> samples;
     for (int batch = -1; batch < kReplayBatches; ++batch) {
         barrier();
         Sample sample;
-        sample.end_us = gpu_->time_replays(index, kReplaysABatch);
+        sample.end_us = gpu_->time_replays(index, num_replays) / num_operations;
         if (batch >= 0) {
             samples.push_back(sample);
         }
     }
-    return reduce(gather(samples)).time;
+    return reduce(gather(samples)).slowest;
 }
 
 void Measurer::barrier() const { check(crossdockCommBarrier(context_.host)); }

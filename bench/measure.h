@@ -13,27 +13,27 @@
 
 namespace crossdock::bench {
 
-// Something that is timed: enqueues its work on the device's stream (CPUs: has done it on return).
-using Work = std::function<void()>;
+// Something that is timed: enqueues its work on the device's stream (CPUs: has done it on return), `count` times over.
+using Work = std::function<void(int count)>;
 
 class Measurer {
   public:
     Measurer(const tools::RankContext& context, const Options& options, tools::Device& device);
 
     // Times all works, in turn within each iteration so that they share what the machine does meanwhile; then, on GPUs,
-    // each one as a graph. Collective; the result, one entry a work, is complete on rank 0.
+    // the calls alone and graphs of many operations. Collective; the result, one entry a work, is complete on rank 0.
     std::vector<Timing> measure(const std::vector<Work>& works);
 
   private:
     struct Sample {
         double start_us = 0;
         double end_us = 0;
-        double host_us = 0;
     };
 
     Sample time_once(const Work& work);
     std::vector<std::vector<Sample>> gather(const std::vector<Sample>& own) const;  // [samples][ranks]
     Timing reduce(const std::vector<std::vector<Sample>>& samples) const;
+    tools::Spread time_calls(const Work& work);
     tools::Spread time_replays(size_t index);
     void barrier() const;
 

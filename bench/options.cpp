@@ -74,6 +74,24 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
 
 }  // namespace
 
+std::vector<Options> Options::settings() const {
+    std::vector<Options> all;
+    for (int each_hidden : hidden_sizes) {
+        for (int each_count : expert_counts) {
+            for (int each_topk : topks) {
+                for (int each_sms : sms) {
+                    all.push_back(*this);
+                    all.back().hidden = each_hidden;
+                    all.back().num_experts = each_count;
+                    all.back().topk = each_topk;
+                    all.back().max_num_sms = each_sms;
+                }
+            }
+        }
+    }
+    return all;
+}
+
 int Options::max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
@@ -87,13 +105,15 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     CLI::Option* ranks = app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 512));
     app.add_option("--rendezvous", options.rendezvous_path, "under a launcher: the file where the ranks meet")
         ->type_name("FILE");
-    app.add_option("--tokens", options.tokens, "tokens a rank, a list (1,8,64,128)")
-        ->delimiter(',')
-        ->check(integer_range(1, 8192));
-    app.add_option("--hidden", options.hidden, "elements of a token (7168)")->check(integer_range(4, 262144));
-    app.add_option("--experts", options.num_experts, "experts, a multiple of the ranks (256)")
-        ->check(integer_range(1, 1048576));
-    app.add_option("--topk", options.topk, "experts a token (8)")->check(integer_range(1, 64));
+    const auto add_list = [&app](const char* name, std::vector<int>& values, int64_t low, int64_t high,
+                                 const char* description) {
+        app.add_option(name, values, description)->delimiter(',')->check(integer_range(low, high));
+    };
+    add_list("--tokens", options.tokens, 1, 8192, "tokens a rank, a list (1,8,64,128)");
+    add_list("--hidden", options.hidden_sizes, 4, 262144, "elements of a token, a list (7168)");
+    add_list("--experts", options.expert_counts, 1, 1048576, "experts, multiples of the ranks, a list (256)");
+    add_list("--topk", options.topks, 1, 64, "experts a token, a list (8)");
+    add_list("--sms", options.sms, 0, 1024, "most SMs of an operation, a list; 0: the library chooses (0)");
     app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major (em)")->check(one_of({"em", "rm"}));
     app.add_option("--recipe", words.recipe, "dispatch: none, fwd (e4m3 rows and scales as they are), fp8 (none)")
         ->check(one_of({"none", "fwd", "fp8"}));
@@ -108,6 +128,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->check(one_of({"sender", "exact"}));
     app.add_option("--iterations", options.num_iterations, "timed iterations (100)")->check(integer_range(1, 1000000));
     app.add_option("--warmup", options.num_warmups, "iterations before them (10)")->check(integer_range(0, 1000000));
+    app.add_option("--graph-operations", options.graph_operations, "--world gpu: operations a graph (20)")
+        ->check(integer_range(1, 1000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
     app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");
     app.add_option("--json", options.json_path, "also write the results for machines to FILE")
@@ -136,8 +158,13 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     options.recipe = recipes.at(words.recipe);
     options.dtype = dtypes.at(words.dtype);
     options.sender_sums = words.sums == "sender";
-    const std::string contradiction = find_contradiction(options, words, static_cast<bool>(*ranks));
-    return contradiction.empty() ? std::nullopt : std::optional<int>(tools::refuse(app, contradiction));
+    for (const Options& setting : options.settings()) {
+        const std::string contradiction = find_contradiction(setting, words, static_cast<bool>(*ranks));
+        if (!contradiction.empty()) {
+            return tools::refuse(app, contradiction);
+        }
+    }
+    return std::nullopt;
 }
 
 const char* world_name(World world) {

@@ -24,10 +24,17 @@ struct Options {
     std::string rendezvous_path;
 
     int num_ranks = 8;
+    // Every combination of hidden size, experts, top-k and SMs is a setting, in which all of `tokens` are measured.
     std::vector<int> tokens = {1, 8, 64, 128};
-    int hidden = 7168;
-    int num_experts = 256;
-    int topk = 8;
+    std::vector<int> hidden_sizes = {7168};
+    std::vector<int> expert_counts = {256};
+    std::vector<int> topks = {8};
+    std::vector<int> sms = {NCCL_EP_AUTO};
+    // Of one setting.
+    int hidden = 0;
+    int num_experts = 0;
+    int topk = 0;
+    int max_num_sms = NCCL_EP_AUTO;
     ncclEpLayout_t layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
     ncclEpDispQuant_t recipe = NCCL_EP_DISP_QUANT_NONE;
     ncclDataType_t dtype = ncclBfloat16;
@@ -39,11 +46,14 @@ struct Options {
 
     int num_warmups = 10;
     int num_iterations = 100;
+    int graph_operations = 20;  // in one graph
     bool validate = false;
     std::string library_path;  // another library to time beside ours
     std::string json_path;
     std::string command_line;
 
+    // One copy of the options a setting.
+    std::vector<Options> settings() const;
     int max_tokens() const;
     int num_local() const { return num_experts / num_ranks; }
     bool is_expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }

@@ -3,8 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 
 #include "bench/floor.h"
 #include "bench/library.h"
@@ -18,30 +22,48 @@
 namespace crossdock::bench {
 namespace {
 
-// Everything one rank holds during the run.
-class BenchRank {
+// The libraries, each with its communicator.
+class Libraries {
   public:
-    BenchRank(const tools::RankContext& context, const Options& options, tools::Device& device)
-        : context_(context),
-          options_(options),
-          device_(device),
-          routing_(gather_routing()),
-          measurer_(context, options, device) {
+    Libraries(const tools::RankContext& context, const Options& options) {
         libraries_.push_back(std::make_unique<EpLibrary>(own_library()));
         if (!options.library_path.empty()) {
             libraries_.push_back(std::make_unique<EpLibrary>(open_library(options.library_path)));
         }
-        const std::vector<float> weights = draw_weights(options, context.rank);
         for (const auto& library : libraries_) {
-            workloads_.push_back(std::make_unique<Workload>(*library, context, options, device,
-                                                            draw_routing(options, context.rank), weights));
+            comms_.push_back(std::make_unique<LibraryComm>(*library, context, options.world));
         }
-        floor_ = make_floor(context, options, workloads_[0]->comm(), device,
-                            count_bytes(options, routing_, context.rank, options.max_tokens(), Operation::kPair));
+    }
+
+    const std::vector<std::unique_ptr<LibraryComm>>& comms() const { return comms_; }
+
+  private:
+    std::vector<std::unique_ptr<EpLibrary>> libraries_;
+    std::vector<std::unique_ptr<LibraryComm>> comms_;
+};
+
+// Everything one rank holds for one setting.
+class BenchRank {
+  public:
+    BenchRank(const tools::RankContext& context, const Libraries& libraries, const Options& setting,
+              tools::Device& device)
+        : context_(context),
+          options_(setting),
+          device_(device),
+          routing_(gather_routing()),
+          measurer_(context, setting, device) {
+        const std::vector<float> weights = draw_weights(setting, context.rank);
+        for (const auto& comm : libraries.comms()) {
+            workloads_.push_back(std::make_unique<Workload>(*comm, context, setting, device,
+                                                            draw_routing(setting, context.rank), weights));
+        }
+        floor_ = make_floor(context, setting, workloads_[0]->comm(), device,
+                            count_bytes(setting, routing_, context.rank, setting.max_tokens(), Operation::kPair));
     }
 
     CaseResult run_case(int num_tokens) {
         CaseResult result;
+        result.setting = options_;
         result.num_tokens = num_tokens;
         std::vector<OperationBytes> own_bytes;
         for (Operation operation : kOperations) {
@@ -77,12 +99,9 @@ class BenchRank {
     std::vector<Work> works(const std::vector<OperationBytes>& own_bytes) {
         std::vector<Work> works;
         for (const auto& workload : workloads_) {
-            works.push_back([&workload] { workload->dispatch(); });
-            works.push_back([&workload] { workload->combine(); });
-            works.push_back([&workload] {
-                workload->dispatch();
-                workload->combine();
-            });
+            for (Operation operation : kOperations) {
+                works.push_back([&workload, operation](int count) { workload->run(operation, count); });
+            }
         }
         for (const OperationBytes& bytes : own_bytes) {
             works.push_back(floor_->work(bytes));
@@ -109,6 +128,7 @@ class BenchRank {
         const EpLibrary& library = workload.library();
         LibraryResult result;
         result.name = library.name;
+        result.start_up = workload.start_up();
         library.check(library.get_version(&result.version), "ncclEpGetVersion");
         if (library.group_memory != nullptr) {
             library.check(library.group_memory(workload.group(), &result.symmetric_bytes, &result.local_bytes),
@@ -122,7 +142,6 @@ class BenchRank {
     tools::Device& device_;
     std::vector<int32_t> routing_;  // [ranks][max_tokens][topk]
     Measurer measurer_;
-    std::vector<std::unique_ptr<EpLibrary>> libraries_;
     std::vector<std::unique_ptr<Workload>> workloads_;
     std::unique_ptr<Floor> floor_;
 };
@@ -134,36 +153,73 @@ std::unique_ptr<tools::Device> make_device(const tools::RankContext& context, co
     return tools::make_cuda_device(options.launched ? options.launched->local_rank : context.rank);
 }
 
+// How long another library's teardown may take.
+constexpr int kPatienceS = 5;
+
+// A sentence where a validation failed, else nothing; the same on every rank.
+std::string find_failure(const std::vector<CaseResult>& results) {
+    size_t num_validations = 0;
+    size_t num_wrong = 0;
+    for (const CaseResult& result : results) {
+        for (const LibraryResult& library : result.libraries) {
+            num_validations += result.setting.validate;
+            num_wrong += result.setting.validate && !library.validation.passed();
+        }
+    }
+    return num_wrong > 0 ? fmt::format("{} of {} validations failed", num_wrong, num_validations) : "";
+}
+
+// Another library may never come back from destroying its groups. By now everything is reported, so nothing is lost
+// when the process ends in the middle of that.
+void leave_if_stuck(const Options& options, bool reports, const std::string& failure) {
+    // Other ranks leave a little later: where ranks are threads, the one that has something to say does it for all.
+    std::thread([library = options.library_path, reports, failure] {
+        std::this_thread::sleep_for(std::chrono::seconds(reports ? kPatienceS : kPatienceS + 1));
+        if (reports) {
+            fmt::print(stderr, "ep_bench: {} has not let go of its groups for {} s; leaving\n{}{}", library, kPatienceS,
+                       failure, failure.empty() ? "" : "\n");
+        }
+        std::fflush(nullptr);
+        std::_Exit(failure.empty() ? 0 : 1);
+    }).detach();
+}
+
 }  // namespace
 
 void run_rank(const tools::RankContext& context, const Options& options) {
     const auto device = make_device(context, options);
-    BenchRank bench(context, options, *device);
+    const Libraries libraries(context, options);
+    const std::vector<Options> settings = options.settings();
     const bool reports = context.rank == 0;
     const Machine machine = reports ? describe_machine(options) : Machine{};
     if (reports) {
         print_heading(options, machine);
     }
+    // All live until the end: not every library lets go of a group in the middle of a run.
+    std::vector<std::unique_ptr<BenchRank>> ranks;
     std::vector<CaseResult> results;
-    int num_wrong = 0;
-    for (int num_tokens : options.tokens) {
-        results.push_back(bench.run_case(num_tokens));
+    for (const Options& setting : settings) {
+        ranks.push_back(std::make_unique<BenchRank>(context, libraries, setting, *device));
         if (reports) {
-            print_case(options, results.back());
+            print_setting(setting);
         }
-        for (const LibraryResult& library : results.back().libraries) {
-            num_wrong += options.validate && !library.validation.passed();
+        for (int num_tokens : setting.tokens) {
+            results.push_back(ranks.back()->run_case(num_tokens));
+            if (reports) {
+                print_case(setting, results.back());
+                write_json(options, machine, results);
+            }
         }
     }
     if (reports) {
         print_footer(options, results);
-        if (!options.json_path.empty()) {
-            write_json(options, machine, results);
-        }
-        if (num_wrong > 0) {
-            throw std::runtime_error(
-                fmt::format("{} of {} validations failed", num_wrong, results.size() * results[0].libraries.size()));
-        }
+    }
+    const std::string failure = find_failure(results);
+    if (!options.library_path.empty()) {
+        leave_if_stuck(options, reports, failure);
+    }
+    if (reports && !failure.empty()) {
+        throw std::runtime_error(failure);
     }
 }
 

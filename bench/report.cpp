@@ -48,8 +48,8 @@ void print_row(const Options& options, const CaseResult& result, const char* nam
                in_us(timing.time, &tools::Spread::p99), in_us(timing.time, &tools::Spread::min),
                in_us(timing.time, &tools::Spread::max));
     if (options.world == World::kGpu) {
-        fmt::print(" {:>8} {:>7}", in_us(timing.device, &tools::Spread::median),
-                   in_us(timing.host, &tools::Spread::median));
+        fmt::print(" {:>8} {:>7} {:>7}", in_us(timing.device, &tools::Spread::median),
+                   in_us(timing.host, &tools::Spread::median), in_us(timing.host, &tools::Spread::min));
     }
     fmt::print(" {:>7} {:>7} {:>8} {:>6.0f} %\n", gigabytes_a_second(bytes.v1, us), gigabytes_a_second(bytes.v2, us),
                in_us(compared(floor), &tools::Spread::median), ratio * 100);
@@ -79,16 +79,21 @@ void print_heading(const Options& options, const Machine& machine) {
     if (!machine.gpu.empty()) {
         fmt::print("           {}\n", machine.gpu);
     }
-    fmt::print("  case     hidden {}, top-{} of {} experts, {}, {}, recipe {}, {} sums, {}, routing {}, seed {}\n",
-               options.hidden, options.topk, options.num_experts, layout_name(options), dtype_name(options),
-               recipe_name(options), options.sender_sums ? "sender's" : "exact",
+    fmt::print("  case     {}, {}, recipe {}, {} sums, {}, routing {}, seed {}\n", layout_name(options),
+               dtype_name(options), recipe_name(options), options.sender_sums ? "sender's" : "exact",
                options.windows ? "windows" : "no windows", options.routing, options.seed);
-    fmt::print("  timing   {} iterations after {}{}\n\n", options.num_iterations, options.num_warmups,
+    fmt::print("  timing   {} iterations after {}{}\n", options.num_iterations, options.num_warmups,
                options.skew_us > 0 ? fmt::format(", ranks start {} us apart in all", options.skew_us) : "");
+    std::fflush(stdout);
+}
+
+void print_setting(const Options& setting) {
+    fmt::print("\n  hidden {}, top-{} of {} experts{}\n\n", setting.hidden, setting.topk, setting.num_experts,
+               setting.max_num_sms > 0 ? fmt::format(", at most {} SMs", setting.max_num_sms) : "");
     fmt::print("  {:>6} {:9} {:12} {:>8} {:>8} {:>8} {:>8}", "tokens", "operation", "library", "median", "p99", "min",
                "max");
-    if (options.world == World::kGpu) {
-        fmt::print(" {:>8} {:>7}", "device", "host");
+    if (setting.world == World::kGpu) {
+        fmt::print(" {:>8} {:>7} {:>7}", "device", "host", "min");
     }
     fmt::print(" {:>7} {:>7} {:>8} {:>8}\n", "v1 GB/s", "v2 GB/s", "floor", "of floor");
     std::fflush(stdout);
@@ -119,19 +124,29 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
     const bool on_gpu = options.world == World::kGpu;
     fmt::print("\n  Times in us. {}\n",
                on_gpu
-                   ? "Launch to end by events, mean over ranks; device: graph replays back to back; host: the call."
+                   ? "Launch to end by events, mean over ranks; host: the call while the GPU is idle, median and min."
                    : "Launch to end: from the first rank's start to the last rank's end; a call returns at the end.");
+    if (on_gpu) {
+        fmt::print("  Device: the period of operations back to back, {} a graph, the slowest rank's.\n",
+                   options.graph_operations);
+    }
     fmt::print("  GB/s: bytes by NCCL EP 0.1's (v1) and 0.2's (v2) definition, mean over ranks, over {}.\n",
                on_gpu ? "the device's median time" : "the median time");
     fmt::print("  Floor: {}.\n",
-               on_gpu ? "bulk writes of the bytes that must leave each rank, all ranks at once, graph replays"
+               on_gpu ? "bulk writes of the bytes that must leave each rank, all ranks at once, without launches"
                       : "memcpy of the delivered bytes by the same threads or processes, all at once");
     fmt::print(
         "  At {} tokens a rank delivers {:.2f} MB in dispatch and {:.2f} in combine; {:.2f} and {:.2f} have to leave "
         "it.\n",
         results.back().num_tokens, dispatch.delivered * 1e-6, combine.delivered * 1e-6, dispatch.wire * 1e-6,
         combine.wire * 1e-6);
-    for (const LibraryResult& library : results.back().libraries) {
+    for (const LibraryResult& library : results.front().libraries) {
+        const StartUp& start = library.start_up;
+        fmt::print("  {} took {:.1f} ms for a group and {:.1f} for a handle{}.\n", library.name, start.group,
+                   start.handle,
+                   on_gpu ? fmt::format(", after {:.0f} for NCCL's communicator and {:.0f} for its first window",
+                                        start.communicator, start.first_window)
+                          : "");
         if (library.symmetric_bytes + library.local_bytes > 0) {
             fmt::print("  {} holds {:.1f} MiB of symmetric and {:.1f} MiB of other memory a rank.\n", library.name,
                        static_cast<double>(library.symmetric_bytes) / 1048576,

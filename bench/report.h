@@ -21,10 +21,12 @@ struct Machine {
 Machine describe_machine(const Options& options);
 
 void print_heading(const Options& options, const Machine& machine);
+void print_setting(const Options& setting);
 void print_case(const Options& options, const CaseResult& result);
 void print_footer(const Options& options, const std::vector<CaseResult>& results);
 
-// Throws std::runtime_error with a sentence where the file cannot be written.
+// What is known so far, where a file was asked for. Throws std::runtime_error with a sentence where it cannot be
+// written.
 void write_json(const Options& options, const Machine& machine, const std::vector<CaseResult>& results);
 
 }  // namespace crossdock::bench

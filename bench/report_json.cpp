@@ -21,9 +21,9 @@ Json to_json(const Timing& timing) {
     Json json = {{"time_us", to_json(timing.time)}};
     if (timing.slowest.count > 0) {
         json["slowest_rank_us"] = to_json(timing.slowest);
-        json["host_us"] = to_json(timing.host);
     }
     if (timing.device.count > 0) {
+        json["host_us"] = to_json(timing.host);
         json["device_us"] = to_json(timing.device);
     }
     return json;
@@ -41,8 +41,12 @@ Json operation_json(const CaseResult& result, const LibraryResult& library, int 
     return json;
 }
 
-Json case_json(const Options& options, const CaseResult& result) {
-    Json json = {{"tokens", result.num_tokens}};
+Json case_json(const CaseResult& result) {
+    Json json = {{"tokens", result.num_tokens},
+                 {"hidden", result.setting.hidden},
+                 {"experts", result.setting.num_experts},
+                 {"topk", result.setting.topk},
+                 {"max_num_sms", result.setting.max_num_sms}};
     for (Operation operation : kOperations) {
         const auto index = static_cast<int>(operation);
         const OperationBytes& bytes = result.bytes[index];
@@ -54,8 +58,13 @@ Json case_json(const Options& options, const CaseResult& result) {
         Json entry = {{"name", library.name},
                       {"version", library.version},
                       {"symmetric_bytes", library.symmetric_bytes},
-                      {"local_bytes", library.local_bytes}};
-        if (options.validate) {
+                      {"local_bytes", library.local_bytes},
+                      {"start_up_ms",
+                       {{"communicator", library.start_up.communicator},
+                        {"first_window", library.start_up.first_window},
+                        {"group", library.start_up.group},
+                        {"handle", library.start_up.handle}}}};
+        if (result.setting.validate) {
             const Validation& validation = library.validation;
             entry["validation"] = {
                 {"passed", validation.passed()},           {"rows", validation.num_rows},
@@ -73,6 +82,9 @@ Json case_json(const Options& options, const CaseResult& result) {
 }  // namespace
 
 void write_json(const Options& options, const Machine& machine, const std::vector<CaseResult>& results) {
+    if (options.json_path.empty()) {
+        return;
+    }
     Json json;
     json["command"] = options.command_line;
     json["machine"] = {
@@ -85,9 +97,6 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
         {"world", world_name(options.world)},
         {"processes", options.world == World::kProcesses || options.gpu_processes || options.launched.has_value()},
         {"ranks", options.num_ranks},
-        {"hidden", options.hidden},
-        {"experts", options.num_experts},
-        {"topk", options.topk},
         {"max_tokens", options.max_tokens()},
         {"layout", layout_name(options)},
         {"dtype", dtype_name(options)},
@@ -99,8 +108,21 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
         {"skew_us", options.skew_us},
         {"iterations", options.num_iterations},
         {"warmup", options.num_warmups}};
+    if (options.world == World::kGpu) {
+        json["case"]["graph_operations"] = options.graph_operations;
+    }
+    // What is swept stands with each result; what all have in common stands here, too.
+    const auto add_common = [&json](const char* name, const std::vector<int>& values) {
+        if (values.size() == 1) {
+            json["case"][name] = values[0];
+        }
+    };
+    add_common("hidden", options.hidden_sizes);
+    add_common("experts", options.expert_counts);
+    add_common("topk", options.topks);
+    add_common("max_num_sms", options.sms);
     for (const CaseResult& result : results) {
-        json["results"].push_back(case_json(options, result));
+        json["results"].push_back(case_json(result));
     }
     std::ofstream file(options.json_path);
     file << json.dump(2) << '\n';

@@ -16,8 +16,8 @@ namespace crossdock::bench {
 struct Timing {
     tools::Spread time;  // launch to end. CPUs: first rank's start to last rank's end. GPUs: mean over ranks, by events
     tools::Spread slowest;  // GPUs: the slowest rank's
-    tools::Spread device;   // GPUs: a graph's replays, back to back
-    tools::Spread host;     // GPUs: what the call takes on the CPU
+    tools::Spread device;   // GPUs: the period of one operation among many in graphs; the slowest rank's
+    tools::Spread host;     // GPUs: what the call takes on the CPU, stream drained before it; all ranks' calls
 };
 
 struct LibraryResult {
@@ -25,11 +25,13 @@ struct LibraryResult {
     int version = 0;
     size_t symmetric_bytes = 0;  // memory of the library; 0: it does not say
     size_t local_bytes = 0;
+    StartUp start_up;
     Validation validation;
     Timing timings[kNumOperations];
 };
 
 struct CaseResult {
+    Options setting;
     int num_tokens = 0;
     OperationBytes bytes[kNumOperations];  // mean over ranks
     Timing floors[kNumOperations];

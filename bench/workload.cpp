@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "bench/rows.h"
+#include "bench/stopwatch.h"
 
 namespace crossdock::bench {
 namespace {
@@ -15,33 +16,35 @@ size_t at_least_one(size_t bytes) { return std::max<size_t>(bytes, 1); }
 
 }  // namespace
 
-Workload::Workload(const EpLibrary& library, const tools::RankContext& context, const Options& options,
+Workload::Workload(const LibraryComm& library_comm, const tools::RankContext& context, const Options& options,
                    tools::Device& device, const std::vector<int32_t>& routing, const std::vector<float>& weights)
-    : library_(library),
+    : library_(library_comm.library()),
       options_(options),
       device_(device),
-      comm_(library, context, options.world),
+      comm_(library_comm),
+      start_up_(library_comm.start_up()),
       num_zones_(static_cast<size_t>(options.is_expert_major() ? options.num_local() : options.num_ranks)),
       num_slots_(static_cast<size_t>(options.is_expert_major() ? options.num_ranks * options.max_tokens()
                                                                : options.max_tokens())),
       row_bytes_in_(static_cast<size_t>(options.hidden) * input_element_bytes(options)),
       row_bytes_out_(static_cast<size_t>(options.hidden) * output_element_bytes(options)),
       row_bytes_combine_(static_cast<size_t>(options.hidden) * combine_element_bytes(options)),
-      tokens_(library, comm(), options.world, device, static_cast<size_t>(options.max_tokens()) * row_bytes_in_, false),
-      scales_(library, comm(), options.world, device,
+      tokens_(library_, comm(), options.world, device, static_cast<size_t>(options.max_tokens()) * row_bytes_in_,
+              false),
+      scales_(library_, comm(), options.world, device,
               at_least_one(static_cast<size_t>(options.max_tokens()) * num_scales(options) * sizeof(float)), false),
-      routing_(library, comm(), options.world, device, routing.size() * sizeof(int64_t), false),
-      weights_(library, comm(), options.world, device, weights.size() * sizeof(float), false),
-      received_(library, comm(), options.world, device, num_zones_ * num_slots_ * row_bytes_out_, options.windows),
-      received_scales_(library, comm(), options.world, device,
+      routing_(library_, comm(), options.world, device, routing.size() * sizeof(int64_t), false),
+      weights_(library_, comm(), options.world, device, weights.size() * sizeof(float), false),
+      received_(library_, comm(), options.world, device, num_zones_ * num_slots_ * row_bytes_out_, options.windows),
+      received_scales_(library_, comm(), options.world, device,
                        at_least_one(num_zones_ * num_slots_ * num_scales(options) * sizeof(float)),
                        options.windows && num_scales(options) > 0),
-      received_experts_(library, comm(), options.world, device,
+      received_experts_(library_, comm(), options.world, device,
                         num_zones_ * num_slots_ * static_cast<size_t>(options.topk) * sizeof(int32_t), false),
-      received_weights_(library, comm(), options.world, device,
+      received_weights_(library_, comm(), options.world, device,
                         num_zones_ * num_slots_ * static_cast<size_t>(options.topk) * sizeof(float), false),
-      counters_(library, comm(), options.world, device, num_zones_ * sizeof(int32_t), false),
-      results_(library, comm(), options.world, device, static_cast<size_t>(options.max_tokens()) * row_bytes_combine_,
+      counters_(library_, comm(), options.world, device, num_zones_ * sizeof(int32_t), false),
+      results_(library_, comm(), options.world, device, static_cast<size_t>(options.max_tokens()) * row_bytes_combine_,
                options.windows),
       dispatch_inputs_(make_struct<ncclEpDispatchInputs_t>()),
       dispatch_outputs_(make_struct<ncclEpDispatchOutputs_t>()),
@@ -50,7 +53,7 @@ Workload::Workload(const EpLibrary& library, const tools::RankContext& context, 
       combine_inputs_(make_struct<ncclEpCombineInputs_t>()),
       combine_outputs_(make_struct<ncclEpCombineOutputs_t>()) {
     if (options.recipe != NCCL_EP_DISP_QUANT_NONE) {
-        expert_rows_ = std::make_unique<TensorMemory>(library, comm(), options.world, device,
+        expert_rows_ = std::make_unique<TensorMemory>(library_, comm(), options.world, device,
                                                       num_zones_ * num_slots_ * row_bytes_combine_, options.windows);
     }
     const std::vector<int64_t> wide(routing.begin(), routing.end());
@@ -87,9 +90,16 @@ void Workload::make_handle() {
         options_.windows && !options_.is_expert_major() && options_.recipe != NCCL_EP_DISP_QUANT_DS_FP8E3M4
             ? NCCL_EP_ZERO_COPY_ON
             : NCCL_EP_ZERO_COPY_AUTO;
-    library_.check(library_.create_group(&group_, comm(), &config), "ncclEpCreateGroup");
-    library_.check(library_.init_handle(&handle_, group_, options_.layout, nullptr, options_.topk, nullptr),
-                   "ncclEpInitHandle");
+    config.max_num_sms = static_cast<unsigned>(options_.max_num_sms);
+    const auto create_group = [&] {
+        library_.check(library_.create_group(&group_, comm(), &config), "ncclEpCreateGroup");
+    };
+    const auto init_handle = [&] {
+        library_.check(library_.init_handle(&handle_, group_, options_.layout, nullptr, options_.topk, nullptr),
+                       "ncclEpInitHandle");
+    };
+    start_up_.group = time_us(create_group) * 1e-3;
+    start_up_.handle = time_us(init_handle) * 1e-3;
     // Another library has the exact sums only, and is compared with what ours does on request.
     if (options_.sender_sums && library_.set_sums != nullptr) {
         library_.check(library_.set_sums(handle_, CROSSDOCK_SUMS_SENDER), "crossdockHandleSetSums");
@@ -158,6 +168,17 @@ void Workload::dispatch() {
 void Workload::combine() {
     library_.check(library_.combine(handle_, &combine_inputs_, &combine_outputs_, nullptr, device_.stream()),
                    "ncclEpCombine");
+}
+
+void Workload::run(Operation operation, int count) {
+    for (int i = 0; i < count; ++i) {
+        if (operation != Operation::kCombine) {
+            dispatch();
+        }
+        if (operation != Operation::kDispatch) {
+            combine();
+        }
+    }
 }
 
 namespace {

@@ -12,6 +12,14 @@
 
 namespace crossdock::bench {
 
+// What it took to come to the first operation, on rank 0, ms.
+struct StartUp {
+    double communicator = 0;  // GPUs: ncclCommInitRank
+    double first_window = 0;  // GPUs: memory and window of NCCL's that a communicator is asked for first
+    double group = 0;
+    double handle = 0;
+};
+
 // The communicator that a library's group is made on. Collective to make and to destroy.
 class LibraryComm {
   public:
@@ -20,7 +28,9 @@ class LibraryComm {
     LibraryComm(const LibraryComm&) = delete;
     LibraryComm& operator=(const LibraryComm&) = delete;
 
+    const EpLibrary& library() const { return library_; }
     ncclComm_t get() const { return comm_; }
+    const StartUp& start_up() const { return start_up_; }
 
   private:
     enum class Origin { kHost, kLibrary, kNccl };
@@ -28,6 +38,7 @@ class LibraryComm {
     const EpLibrary& library_;
     Origin origin_;
     ncclComm_t comm_ = nullptr;
+    StartUp start_up_;
 };
 
 // Memory of one tensor: the device's, or a window's.
@@ -58,7 +69,7 @@ class TensorMemory {
 class Workload {
   public:
     // routing, weights: this rank's, [max_tokens][topk]. Collective.
-    Workload(const EpLibrary& library, const tools::RankContext& context, const Options& options, tools::Device& device,
+    Workload(const LibraryComm& comm, const tools::RankContext& context, const Options& options, tools::Device& device,
              const std::vector<int32_t>& routing, const std::vector<float>& weights);
     ~Workload();
     Workload(const Workload&) = delete;
@@ -67,6 +78,7 @@ class Workload {
     const EpLibrary& library() const { return library_; }
     ncclComm_t comm() const { return comm_.get(); }
     ncclEpGroup_t group() const { return group_; }
+    const StartUp& start_up() const { return start_up_; }
 
     // From now on the operations carry the first num_tokens tokens of every rank.
     void select(int num_tokens);
@@ -74,6 +86,7 @@ class Workload {
     // On the device's stream, not waiting for it.
     void dispatch();
     void combine();
+    void run(Operation operation, int count);
 
     // What validation reads and writes. Slots: [experts or ranks of zones()][slots()].
     size_t num_zones() const { return num_zones_; }
@@ -93,7 +106,8 @@ class Workload {
     const EpLibrary& library_;
     const Options& options_;
     tools::Device& device_;
-    LibraryComm comm_;
+    const LibraryComm& comm_;
+    StartUp start_up_;
     size_t num_zones_;
     size_t num_slots_;
     size_t row_bytes_in_;

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "bench/gpu.h"
+#include "bench/stopwatch.h"
 #include "bench/workload.h"
 #include "crossdock/error.hpp"
 
@@ -25,7 +26,10 @@ LibraryComm::LibraryComm(const EpLibrary& library, const tools::RankContext& con
               : library.comm_init_all == crossdockCommInitAll ? Origin::kHost
                                                               : Origin::kLibrary) {
     if (origin_ == Origin::kNccl) {
-        comm_ = tools::make_nccl_communicator(context);
+        start_up_.communicator = time_us([&] { comm_ = tools::make_nccl_communicator(context); }) * 1e-3;
+        GpuWindow window;
+        start_up_.first_window = time_us([&] { window = make_gpu_window(comm_, 4096); }) * 1e-3;
+        free_gpu_window(comm_, window);
     } else if (origin_ == Origin::kHost) {
         comm_ = context.host;
     } else if (!library.has_cpu_worlds()) {
