@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpu.h in a build without CUDA. The command line has refused --world gpu before any of these can be called.
+// What the benchmark needs of GPUs, in a build without CUDA. The command line has refused --world gpu before any of
+// these can be called.
 #include <stdexcept>
 
+#include "bench/gate.h"
 #include "bench/gpu.h"
+#include "bench/kernel_clock.h"
+#include "bench/overlap.h"
 
 namespace crossdock::bench {
 namespace {
@@ -15,6 +19,9 @@ GpuWindow make_gpu_window(ncclComm_t, size_t) { refuse(); }
 void free_gpu_window(ncclComm_t, const GpuWindow&) {}
 std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device&) { refuse(); }
 std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext&, ncclComm_t, tools::Device&, uint64_t) { refuse(); }
+std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext&, ncclComm_t, tools::Device&) { refuse(); }
+std::unique_ptr<KernelClock> make_kernel_clock(tools::Device&, std::string&) { refuse(); }
+std::unique_ptr<GpuOverlap> make_gpu_overlap(tools::Device&, GpuGate&, std::string&) { refuse(); }
 std::string describe_gpu() { return ""; }
 
 }  // namespace crossdock::bench

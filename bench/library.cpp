@@ -43,6 +43,7 @@ EpLibrary own_library() {
             ncclEpHandleDestroy,
             ncclEpDispatch,
             ncclEpCombine,
+            ncclEpComplete,
             crossdockGetLastError,
             crossdockCommInitAll,
             crossdockGetUniqueId,
@@ -71,6 +72,7 @@ EpLibrary open_library(const std::string& path) {
     resolve(opened, path, "ncclEpHandleDestroy", library.handle_destroy);
     resolve(opened, path, "ncclEpDispatch", library.dispatch);
     resolve(opened, path, "ncclEpCombine", library.combine);
+    resolve(opened, path, "ncclEpComplete", library.complete);
     resolve_optional(opened, "crossdockGetLastError", library.get_last_error);
     resolve_optional(opened, "crossdockCommInitAll", library.comm_init_all);
     resolve_optional(opened, "crossdockGetUniqueId", library.get_unique_id);

@@ -18,6 +18,7 @@ struct EpLibrary {
     decltype(&ncclEpHandleDestroy) handle_destroy;
     decltype(&ncclEpDispatch) dispatch;
     decltype(&ncclEpCombine) combine;
+    decltype(&ncclEpComplete) complete;
 
     // Crossdock's own; null in other libraries.
     decltype(&crossdockGetLastError) get_last_error;

@@ -34,7 +34,10 @@ void wait_until(double start_us) {
 }  // namespace
 
 Measurer::Measurer(const tools::RankContext& context, const Options& options, tools::Device& device)
-    : context_(context), options_(options), gpu_(options.world == World::kGpu ? make_gpu_stopwatch(device) : nullptr) {}
+    : context_(context),
+      options_(options),
+      device_(device),
+      gpu_(options.world == World::kGpu ? make_gpu_stopwatch(device) : nullptr) {}
 
 std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
     std::vector<std::vector<Sample>> samples(works.size());
@@ -131,6 +134,80 @@ tools::Spread Measurer::time_calls(const Work& work) {
     std::vector<double> all(own.size() * static_cast<size_t>(context_.num_ranks));
     check(crossdockCommAllGather(context_.host, own.data(), all.data(), own.size() * sizeof(double)));
     return tools::spread_of(all);
+}
+
+tools::Spread Measurer::mean_over_ranks(const std::vector<double>& own) const {
+    std::vector<Sample> samples;
+    for (double us : own) {
+        samples.push_back({0, us});
+    }
+    return reduce(gather(samples)).time;
+}
+
+std::vector<KernelTiming> Measurer::measure_kernels(const std::vector<Work>& works, GpuGate& gate, KernelClock& clock) {
+    constexpr int kOperationsAtOnce = 20;  // a stream takes only so many launches before it makes the host wait
+    std::vector<KernelTiming> timings;
+    for (const Work& work : works) {
+        std::vector<double> durations;
+        double num_kernels = 0;
+        // What recording prepares at the first kernels must not happen behind a closed gate.
+        gate.close();
+        gate.open();
+        gate.meet();
+        work(1);
+        device_.synchronize();
+        barrier();
+        clock.take(1);
+        barrier();
+        for (int done = 0; done < options_.num_iterations; done += kOperationsAtOnce) {
+            const int count = std::min(kOperationsAtOnce, options_.num_iterations - done);
+            gate.close();
+            for (int i = 0; i < count; ++i) {
+                gate.meet();
+                work(1);
+            }
+            gate.open();
+            device_.synchronize();
+            barrier();
+            for (const KernelRecord& record : clock.take(static_cast<size_t>(count))) {
+                if (record.kind == KernelRecord::Kind::kMeeting) {
+                    durations.push_back(0);
+                } else if (record.kind == KernelRecord::Kind::kOperation && !durations.empty()) {
+                    durations.back() += static_cast<double>(record.end_ns - record.start_ns) * 1e-3;
+                    ++num_kernels;
+                }
+            }
+            barrier();
+        }
+        // Ranks agree on what they exchange, also where one has lost records.
+        std::vector<char> all(static_cast<size_t>(context_.num_ranks));
+        const char is_complete = durations.size() == static_cast<size_t>(options_.num_iterations);
+        check(crossdockCommAllGather(context_.host, &is_complete, all.data(), sizeof is_complete));
+        if (std::find(all.begin(), all.end(), 0) == all.end()) {
+            timings.push_back({mean_over_ranks(durations), num_kernels / options_.num_iterations});
+        } else {
+            timings.emplace_back();
+        }
+    }
+    return timings;
+}
+
+OverlapTiming Measurer::measure_overlap(GpuOverlap& overlap, const std::function<void()>& send,
+                                        const std::function<void()>& complete) {
+    std::vector<double> alone;
+    std::vector<double> between;
+    std::vector<double> sends;
+    std::vector<double> completes;
+    for (int iteration = -options_.num_warmups; iteration < options_.num_iterations; ++iteration) {
+        const OverlapSample sample = overlap.run(send, complete);
+        if (iteration >= 0) {
+            alone.push_back(sample.alone);
+            between.push_back(sample.between);
+            sends.push_back(sample.send);
+            completes.push_back(sample.complete);
+        }
+    }
+    return {mean_over_ranks(alone), mean_over_ranks(between), mean_over_ranks(sends), mean_over_ranks(completes)};
 }
 
 // The slowest rank's period: operations keep ranks in step, and the busiest rank's bytes bound a floor.

@@ -6,8 +6,11 @@
 #include <memory>
 #include <vector>
 
+#include "bench/gate.h"
 #include "bench/gpu.h"
+#include "bench/kernel_clock.h"
 #include "bench/options.h"
+#include "bench/overlap.h"
 #include "bench/results.h"
 #include "tools/common/device.h"
 
@@ -24,6 +27,14 @@ class Measurer {
     // the calls alone and graphs of many operations. Collective; the result, one entry a work, is complete on rank 0.
     std::vector<Timing> measure(const std::vector<Work>& works);
 
+    // The kernels of each work (GPUs only), every operation begun by all ranks at once. Collective; complete on rank 0.
+    // Without samples where not every kernel was recorded.
+    std::vector<KernelTiming> measure_kernels(const std::vector<Work>& works, GpuGate& gate, KernelClock& clock);
+
+    // A matrix product between the halves of an operation (GPUs only). Collective; complete on rank 0.
+    OverlapTiming measure_overlap(GpuOverlap& overlap, const std::function<void()>& send,
+                                  const std::function<void()>& complete);
+
   private:
     struct Sample {
         double start_us = 0;
@@ -32,6 +43,7 @@ class Measurer {
 
     Sample time_once(const Work& work);
     std::vector<std::vector<Sample>> gather(const std::vector<Sample>& own) const;  // [samples][ranks]
+    tools::Spread mean_over_ranks(const std::vector<double>& own) const;
     Timing reduce(const std::vector<std::vector<Sample>>& samples) const;
     tools::Spread time_calls(const Work& work);
     tools::Spread time_replays(size_t index);
@@ -39,6 +51,7 @@ class Measurer {
 
     const tools::RankContext& context_;
     const Options& options_;
+    tools::Device& device_;
     std::unique_ptr<GpuStopwatch> gpu_;  // null: CPUs
 };
 

@@ -62,6 +62,9 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
     if (options.gpu_processes && options.world != World::kGpu) {
         return "--gpu-processes: goes with --world gpu only";
     }
+    if ((options.kernels || options.overlap) && options.world != World::kGpu) {
+        return fmt::format("--{}: goes with --world gpu only", options.kernels ? "kernels" : "overlap");
+    }
     if (options.launched && options.world == World::kThreads) {
         return "--world: threads is not possible where a launcher has started each rank as a process";
     }
@@ -131,6 +134,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--graph-operations", options.graph_operations, "--world gpu: operations a graph (20)")
         ->check(integer_range(1, 1000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
+    app.add_flag("--kernels", options.kernels, "--world gpu: also how long the kernels ran, by CUPTI");
+    app.add_flag("--overlap", options.overlap, "--world gpu: also what a matrix product loses between the halves");
     app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");
     app.add_option("--json", options.json_path, "also write the results for machines to FILE")
         ->check(tools::writable_file());

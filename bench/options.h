@@ -48,6 +48,8 @@ struct Options {
     int num_iterations = 100;
     int graph_operations = 20;  // in one graph
     bool validate = false;
+    bool kernels = false;
+    bool overlap = false;
     std::string library_path;  // another library to time beside ours
     std::string json_path;
     std::string command_line;

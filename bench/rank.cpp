@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -87,6 +88,30 @@ class BenchRank {
         return result;
     }
 
+    void add_kernels(GpuGate& gate, KernelClock& clock, CaseResult& result) {
+        for (size_t i = 0; i < workloads_.size(); ++i) {
+            workloads_[i]->select(result.num_tokens);
+            std::vector<Work> works;
+            for (Operation operation : kOperations) {
+                works.push_back([this, i, operation](int count) { workloads_[i]->run(operation, count); });
+            }
+            const std::vector<KernelTiming> timings = measurer_.measure_kernels(works, gate, clock);
+            std::copy(timings.begin(), timings.end(), result.libraries[i].kernels);
+        }
+    }
+
+    void add_overlap(GpuOverlap& overlap, CaseResult& result) {
+        for (size_t i = 0; i < workloads_.size(); ++i) {
+            Workload& workload = *workloads_[i];
+            workload.select(result.num_tokens);
+            for (Operation operation : {Operation::kDispatch, Operation::kCombine}) {
+                result.libraries[i].overlaps[static_cast<int>(operation)] = measurer_.measure_overlap(
+                    overlap, [&workload, operation] { workload.send(operation); },
+                    [&workload] { workload.complete(); });
+            }
+        }
+    }
+
   private:
     std::vector<int32_t> gather_routing() const {
         const std::vector<int32_t> own = draw_routing(options_, context_.rank);
@@ -153,6 +178,44 @@ std::unique_ptr<tools::Device> make_device(const tools::RankContext& context, co
     return tools::make_cuda_device(options.launched ? options.launched->local_rank : context.rank);
 }
 
+// What comes after all timings, so as not to disturb them: overlaps, then kernels. `ranks`: one a setting.
+void add_details(const tools::RankContext& context, const Options& options, ncclComm_t comm, tools::Device& device,
+                 const std::vector<std::unique_ptr<BenchRank>>& ranks, std::vector<CaseResult>& results) {
+    const std::unique_ptr<GpuGate> gate = make_gpu_gate(context, comm, device);
+    const bool reports = context.rank == 0;
+    const auto leave_out = [reports](const char* option, const std::string& why) {
+        if (reports) {
+            fmt::print("\n  {} is left out: {}\n", option, why);
+        }
+    };
+    std::string why;
+    const size_t cases_a_setting = options.tokens.size();
+    if (options.overlap) {
+        if (const auto overlap = make_gpu_overlap(device, *gate, why)) {
+            for (size_t i = 0; i < results.size(); ++i) {
+                ranks[i / cases_a_setting]->add_overlap(*overlap, results[i]);
+            }
+            if (reports) {
+                print_overlaps(results);
+            }
+        } else {
+            leave_out("--overlap", why);
+        }
+    }
+    if (options.kernels) {
+        if (const auto clock = make_kernel_clock(device, why)) {
+            for (size_t i = 0; i < results.size(); ++i) {
+                ranks[i / cases_a_setting]->add_kernels(*gate, *clock, results[i]);
+            }
+            if (reports) {
+                print_kernels(results);
+            }
+        } else {
+            leave_out("--kernels", why);
+        }
+    }
+}
+
 // How long another library's teardown may take.
 constexpr int kPatienceS = 5;
 
@@ -213,6 +276,12 @@ void run_rank(const tools::RankContext& context, const Options& options) {
     }
     if (reports) {
         print_footer(options, results);
+    }
+    if (options.kernels || options.overlap) {
+        add_details(context, options, libraries.comms()[0]->get(), *device, ranks, results);
+        if (reports) {
+            write_json(options, machine, results);
+        }
     }
     const std::string failure = find_failure(results);
     if (!options.library_path.empty()) {

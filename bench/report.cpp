@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "bench/gpu.h"
+#include "bench/overlap.h"
 #include "tools/common/terminal.h"
 
 namespace crossdock::bench {
@@ -53,6 +54,13 @@ void print_row(const Options& options, const CaseResult& result, const char* nam
     }
     fmt::print(" {:>7} {:>7} {:>8} {:>6.0f} %\n", gigabytes_a_second(bytes.v1, us), gigabytes_a_second(bytes.v2, us),
                in_us(compared(floor), &tools::Spread::median), ratio * 100);
+}
+
+// Tokens, and what else may differ between the cases of a run.
+std::string case_name(const CaseResult& result) {
+    const Options& setting = result.setting;
+    return fmt::format("{} x {}, {} of {}{}", result.num_tokens, setting.hidden, setting.topk, setting.num_experts,
+                       setting.max_num_sms > 0 ? fmt::format(", {} SMs", setting.max_num_sms) : "");
 }
 
 }  // namespace
@@ -151,6 +159,44 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
             fmt::print("  {} holds {:.1f} MiB of symmetric and {:.1f} MiB of other memory a rank.\n", library.name,
                        static_cast<double>(library.symmetric_bytes) / 1048576,
                        static_cast<double>(library.local_bytes) / 1048576);
+        }
+    }
+    std::fflush(stdout);
+}
+
+void print_kernels(const std::vector<CaseResult>& results) {
+    fmt::print("\n  Kernels by CUPTI, us an operation, begun by all ranks at once, mean over ranks\n");
+    fmt::print("  {:32} {:9} {:12} {:>8} {:>8} {:>8} {:>8} {:>8}\n", "case", "operation", "library", "median", "mean",
+               "min", "max", "kernels");
+    for (const CaseResult& result : results) {
+        for (Operation operation : kOperations) {
+            for (const LibraryResult& library : result.libraries) {
+                const KernelTiming& timing = library.kernels[static_cast<int>(operation)];
+                const auto column = [&timing](double tools::Spread::*member) { return in_us(timing.duration, member); };
+                fmt::print("  {:32} {:9} {:12.12} {:>8} {:>8} {:>8} {:>8} {:>8.1f}\n", case_name(result),
+                           operation_name(operation), library.name, column(&tools::Spread::median),
+                           column(&tools::Spread::mean), column(&tools::Spread::min), column(&tools::Spread::max),
+                           timing.num_kernels);
+            }
+        }
+    }
+    std::fflush(stdout);
+}
+
+void print_overlaps(const std::vector<CaseResult>& results) {
+    fmt::print("\n  A product of {0} x {0} bf16 matrices between the halves of an operation, median us\n",
+               kProductEdge);
+    fmt::print("  {:32} {:9} {:12} {:>8} {:>8} {:>8} {:>8} {:>8}\n", "case", "operation", "library", "alone", "between",
+               "loss", "send", "complete");
+    for (const CaseResult& result : results) {
+        for (Operation operation : {Operation::kDispatch, Operation::kCombine}) {
+            for (const LibraryResult& library : result.libraries) {
+                const OverlapTiming& timing = library.overlaps[static_cast<int>(operation)];
+                fmt::print("  {:32} {:9} {:12.12} {:>8} {:>8} {:>6.1f} % {:>8} {:>8}\n", case_name(result),
+                           operation_name(operation), library.name, in_us(timing.alone.median),
+                           in_us(timing.between.median), timing.loss() * 100, in_us(timing.send.median),
+                           in_us(timing.complete.median));
+            }
         }
     }
     std::fflush(stdout);

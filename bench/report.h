@@ -25,6 +25,10 @@ void print_setting(const Options& setting);
 void print_case(const Options& options, const CaseResult& result);
 void print_footer(const Options& options, const std::vector<CaseResult>& results);
 
+// With --kernels and --overlap.
+void print_kernels(const std::vector<CaseResult>& results);
+void print_overlaps(const std::vector<CaseResult>& results);
+
 // What is known so far, where a file was asked for. Throws std::runtime_error with a sentence where it cannot be
 // written.
 void write_json(const Options& options, const Machine& machine, const std::vector<CaseResult>& results);

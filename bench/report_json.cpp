@@ -38,6 +38,17 @@ Json operation_json(const CaseResult& result, const LibraryResult& library, int 
     json["v2_gb_s"] = us > 0 ? bytes.v2 / us * 1e-3 : 0;
     json["wire_gb_s"] = us > 0 ? bytes.wire / us * 1e-3 : 0;
     json["part_of_floor"] = us > 0 ? compared(result.floors[index]).median / us : 0;
+    if (const KernelTiming& kernel = library.kernels[index]; kernel.duration.count > 0) {
+        json["kernel_us"] = to_json(kernel.duration);
+        json["kernels"] = kernel.num_kernels;
+    }
+    if (const OverlapTiming& overlap = library.overlaps[index]; overlap.alone.count > 0) {
+        json["overlap"] = {{"product_alone_us", to_json(overlap.alone)},
+                           {"product_between_us", to_json(overlap.between)},
+                           {"send_us", to_json(overlap.send)},
+                           {"complete_us", to_json(overlap.complete)},
+                           {"loss", overlap.loss()}};
+    }
     return json;
 }
 

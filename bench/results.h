@@ -20,6 +20,23 @@ struct Timing {
     tools::Spread host;     // GPUs: what the call takes on the CPU, stream drained before it; all ranks' calls
 };
 
+// Of the kernels of one operation, us, mean over ranks; begun by all ranks at once.
+struct KernelTiming {
+    tools::Spread duration;  // their sum
+    double num_kernels = 0;  // an operation
+};
+
+// A matrix product after another one, and between the halves of an operation, us, mean over ranks.
+struct OverlapTiming {
+    tools::Spread alone;
+    tools::Spread between;
+    tools::Spread send;  // the halves themselves
+    tools::Spread complete;
+
+    // The part by which the product takes longer between the halves.
+    double loss() const { return between.median / alone.median - 1; }
+};
+
 struct LibraryResult {
     std::string name;
     int version = 0;
@@ -28,6 +45,8 @@ struct LibraryResult {
     StartUp start_up;
     Validation validation;
     Timing timings[kNumOperations];
+    KernelTiming kernels[kNumOperations];    // with --kernels
+    OverlapTiming overlaps[kNumOperations];  // with --overlap; not of the pair
 };
 
 struct CaseResult {

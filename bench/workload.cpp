@@ -51,7 +51,8 @@ Workload::Workload(const LibraryComm& library_comm, const tools::RankContext& co
       layout_info_(make_struct<ncclEpLayoutInfo_t>()),
       dispatch_config_(make_struct<ncclEpDispatchConfig_t>()),
       combine_inputs_(make_struct<ncclEpCombineInputs_t>()),
-      combine_outputs_(make_struct<ncclEpCombineOutputs_t>()) {
+      combine_outputs_(make_struct<ncclEpCombineOutputs_t>()),
+      combine_config_(make_struct<ncclEpCombineConfig_t>()) {
     if (options.recipe != NCCL_EP_DISP_QUANT_NONE) {
         expert_rows_ = std::make_unique<TensorMemory>(library_, comm(), options.world, device,
                                                       num_zones_ * num_slots_ * row_bytes_combine_, options.windows);
@@ -159,14 +160,16 @@ void Workload::select(int num_tokens) {
     library_.check(library_.update_handle(handle_, pointer(kRouting), nullptr, device_.stream()), "ncclEpUpdateHandle");
 }
 
-void Workload::dispatch() {
+void Workload::dispatch(bool send_only) {
+    dispatch_config_.send_only = send_only;
     library_.check(library_.dispatch(handle_, &dispatch_inputs_, &dispatch_outputs_, &layout_info_, &dispatch_config_,
                                      device_.stream()),
                    "ncclEpDispatch");
 }
 
-void Workload::combine() {
-    library_.check(library_.combine(handle_, &combine_inputs_, &combine_outputs_, nullptr, device_.stream()),
+void Workload::combine(bool send_only) {
+    combine_config_.send_only = send_only;
+    library_.check(library_.combine(handle_, &combine_inputs_, &combine_outputs_, &combine_config_, device_.stream()),
                    "ncclEpCombine");
 }
 
@@ -180,6 +183,16 @@ void Workload::run(Operation operation, int count) {
         }
     }
 }
+
+void Workload::send(Operation operation) {
+    if (operation == Operation::kDispatch) {
+        dispatch(true);
+    } else {
+        combine(true);
+    }
+}
+
+void Workload::complete() { library_.check(library_.complete(handle_, nullptr, device_.stream()), "ncclEpComplete"); }
 
 namespace {
 

@@ -84,9 +84,13 @@ class Workload {
     void select(int num_tokens);
 
     // On the device's stream, not waiting for it.
-    void dispatch();
-    void combine();
+    void dispatch() { dispatch(false); }
+    void combine() { combine(false); }
     void run(Operation operation, int count);
+
+    // The halves of a dispatch or combine.
+    void send(Operation operation);
+    void complete();
 
     // What validation reads and writes. Slots: [experts or ranks of zones()][slots()].
     size_t num_zones() const { return num_zones_; }
@@ -102,6 +106,8 @@ class Workload {
   private:
     TensorMemory& memory_of_expert_rows() { return expert_rows_ ? *expert_rows_ : received_; }
     void make_handle();
+    void dispatch(bool send_only);
+    void combine(bool send_only);
 
     const EpLibrary& library_;
     const Options& options_;
@@ -133,6 +139,7 @@ class Workload {
     ncclEpDispatchConfig_t dispatch_config_;
     ncclEpCombineInputs_t combine_inputs_;
     ncclEpCombineOutputs_t combine_outputs_;
+    ncclEpCombineConfig_t combine_config_;
 };
 
 }  // namespace crossdock::bench
