@@ -10,7 +10,7 @@ namespace {
 
 LlArenaState first_state() {
     LlArenaState state{};
-    state.next_epoch = 1;  // zeroed words belong to no operation
+    state.clock = LlClock{1, 0, 0, 0}.word();  // zeroed words belong to no operation
     return state;
 }
 
@@ -31,7 +31,7 @@ uint64_t documented_need(const GroupConfig& config, ncclEpLayout_t layout, uint3
 LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const LlGeometry& arena_geometry)
     : geometry(arena_geometry),
       memory(communicator.allocate_symmetric(arena_geometry.arena_bytes(), config.timeout_ns)),
-      state(communicator.runtime(), config.alloc, arena_state_bytes(config.num_ranks)) {
+      state(communicator.runtime(), config.alloc, sizeof(LlArenaState)) {
     const LlArenaState first = first_state();
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
     communicator.runtime().synchronize(nullptr);
@@ -47,7 +47,7 @@ LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     const uint64_t rows = std::max(geometry.num_slots(), geometry.num_cells());
-    require(config.max_token_bytes <= (1u << 30) && rows < kLargestBytes / geometry.slot_bytes() / kNumBuffers,
+    require(config.max_token_bytes <= (1u << 30) && rows < kLargestBytes / geometry.row_stride() / kNumBuffers,
             ncclInvalidArgument,
             "config->max_token_bytes {} with {} tokens a rank, {} ranks and top-{} needs more than 2^48 bytes",
             config.max_token_bytes, config.max_tokens, config.num_ranks, topk);

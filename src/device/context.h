@@ -4,7 +4,7 @@
 // executor (one lane a warp).
 #pragma once
 
-#include "device/platform.h"
+#include "device/tagged_word.h"
 
 #if defined(__CUDACC__)
 #include "device/ptx.cuh"
@@ -32,6 +32,8 @@ class Ctx {
     }
     CROSSDOCK_DEVICE void warp_sync() const { __syncwarp(); }
     CROSSDOCK_DEVICE void block_sync() const { __syncthreads(); }
+    // The block's last `warps` warps meet.
+    CROSSDOCK_DEVICE void last_warps_sync(int warps) const { ptx::barrier_sync(1, warps * kLanes); }
     CROSSDOCK_DEVICE uint64_t now_ns() const { return ptx::global_timer_ns(); }
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
     CROSSDOCK_DEVICE bool is_killed() const { return false; }
@@ -52,7 +54,18 @@ class Ctx {
     CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // 32-bit words of this rank's other blocks.
+    CROSSDOCK_DEVICE TaggedWord load_tagged(const TaggedWord* word) const {
+        TaggedWord seen;
+        ptx::load_relaxed_system_16(word, seen.payload, seen.tag);
+        return seen;
+    }
+    CROSSDOCK_DEVICE void store_tagged(TaggedWord* word, uint64_t payload, uint64_t tag) const {
+        ptx::store_relaxed_system_16(word, payload, tag);
+    }
+    // Words of this rank's other blocks.
+    CROSSDOCK_DEVICE uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
+        return ptx::add_relaxed_device_64(word, value);
+    }
     CROSSDOCK_DEVICE uint32_t load_relaxed_device(const uint32_t* word) const { return ptx::load_relaxed_device(word); }
     CROSSDOCK_DEVICE void store_relaxed_device(uint32_t* word, uint32_t value) const {
         ptx::store_relaxed_device(word, value);
@@ -62,6 +75,10 @@ class Ctx {
     }
     CROSSDOCK_DEVICE void fence_system() const { __threadfence_system(); }
     CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async(); }
+
+    // Programmatic dependent launch: nothing that other kernels write may be read before the first call.
+    CROSSDOCK_DEVICE void wait_for_previous_kernels() const { ptx::wait_for_previous_kernels(); }
+    CROSSDOCK_DEVICE void let_next_kernel_start() const { ptx::let_next_kernel_start(); }
 
     // Counters in shared memory.
     CROSSDOCK_DEVICE int add_shared(int* counter, int value) const { return atomicAdd(counter, value); }
@@ -73,6 +90,17 @@ class Ctx {
         for (int step = kLanes / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
         return value;
     }
+    // Of all lanes, and of those before this one.
+    CROSSDOCK_DEVICE int warp_sum(int value) const { return __reduce_add_sync(~0u, value); }
+    CROSSDOCK_DEVICE int warp_sum_before(int value) const {
+        int sum = value;
+        for (int step = 1; step < kLanes; step *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, step);
+            if (lane() >= step) sum += other;
+        }
+        return sum - value;
+    }
+    CROSSDOCK_DEVICE bool warp_all(bool value) const { return __all_sync(~0u, value) != 0; }
     // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
     CROSSDOCK_DEVICE uint32_t warp_broadcast(uint32_t value) const {
         __syncwarp();
@@ -93,7 +121,10 @@ class Ctx {
     std::byte* shared_memory() const { return warp_->shared_memory; }
     void warp_sync() const {}
     void block_sync() const {
-        if (warp_->num_warps > 1) warp_->block_sync();
+        if (warp_->num_warps > 1) warp_->meet(0, warp_->num_warps);
+    }
+    void last_warps_sync(int warps) const {
+        if (warps > 1) warp_->meet(1, warps);
     }
     uint64_t now_ns() const { return warp_->now_ns(); }
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
@@ -124,6 +155,20 @@ class Ctx {
         warp_->scheduling_point();
         if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELAXED);
     }
+    TaggedWord load_tagged(const TaggedWord* word) const {
+        const uint64_t tag = __atomic_load_n(&word->tag, __ATOMIC_ACQUIRE);
+        return {__atomic_load_n(&word->payload, __ATOMIC_RELAXED), tag};
+    }
+    void store_tagged(TaggedWord* word, uint64_t payload, uint64_t tag) const {
+        warp_->scheduling_point();
+        if (warp_->is_killed()) return;
+        __atomic_store_n(&word->payload, payload, __ATOMIC_RELAXED);
+        __atomic_store_n(&word->tag, tag, __ATOMIC_RELEASE);
+    }
+    uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
+        warp_->scheduling_point();
+        return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
+    }
     uint32_t load_relaxed_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
     void store_relaxed_device(uint32_t* word, uint32_t value) const { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
     uint32_t add_acq_rel_device(uint32_t* word, uint32_t value) const {
@@ -140,7 +185,12 @@ class Ctx {
     void max_shared(uint64_t* largest, uint64_t value) const {
         if (value > *largest) *largest = value;
     }
+    void wait_for_previous_kernels() const {}
+    void let_next_kernel_start() const {}
     float warp_max(float value) const { return value; }
+    int warp_sum(int value) const { return value; }
+    int warp_sum_before(int) const { return 0; }
+    bool warp_all(bool value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }
     cpu::Warp& warp() const { return *warp_; }
 

@@ -114,6 +114,14 @@ CROSSDOCK_DEVICE float e2m1_to_float(uint8_t code) {
     return (code & 8u) != 0 ? -value : value;
 }
 
+CROSSDOCK_DEVICE int number_of_ones(uint64_t bits) {
+#if defined(__CUDACC__)
+    return __popcll(bits);
+#else
+    return std::popcount(bits);
+#endif
+}
+
 // A row's elements as floats, whatever the dtype.
 template <DType kDType>
 CROSSDOCK_DEVICE float load_element(const std::byte* row, uint32_t element_idx) {
@@ -132,6 +140,46 @@ CROSSDOCK_DEVICE void store_element(std::byte* row, uint32_t element_idx, float 
     } else {
         reinterpret_cast<uint16_t*>(row)[element_idx] =
             kDType == DType::kBf16 ? float_to_bf16(value) : float_to_f16(value);
+    }
+}
+
+// The elements of 8 bytes.
+template <DType kDType>
+CROSSDOCK_DEVICE float element_of(uint64_t packed, uint32_t i) {
+    if constexpr (kDType == DType::kF32) {
+        return float_of(static_cast<uint32_t>(packed >> (32 * i)));
+    } else {
+        const uint16_t bits = static_cast<uint16_t>(packed >> (16 * i));
+        return kDType == DType::kBf16 ? bf16_to_float(bits) : f16_to_float(bits);
+    }
+}
+
+template <DType kDType>
+CROSSDOCK_DEVICE uint64_t packed_element(float value, uint32_t i) {
+    if constexpr (kDType == DType::kF32) {
+        return uint64_t{bits_of(value)} << (32 * i);
+    } else {
+        return uint64_t{kDType == DType::kBf16 ? float_to_bf16(value) : float_to_f16(value)} << (16 * i);
+    }
+}
+
+// kNum neighbouring elements at a multiple of kNum.
+template <DType kDType, uint32_t kNum>
+CROSSDOCK_DEVICE void load_elements(const std::byte* row, uint32_t first, float (&values)[kNum]) {
+    constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+    const uint64_t* words = reinterpret_cast<const uint64_t*>(row) + first / kPerWord;
+    for (uint32_t i = 0; i < kNum; ++i) values[i] = element_of<kDType>(words[i / kPerWord], i % kPerWord);
+}
+
+// values * multiplier as e4m3, four to a 32-bit word.
+template <uint32_t kNum>
+CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, std::byte* target) {
+    for (uint32_t word = 0; word < kNum / 4; ++word) {
+        uint32_t packed = 0;
+        for (uint32_t i = 0; i < 4; ++i) {
+            packed |= static_cast<uint32_t>(float_to_e4m3(values[4 * word + i] * multiplier)) << (8 * i);
+        }
+        reinterpret_cast<uint32_t*>(target)[word] = packed;
     }
 }
 

@@ -27,6 +27,26 @@ __device__ __forceinline__ void store_relaxed_system(uint64_t* address, uint64_t
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// 16 bytes in one access: both halves are of the same store.
+__device__ __forceinline__ void load_relaxed_system_16(const void* address, uint64_t& low, uint64_t& high) {
+    asm volatile("{\n .reg .b128 v;\n ld.relaxed.sys.global.b128 v, [%2];\n mov.b128 {%0, %1}, v;\n}"
+                 : "=l"(low), "=l"(high)
+                 : "l"(address)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_system_16(void* address, uint64_t low, uint64_t high) {
+    asm volatile("{\n .reg .b128 v;\n mov.b128 v, {%1, %2};\n st.relaxed.sys.global.b128 [%0], v;\n}" ::"l"(address),
+                 "l"(low), "l"(high)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint64_t add_relaxed_device_64(uint64_t* address, uint64_t value) {
+    uint64_t before;
+    asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+}
+
 __device__ __forceinline__ uint32_t load_relaxed_device(const uint32_t* address) {
     uint32_t value;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -50,6 +70,21 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
+}
+
+// That many threads of the block meet at one of its named barriers (0 is that of all threads).
+__device__ __forceinline__ void barrier_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---- the kernels before and after this one in the stream (programmatic dependent launch) ----
+
+// Everything before this kernel in the stream is over and visible.
+__device__ __forceinline__ void wait_for_previous_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The next kernel may take its place on the device; it still waits for this one's end.
+__device__ __forceinline__ void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // ---- mbarrier: counts the bytes of asynchronous loads ----

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp's staging area in shared memory, through which rows move asynchronously: bulk loads in, bulk stores out.
+// A staging area in shared memory, through which rows move asynchronously: bulk loads in, bulk stores out.
 //
-// All lanes call the members unless "leader only" is said. The order is: load + wait_loaded, or fill + filled; then
-// stores by the leader; then wait_stores (their data is at the target, a flag may follow) or wait_reusable (the stage
-// may be filled again).
+// One thread (a warp's leader) loads and stores. The order is: load + wait_loaded, or fill + filled; then stores; then
+// wait_stores (their data is at the target, a flag may follow) or wait_reusable (the stage may be filled again). A stage
+// that one warp loads and others store from: the loading warp calls loaded_for_block before the block's next barrier, the
+// others wait_loaded after it.
 //
 // On the CPU a load remembers where its source is instead of copying it, so a row is copied once; its source must
 // therefore stay unchanged until the stores are awaited, which the GPU's rules (contract: inputs stay unmodified during
@@ -14,50 +15,46 @@
 #include "device/context.h"
 
 namespace crossdock {
+
+inline constexpr uint32_t kStageHeadBytes = 128;  // in front of the data, which keeps the data's alignment
+
 inline namespace CROSSDOCK_WORLD {
 
 #if defined(__CUDACC__)
 
 class RowStage {
   public:
-    static constexpr uint32_t kBarrierBytes = 128;  // in front of the data, which keeps the data's alignment
+    CROSSDOCK_DEVICE explicit RowStage(std::byte* memory)
+        : barrier_(reinterpret_cast<uint64_t*>(memory)), data_(memory + kStageHeadBytes) {}
 
-    CROSSDOCK_DEVICE RowStage(const Ctx& ctx, std::byte* memory)
-        : barrier_(reinterpret_cast<uint64_t*>(memory)), data_(memory + kBarrierBytes) {
-        if (is_leader(ctx)) {
-            ptx::mbarrier_init(barrier_, 1);
-            ptx::fence_mbarrier_init();
-            ptx::fence_proxy_async();
+    // One thread, before the first load; the threads that wait must be synchronised with it.
+    CROSSDOCK_DEVICE void init() const {
+        ptx::mbarrier_init(barrier_, 1);
+        ptx::fence_mbarrier_init();
+        ptx::fence_proxy_async();
+    }
+
+    CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes) const {
+        ptx::mbarrier_arrive_expect_bytes(barrier_, bytes);
+        ptx::bulk_load(data_, source, bytes, barrier_);
+    }
+    CROSSDOCK_DEVICE void loaded_for_block(const Ctx&) const {}
+    // The load number `round` of this stage (0 is the first one).
+    CROSSDOCK_DEVICE void wait_loaded(const Ctx&, uint32_t round) const {
+        while (!ptx::mbarrier_try_wait(barrier_, round & 1)) {
         }
-        ctx.warp_sync();
     }
 
-    CROSSDOCK_DEVICE void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) {
-        if (is_leader(ctx)) {
-            ptx::mbarrier_arrive_expect_bytes(barrier_, bytes);
-            ptx::bulk_load(data_, source, bytes, barrier_);
-        }
-    }
-    CROSSDOCK_DEVICE void wait_loaded(const Ctx& ctx) {
-        while (!ptx::mbarrier_try_wait(barrier_, parity_)) {
-        }
-        parity_ ^= 1;
-        ctx.warp_sync();
-    }
+    CROSSDOCK_DEVICE std::byte* data() const { return data_; }
+    // By every thread that wrote into the data, before the barrier behind which the stores are issued.
+    CROSSDOCK_DEVICE void filled() const { ptx::fence_proxy_async(); }
 
-    CROSSDOCK_DEVICE std::byte* fill() { return data_; }
-    CROSSDOCK_DEVICE void filled(const Ctx& ctx) {
-        ptx::fence_proxy_async();  // every lane's own writes, before the leader's bulk stores read them
-        ctx.warp_sync();
-    }
-
-    // Leader only.
-    CROSSDOCK_DEVICE void store(const Ctx&, std::byte* target, uint32_t at, uint32_t bytes) {
+    CROSSDOCK_DEVICE void store(const Ctx&, std::byte* target, uint32_t at, uint32_t bytes) const {
         ptx::bulk_store(target, data_ + at, bytes);
     }
-    CROSSDOCK_DEVICE void end_group(const Ctx&) { ptx::bulk_commit_group(); }
-    // All but the latest max_pending groups have arrived. Waiting for more than asked is always right.
-    CROSSDOCK_DEVICE void wait_stores(const Ctx&, int max_pending = 0) {
+    CROSSDOCK_DEVICE static void end_group(const Ctx&) { ptx::bulk_commit_group(); }
+    // All but the latest max_pending groups of this thread have arrived. Waiting for more than asked is always right.
+    CROSSDOCK_DEVICE static void wait_stores(const Ctx&, int max_pending = 0) {
         if (max_pending >= 4) {
             ptx::bulk_wait_group<4>();
         } else if (max_pending >= 2) {
@@ -68,59 +65,62 @@ class RowStage {
             ptx::bulk_wait_group<0>();
         }
     }
-
-    CROSSDOCK_DEVICE void wait_reusable(const Ctx& ctx) {
-        if (is_leader(ctx)) ptx::bulk_wait_group_read();
-        ctx.warp_sync();
-    }
+    // This thread's stores have read their sources.
+    CROSSDOCK_DEVICE void wait_reusable(const Ctx&) const { ptx::bulk_wait_group_read(); }
 
   private:
     uint64_t* barrier_;
     std::byte* data_;
-    uint32_t parity_ = 0;
 };
 
 #else
 
 class RowStage {
   public:
-    static constexpr uint32_t kBarrierBytes = 128;
+    explicit RowStage(std::byte* memory) : head_(reinterpret_cast<Head*>(memory)), data_(memory + kStageHeadBytes) {}
 
-    RowStage(const Ctx&, std::byte* memory) : data_(memory + kBarrierBytes) {}
+    void init() const { *head_ = Head{}; }
 
-    void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) {
+    void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) const {
         if (ctx.warp().is_lazy()) {
             ctx.warp().copy_async(data_, source, bytes);
         } else {
-            loaded_from_ = source;
-            loaded_bytes_ = bytes;
+            *head_ = {source, bytes};
         }
     }
-    void wait_loaded(const Ctx& ctx) { ctx.warp().wait_copies(0); }
+    void loaded_for_block(const Ctx& ctx) const { ctx.warp().wait_copies(0); }
+    void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies(0); }
 
-    std::byte* fill() { return data_; }
-    void filled(const Ctx&) {}
+    // Where the data is to be read or filled in by kernels themselves.
+    std::byte* data() const { return data_; }
+    void filled() const {}
 
-    void store(const Ctx& ctx, std::byte* target, uint32_t at, uint32_t bytes) {
-        const uint32_t from_source = at < loaded_bytes_ ? (bytes < loaded_bytes_ - at ? bytes : loaded_bytes_ - at) : 0;
-        if (from_source > 0) ctx.warp().copy_async(target, loaded_from_ + at, from_source);
-        if (bytes > from_source) {
-            ctx.warp().copy_async(target + from_source, data_ + at + from_source, bytes - from_source);
+    void store(const Ctx& ctx, std::byte* target, uint32_t at, uint32_t bytes) const {
+        const auto [from, loaded] = *head_;
+        const uint32_t remembered = at < loaded ? (bytes < loaded - at ? bytes : loaded - at) : 0;
+        if (remembered > 0) ctx.warp().copy_async(target, from + at, remembered);
+        if (bytes > remembered) {
+            ctx.warp().copy_async(target + remembered, data_ + at + remembered, bytes - remembered);
         }
     }
-    void end_group(const Ctx&) {}
-    void wait_stores(const Ctx& ctx, int = 0) {
+    static void end_group(const Ctx&) {}
+    static void wait_stores(const Ctx& ctx, int = 0) {
         if (!ctx.skips_store_wait()) ctx.warp().wait_copies(0);
     }
-    void wait_reusable(const Ctx& ctx) {
+    void wait_reusable(const Ctx& ctx) const {
         ctx.warp().wait_copies(0);
-        loaded_bytes_ = 0;
+        *head_ = Head{};
     }
 
   private:
+    struct Head {
+        const std::byte* loaded_from = nullptr;
+        uint32_t loaded_bytes = 0;
+    };
+    static_assert(sizeof(Head) <= kStageHeadBytes, "a stage's head must hold it");
+
+    Head* head_;
     std::byte* data_;
-    const std::byte* loaded_from_ = nullptr;
-    uint32_t loaded_bytes_ = 0;
 };
 
 #endif

@@ -41,9 +41,9 @@ TEST(LocalExecutor, BlockBarrierHolds) {
         for (int round = 1; round <= kRounds; ++round) {
             if (warp.warp_idx % 2 == 0) warp.pause(0);
             ++arrived[warp.block_idx];
-            warp.block_sync();
+            warp.meet(0, warp.num_warps);
             EXPECT_EQ(arrived[warp.block_idx], round * kWarps);
-            warp.block_sync();
+            warp.meet(0, warp.num_warps);
         }
     });
 }
@@ -52,7 +52,7 @@ TEST(LocalExecutor, WarpsOfABlockShareMemoryAndBlocksDoNot) {
     LocalExecutor executor(1);
     executor.run({3, 2, 256}, [&](Warp& warp) {
         if (warp.warp_idx == 0) warp.shared_memory[255] = static_cast<std::byte>(warp.block_idx);
-        warp.block_sync();
+        warp.meet(0, warp.num_warps);
         EXPECT_EQ(warp.shared_memory[255], static_cast<std::byte>(warp.block_idx));
     });
 }
@@ -91,7 +91,7 @@ TEST(LocalExecutor, RethrowsAKernelsExceptionAndUnwindsTheOthers) {
         const auto kernel = [&](Warp& warp) {
             Counts counts{num_unwound};
             if (warp.warp_idx == 2) throw std::runtime_error("warp 2");
-            if (at_barrier) warp.block_sync();
+            if (at_barrier) warp.meet(0, warp.num_warps);
             for (;;) warp.pause(UINT64_MAX);
         };
         EXPECT_THROW(executor.run({1, 4, 0}, kernel), std::runtime_error);
@@ -103,7 +103,7 @@ TEST(LocalExecutor, RethrowsAKernelsExceptionAndUnwindsTheOthers) {
 TEST(LocalExecutor, ABarrierThatCannotCompleteIsAnError) {
     LocalExecutor executor(1);
     const auto kernel = [](Warp& warp) {
-        if (warp.warp_idx != 0) warp.block_sync();
+        if (warp.warp_idx != 0) warp.meet(0, warp.num_warps);
     };
     try {
         executor.run({1, 3, 0}, kernel);

@@ -37,8 +37,9 @@ class Warp {
     int num_warps = 1;
     std::byte* shared_memory = nullptr;  // the block's, 128-byte aligned
 
-    // All warps of the block meet.
-    virtual void block_sync() = 0;
+    // That many warps of the block meet, always the same ones at the same barrier.
+    static constexpr int kNumBarriers = 2;
+    virtual void meet(int barrier, int warps) = 0;
 
     // Nanoseconds, monotonic; simulated in the deterministic world.
     virtual uint64_t now_ns() = 0;

@@ -14,18 +14,35 @@ enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 
 // Advances by one operation a kernel, on the device, so that graph replays count too. All ranks run the same operations
 // in the same order, so epoch and buffer agree everywhere without a word exchanged.
+//
+// Every block takes a ticket: one atomic addition tells it epoch and buffer and counts it. Whoever takes the last ticket
+// of a grid writes the next operation's clock: by then nobody needs this one any more.
 struct LlArenaState {
-    uint64_t next_epoch;
-    uint32_t next_buffer;
-    uint32_t busy_buffers;  // bit b: held by a pending send_only operation
-    uint32_t blocks_done;
+    uint64_t clock;  // epoch (40 bits), next buffer (2), held buffers (4 bits), tickets taken (18 bits)
+    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by the
+    // operation of that epoch, written by the one before it.
+    uint64_t free_from[2][kNumBuffers];
+    uint32_t blocks_done;  // counts only where masks are on
     uint32_t reserved;
-    // uint64_t last_use[kNumBuffers][ranks]: the last operation in which this rank wrote to that peer's buffer
 };
 
-CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_state_bytes(uint32_t num_ranks) {
-    return sizeof(LlArenaState) + uint64_t{8} * kNumBuffers * num_ranks;
-}
+inline constexpr uint32_t kTicketBits = 18;
+
+struct LlClock {
+    uint64_t epoch;
+    uint32_t next_buffer;
+    uint32_t held_buffers;  // bit b: held by a pending send_only operation
+    uint32_t ticket;
+
+    CROSSDOCK_HOST_DEVICE static constexpr LlClock of(uint64_t word) {
+        return {word >> (kTicketBits + 6), static_cast<uint32_t>(word >> (kTicketBits + 4)) & 3,
+                static_cast<uint32_t>(word >> kTicketBits) & 15, static_cast<uint32_t>(word) & ((1u << kTicketBits) - 1)};
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t word() const {
+        return epoch << (kTicketBits + 6) | uint64_t{next_buffer} << (kTicketBits + 4) |
+               uint64_t{held_buffers} << kTicketBits | ticket;
+    }
+};
 
 struct LlCommon {
     LlGeometry arena;
@@ -41,10 +58,18 @@ struct LlCommon {
     bool ids_are_64_bit;
     uint32_t topk;  // this handle's
     uint32_t num_tokens;
-    const void* topk_idx;  // [tokens][topk] global expert ids
-    uint32_t chunk_bytes;  // of a row in one trip through a stage
+    const void* topk_idx;          // [tokens][topk] global expert ids
+    uint64_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank
+
+    uint32_t tagged_tokens;  // with at most that many tokens, rows take the tagged form
+    uint32_t chunk_bytes;    // of a row in one trip through a stage
+    uint32_t num_stages;     // a block's: rows on their way out
     uint32_t warps_per_block;
+    uint32_t send_warps;     // the block's first warps send rows in plain form
+    uint32_t receive_warps;  // the block's last warps receive; a warp may do both, one after the other
 };
+
+inline constexpr uint32_t kRankOfExpertShift = 40;
 
 // Plain bytes (NONE, FWD) or e4m3 with one scale a block of 128 elements.
 enum class LlRecipe : uint32_t { kBytes, kFp8 };
@@ -70,7 +95,8 @@ struct LlDispatchArgs {
     float* out_weights;
     int32_t* out_topk_idx;
     int32_t* counters;      // may be null (rank-major)
-    PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
+    uint32_t receive_stages;  // a block's: rows on their way in; its last warps have one each
+    PeerMap token_windows;    // every rank's out_tokens and out_scales, where direct
     PeerMap scale_windows;
 };
 
@@ -87,7 +113,7 @@ struct LlCombineArgs {
     uint32_t wire_bytes;
     const float* topk_weights;  // this rank's own tokens'; expert-major
     std::byte* out_tokens;
-    uint32_t segment_elements;  // of a token's sum by one warp
+    uint32_t segment_bytes;  // of a token's sum by one warp
 };
 
 }  // namespace crossdock

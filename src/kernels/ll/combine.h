@@ -8,28 +8,75 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// Waits for the rows of one token and lists them; rows of masked ranks are left out.
-CROSSDOCK_DEVICE void collect_rows(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
-                                   uint32_t token, bool notes_reads, const TermList& terms) {
+// Lists the cells of one token; those of masked ranks are left out.
+CROSSDOCK_DEVICE void list_cells(const Ctx& ctx, const LlCombineArgs& args, uint32_t token, const TermList& terms) {
     const LlCommon& c = args.common;
-    const bool has_row_per_choice = c.expert_major && args.wire != LlCombineWire::kSums;
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes)
-        terms.expert_ids[k] = expert_id(c, token, k);
+        terms.ranks[k] = rank_of_expert(c, expert_id(c, token, k));
     ctx.warp_sync();
-    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-        terms.index[k] = -1;
-        terms.weight[k] = has_row_per_choice ? args.topk_weights[uint64_t{token} * c.topk + k] : 1.0f;
-        const int source = rank_of_expert(c, terms.expert_ids[k]);
-        if (source < 0 || !is_active(ctx, c.scope, source)) continue;
-        if (!has_row_per_choice && !is_first_of_rank(c, terms.expert_ids, k)) continue;
-        const uint64_t cell = cell_index(c, token, has_row_per_choice ? k : place_of_rank(c, terms.expert_ids, source));
-        uint64_t content = kCellNothing;
-        if (!wait_word(ctx, c, operation, WaitStep::kRow, source, row_flag(c, c.rank, operation.buffer, cell), content))
-            continue;
-        if (notes_reads) ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, cell, operation.epoch);
-        if (content == kCellRow) terms.index[k] = static_cast<int64_t>(cell);
+    int place = 0;
+    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+        const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
+        bool has_row = k < c.topk && terms.ranks[k] >= 0;
+        for (uint32_t j = 0; has_row && !has_row_per_choice(args) && j < k; ++j)
+            has_row = terms.ranks[j] != terms.ranks[k];
+        const int own_place = place + ctx.warp_sum_before(has_row ? 1 : 0);
+        place += ctx.warp_sum(has_row ? 1 : 0);
+        if (k >= c.topk) continue;
+        const uint64_t cell = cell_index(c, token, has_row_per_choice(args) ? k : static_cast<uint32_t>(own_place));
+        const bool is_summed = has_row && is_active(ctx, c.scope, terms.ranks[k]);
+        terms.index[k] = is_summed ? static_cast<int64_t>(cell) : -1;
+        terms.weight[k] = has_row_per_choice(args) ? args.topk_weights[uint64_t{token} * c.topk + k] : 1.0f;
     }
     ctx.warp_sync();
+}
+
+CROSSDOCK_DEVICE void note_cell_read(const Ctx& ctx, const LlCommon& c, const Operation& operation, int64_t cell) {
+    ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, static_cast<uint64_t>(cell), operation.epoch);
+}
+
+// Cells in plain form: waits for their flags; what does not come is not summed.
+CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                     bool notes_reads, const TermList& terms) {
+    const LlCommon& c = args.common;
+    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
+        if (terms.index[k] < 0) continue;
+        uint64_t content = kCellNothing;
+        const uint64_t* flag = row_flag(c, c.rank, operation.buffer, static_cast<uint64_t>(terms.index[k]));
+        const bool came = wait_word(ctx, c, operation, WaitStep::kRow, terms.ranks[k], flag, content);
+        if (came && notes_reads) note_cell_read(ctx, c, operation, terms.index[k]);
+        if (!came || content != kCellRow) terms.index[k] = -1;
+    }
+    ctx.warp_sync();
+}
+
+// Cells in tagged form: sums what comes, 16 bytes a lane.
+template <DType kDType>
+CROSSDOCK_DEVICE void sum_tagged(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                 const TermList& terms, uint32_t first, uint32_t bytes, std::byte* out) {
+    constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+    const LlCommon& c = args.common;
+    for (uint32_t at = first + 16 * static_cast<uint32_t>(ctx.lane()); at < first + bytes; at += 16 * kLanes) {
+        float sums[2 * kPerWord] = {};
+        for (uint32_t k = 0; k < c.topk; ++k) {
+            if (terms.index[k] < 0) continue;
+            const TaggedWord* words = tagged_row(c, c.rank, operation.buffer, static_cast<uint64_t>(terms.index[k]));
+            Bytes16 part{};
+            uint64_t tag = 0;
+            if (!wait_tagged_pair(ctx, c, operation, terms.ranks[k], words + at / 8, part, tag)) continue;
+            if (word_payload(tag) != kCellRow) continue;
+            for (uint32_t i = 0; i < 2 * kPerWord; ++i) {
+                const float element = element_of<kDType>(i < kPerWord ? part.low : part.high, i % kPerWord);
+                sums[i] = fused_multiply_add(terms.weight[k], element, sums[i]);
+            }
+        }
+        Bytes16 sum{};
+        for (uint32_t i = 0; i < kPerWord; ++i) {
+            sum.low |= packed_element<kDType>(sums[i], i);
+            sum.high |= packed_element<kDType>(sums[kPerWord + i], i);
+        }
+        *reinterpret_cast<Bytes16*>(out + at) = sum;
+    }
 }
 
 CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, const std::byte* cells,
@@ -40,7 +87,7 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, 
         float sum = 0.0f;
         for (uint32_t k = 0; k < c.topk; ++k) {
             if (terms.index[k] < 0) continue;
-            const std::byte* wire = cells + static_cast<uint64_t>(terms.index[k]) * c.arena.cell_bytes();
+            const std::byte* wire = cells + static_cast<uint64_t>(terms.index[k]) * c.arena.row_stride();
             const float value = nvfp4_element(wire, elements, e) * nvfp4_inverse_scale(wire, elements);
             sum = fused_multiply_add(terms.weight[k], value, sum);
         }
@@ -51,27 +98,36 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, 
 // Work is shared by segments of tokens, so that few tokens still occupy many warps.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                 const Operation& operation, const Share& share) {
+                                 const Operation& operation, int block, int num_blocks) {
     const LlCommon& c = args.common;
-    const uint32_t elements = args.row_bytes / dtype_bytes(args.dtype);
-    const uint32_t segments = (elements + args.segment_elements - 1) / args.segment_elements;
+    const uint32_t segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
+    const bool is_tagged = c.num_tokens <= c.tagged_tokens && allows_tagged(args);
     const TermList terms = terms_of_warp(ctx, args, shared);
-    const std::byte* cells = cell_of(c, c.rank, operation.buffer, 0);
-
-    const uint64_t warps = static_cast<uint64_t>(share.num_blocks) * static_cast<uint64_t>(ctx.num_warps());
+    const std::byte* cells = plain_row(c, c.rank, operation.buffer, 0);
     const uint64_t work = uint64_t{c.num_tokens} * segments;
-    for (uint64_t i = static_cast<uint64_t>(ctx.warp_idx()) * static_cast<uint64_t>(share.num_blocks) +
-                      static_cast<uint64_t>(share.block);
-         i < work; i += warps) {
+    const int from_last = ctx.num_warps() - 1 - ctx.warp_idx();  // the first warps are the busiest senders
+    for (uint64_t i = static_cast<uint64_t>(from_last * num_blocks + block); i < work;
+         i += static_cast<uint64_t>(num_blocks * ctx.num_warps())) {
         const uint32_t token = static_cast<uint32_t>(i / segments);
-        const uint32_t first = static_cast<uint32_t>(i % segments) * args.segment_elements;
-        const uint32_t num = elements - first < args.segment_elements ? elements - first : args.segment_elements;
+        const uint32_t first = static_cast<uint32_t>(i % segments) * args.segment_bytes;
+        const uint32_t bytes = args.row_bytes - first < args.segment_bytes ? args.row_bytes - first : args.segment_bytes;
         std::byte* out = args.out_tokens + uint64_t{token} * args.row_bytes;
-        collect_rows(ctx, args, operation, token, first == 0, terms);
-        if (args.wire == LlCombineWire::kNvfp4) {
-            sum_nvfp4_rows(ctx, args, cells, terms, first, num, out);
+        list_cells(ctx, args, token, terms);
+        if (is_tagged) {
+            sum_tagged<kDType>(ctx, args, operation, terms, first, bytes, out);
+            for (uint32_t k = static_cast<uint32_t>(ctx.lane()); first == 0 && k < c.topk; k += kLanes) {
+                if (terms.index[k] >= 0) note_cell_read(ctx, c, operation, terms.index[k]);
+            }
         } else {
-            sum_rows<kDType>(ctx, {cells, c.arena.cell_bytes(), terms.index, terms.weight, c.topk}, first, num, out);
+            wait_for_cells(ctx, args, operation, first == 0, terms);
+            const uint32_t element = first / dtype_bytes(kDType);
+            const uint32_t elements = bytes / dtype_bytes(kDType);
+            if (args.wire == LlCombineWire::kNvfp4) {
+                sum_nvfp4_rows(ctx, args, cells, terms, element, elements, out);
+            } else {
+                sum_rows<kDType>(ctx, {cells, c.arena.row_stride(), terms.index, terms.weight, c.topk}, element,
+                                 elements, out);
+            }
         }
         ctx.warp_sync();
     }
@@ -81,15 +137,20 @@ template <DType kDType>
 CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const LlCommon& c = args.common;
     const LlCombineShared shared = LlCombineShared::of(args);
-    Operation operation;
-    const bool runs = begin_operation(ctx, c, operation);
-    RowStage stage(ctx,
-                   ctx.shared_memory() + shared.stages + static_cast<uint32_t>(ctx.warp_idx()) * shared.stage_bytes);
-    if (runs && (c.halves & kSendHalf) != 0) return_tokens<kDType>(ctx, args, shared, operation, stage);
-    if (runs && receives(c)) {
-        sum_tokens<kDType>(ctx, args, shared, operation, {ctx.block_idx(), ctx.num_blocks()});
+    if (ctx.warp_idx() < static_cast<int>(c.num_stages) && is_leader(ctx)) {
+        stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx())).init();
     }
-    end_operation(ctx, c, operation, runs, [&] { sum_tokens<kDType>(ctx, args, shared, operation, {0, 1}); });
+    ctx.wait_for_previous_kernels();
+    load_head(ctx, c);
+    if ((c.halves & kSendHalf) != 0) count_returns(ctx, args, shared);
+    ctx.block_sync();
+    Operation operation;
+    const bool runs = read_head(ctx, c, operation);
+    if (runs && (c.halves & kSendHalf) != 0) return_tokens<kDType>(ctx, args, shared, operation);
+    if (runs && receives(c)) {
+        sum_tokens<kDType>(ctx, args, shared, operation, ctx.block_idx(), ctx.num_blocks());
+    }
+    end_operation(ctx, c, operation, runs, [&] { sum_tokens<kDType>(ctx, args, shared, operation, 0, 1); });
 }
 
 }  // namespace CROSSDOCK_WORLD

@@ -5,15 +5,15 @@
 #include "device/nvfp4.h"
 #include "device/row_stage.h"
 #include "device/sum_rows.h"
-#include "kernels/ll/dispatch_receive.h"
+#include "kernels/ll/tagged_rows.h"
 
 namespace crossdock {
 
-// A row flag's payload.
+// Beside the epoch in a cell's flag, or in its words' tags.
 enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
 
 struct LlCombineShared {
-    uint32_t rows_before;  // i32 [ranks + 1]
+    uint32_t rows_before;  // i32 [2][ranks + 1]: in plain, in tagged form
     uint32_t terms;        // i64 [warps][topk], f32 [warps][topk], i32 [warps][topk]
     uint32_t stages;
     uint32_t stage_bytes;
@@ -22,22 +22,25 @@ struct LlCombineShared {
     CROSSDOCK_HOST_DEVICE static constexpr LlCombineShared of(const LlCombineArgs& args) {
         const LlCommon& c = args.common;
         LlCombineShared shared{};
-        shared.rows_before = 128;
-        shared.terms = static_cast<uint32_t>(align_up(128 + uint64_t{4} * (c.arena.num_ranks + 1), 16));
-        shared.stages = static_cast<uint32_t>(align_up(shared.terms + uint64_t{16} * c.topk * c.warps_per_block, 128));
-        shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{128} + c.chunk_bytes, 128));
-        shared.bytes = shared.stages + shared.stage_bytes * c.warps_per_block;
+        uint64_t at = LlBlockHead::bytes(c.arena.num_ranks);
+        shared.rows_before = static_cast<uint32_t>(at);
+        at = align_up(at + uint64_t{8} * (c.arena.num_ranks + 1), 16);
+        shared.terms = static_cast<uint32_t>(at);
+        at = align_up(at + uint64_t{16} * c.topk * c.warps_per_block, 128);
+        shared.stages = static_cast<uint32_t>(at);
+        shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + c.chunk_bytes, 128));
+        shared.bytes = static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} * c.num_stages);
         return shared;
     }
 };
 
 inline namespace CROSSDOCK_WORLD {
 
-// A warp's list of rows to sum, and the choices of the token that it works on.
+// A warp's list of rows to sum, and the ranks of the choices of the token that it works on.
 struct TermList {
     int64_t* index;
     float* weight;
-    int32_t* expert_ids;
+    int32_t* ranks;
 };
 
 CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared) {
@@ -45,165 +48,270 @@ CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const LlCombineArgs& arg
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + shared.terms);
     float* weight = reinterpret_cast<float*>(index + uint64_t{topk} * args.common.warps_per_block);
-    int32_t* ids = reinterpret_cast<int32_t*>(weight + uint64_t{topk} * args.common.warps_per_block);
-    return {index + warp * topk, weight + warp * topk, ids + warp * topk};
+    int32_t* ranks = reinterpret_cast<int32_t*>(weight + uint64_t{topk} * args.common.warps_per_block);
+    return {index + warp * topk, weight + warp * topk, ranks + warp * topk};
 }
 
-// Among the distinct ranks of a token's choices, in order of their first choice: the place of a rank that occurs.
-CROSSDOCK_DEVICE uint32_t place_of_rank(const LlCommon& c, const int32_t* expert_ids, int rank) {
-    uint32_t place = 0;
-    for (uint32_t k = 0; rank_of_expert(c, expert_ids[k]) != rank; ++k)
-        place += is_first_of_rank(c, expert_ids, k) ? 1 : 0;
-    return place;
+CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const LlCombineShared& shared, uint32_t stage) {
+    return RowStage(ctx.shared_memory() + shared.stages + uint64_t{shared.stage_bytes} * stage);
 }
 
-CROSSDOCK_DEVICE uint64_t cell_index(const LlCommon& c, uint32_t token, uint32_t place) {
-    return uint64_t{token} * c.arena.cells_per_token + place;
+// A row per choice goes home; otherwise one a rank.
+CROSSDOCK_DEVICE bool has_row_per_choice(const LlCombineArgs& args) {
+    return args.common.expert_major && args.wire != LlCombineWire::kSums;
+}
+// Rows that the kernel computes before they go.
+CROSSDOCK_DEVICE bool has_computed_rows(const LlCombineArgs& args) { return args.wire != LlCombineWire::kRows; }
+// NVFP4 rows never take the tagged form: their receiver reads them in another order than they come.
+CROSSDOCK_DEVICE bool allows_tagged(const LlCombineArgs& args) { return args.wire != LlCombineWire::kNvfp4; }
+
+// A row on its way home.
+struct Return {
+    int home = 0;
+    uint32_t slot = 0;  // of its token among those of home; with a row a choice: number of the choice among those of home
+    int64_t row_idx = 0;  // among all rows here; -1: the choice had no room
+    uint64_t cell = 0;
+};
+
+// The rows of either form, counted over the homes below.
+CROSSDOCK_DEVICE int* rows_before(const Ctx& ctx, const LlCommon& c, const LlCombineShared& shared, bool is_tagged) {
+    return reinterpret_cast<int*>(ctx.shared_memory() + shared.rows_before) + (is_tagged ? c.arena.num_ranks + 1 : 0);
 }
 
-// The home rank's weights go ahead to all ranks: they weight and sum before they send.
+// Followed by a barrier of the block.
+CROSSDOCK_DEVICE void count_returns(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared) {
+    const LlCommon& c = args.common;
+    int* plain = rows_before(ctx, c, shared, false);
+    int* tagged = rows_before(ctx, c, shared, true);
+    if (ctx.warp_idx() != ctx.num_warps() / 2) return;
+    int plain_rows = 0;
+    int tagged_rows = 0;
+    for (uint32_t base = 0; base < c.arena.num_ranks; base += kLanes) {
+        const uint32_t source = base + static_cast<uint32_t>(ctx.lane());
+        LlReceived received{};
+        if (source < c.arena.num_ranks) received = *received_from(c, static_cast<int>(source));
+        const int rows = static_cast<int>(has_row_per_choice(args) ? received.choices : received.rows);
+        const bool is_tagged = received.tagged != 0 && allows_tagged(args);
+        const int plain_before = plain_rows + ctx.warp_sum_before(is_tagged ? 0 : rows);
+        const int tagged_before = tagged_rows + ctx.warp_sum_before(is_tagged ? rows : 0);
+        if (source < c.arena.num_ranks) {
+            plain[source] = plain_before;
+            tagged[source] = tagged_before;
+        }
+        plain_rows += ctx.warp_sum(is_tagged ? 0 : rows);
+        tagged_rows += ctx.warp_sum(is_tagged ? rows : 0);
+    }
+    if (is_leader(ctx)) {
+        plain[c.arena.num_ranks] = plain_rows;
+        tagged[c.arena.num_ranks] = tagged_rows;
+    }
+}
+
+CROSSDOCK_DEVICE Return return_of(const LlCombineArgs& args, const ReceivedRow& row) {
+    const LlCommon& c = args.common;
+    if (has_row_per_choice(args)) {
+        const LlChoice choice = *choice_of(c, row.source, row.slot);
+        return {row.source, row.slot, choice.row_idx, choice.cell};
+    }
+    return {row.source, row.slot, static_cast<int64_t>(plain_slot(c, row.source, row.slot)),
+            row_record(c, row.source, row.slot)->cell};
+}
+
+// The home ranks' weights go ahead to the ranks that weight and sum before they send: a warp takes a token.
 CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
     const LlCommon& c = args.common;
-    for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
-        if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
-        copy_words(ctx, weights_of(c, peer, operation.buffer, c.rank), args.topk_weights, 4 * c.num_tokens * c.topk);
-        ctx.fence_system();
-        ctx.warp_sync();
-        if (is_leader(ctx)) {
-            ctx.store_release_system(weight_flag(c, peer, operation.buffer, c.rank), pack_word(operation.epoch, 0));
+    const uint32_t warps = static_cast<uint32_t>(ctx.num_blocks() * ctx.num_warps());
+    for (uint32_t token = static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
+         token < c.num_tokens; token += warps) {
+        const float* weights = args.topk_weights + uint64_t{token} * c.topk;
+        for (uint32_t k = 0; k < c.topk; ++k) {
+            const int peer = rank_of_expert(c, expert_id(c, token, k));
+            if (peer < 0 || !is_first_of_rank(c, token, k, peer)) continue;
+            if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
+            TaggedWord* words = weight_words(c, peer, operation.buffer, c.rank, token);
+            for (uint32_t i = static_cast<uint32_t>(ctx.lane()); 2 * i < c.topk; i += kLanes) {
+                const uint32_t upper = 2 * i + 1 < c.topk ? bits_of(weights[2 * i + 1]) : 0;
+                ctx.store_tagged(words + i, uint64_t{upper} << 32 | bits_of(weights[2 * i]),
+                                 pack_word(operation.epoch, 0));
+            }
         }
     }
 }
 
 // Raises the flag of a cell whose row has been stored, or that stays empty.
-CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, int home, uint64_t cell,
+CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
                                 CellContent content) {
     ctx.fence_async_copies();
-    ctx.store_release_system(row_flag(c, home, operation.buffer, cell), pack_word(operation.epoch, content));
+    ctx.store_release_system(row_flag(c, row.home, operation.buffer, row.cell), pack_word(operation.epoch, content));
 }
 
-// One warp sends one row to a cell of its home rank. fill(first, bytes) puts the wire's bytes [first, first + bytes)
-// into the stage.
-template <typename Fill>
-CROSSDOCK_DEVICE void send_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage,
-                               int home, uint64_t cell, Fill fill) {
+CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+                                        const Return& row) {
+    ctx.note_slot_written(c.rank, row.home, c.peers.at(row.home, 0), operation.buffer, row.cell, operation.epoch);
+}
+
+// Rows as they are, in plain form: a warp's leader brings one through the warp's stage.
+CROSSDOCK_DEVICE void return_plain(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+                                   const Operation& operation) {
     const LlCommon& c = args.common;
-    if (is_leader(ctx))
-        ctx.note_slot_written(c.rank, home, c.peers.at(home, 0), operation.buffer, cell, operation.epoch);
-    std::byte* target = cell_of(c, home, operation.buffer, cell);
-    for (uint32_t first = 0; first < args.wire_bytes; first += c.chunk_bytes) {
-        const uint32_t left = args.wire_bytes - first;
-        const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
-        fill(first, chunk);
-        if (is_leader(ctx)) {
+    const int stages = static_cast<int>(c.num_stages);
+    if (ctx.warp_idx() >= stages || !is_leader(ctx)) return;
+    const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx()));
+    const int* before = rows_before(ctx, c, shared, false);
+    uint32_t round = 0;
+    ReceivedRow received;
+    for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < before[c.arena.num_ranks];
+         i += stages * ctx.num_blocks()) {
+        received.advance(before, i);
+        const Return row = return_of(args, received);
+        if (!wait_credit(ctx, c, operation, row.home)) continue;
+        note_cell_written(ctx, c, operation, row);
+        if (row.row_idx < 0) {
+            flag_cell(ctx, c, operation, row, kCellNothing);
+            continue;
+        }
+        const std::byte* source = args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes;
+        std::byte* target = plain_row(c, row.home, operation.buffer, row.cell);
+        for (uint32_t first = 0; first < args.row_bytes; first += c.chunk_bytes) {
+            const uint32_t left = args.row_bytes - first;
+            const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
+            stage.load(ctx, source + first, chunk);
+            stage.wait_loaded(ctx, round++);
             stage.store(ctx, target + first, 0, chunk);
             stage.end_group(ctx);
+            stage.wait_reusable(ctx);
         }
-        stage.wait_reusable(ctx);
-    }
-    if (is_leader(ctx)) {
-        stage.wait_stores(ctx);
-        flag_cell(ctx, c, operation, home, cell, kCellRow);
+        RowStage::wait_stores(ctx);
+        flag_cell(ctx, c, operation, row, kCellRow);
     }
 }
 
-// An expert's row as it is, or quantised.
-CROSSDOCK_DEVICE void send_expert_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
-                                      RowStage& stage, int home, uint64_t cell, uint64_t row_idx) {
-    const std::byte* row = args.tokens + row_idx * args.row_bytes;
-    send_row(ctx, args, operation, stage, home, cell, [&](uint32_t first, uint32_t bytes) {
-        if (args.wire == LlCombineWire::kNvfp4) {
-            quantise_nvfp4(ctx, row, args.row_bytes / 2, args.row_scales[row_idx], stage.fill());
-            stage.filled(ctx);
-        } else {
-            stage.load(ctx, row + first, bytes);
-            stage.wait_loaded(ctx);
+// Rows as they are, in tagged form: a warp takes a segment.
+CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+                                    const Operation& operation) {
+    const LlCommon& c = args.common;
+    const int* before = rows_before(ctx, c, shared, true);
+    const int segments = static_cast<int>(tagged_segments(args.row_bytes));
+    ReceivedRow received;
+    for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < before[c.arena.num_ranks] * segments;
+         i += ctx.num_warps() * ctx.num_blocks()) {
+        received.advance(before, i / segments);
+        const Return row = return_of(args, received);
+        if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0) continue;
+        const uint32_t begin = static_cast<uint32_t>(i % segments) * kTaggedSegmentBytes;
+        if (begin == 0 && is_leader(ctx)) note_cell_written(ctx, c, operation, row);
+        const uint32_t end = begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
+        const uint64_t tag = pack_word(operation.epoch, row.row_idx < 0 ? kCellNothing : kCellRow);
+        const std::byte* source =
+            args.tokens + (row.row_idx < 0 ? 0 : static_cast<uint64_t>(row.row_idx)) * args.row_bytes;
+        TaggedWord* words = tagged_row(c, row.home, operation.buffer, row.cell);
+        for (uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane()); at < end; at += 16 * kLanes) {
+            const Bytes16 part = *reinterpret_cast<const Bytes16*>(source + at);
+            ctx.store_tagged(words + at / 8, part.low, tag);
+            ctx.store_tagged(words + at / 8 + 1, part.high, tag);
         }
-    });
-}
-
-// The weighted sum of a token's rows on this rank, rounded once.
-template <DType kDType>
-CROSSDOCK_DEVICE void send_sum(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, RowStage& stage,
-                               int home, uint64_t cell, uint32_t token, const int32_t* ids, const int32_t* first_rows,
-                               const TermList& terms) {
-    const LlCommon& c = args.common;
-    const float* weights = reinterpret_cast<const float*>(weights_of(c, c.rank, operation.buffer, home));
-    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-        terms.index[k] = row_of_choice(c, ids, first_rows, k);
-        terms.weight[k] = weights[uint64_t{token} * c.topk + k];
     }
-    ctx.warp_sync();
-    send_row(ctx, args, operation, stage, home, cell, [&](uint32_t first, uint32_t bytes) {
-        const uint32_t first_element = first / dtype_bytes(kDType);
-        sum_rows<kDType>(ctx, {args.tokens, args.row_bytes, terms.index, terms.weight, c.topk}, first_element,
-                         bytes / dtype_bytes(kDType), stage.fill() - first);
-        stage.filled(ctx);
-    });
 }
 
-// One warp sends back what this rank has of one token.
+// A row that is computed, into a stage: all warps share the rows of a batch.
 template <DType kDType>
-CROSSDOCK_DEVICE void return_token(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
-                                   RowStage& stage, const ReceivedRow& row, const TermList& terms) {
+CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                  const Return& row, const RowStage& stage, uint32_t row_first, uint32_t first,
+                                  uint32_t bytes, const TermList& terms) {
     const LlCommon& c = args.common;
-    const RowHeader* header = reinterpret_cast<const RowHeader*>(handle_header(c, row.source, row.slot));
-    const int32_t* ids = reinterpret_cast<const int32_t*>(header + 1);
-    const int32_t* first_rows = handle_first_rows(c, row.source);
-    const uint32_t token = header->token_idx;
-    if (!c.expert_major || args.wire == LlCombineWire::kSums) {
-        const uint64_t cell = cell_index(c, token, place_of_rank(c, ids, c.rank));
-        if (c.expert_major) {
-            send_sum<kDType>(ctx, args, operation, stage, row.source, cell, token, ids, first_rows, terms);
-        } else {
-            send_expert_row(ctx, args, operation, stage, row.source, cell,
-                            static_cast<uint64_t>(row.source) * c.arena.max_tokens + row.slot);
+    if (args.wire == LlCombineWire::kNvfp4) {
+        if (first == 0 && row.row_idx >= 0) {
+            quantise_nvfp4(ctx, args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes, args.row_bytes / 2,
+                           args.row_scales[row.row_idx], stage.data());
         }
         return;
     }
-    for (uint32_t k = 0; k < c.topk; ++k) {
-        if (rank_of_expert(c, ids[k]) != c.rank) continue;
-        const int64_t row_idx = row_of_choice(c, ids, first_rows, k);
-        if (row_idx >= 0) {
-            send_expert_row(ctx, args, operation, stage, row.source, cell_index(c, token, k),
-                            static_cast<uint64_t>(row_idx));
-        } else if (is_leader(ctx)) {
-            ctx.note_slot_written(c.rank, row.source, c.peers.at(row.source, 0), operation.buffer,
-                                  cell_index(c, token, k), operation.epoch);
-            flag_cell(ctx, c, operation, row.source, cell_index(c, token, k), kCellNothing);
+    const RowRecord* record = row_record(c, row.home, row.slot);
+    const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
+    const TaggedWord* weights = weight_words(c, c.rank, operation.buffer, row.home, record->token_idx);
+    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
+        TaggedWord word{};
+        const bool came = wait_tagged(ctx, c, operation, WaitStep::kWeights, row.home, weights + k / 2, word);
+        terms.index[k] = came ? rows[k] : -1;
+        terms.weight[k] = float_of(static_cast<uint32_t>(word.payload >> (32 * (k % 2))));
+    }
+    ctx.warp_sync();
+    sum_rows<kDType>(ctx, {args.tokens, args.row_bytes, terms.index, terms.weight, c.topk},
+                     (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
+                     stage.data() - row_first);
+    ctx.warp_sync();
+}
+
+inline constexpr uint32_t kComputedSegmentBytes = 1024;
+
+// Rows that are computed: a block fills its stages together, then warps send one each.
+template <DType kDType>
+CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+                                      const Operation& operation, bool is_tagged) {
+    const LlCommon& c = args.common;
+    const int* before = rows_before(ctx, c, shared, is_tagged);
+    const int total = before[c.arena.num_ranks];
+    const int stages = static_cast<int>(c.num_stages);
+    const TermList terms = terms_of_warp(ctx, args, shared);
+    const auto return_at = [&](int i) {
+        ReceivedRow received;
+        received.advance(before, i);
+        return return_of(args, received);
+    };
+    for (int base = ctx.block_idx(); base < total; base += stages * ctx.num_blocks()) {
+        const int left = (total - base + ctx.num_blocks() - 1) / ctx.num_blocks();
+        const int num = left < stages ? left : stages;
+        for (uint32_t row_first = 0; row_first < args.wire_bytes; row_first += c.chunk_bytes) {
+            const uint32_t rest = args.wire_bytes - row_first;
+            const uint32_t chunk = rest < c.chunk_bytes ? rest : c.chunk_bytes;
+            const int segments = static_cast<int>((chunk + kComputedSegmentBytes - 1) / kComputedSegmentBytes);
+            for (int i = ctx.warp_idx(); i < num * segments; i += ctx.num_warps()) {
+                const uint32_t first = static_cast<uint32_t>(i % segments) * kComputedSegmentBytes;
+                const uint32_t bytes = chunk - first < kComputedSegmentBytes ? chunk - first : kComputedSegmentBytes;
+                compute_row<kDType>(ctx, args, operation, return_at(base + i / segments * ctx.num_blocks()),
+                                    stage_of(ctx, shared, static_cast<uint32_t>(i / segments)), row_first, first, bytes,
+                                    terms);
+            }
+            stage_of(ctx, shared, 0).filled();
+            ctx.block_sync();
+            for (int i = is_tagged ? 0 : ctx.warp_idx(); i < num; i += is_tagged ? 1 : ctx.num_warps()) {
+                const Return row = return_at(base + i * ctx.num_blocks());
+                const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(i));
+                if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0)
+                    continue;
+                const bool is_noted = row_first == 0 && is_leader(ctx) && (!is_tagged || ctx.warp_idx() == 0);
+                if (is_noted) note_cell_written(ctx, c, operation, row);
+                if (is_tagged) {
+                    store_tagged_row(ctx, stage.data(), chunk,
+                                     tagged_row(c, row.home, operation.buffer, row.cell) + row_first / 8,
+                                     pack_word(operation.epoch, kCellRow));
+                } else if (is_leader(ctx)) {
+                    if (row.row_idx >= 0) {
+                        stage.store(ctx, plain_row(c, row.home, operation.buffer, row.cell) + row_first, 0, chunk);
+                    }
+                    stage.end_group(ctx);
+                    RowStage::wait_stores(ctx);
+                    stage.wait_reusable(ctx);
+                    if (chunk == rest) flag_cell(ctx, c, operation, row, row.row_idx >= 0 ? kCellRow : kCellNothing);
+                }
+            }
+            ctx.block_sync();
         }
     }
 }
 
 template <DType kDType>
 CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                    const Operation& operation, RowStage& stage) {
+                                    const Operation& operation) {
     const LlCommon& c = args.common;
-    const int num_ranks = static_cast<int>(c.arena.num_ranks);
-    int* rows_before = reinterpret_cast<int*>(ctx.shared_memory() + shared.rows_before);
-    if (args.wire == LlCombineWire::kSums && ctx.block_idx() == ctx.num_blocks() - 1)
-        announce_weights(ctx, args, operation);
-    if (thread_idx(ctx) == 0) {
-        rows_before[0] = 0;
-        for (int source = 0; source < num_ranks; ++source)
-            rows_before[source + 1] = rows_before[source] + handle_row_counts(c)[source];
-    }
-    ctx.block_sync();
-
-    const TermList terms = terms_of_warp(ctx, args, shared);
-    const int warps = ctx.num_blocks() * ctx.num_warps();
-    ReceivedRow row;
-    for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < rows_before[num_ranks]; i += warps) {
-        row.advance(rows_before, i);
-        bool may_send = is_leader(ctx) && wait_credit(ctx, c, operation, row.source);
-        if (may_send && args.wire == LlCombineWire::kSums) {
-            uint64_t unused = 0;
-            may_send = wait_word(ctx, c, operation, WaitStep::kWeights, row.source,
-                                 weight_flag(c, c.rank, operation.buffer, row.source), unused);
-        }
-        if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) continue;
-        return_token<kDType>(ctx, args, operation, stage, row, terms);
-        ctx.warp_sync();
+    if (ctx.block_idx() == ctx.num_blocks() - 1) announce_entered(ctx, c, operation);
+    if (args.wire == LlCombineWire::kSums) announce_weights(ctx, args, operation);
+    if (has_computed_rows(args)) {
+        return_computed<kDType>(ctx, args, shared, operation, true);
+        return_computed<kDType>(ctx, args, shared, operation, false);
+    } else {
+        return_tagged(ctx, args, shared, operation);
+        return_plain(ctx, args, shared, operation);
     }
 }
 

@@ -11,16 +11,23 @@ inline namespace CROSSDOCK_WORLD {
 CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     const LlCommon& c = args.common;
     const LlDispatchShared shared = LlDispatchShared::of(args);
+    init_stages(ctx, args, shared);
+    ctx.wait_for_previous_kernels();
+    if ((c.halves & kSendHalf) != 0) prepare_send(ctx, args, shared);
+    load_head(ctx, c);
+    ctx.block_sync();
     Operation operation;
-    const bool runs = begin_operation(ctx, c, operation);
-    RowStage stage(ctx,
-                   ctx.shared_memory() + shared.stages + static_cast<uint32_t>(ctx.warp_idx()) * shared.stage_bytes);
-    if (runs && (c.halves & kSendHalf) != 0) send_tokens(ctx, args, shared, operation, stage);
+    const bool runs = read_head(ctx, c, operation);
+    uint32_t round = 0;  // loads of this warp's receive stage
+    if (runs && (c.halves & kSendHalf) != 0) send_tokens(ctx, args, shared, operation);
     if (runs && receives(c)) {
-        ctx.block_sync();  // both halves use the same shared memory
-        receive_tokens(ctx, args, shared, operation, stage, {ctx.block_idx(), ctx.num_blocks()});
+        const int warps = static_cast<int>(c.receive_warps);
+        if (ctx.warp_idx() >= ctx.num_warps() - warps) {
+            receive_tokens(ctx, args, shared, operation, {ctx.block_idx(), ctx.num_blocks(), warps}, round);
+        }
     }
-    end_operation(ctx, c, operation, runs, [&] { receive_tokens(ctx, args, shared, operation, stage, {0, 1}); });
+    end_operation(ctx, c, operation, runs,
+                  [&] { receive_tokens(ctx, args, shared, operation, {0, 1, ctx.num_warps()}, round); });
 }
 
 }  // namespace CROSSDOCK_WORLD

@@ -8,24 +8,47 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// Which blocks share the receive half; after a loss the last block does all of it.
+// Who shares the receive half: blocks, and the last warps of each; after a loss all warps of the last block do it.
 struct Share {
-    int block = 0;
-    int num_blocks = 1;
+    int block;
+    int num_blocks;
+    int warps;
+
+    // Among those warps, from the last one on: the first ones are the busiest senders.
+    CROSSDOCK_DEVICE int warp(const Ctx& ctx) const { return ctx.num_warps() - 1 - ctx.warp_idx(); }
+    CROSSDOCK_DEVICE int thread(const Ctx& ctx) const { return warp(ctx) * kLanes + ctx.lane(); }
+    CROSSDOCK_DEVICE int threads() const { return warps * kLanes; }
+    CROSSDOCK_DEVICE void sync(const Ctx& ctx) const { ctx.last_warps_sync(warps); }
 };
 
+// What the sources have announced, in shared memory.
 struct Announced {
-    int* rows_before;  // [ranks + 1]: rows of the sources below
-    int* first_rows;   // [ranks][local experts]: where a source's rows of an expert begin; expert-major
+    int* rows;           // [ranks]
+    int* choices;        // [ranks] of experts here; expert-major
+    int* plain_before;   // [ranks + 1]: rows in plain form of the sources below
+    int* tagged_before;  // [ranks + 1]: the same in tagged form
+    int* first_rows;     // [ranks][local experts]: where a source's rows of an expert begin; expert-major
+    int* first_choices;  // [ranks][local experts]: the number of the first of them among the source's choices
 };
+
+CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlCommon& c, const LlDispatchShared& shared) {
+    const uint32_t stride = c.arena.num_ranks + 1;
+    int* received = reinterpret_cast<int*>(ctx.shared_memory() + shared.received);
+    return {received,
+            received + stride,
+            received + 2 * stride,
+            received + 3 * stride,
+            reinterpret_cast<int*>(ctx.shared_memory() + shared.first_rows),
+            reinterpret_cast<int*>(ctx.shared_memory() + shared.first_choices)};
+}
 
 // Waits for every source's counts; sources that are masked count as silent.
 CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
-                                    const Announced& announced) {
+                                    const Announced& announced, const Share& share) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = c.expert_major ? static_cast<int>(c.arena.experts_per_rank()) : 0;
     const int words_per_source = 1 + experts;
-    for (int i = thread_idx(ctx); i < num_ranks * words_per_source; i += num_threads(ctx)) {
+    for (int i = share.thread(ctx); i < num_ranks * words_per_source; i += share.threads()) {
         const int source = i / words_per_source;
         const int word = i % words_per_source;
         uint64_t count = 0;
@@ -35,63 +58,79 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
             count = 0;
         }
         if (word == 0) {
-            announced.rows_before[source + 1] = static_cast<int>(count);
+            announced.rows[source] = static_cast<int>(count % kTaggedRows);
+            announced.tagged_before[source + 1] = count / kTaggedRows != 0 ? 1 : 0;
         } else {
             announced.first_rows[source * experts + word - 1] = static_cast<int>(count);
         }
     }
-    ctx.block_sync();
-    if (thread_idx(ctx) == 0) {
-        announced.rows_before[0] = 0;
-        for (int source = 0; source < num_ranks; ++source)
-            announced.rows_before[source + 1] += announced.rows_before[source];
-    }
-    ctx.block_sync();
+    share.sync(ctx);
 }
 
-// Turns counts into first rows; the total of an expert, at most its capacity, goes to the caller.
+// Turns counts into first choices and first rows; the total of an expert, at most its capacity, goes to the caller.
 CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
-                                   bool writes_counters) {
+                                   const Share& share) {
     const LlCommon& c = args.common;
+    const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = static_cast<int>(c.arena.experts_per_rank());
     const int capacity = static_cast<int>(c.arena.num_slots());
-    for (int expert = thread_idx(ctx); expert < experts; expert += num_threads(ctx)) {
+    for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
+        int before = 0;
+        for (int base = 0; base < experts; base += kLanes) {
+            const int expert = base + ctx.lane();
+            const int count = expert < experts ? announced.first_rows[source * experts + expert] : 0;
+            const int first = before + ctx.warp_sum_before(count);
+            if (expert < experts) announced.first_choices[source * experts + expert] = first;
+            before += ctx.warp_sum(count);
+        }
+        if (is_leader(ctx)) announced.choices[source] = before;
+    }
+    share.sync(ctx);
+    for (int expert = share.thread(ctx); expert < experts; expert += share.threads()) {
         int rows = 0;
-        for (int source = 0; source < static_cast<int>(c.arena.num_ranks); ++source) {
+        for (int source = 0; source < num_ranks; ++source) {
             const int count = announced.first_rows[source * experts + expert];
             announced.first_rows[source * experts + expert] = rows;
             rows += count;
         }
-        if (writes_counters) args.counters[expert] = rows < capacity ? rows : capacity;
+        if (share.block == 0) args.counters[expert] = rows < capacity ? rows : capacity;
     }
-    ctx.block_sync();
 }
 
-// What a later combine must know, and the rank-major counters and unused ids.
+// What a later combine must know, and how many rows of either form the sources below have. Then the counts are complete
+// for the whole block.
 CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
                                      const Share& share) {
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     if (share.block == 0) {
-        for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
-            const int rows = announced.rows_before[source + 1] - announced.rows_before[source];
-            handle_row_counts(c)[source] = rows;
-            if (!c.expert_major && args.counters != nullptr) args.counters[source] = rows;
+        for (int source = share.thread(ctx); source < num_ranks; source += share.threads()) {
+            const uint32_t rows = static_cast<uint32_t>(announced.rows[source]);
+            const uint32_t choices = c.expert_major ? static_cast<uint32_t>(announced.choices[source]) : 0;
+            *received_from(c, source) = {rows, choices, static_cast<uint32_t>(announced.tagged_before[source + 1]), 0};
+            if (!c.expert_major && args.counters != nullptr) args.counters[source] = announced.rows[source];
         }
-        if (c.expert_major) {
-            for (int i = thread_idx(ctx); i < static_cast<int>(c.arena.num_experts); i += num_threads(ctx)) {
-                handle_first_rows(c, 0)[i] = announced.first_rows[i];
-            }
+        share.sync(ctx);
+    }
+    if (share.thread(ctx) == 0) {
+        announced.plain_before[0] = 0;
+        announced.tagged_before[0] = 0;
+        for (int source = 0; source < num_ranks; ++source) {
+            const int rows = announced.rows[source];
+            const bool is_tagged = announced.tagged_before[source + 1] != 0;
+            announced.plain_before[source + 1] = announced.plain_before[source] + (is_tagged ? 0 : rows);
+            announced.tagged_before[source + 1] = announced.tagged_before[source] + (is_tagged ? rows : 0);
         }
     }
+    share.sync(ctx);
     if (c.expert_major) return;
-    const uint64_t threads = static_cast<uint64_t>(share.num_blocks) * static_cast<uint64_t>(num_threads(ctx));
-    const uint64_t first = static_cast<uint64_t>(share.block) * static_cast<uint64_t>(num_threads(ctx)) +
-                           static_cast<uint64_t>(thread_idx(ctx));
+    const uint64_t threads = static_cast<uint64_t>(share.num_blocks) * static_cast<uint64_t>(share.threads());
+    const uint64_t first = static_cast<uint64_t>(share.block) * static_cast<uint64_t>(share.threads()) +
+                           static_cast<uint64_t>(share.thread(ctx));
     for (uint64_t i = first; i < c.arena.num_slots() * c.topk; i += threads) {
         const int source = static_cast<int>(i / c.topk / c.arena.max_tokens);
         const int slot = static_cast<int>(i / c.topk % c.arena.max_tokens);
-        if (slot >= announced.rows_before[source + 1] - announced.rows_before[source]) args.out_topk_idx[i] = -1;
+        if (slot >= announced.rows[source]) args.out_topk_idx[i] = -1;
     }
 }
 
@@ -111,105 +150,217 @@ CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, c
     }
 }
 
-// The out row of a choice, or -1: another rank's expert, dropped, or past the expert's capacity (only duplicates can
-// fill it).
-CROSSDOCK_DEVICE int64_t row_of_choice(const LlCommon& c, const int32_t* ids, const int32_t* first_rows, uint32_t k) {
-    if (rank_of_expert(c, ids[k]) != c.rank) return -1;
-    const uint32_t expert = static_cast<uint32_t>(ids[k]) % c.arena.experts_per_rank();
-    const uint64_t row = static_cast<uint64_t>(first_rows[expert] + ids[c.topk + k]);
-    return row < c.arena.num_slots() ? static_cast<int64_t>(expert * c.arena.num_slots() + row) : -1;
+// Where a warp's current row goes, in shared memory.
+struct Placement {
+    int32_t* rows;  // [num] indices among all out rows
+    int32_t* num;
+    uint32_t* direct;
+};
+
+CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const LlDispatchArgs& args,
+                                             const LlDispatchShared& shared) {
+    const LlCommon& c = args.common;
+    int32_t* words = reinterpret_cast<int32_t*>(ctx.shared_memory() + shared.placements) +
+                     uint64_t{c.topk + 2} * static_cast<uint32_t>(ctx.warp_idx());
+    return {words, words + c.topk, reinterpret_cast<uint32_t*>(words + c.topk + 1)};
 }
 
-// One warp places one row, whose flag it has seen.
-CROSSDOCK_DEVICE void place_row(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
-                                const Operation& operation, RowStage& stage, const Announced& announced,
-                                const ReceivedRow& row) {
+// One choice of a received row, expert-major: its out row, or -1: another rank's, dropped, or past the expert's capacity
+// (only duplicates can fill it).
+CROSSDOCK_DEVICE int32_t place_choice(const LlCommon& c, const Announced& announced, const ReceivedRow& row,
+                                      uint64_t payload, uint32_t cell, bool writes) {
+    const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(payload));
+    if (rank_of_expert(c, id) != c.rank) return -1;
+    const uint32_t experts = c.arena.experts_per_rank();
+    const uint32_t expert = static_cast<uint32_t>(id) - static_cast<uint32_t>(c.rank) * experts;
+    const uint32_t at = static_cast<uint32_t>(row.source) * experts + expert;
+    const uint32_t position = static_cast<uint32_t>(payload >> 32);
+    const uint64_t row_of_expert = static_cast<uint64_t>(announced.first_rows[at]) + position;
+    const int32_t row_idx = row_of_expert < c.arena.num_slots()
+                                ? static_cast<int32_t>(expert * c.arena.num_slots() + row_of_expert)
+                                : -1;
+    if (writes) {
+        *choice_of(c, row.source, static_cast<uint32_t>(announced.first_choices[at]) + position) = {row_idx, cell};
+    }
+    return row_idx;
+}
+
+// Waits for a row's header and finds out where the row goes. Whoever writes also fills in what the caller and a later
+// combine want to know of it. One warp; false: the header will not come.
+CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+                                  const Announced& announced, const ReceivedRow& row, bool writes,
+                                  const Placement& placement) {
     const LlCommon& c = args.common;
-    const uint64_t slot = static_cast<uint64_t>(row.source) * c.arena.max_tokens + row.slot;
-    const std::byte* source = slot_of(c, c.rank, operation.buffer, slot);
-    std::byte* tail = stage.fill() + shared.tail;
-    const uint32_t scale_area = static_cast<uint32_t>(align_up(args.scale_bytes, 16));
-    const uint32_t tail_bytes = scale_area + row_header_bytes(c.topk);
-
-    copy_words(ctx, tail, source + args.row_bytes, tail_bytes);
-    ctx.warp_sync();
-    const RowHeader* header = reinterpret_cast<const RowHeader*>(tail + scale_area);
-    const int32_t* ids = reinterpret_cast<const int32_t*>(header + 1);
-    const int32_t* first_rows = announced.first_rows + static_cast<uint64_t>(row.source) * c.arena.experts_per_rank();
-    const uint32_t direct = header->direct & args.direct;
-    copy_words(ctx, handle_header(c, row.source, row.slot), header, row_header_bytes(c.topk));
-
-    if (c.expert_major) {
-        for (uint32_t k = 0; k < c.topk; ++k) {
-            const int64_t target = row_of_choice(c, ids, first_rows, k);
-            if (target >= 0)
-                place_scales(ctx, args, tail, static_cast<uint64_t>(target) / c.arena.num_slots(),
-                             static_cast<uint64_t>(target) % c.arena.num_slots());
+    const uint64_t slot = plain_slot(c, row.source, row.slot);
+    const TaggedWord* words = header_words(c, c.rank, operation.buffer, slot);
+    RowRecord* record = row_record(c, row.source, row.slot);
+    int32_t* record_rows = reinterpret_cast<int32_t*>(record + 1);
+    TaggedWord label_word;
+    if (!ctx.warp_all(wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words, label_word))) return false;
+    const RowLabel label = RowLabel::of(label_word.payload);
+    if (is_leader(ctx) && writes) *record = {label.token_idx, static_cast<uint32_t>(cell_index(c, label.token_idx, label.place))};
+    int num = 0;
+    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+        const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
+        TaggedWord word{};
+        const bool came = k >= c.topk || wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words + 1 + k, word);
+        if (!ctx.warp_all(came)) return false;
+        const bool is_choice = k < c.topk;
+        int32_t row_idx = -1;
+        if (is_choice && c.expert_major) {
+            row_idx = place_choice(c, announced, row, word.payload,
+                                   static_cast<uint32_t>(cell_index(c, label.token_idx, k)), writes);
+            if (writes) record_rows[k] = row_idx;
+        } else if (is_choice && writes) {
+            const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(word.payload));
+            const int32_t first_expert = c.rank * static_cast<int32_t>(c.arena.experts_per_rank());
+            const bool is_here = rank_of_expert(c, id) == c.rank;
+            args.out_topk_idx[slot * c.topk + k] = !is_here ? -1 : args.global_ids ? id : id - first_expert;
+            args.out_weights[slot * c.topk + k] = float_of(static_cast<uint32_t>(word.payload >> 32));
         }
-    } else {
-        if ((direct & kDirectScales) == 0) place_scales(ctx, args, tail, 0, slot);
-        const int32_t first_expert = c.rank * static_cast<int32_t>(c.arena.experts_per_rank());
-        for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-            const bool is_here = rank_of_expert(c, ids[k]) == c.rank;
-            args.out_topk_idx[slot * c.topk + k] = !is_here ? -1 : args.global_ids ? ids[k] : ids[k] - first_expert;
-            args.out_weights[slot * c.topk + k] = reinterpret_cast<const float*>(ids)[c.topk + k];
+        const int at = num + ctx.warp_sum_before(row_idx >= 0 ? 1 : 0);
+        if (row_idx >= 0) placement.rows[at] = row_idx;
+        num += ctx.warp_sum(row_idx >= 0 ? 1 : 0);
+    }
+    if (is_leader(ctx)) {
+        if (!c.expert_major) placement.rows[0] = static_cast<int32_t>(slot);
+        *placement.num = c.expert_major ? num : 1;
+        *placement.direct = label.direct & args.direct;
+    }
+    ctx.warp_sync();
+    return true;
+}
+
+CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const LlDispatchArgs& args, const Placement& placement,
+                                       const std::byte* scales) {
+    const uint64_t rows_of_expert = args.common.expert_major ? args.common.arena.num_slots() : ~uint64_t{0};
+    for (int i = 0; i < *placement.num; ++i) {
+        const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
+        place_scales(ctx, args, scales, row / rows_of_expert, row % rows_of_expert);
+    }
+}
+
+// 16 bytes of a row's scales, from byte `first` of them on.
+CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placement& placement, uint32_t first,
+                                       const Bytes16& part) {
+    const uint64_t capacity = args.common.arena.num_slots();
+    const uint32_t scales = args.scale_bytes / 4;
+    for (int i = 0; i < *placement.num; ++i) {
+        const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
+        uint32_t* all = reinterpret_cast<uint32_t*>(args.out_scales);
+        for (uint32_t j = 0; j < 4 && first / 4 + j < scales; ++j) {
+            const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
+            const uint64_t scale = first / 4 + j;
+            all[args.transposed_scales ? (row / capacity * scales + scale) * capacity + row % capacity
+                                       : row * scales + scale] = value;
         }
     }
-    for (uint32_t first = 0; first < args.row_bytes && (direct & kDirectTokens) == 0; first += c.chunk_bytes) {
-        const uint32_t left = args.row_bytes - first;
-        const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
-        stage.load(ctx, source + first, chunk);
-        stage.wait_loaded(ctx);
-        if (is_leader(ctx)) {
-            if (c.expert_major) {
-                for (uint32_t k = 0; k < c.topk; ++k) {
-                    const int64_t target = row_of_choice(c, ids, first_rows, k);
-                    if (target >= 0)
-                        stage.store(ctx, args.out_tokens + static_cast<uint64_t>(target) * args.row_bytes + first, 0,
-                                    chunk);
-                }
-            } else {
-                stage.store(ctx, args.out_tokens + slot * args.row_bytes + first, 0, chunk);
+}
+
+// One warp places a row in plain form, through its stage.
+CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+                                    const Announced& announced, const ReceivedRow& row, const Placement& placement,
+                                    const RowStage& stage, uint32_t& round) {
+    const LlCommon& c = args.common;
+    if (!read_header(ctx, args, operation, announced, row, true, placement)) return false;
+    const uint64_t slot = plain_slot(c, row.source, row.slot);
+    uint64_t unused = 0;
+    const bool arrived = is_leader(ctx) && wait_word(ctx, c, operation, WaitStep::kRow, row.source,
+                                                     row_flag(c, c.rank, operation.buffer, slot), unused);
+    if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) return false;
+    ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
+    const std::byte* source = plain_row(c, c.rank, operation.buffer, slot);
+    const uint32_t direct = *placement.direct;
+    if (is_leader(ctx) && (direct & kDirectTokens) == 0) {
+        for (uint32_t first = 0; first < args.row_bytes; first += c.chunk_bytes) {
+            const uint32_t left = args.row_bytes - first;
+            const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
+            stage.load(ctx, source + first, chunk);
+            stage.wait_loaded(ctx, round++);
+            for (int i = 0; i < *placement.num; ++i) {
+                const uint64_t target = static_cast<uint64_t>(placement.rows[i]);
+                stage.store(ctx, args.out_tokens + target * args.row_bytes + first, 0, chunk);
             }
             stage.end_group(ctx);
+            stage.wait_reusable(ctx);
         }
-        stage.wait_reusable(ctx);
     }
-    ctx.warp_sync();  // before the tail is written again
+    if ((direct & kDirectScales) == 0) place_all_scales(ctx, args, placement, source + args.row_bytes);
     if (is_leader(ctx)) ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, slot, operation.epoch);
+    ctx.warp_sync();
+    return true;
+}
+
+// One warp places a segment of a row in tagged form; the row's first segment also places its scales.
+CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+                                     const Announced& announced, const ReceivedRow& row, uint32_t segment,
+                                     const Placement& placement) {
+    const LlCommon& c = args.common;
+    if (!read_header(ctx, args, operation, announced, row, segment == 0, placement)) return false;
+    const TaggedWord* words =
+        tagged_row(c, c.rank, operation.buffer, tagged_slot(c, row.source, row.slot));
+    const uint32_t begin = segment * kTaggedSegmentBytes;
+    const uint32_t end = begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
+    bool came = true;
+    Bytes16 part{};
+    uint64_t tag = 0;
+    for (uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane()); came && at < end; at += 16 * kLanes) {
+        came = wait_tagged_pair(ctx, c, operation, row.source, words + at / 8, part, tag);
+        for (int i = 0; came && i < *placement.num; ++i) {
+            std::byte* target = args.out_tokens + static_cast<uint64_t>(placement.rows[i]) * args.row_bytes;
+            *reinterpret_cast<Bytes16*>(target + at) = part;
+        }
+    }
+    const uint32_t scale_area = segment == 0 ? static_cast<uint32_t>(align_up(args.scale_bytes, 16)) : 0;
+    for (uint32_t at = 16 * static_cast<uint32_t>(ctx.lane()); came && at < scale_area; at += 16 * kLanes) {
+        came = wait_tagged_pair(ctx, c, operation, row.source, words + (args.row_bytes + at) / 8, part, tag);
+        if (came) place_scale_part(args, placement, at, part);
+    }
+    if (!ctx.warp_all(came)) return false;
+    if (is_leader(ctx) && segment == 0) {
+        ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, plain_slot(c, row.source, row.slot),
+                           operation.epoch);
+    }
+    ctx.warp_sync();
+    return true;
 }
 
 CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
-                                     const Operation& operation, RowStage& stage, const Share& share) {
+                                     const Operation& operation, const Share& share, uint32_t& round) {
     const LlCommon& c = args.common;
-    const Announced announced{reinterpret_cast<int*>(ctx.shared_memory() + shared.rank_counts),
-                              reinterpret_cast<int*>(ctx.shared_memory() + shared.expert_counts)};
-    gather_counts(ctx, c, operation, announced);
-    if (c.expert_major) scan_experts(ctx, args, announced, share.block == 0);
+    const Announced announced = announced_in(ctx, c, shared);
+    gather_counts(ctx, c, operation, announced, share);
+    if (c.expert_major) scan_experts(ctx, args, announced, share);
     publish_counts(ctx, args, announced, share);
 
-    const int total = announced.rows_before[c.arena.num_ranks];
-    const int warps = share.num_blocks * ctx.num_warps();
-    ReceivedRow row;
+    const Placement placement = placement_of_warp(ctx, args, shared);
+    const int warp = share.warp(ctx);
     uint64_t rows_expected = 0;
     uint64_t rows_read = 0;
-    // Neighbouring rows go to different blocks: all blocks finish together, however few rows there are.
-    for (int i = ctx.warp_idx() * share.num_blocks + share.block; i < total; i += warps) {
-        row.advance(announced.rows_before, i);
-        ++rows_expected;
-        uint64_t unused = 0;
-        const uint64_t slot = static_cast<uint64_t>(row.source) * c.arena.max_tokens + row.slot;
-        const bool arrived = is_leader(ctx) && wait_word(ctx, c, operation, WaitStep::kRow, row.source,
-                                                         row_flag(c, c.rank, operation.buffer, slot), unused);
-        ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
-        if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) continue;
-        ++rows_read;
-        place_row(ctx, args, shared, operation, stage, announced, row);
+    // Neighbouring pieces go to different blocks: all blocks finish together, however few rows there are.
+    const int segments = static_cast<int>(tagged_segments(args.row_bytes));
+    ReceivedRow row;
+    for (int i = warp * share.num_blocks + share.block; i < announced.tagged_before[c.arena.num_ranks] * segments;
+         i += share.warps * share.num_blocks) {
+        row.advance(announced.tagged_before, i / segments);
+        const uint32_t segment = static_cast<uint32_t>(i % segments);
+        const bool came = receive_tagged(ctx, args, operation, announced, row, segment, placement);
+        rows_expected += segment == 0 ? 1 : 0;
+        rows_read += segment == 0 && came ? 1 : 0;
     }
-    if (is_leader(ctx)) {
-        stage.wait_stores(ctx);
-        ctx.note_operation_read(c.rank, operation.epoch, rows_expected, rows_read);
+    const int stages = static_cast<int>(args.receive_stages);
+    if (warp < stages) {
+        const RowStage stage = stage_of(ctx, shared, c.num_stages + static_cast<uint32_t>(warp));
+        row = ReceivedRow{};
+        for (int i = warp * share.num_blocks + share.block; i < announced.plain_before[c.arena.num_ranks];
+             i += stages * share.num_blocks) {
+            row.advance(announced.plain_before, i);
+            ++rows_expected;
+            const bool came = receive_plain(ctx, args, operation, announced, row, placement, stage, round);
+            rows_read += came ? 1 : 0;
+        }
     }
+    if (is_leader(ctx)) ctx.note_operation_read(c.rank, operation.epoch, rows_expected, rows_read);
     ctx.warp_sync();
 }
 

@@ -4,12 +4,13 @@
 //
 // Every rank holds one arena of kNumBuffers buffers. An operation (dispatch or combine) uses one buffer, the same on
 // every rank:
-//   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row, scales,
-//   header; combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
-// Every word that announces something carries the operation's epoch, so nothing is ever reset.
+//   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row and scales;
+//   combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
+// Rows of a source with few tokens take the tagged form instead: 8 bytes of payload beside 8 bytes of tag, in an area of
+// their own. Everything that announces something carries the operation's epoch, so nothing is ever reset.
 #pragma once
 
-#include "device/platform.h"
+#include "device/tagged_word.h"
 
 namespace crossdock {
 
@@ -17,6 +18,7 @@ inline constexpr int kNumBuffers =
     4;  // two for operations that follow each other, two for pending send_only operations
 inline constexpr int kMaxPendingSplits = kNumBuffers - 1;
 inline constexpr int kMaxTopk = 64;
+inline constexpr uint32_t kMaxTaggedTokens = 8;  // of a rank whose rows travel in tagged form
 inline constexpr uint64_t kPayloadBits = 24;  // of an announcing word; the other 40 hold the epoch
 inline constexpr uint64_t kMaxPayload = (uint64_t{1} << kPayloadBits) - 1;
 
@@ -32,22 +34,25 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t pack_word(uint64_t epoch, uint64_t payl
 CROSSDOCK_HOST_DEVICE constexpr uint64_t word_epoch(uint64_t word) { return word >> kPayloadBits; }
 CROSSDOCK_HOST_DEVICE constexpr uint64_t word_payload(uint64_t word) { return word & kMaxPayload; }
 
-// Follows every dispatched row: which token it is and where its choices go. Ids are global expert ids, -1 where
-// dropped.
-struct RowHeader {
-    uint32_t token_idx;
-    uint32_t direct;  // bits of DirectPart: what the source wrote straight into the receiver's tensors
-    uint32_t reserved[2];
-    // int32_t expert_ids[topk]
-    // expert-major: int32_t positions[topk], the choice's place among this source's rows for that expert
-    // rank-major:   float weights[topk]
-};
-
+// What a source wrote straight into the receiver's tensors.
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
 
-CROSSDOCK_HOST_DEVICE constexpr uint32_t row_header_bytes(uint32_t topk) {
-    return static_cast<uint32_t>(align_up(sizeof(RowHeader) + uint64_t{8} * topk, 16));
-}
+// A row's first tagged word says which token it is; word 1 + k holds choice k: its global expert id (-1: dropped) in the
+// lower half, in the upper half its place among this source's rows for that expert (expert-major) or its weight
+// (rank-major).
+struct RowLabel {
+    uint32_t token_idx;
+    uint16_t place;   // of the receiving rank among the token's ranks, in the order of their first choices
+    uint16_t direct;  // bits of DirectPart
+
+    CROSSDOCK_HOST_DEVICE static constexpr RowLabel of(uint64_t payload) {
+        return {static_cast<uint32_t>(payload), static_cast<uint16_t>(payload >> 32),
+                static_cast<uint16_t>(payload >> 48)};
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t payload() const {
+        return uint64_t{direct} << 48 | uint64_t{place} << 32 | token_idx;
+    }
+};
 
 // What the arena was made for. Handles with fewer choices use the same strides.
 struct LlGeometry {
@@ -59,13 +64,21 @@ struct LlGeometry {
     uint32_t cells_per_token;  // rows that may come back for one token
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t experts_per_rank() const { return num_experts / num_ranks; }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t slot_bytes() const {
-        return align_up(uint64_t{row_capacity} + row_header_bytes(topk), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t cell_bytes() const { return align_up(row_capacity, 128); }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t row_stride() const { return align_up(row_capacity, 128); }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_slots() const { return uint64_t{num_ranks} * max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_cells() const { return uint64_t{max_tokens} * cells_per_token; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t count_words_per_source() const { return 1 + experts_per_rank(); }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t header_words() const { return 1 + topk; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t tagged_tokens() const {
+        return max_tokens < kMaxTaggedTokens ? max_tokens : kMaxTaggedTokens;
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t tagged_words_per_row() const { return row_stride() / 8; }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t num_tagged_rows() const {
+        const uint64_t cells = uint64_t{tagged_tokens()} * cells_per_token;
+        const uint64_t slots = uint64_t{tagged_tokens()} * num_ranks;
+        return slots > cells ? slots : cells;
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_words() const { return (uint64_t{topk} + 1) / 2; }  // a token's
 
     // Byte offsets inside a buffer; each is the end of the part before it.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t entries_offset() const { return 0; }  // u64 [ranks]
@@ -75,31 +88,53 @@ struct LlGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t row_flags_offset() const {  // u64 [max(slots, cells)]
         return align_up(counts_offset() + 8 * num_ranks * count_words_per_source(), 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_flags_offset() const {  // u64 [ranks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t headers_offset() const {  // TaggedWord [slots][1 + topk]
         return align_up(row_flags_offset() + 8 * (num_slots() > num_cells() ? num_slots() : num_cells()), 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t weights_offset() const {  // f32 [ranks][tokens][topk]
-        return align_up(weight_flags_offset() + 8 * uint64_t{num_ranks}, 128);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t weights_offset() const {  // TaggedWord [ranks][tokens][weight words]
+        return align_up(headers_offset() + 16 * num_slots() * header_words(), 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t tagged_rows_offset() const {  // TaggedWord [tagged rows][words per row]
+        return align_up(weights_offset() + 16 * num_slots() * weight_words(), 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rows_offset() const {
-        return align_up(weights_offset() + uint64_t{4} * num_ranks * max_tokens * topk, 128);
+        return align_up(tagged_rows_offset() + 16 * num_tagged_rows() * tagged_words_per_row(), 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer_bytes() const {
-        const uint64_t slots = num_slots() * slot_bytes();
-        const uint64_t cells = num_cells() * cell_bytes();
-        return align_up(rows_offset() + (slots > cells ? slots : cells), 128);
+        return align_up(rows_offset() + (num_slots() > num_cells() ? num_slots() : num_cells()) * row_stride(), 128);
     }
 
     // Byte offsets inside the arena.
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t credits_offset() const { return 0; }  // u64 [buffers][ranks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t entered_offset() const { return 0; }  // u64 [ranks]
     CROSSDOCK_HOST_DEVICE constexpr uint64_t barrier_offset() const {              // u64 [2][ranks]
-        return align_up(credits_offset() + uint64_t{8} * kNumBuffers * num_ranks, 128);
+        return align_up(entered_offset() + uint64_t{8} * num_ranks, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer_offset(int buffer) const {
         return align_up(barrier_offset() + uint64_t{16} * num_ranks, 128) +
                static_cast<uint64_t>(buffer) * buffer_bytes();
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return buffer_offset(kNumBuffers); }
+};
+
+// What came from one source in a dispatch.
+struct LlReceived {
+    uint32_t rows;
+    uint32_t choices;  // of experts here; expert-major
+    uint32_t tagged;   // 1: in tagged form, and so goes home
+    uint32_t reserved;
+};
+
+// A received row: where it goes home to and, expert-major, where its choices are. Followed by int32_t rows[topk]: the
+// index of choice k's row among all rows here, -1 where it is another rank's, dropped or without room.
+struct RowRecord {
+    uint32_t token_idx;
+    uint32_t cell;  // for one row a rank
+};
+
+// One row of an expert, expert-major: choices are numbered by source, expert, token and k.
+struct LlChoice {
+    int32_t row_idx;  // -1: the choice had no room at its expert
+    uint32_t cell;
 };
 
 // A handle's own memory: what a combine must know of the dispatch before it.
@@ -109,16 +144,17 @@ struct LlHandleGeometry {
     uint32_t max_tokens;
     uint32_t topk;
 
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t pending_offset() const { return 0; }      // LlPending
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t row_counts_offset() const { return 64; }  // i32 [ranks]
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t first_rows_offset() const {               // i32 [ranks][local experts]
-        return align_up(row_counts_offset() + uint64_t{4} * num_ranks, 16);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t pending_offset() const { return 0; }    // LlPending
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t received_offset() const { return 64; }  // LlReceived [ranks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t records_offset() const {                // RowRecord [ranks][tokens]
+        return align_up(received_offset() + sizeof(LlReceived) * num_ranks, 16);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t headers_offset() const {  // RowHeader [ranks][tokens]
-        return align_up(first_rows_offset() + uint64_t{4} * num_ranks * experts_per_rank, 16);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t record_bytes() const { return align_up(8 + uint64_t{4} * topk, 16); }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t choices_offset() const {  // LlChoice [ranks][tokens * topk]
+        return records_offset() + record_bytes() * num_ranks * max_tokens;
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
-        return headers_offset() + uint64_t{num_ranks} * max_tokens * row_header_bytes(topk);
+        return choices_offset() + sizeof(LlChoice) * num_ranks * max_tokens * topk;
     }
 };
 

@@ -10,10 +10,12 @@
 namespace crossdock::cuda {
 namespace {
 
-__global__ void crossdock_ll_dispatch(const __grid_constant__ LlDispatchArgs args) { ll_dispatch(Ctx{}, args); }
+constexpr int kMostThreads = 512;
+
+__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_dispatch(const __grid_constant__ LlDispatchArgs args) { ll_dispatch(Ctx{}, args); }
 
 template <DType kDType>
-__global__ void crossdock_ll_combine(const __grid_constant__ LlCombineArgs args) {
+__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __grid_constant__ LlCombineArgs args) {
     ll_combine<kDType>(Ctx{}, args);
 }
 

@@ -52,7 +52,7 @@ void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape 
 }
 
 void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, [[maybe_unused]] cudaStream_t stream) {
-    LaunchShape shape{1, 1, kSharedHeadBytes};
+    LaunchShape shape{1, 1, sizeof(uint64_t)};
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { ll_mask_clean(Ctx(warp), args); });
         return;

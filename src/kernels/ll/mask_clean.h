@@ -47,10 +47,11 @@ CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const LlMaskCleanArgs& ar
 CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args) {
     const LlCommon& c = args.common;
     uint64_t* largest = reinterpret_cast<uint64_t*>(ctx.shared_memory());
+    ctx.wait_for_previous_kernels();
     Operation operation;
     operation.start_ns = ctx.now_ns();
     if (thread_idx(ctx) == 0) {
-        *largest = c.state->next_epoch;
+        *largest = LlClock::of(c.state->clock).epoch;
         operation.epoch = *largest;
         ctx.note_unread_slots_allowed();
     }
@@ -65,14 +66,13 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
     exchange_largest(ctx, args, operation, 0, largest);
     exchange_largest(ctx, args, operation, 1, largest);
 
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < kNumBuffers * c.arena.num_ranks;
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
          i += static_cast<uint32_t>(num_threads(ctx))) {
-        *last_use(c, static_cast<int>(i / c.arena.num_ranks), static_cast<int>(i % c.arena.num_ranks)) = 0;
-        if (i < c.arena.num_ranks) ctx.store_relaxed_device(c.scope.mask + i, 1);
+        ctx.store_relaxed_device(c.scope.mask + i, 1);
     }
     if (thread_idx(ctx) == 0) {
         *c.state = LlArenaState{};
-        c.state->next_epoch = *largest + 1;
+        c.state->clock = LlClock{*largest + 1, 0, 0, 0}.word();
     }
 }
 

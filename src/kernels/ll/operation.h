@@ -5,12 +5,26 @@
 #include "kernels/ll/arguments.h"
 
 namespace crossdock {
+
+// The beginning of every block's shared memory, followed by u64 [ranks]: the latest operation that each peer has entered
+// as far as this block has seen.
+struct LlBlockHead {
+    uint64_t clock;
+    uint64_t start_ns;
+    uint64_t free_from[2 * kNumBuffers];
+    uint64_t pending_epoch;
+    uint32_t pending_buffer;
+    uint32_t losses;
+    uint32_t has_failed;
+    uint32_t verdict;  // of end_operation
+
+    CROSSDOCK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t num_ranks) {
+        return align_up(sizeof(LlBlockHead) + 8 * uint64_t{num_ranks}, 16);
+    }
+};
+
 inline namespace CROSSDOCK_WORLD {
 
-CROSSDOCK_DEVICE uint64_t* credit_word(const LlCommon& c, int owner, int buffer, int writer) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.arena.credits_offset())) +
-           static_cast<uint64_t>(buffer) * c.arena.num_ranks + static_cast<uint64_t>(writer);
-}
 CROSSDOCK_DEVICE std::byte* in_buffer(const LlCommon& c, int owner, int buffer, uint64_t offset) {
     return c.peers.at(owner, c.arena.buffer_offset(buffer) + offset);
 }
@@ -24,37 +38,47 @@ CROSSDOCK_DEVICE uint64_t* count_words(const LlCommon& c, int owner, int buffer,
 CROSSDOCK_DEVICE uint64_t* row_flag(const LlCommon& c, int owner, int buffer, uint64_t slot) {
     return reinterpret_cast<uint64_t*>(in_buffer(c, owner, buffer, c.arena.row_flags_offset())) + slot;
 }
-CROSSDOCK_DEVICE uint64_t* weight_flag(const LlCommon& c, int owner, int buffer, int source) {
-    return reinterpret_cast<uint64_t*>(in_buffer(c, owner, buffer, c.arena.weight_flags_offset())) + source;
+CROSSDOCK_DEVICE TaggedWord* header_words(const LlCommon& c, int owner, int buffer, uint64_t slot) {
+    return reinterpret_cast<TaggedWord*>(in_buffer(c, owner, buffer, c.arena.headers_offset())) +
+           slot * c.arena.header_words();
 }
-CROSSDOCK_DEVICE std::byte* weights_of(const LlCommon& c, int owner, int buffer, int source) {
-    return in_buffer(c, owner, buffer, c.arena.weights_offset()) +
-           uint64_t{4} * static_cast<uint64_t>(source) * c.arena.max_tokens * c.arena.topk;
+CROSSDOCK_DEVICE TaggedWord* weight_words(const LlCommon& c, int owner, int buffer, int source, uint32_t token) {
+    return reinterpret_cast<TaggedWord*>(in_buffer(c, owner, buffer, c.arena.weights_offset())) +
+           (static_cast<uint64_t>(source) * c.arena.max_tokens + token) * c.arena.weight_words();
 }
-CROSSDOCK_DEVICE std::byte* slot_of(const LlCommon& c, int owner, int buffer, uint64_t slot) {
-    return in_buffer(c, owner, buffer, c.arena.rows_offset()) + slot * c.arena.slot_bytes();
+// A slot or cell in plain form.
+CROSSDOCK_DEVICE std::byte* plain_row(const LlCommon& c, int owner, int buffer, uint64_t row) {
+    return in_buffer(c, owner, buffer, c.arena.rows_offset()) + row * c.arena.row_stride();
 }
-CROSSDOCK_DEVICE std::byte* cell_of(const LlCommon& c, int owner, int buffer, uint64_t cell) {
-    return in_buffer(c, owner, buffer, c.arena.rows_offset()) + cell * c.arena.cell_bytes();
+// A slot or cell in tagged form.
+CROSSDOCK_DEVICE TaggedWord* tagged_row(const LlCommon& c, int owner, int buffer, uint64_t row) {
+    return reinterpret_cast<TaggedWord*>(in_buffer(c, owner, buffer, c.arena.tagged_rows_offset())) +
+           row * c.arena.tagged_words_per_row();
 }
-CROSSDOCK_DEVICE uint64_t* last_use(const LlCommon& c, int buffer, int peer) {
-    return reinterpret_cast<uint64_t*>(c.state + 1) + static_cast<uint64_t>(buffer) * c.arena.num_ranks +
-           static_cast<uint64_t>(peer);
+CROSSDOCK_DEVICE uint64_t plain_slot(const LlCommon& c, int source, uint32_t i) {
+    return static_cast<uint64_t>(source) * c.arena.max_tokens + i;
+}
+CROSSDOCK_DEVICE uint64_t tagged_slot(const LlCommon& c, int source, uint32_t i) {
+    return static_cast<uint64_t>(source) * c.arena.tagged_tokens() + i;
+}
+CROSSDOCK_DEVICE uint64_t cell_index(const LlCommon& c, uint32_t token, uint32_t place) {
+    return uint64_t{token} * c.arena.cells_per_token + place;
 }
 
 CROSSDOCK_DEVICE LlPending* pending_of(const LlCommon& c) {
     return reinterpret_cast<LlPending*>(c.handle_memory + c.handle.pending_offset());
 }
-CROSSDOCK_DEVICE int32_t* handle_row_counts(const LlCommon& c) {
-    return reinterpret_cast<int32_t*>(c.handle_memory + c.handle.row_counts_offset());
+CROSSDOCK_DEVICE LlReceived* received_from(const LlCommon& c, int source) {
+    return reinterpret_cast<LlReceived*>(c.handle_memory + c.handle.received_offset()) + source;
 }
-CROSSDOCK_DEVICE int32_t* handle_first_rows(const LlCommon& c, int source) {
-    return reinterpret_cast<int32_t*>(c.handle_memory + c.handle.first_rows_offset()) +
-           static_cast<uint64_t>(source) * c.handle.experts_per_rank;
+CROSSDOCK_DEVICE RowRecord* row_record(const LlCommon& c, int source, uint32_t i) {
+    return reinterpret_cast<RowRecord*>(c.handle_memory + c.handle.records_offset() +
+                                        (static_cast<uint64_t>(source) * c.handle.max_tokens + i) *
+                                            c.handle.record_bytes());
 }
-CROSSDOCK_DEVICE std::byte* handle_header(const LlCommon& c, int source, uint32_t slot) {
-    return c.handle_memory + c.handle.headers_offset() +
-           (static_cast<uint64_t>(source) * c.handle.max_tokens + slot) * row_header_bytes(c.handle.topk);
+CROSSDOCK_DEVICE LlChoice* choice_of(const LlCommon& c, int source, uint32_t i) {
+    return reinterpret_cast<LlChoice*>(c.handle_memory + c.handle.choices_offset()) +
+           static_cast<uint64_t>(source) * c.handle.max_tokens * c.handle.topk + i;
 }
 
 // A choice's global expert id, -1 where it is dropped: negative, or not an expert.
@@ -65,63 +89,133 @@ CROSSDOCK_DEVICE int32_t expert_id(const LlCommon& c, uint32_t token_idx, uint32
     return id >= 0 && id < static_cast<int64_t>(c.arena.num_experts) ? static_cast<int32_t>(id) : -1;
 }
 CROSSDOCK_DEVICE int rank_of_expert(const LlCommon& c, int32_t id) {
-    return id < 0 ? -1 : static_cast<int>(static_cast<uint32_t>(id) / c.arena.experts_per_rank());
+    if (id < 0) return -1;
+    return static_cast<int>(static_cast<uint64_t>(id) * c.rank_of_expert_mult >> kRankOfExpertShift);
 }
 
-inline constexpr uint32_t kSharedHeadBytes = 128;  // of a block's shared memory, for begin_operation and end_operation
-
-// The first thread's part of begin_operation.
-CROSSDOCK_DEVICE bool choose_buffer(const Ctx& ctx, const LlCommon& c, Operation& operation) {
-    operation.start_ns = ctx.now_ns();
-    operation.losses_at_start = ctx.load_relaxed_device(&c.scope.control->losses);
-    if (has_failed(ctx, c.scope)) return false;
-    if ((c.halves & kSendHalf) == 0) {
-        operation.epoch = pending_of(c)->epoch;
-        operation.buffer = static_cast<int>(pending_of(c)->buffer);
-        return true;
+// No earlier choice of the token goes to that rank.
+CROSSDOCK_DEVICE bool is_first_of_rank(const LlCommon& c, uint32_t token, uint32_t k, int rank) {
+    for (uint32_t i = 0; i < k; ++i) {
+        if (rank_of_expert(c, expert_id(c, token, i)) == rank) return false;
     }
-    operation.epoch = c.state->next_epoch;
-    for (int i = 0; i < kNumBuffers; ++i) {
-        const int buffer = (static_cast<int>(c.state->next_buffer) + i) % kNumBuffers;
-        if ((c.state->busy_buffers >> buffer & 1) == 0) {
-            operation.buffer = buffer;
-            return true;
+    return true;
+}
+
+CROSSDOCK_DEVICE LlBlockHead* block_head(const Ctx& ctx) { return reinterpret_cast<LlBlockHead*>(ctx.shared_memory()); }
+CROSSDOCK_DEVICE uint64_t* seen_entered(const Ctx& ctx) { return reinterpret_cast<uint64_t*>(block_head(ctx) + 1); }
+
+CROSSDOCK_DEVICE uint64_t* entered_word(const LlCommon& c, int owner, int writer) {
+    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.arena.entered_offset())) + writer;
+}
+
+// What a block must know before it does anything: asked for by different warps, so that all answers come at once.
+// Followed by a barrier of the block and read_head.
+CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c) {
+    LlBlockHead* head = block_head(ctx);
+    const int thread = thread_idx(ctx);
+    const int threads = num_threads(ctx);
+    if (thread == 0) {
+        head->has_failed = has_failed(ctx, c.scope) ? 1 : 0;
+        head->losses = ctx.load_relaxed_device(&c.scope.control->losses);
+        head->start_ns = ctx.now_ns();
+        head->clock = ctx.add_relaxed_device(&c.state->clock, 1);
+    }
+    if (thread == threads - 1) {
+        if ((c.halves & kSendHalf) == 0) {
+            head->pending_epoch = pending_of(c)->epoch;
+            head->pending_buffer = pending_of(c)->buffer;
+        }
+        for (int i = 0; i < 2 * kNumBuffers; ++i) {
+            head->free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i);
         }
     }
-    WaitScope fatal = c.scope;
-    fatal.masking = 0;  // no peer is to blame
-    record_expired_wait(ctx, fatal, operation, WaitStep::kBuffer, c.rank, 0, c.state->busy_buffers);
-    return false;
-}
-
-// False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group). One
-// thread decides for its block: threads that saw a failure at different times would part at the next barrier.
-CROSSDOCK_DEVICE bool begin_operation(const Ctx& ctx, const LlCommon& c, Operation& operation) {
-    struct Head {
-        Operation operation;
-        uint32_t runs;
-    };
-    static_assert(sizeof(Head) <= kSharedHeadBytes, "the head of a block's shared memory must hold an operation");
-    Head* head = reinterpret_cast<Head*>(ctx.shared_memory());
-    if (thread_idx(ctx) == 0) {
-        head->operation = Operation{};
-        head->runs = choose_buffer(ctx, c, head->operation) ? 1 : 0;
+    for (int peer = (thread + threads - kLanes) % threads; peer < static_cast<int>(c.arena.num_ranks); peer += threads) {
+        seen_entered(ctx)[peer] =
+            (c.halves & kSendHalf) != 0 ? ctx.load_acquire_system(entered_word(c, c.rank, peer)) : 0;
     }
-    ctx.block_sync();
-    operation = head->operation;
-    return head->runs != 0;
 }
 
-// The peer has consumed what this rank last wrote to that buffer of it; called before the first write of an operation
-// to a peer.
+// The first buffer, in turn, that no pending operation holds; -1: none.
+CROSSDOCK_DEVICE int choose_buffer(const LlClock& clock) {
+    for (uint32_t i = 0; i < kNumBuffers; ++i) {
+        const uint32_t buffer = (clock.next_buffer + i) % kNumBuffers;
+        if ((clock.held_buffers >> buffer & 1) == 0) return static_cast<int>(buffer);
+    }
+    return -1;
+}
+
+// The clock of the next operation, and from which epoch on every buffer may be written again. One thread, that of the
+// last ticket.
+CROSSDOCK_DEVICE void advance_clock(const Ctx& ctx, const LlCommon& c, LlClock clock, const Operation& operation) {
+    const LlBlockHead* head = block_head(ctx);
+    const uint64_t* current = head->free_from + clock.epoch % 2 * kNumBuffers;
+    const uint32_t bit = 1u << operation.buffer;
+    clock.ticket = 0;
+    if ((c.halves & kSendHalf) == 0) {
+        clock.held_buffers &= ~bit;
+        c.state->free_from[clock.epoch % 2][operation.buffer] = clock.epoch;
+    } else {
+        ++clock.epoch;
+        clock.next_buffer = static_cast<uint32_t>((operation.buffer + 1) % kNumBuffers);
+        uint64_t* next = c.state->free_from[clock.epoch % 2];
+        for (int buffer = 0; buffer < kNumBuffers; ++buffer) next[buffer] = current[buffer];
+        if ((c.halves & kReceiveHalf) == 0) {
+            clock.held_buffers |= bit;
+            *pending_of(c) = {operation.epoch, static_cast<uint32_t>(operation.buffer)};
+        } else {
+            next[operation.buffer] = clock.epoch;
+        }
+    }
+    ctx.store_relaxed_system(&c.state->clock, clock.word());
+}
+
+// False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group).
+CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& operation) {
+    const LlBlockHead* head = block_head(ctx);
+    const LlClock clock = LlClock::of(head->clock);
+    operation.start_ns = head->start_ns;
+    operation.losses_at_start = head->losses;
+    if ((c.halves & kSendHalf) == 0) {
+        operation.epoch = head->pending_epoch;
+        operation.buffer = static_cast<int>(head->pending_buffer);
+    } else {
+        operation.epoch = clock.epoch;
+        operation.buffer = choose_buffer(clock);
+        if (operation.buffer >= 0) {
+            operation.free_from = head->free_from[clock.epoch % 2 * kNumBuffers + static_cast<uint32_t>(operation.buffer)];
+        }
+    }
+    const bool is_last = clock.ticket + 1 == static_cast<uint32_t>(ctx.num_blocks());
+    if (operation.buffer < 0) {
+        WaitScope fatal = c.scope;
+        fatal.masking = 0;  // no peer is to blame
+        if (thread_idx(ctx) == 0 && is_last) {
+            record_expired_wait(ctx, fatal, operation, WaitStep::kBuffer, c.rank, 0, clock.held_buffers);
+        }
+        return false;
+    }
+    if (thread_idx(ctx) == 0 && is_last) advance_clock(ctx, c, clock, operation);
+    return head->has_failed == 0;
+}
+
+// Tells every peer that this rank has come to this operation: whatever it read in earlier ones, held buffers excepted,
+// may be overwritten. By the block's last warp.
+CROSSDOCK_DEVICE void announce_entered(const Ctx& ctx, const LlCommon& c, const Operation& operation) {
+    if (ctx.warp_idx() != ctx.num_warps() - 1) return;
+    for (int peer = ctx.lane(); peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
+        if (is_active(ctx, c.scope, peer)) ctx.store_release_system(entered_word(c, peer, c.rank), operation.epoch);
+    }
+    ctx.warp_sync();
+}
+
+// The peer has read what was in that buffer of it; called before the first write of an operation to a peer.
 CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer) {
     if (!is_active(ctx, c.scope, peer)) return false;
-    if (ctx.skips_credit()) return true;
-    const uint64_t* word = credit_word(c, c.rank, operation.buffer, peer);
-    const uint64_t needed = *last_use(c, operation.buffer, peer);
+    if (ctx.skips_credit() || seen_entered(ctx)[peer] >= operation.free_from) return true;
+    const uint64_t* word = entered_word(c, c.rank, peer);
     return wait_until(
-        ctx, c.scope, operation, WaitStep::kCredit, peer, needed, [&] { return ctx.load_acquire_system(word); },
-        [&](uint64_t seen) { return seen >= needed; });
+        ctx, c.scope, operation, WaitStep::kCredit, peer, operation.free_from,
+        [&] { return ctx.load_acquire_system(word); }, [&](uint64_t entered) { return entered >= operation.free_from; });
 }
 
 CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step, int peer,
@@ -140,27 +234,28 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operati
 
 CROSSDOCK_DEVICE bool receives(const LlCommon& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
 
-// The next operation's epoch and buffer; a pending send_only operation keeps its own.
-CROSSDOCK_DEVICE void advance_state(const LlCommon& c, const Operation& operation) {
-    const uint32_t bit = 1u << operation.buffer;
-    if ((c.halves & kSendHalf) == 0) {
-        c.state->busy_buffers &= ~bit;
-        return;
-    }
-    c.state->next_epoch = operation.epoch + 1;
-    c.state->next_buffer = static_cast<uint32_t>((operation.buffer + 1) % kNumBuffers);
-    if ((c.halves & kReceiveHalf) == 0) {
-        c.state->busy_buffers |= bit;
-        *pending_of(c) = {operation.epoch, static_cast<uint32_t>(operation.buffer)};
-    }
+// Waits for one tagged word of this operation.
+CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step, int peer,
+                                  const TaggedWord* word, TaggedWord& seen) {
+    seen = ctx.load_tagged(word);
+    if (word_epoch(seen.tag) == operation.epoch) return true;
+    return wait_until(
+        ctx, c.scope, operation, step, peer, operation.epoch,
+        [&] {
+            seen = ctx.load_tagged(word);
+            return word_epoch(seen.tag);
+        },
+        [&](uint64_t epoch) { return epoch == operation.epoch; });
 }
 
-// Ends the operation in the block that finishes last. If a peer was lost meanwhile, blocks may have seen it
-// differently: that block first does the whole receive half once more, alone, with one view of who is there.
+// If a peer was lost meanwhile, blocks may have seen it differently: the block that finishes last does the whole receive
+// half once more, alone, with one view of who is there. Nothing is to be done where ranks cannot be lost.
 template <typename Again>
 CROSSDOCK_DEVICE void end_operation(const Ctx& ctx, const LlCommon& c, const Operation& operation, bool ran,
                                     Again again) {
-    uint32_t* verdict = reinterpret_cast<uint32_t*>(ctx.shared_memory());  // kSharedHeadBytes: no other use
+    if ((c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
+    if (c.scope.masking == 0 || !receives(c)) return;
+    uint32_t* verdict = &block_head(ctx)->verdict;
     const bool is_first_thread = thread_idx(ctx) == 0;
     ctx.block_sync();
     if (is_first_thread) {
@@ -169,31 +264,14 @@ CROSSDOCK_DEVICE void end_operation(const Ctx& ctx, const LlCommon& c, const Ope
     }
     ctx.block_sync();
     if (*verdict == 0) return;
-    if (ran && (c.halves & kReceiveHalf) != 0) {
-        for (uint32_t seen = operation.losses_at_start; (c.halves & kCancel) == 0;) {
-            ctx.block_sync();
-            if (is_first_thread) *verdict = ctx.load_relaxed_device(&c.scope.control->losses);
-            ctx.block_sync();
-            if (*verdict == seen) break;
-            seen = *verdict;
-            again();
-        }
-        if (is_first_thread && (c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
-        // Everything was read: from here on the peers may write this buffer again.
-        for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
-            if (is_active(ctx, c.scope, peer)) {
-                ctx.store_release_system(credit_word(c, peer, operation.buffer, c.rank), operation.epoch);
-            }
-        }
-    }
-    if (ran && (c.halves & kSendHalf) != 0) {
-        for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
-            if (is_active(ctx, c.scope, peer)) *last_use(c, operation.buffer, peer) = operation.epoch;
-        }
-    }
-    if (is_first_thread) {
-        if (ran) advance_state(c, operation);
-        c.state->blocks_done = 0;
+    if (is_first_thread) c.state->blocks_done = 0;
+    for (uint32_t seen = operation.losses_at_start; ran;) {
+        ctx.block_sync();
+        if (is_first_thread) *verdict = ctx.load_relaxed_device(&c.scope.control->losses);
+        ctx.block_sync();
+        if (*verdict == seen) break;
+        seen = *verdict;
+        again();
     }
 }
 

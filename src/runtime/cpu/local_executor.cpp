@@ -24,9 +24,13 @@ struct Launch {
     bool broken = false;                         // a warp threw, or a barrier can never be complete: the others unwind
 };
 
-struct Block {
+struct Barrier {
     int num_arrived = 0;
     uint64_t generation = 0;
+};
+
+struct Block {
+    Barrier barriers[Warp::kNumBarriers];
 };
 
 // Thrown into the fibers of a broken launch; the cause is reported instead.
@@ -38,20 +42,23 @@ class LocalWarp final : public Warp {
     Block* block = nullptr;
     Fiber* fiber = nullptr;  // null: the only warp of its launch, on the caller's stack
 
-    bool is_blocked() const { return at_barrier_ && block->generation == awaited_generation_ && !launch->broken; }
+    bool is_blocked() const {
+        return barrier_ != nullptr && barrier_->generation == awaited_generation_ && !launch->broken;
+    }
 
-    void block_sync() override {
-        if (num_warps == 1) return;
-        if (++block->num_arrived == num_warps) {
-            block->num_arrived = 0;
-            ++block->generation;
+    void meet(int number, int warps) override {
+        if (warps == 1) return;
+        Barrier& barrier = block->barriers[number];
+        if (++barrier.num_arrived == warps) {
+            barrier.num_arrived = 0;
+            ++barrier.generation;
             launch->progressed = true;
             return;
         }
-        awaited_generation_ = block->generation;
-        at_barrier_ = true;
+        awaited_generation_ = barrier.generation;
+        barrier_ = &barrier;
         suspend();
-        at_barrier_ = false;
+        barrier_ = nullptr;
     }
 
     uint64_t now_ns() override { return steady_now_ns(); }
@@ -94,7 +101,7 @@ class LocalWarp final : public Warp {
         if (launch->broken) throw LaunchBroken{};
     }
 
-    bool at_barrier_ = false;
+    const Barrier* barrier_ = nullptr;  // where it waits
     uint64_t awaited_generation_ = 0;
 };
 

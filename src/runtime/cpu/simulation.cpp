@@ -24,7 +24,7 @@ struct Launch {
 
 struct Block {
     ZeroedMemory shared;
-    std::vector<Task*> at_barrier;
+    std::vector<Task*> at_barrier[Warp::kNumBarriers];
 };
 
 class SimulatedWarp final : public Warp {
@@ -36,14 +36,15 @@ class SimulatedWarp final : public Warp {
     // A task's body.
     static void run(void* self) { static_cast<SimulatedWarp*>(self)->run(); }
 
-    void block_sync() override {
-        if (static_cast<int>(block_->at_barrier.size()) + 1 < num_warps) {
-            block_->at_barrier.push_back(&scheduler().current());
+    void meet(int barrier, int warps) override {
+        std::vector<Task*>& waiting = block_->at_barrier[barrier];
+        if (static_cast<int>(waiting.size()) + 1 < warps) {
+            waiting.push_back(&scheduler().current());
             scheduler().block();
             return;
         }
-        for (Task* task : block_->at_barrier) scheduler().wake(*task);
-        block_->at_barrier.clear();
+        for (Task* task : waiting) scheduler().wake(*task);
+        waiting.clear();
         scheduling_point();
     }
 
