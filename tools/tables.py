@@ -4,7 +4,8 @@
 
     tables.py                rewrites what stands between the marks
     tables.py --check        fails, saying where, if that would change a document, or if a plot is of other results
-    tables.py --take FOLDER  first takes FOLDER's JSON files over into bench/results, without names of hosts, kernels, folders
+    tables.py --take FOLDER  first takes FOLDER's JSON files over into bench/results, without the names of host, kernel
+                             and folders
 
 A document's part stands between `<!-- tables begin -->` and `<!-- tables end -->`. Needs nothing but Python.
 """
