@@ -116,7 +116,7 @@ Traced traced_run(uint64_t seed) {
                 warp.scheduling_point();
                 traced.order.push_back(rank * 100 + warp.block_idx * 10 + warp.warp_idx);
                 warp.copy_async(&data[static_cast<size_t>(rank)], &data[static_cast<size_t>(rank + 8)], 8);
-                warp.block_sync();
+                warp.meet(0, warp.num_warps);
                 warp.wait_copies(0);
             });
         }
@@ -178,7 +178,7 @@ TEST(Simulation, ADeadlockEndsWithASentence) {
         [&] {
             simulation.run([&](int rank) {
                 simulation.executor(rank).run({1, 2, 0}, [&](Warp& warp) {
-                    if (rank == 1 && warp.warp_idx == 0) warp.block_sync();
+                    if (rank == 1 && warp.warp_idx == 0) warp.meet(0, warp.num_warps);
                     while (rank == 2) warp.pause(UINT64_MAX);
                 });
             });
