@@ -19,7 +19,7 @@ add_library(crossdock_cuda INTERFACE)
 # Before the toolkit's folder, which may carry an older nccl.h.
 target_include_directories(crossdock_cuda BEFORE INTERFACE ${CROSSDOCK_NCCL_INCLUDE_FOUND})
 target_link_libraries(crossdock_cuda INTERFACE CUDA::cudart_static)
-target_compile_definitions(crossdock_cuda INTERFACE CROSSDOCK_WITH_CUDA=1
+target_compile_definitions(crossdock_cuda INTERFACE CROSSDOCK_WITH_CUDA=1 $<$<BOOL:${CROSSDOCK_TIMELINE}>:CROSSDOCK_TIMELINE>
     CROSSDOCK_CUDA_VERSION="${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR}")
 # CMake 3.25 does not know that this nvcc speaks C++20, so its own property for the standard is of no use.
 target_compile_options(crossdock_cuda INTERFACE

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/handle.h"
 #include "core/log.h"
+#include "kernels/ll/launch.h"
 
 namespace crossdock {
 namespace {
@@ -75,6 +76,9 @@ void Group::destroy() noexcept {
     try {
         DeviceScope scope(device);
         device.synchronize_device();
+#if defined(CROSSDOCK_TIMELINE)
+        if (device.cpu_executor() == nullptr) cuda::write_timeline(rank());
+#endif
         // Peers may still write credits until they have drained, too.
         if (!communicator_->is_killed()) communicator_->barrier("ncclEpGroupDestroy", config_.timeout_ns);
     } catch (const std::exception& error) {

@@ -84,7 +84,9 @@ LaunchShape shape_of(const Group& group, const Args& args, uint32_t blocks, cons
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved =
         uint64_t{args.common.num_tokens} * args.common.topk * args.row_bytes * group.config().num_ranks;
-    return {static_cast<int>(blocks), static_cast<int>(args.common.warps_per_block), Shared::of(args).bytes,
+    // Not where ranks share a device: one's next kernel could take the place that another's waits for.
+    const bool is_alone = group.communicator().ranks_on_device() == 1;
+    return {static_cast<int>(blocks), static_cast<int>(args.common.warps_per_block), Shared::of(args).bytes, is_alone,
             moved > kCpuCacheBytes};
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/tagged_word.h"
+#include "device/timeline.h"
 
 #if defined(__CUDACC__)
 #include "device/ptx.cuh"
@@ -18,6 +19,12 @@ namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
 #if defined(__CUDACC__)
+
+#if defined(CROSSDOCK_TIMELINE)
+// Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
+static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
+static __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+#endif
 
 class Ctx {
   public:
@@ -35,6 +42,14 @@ class Ctx {
     // The block's last `warps` warps meet.
     CROSSDOCK_DEVICE void last_warps_sync(int warps) const { ptx::barrier_sync(1, warps * kLanes); }
     CROSSDOCK_DEVICE uint64_t now_ns() const { return ptx::global_timer_ns(); }
+    CROSSDOCK_DEVICE void mark([[maybe_unused]] Step step) const {
+#if defined(CROSSDOCK_TIMELINE)
+        const uint32_t number = static_cast<uint32_t>(step);
+        if (lane() != 0) return;
+        if (is_begin(step)) timeline_begin_ns[block_idx()][warp_idx()][number] = now_ns();
+        timeline_clocks[block_idx()][warp_idx()][number] = clock64();
+#endif
+    }
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
     CROSSDOCK_DEVICE bool is_killed() const { return false; }
     CROSSDOCK_DEVICE bool skips_store_wait() const { return false; }
@@ -52,6 +67,12 @@ class Ctx {
         ptx::store_release_system(word, value);
     }
     CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
+        ptx::store_relaxed_system(word, value);
+    }
+    // Announces bytes that this thread has seen land (RowStage::wait_stores). They are in the peer's memory already, so
+    // nothing is left for a release to wait for, and it would wait: for all that the GPU has under way, other rows too.
+    CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
+        ptx::fence_proxy_async();
         ptx::store_relaxed_system(word, value);
     }
     CROSSDOCK_DEVICE TaggedWord load_tagged(const TaggedWord* word) const {
@@ -127,6 +148,7 @@ class Ctx {
         if (warps > 1) warp_->meet(1, warps);
     }
     uint64_t now_ns() const { return warp_->now_ns(); }
+    void mark(Step) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }
@@ -151,6 +173,7 @@ class Ctx {
         warp_->scheduling_point();
         if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELEASE);
     }
+    void store_landed_system(uint64_t* word, uint64_t value) const { store_release_system(word, value); }
     void store_relaxed_system(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
         if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELAXED);

@@ -23,15 +23,18 @@ inline namespace CROSSDOCK_WORLD {
 // Quantises a bf16 row by one warp. row_scale: 2688 / largest magnitude of the row, or 0 for a row of zeros.
 CROSSDOCK_DEVICE void quantise_nvfp4(const Ctx& ctx, const std::byte* row, uint32_t elements, float row_scale,
                                      std::byte* wire) {
+    CROSSDOCK_ROLLED
     for (uint32_t block = static_cast<uint32_t>(ctx.lane()); block < elements / kNvfp4Block; block += kLanes) {
         float values[kNvfp4Block];
         float largest = 0.0f;
+        CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < kNvfp4Block; ++i) {
             values[i] = load_element<DType::kBf16>(row, block * kNvfp4Block + i);
             largest = larger(largest, absolute(values[i]));
         }
         const uint8_t scale_bits = float_to_e4m3(row_scale * largest / 6.0f);
         const float scale = e4m3_to_float(scale_bits);
+        CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < kNvfp4Block; i += 2) {
             const uint8_t low = scale == 0.0f ? 0 : float_to_e2m1(values[i] * row_scale / scale);
             const uint8_t high = scale == 0.0f ? 0 : float_to_e2m1(values[i + 1] * row_scale / scale);

@@ -27,9 +27,10 @@ class RowStage {
     CROSSDOCK_DEVICE explicit RowStage(std::byte* memory)
         : barrier_(reinterpret_cast<uint64_t*>(memory)), data_(memory + kStageHeadBytes) {}
 
-    // One thread, before the first load; the threads that wait must be synchronised with it.
-    CROSSDOCK_DEVICE void init() const {
-        ptx::mbarrier_init(barrier_, 1);
+    // One thread, before the first load. Behind the last of them initialised; and the threads that wait must be
+    // synchronised with it.
+    CROSSDOCK_DEVICE void init() const { ptx::mbarrier_init(barrier_, 1); }
+    CROSSDOCK_DEVICE static void initialised() {
         ptx::fence_mbarrier_init();
         ptx::fence_proxy_async();
     }
@@ -80,6 +81,7 @@ class RowStage {
     explicit RowStage(std::byte* memory) : head_(reinterpret_cast<Head*>(memory)), data_(memory + kStageHeadBytes) {}
 
     void init() const { *head_ = Head{}; }
+    static void initialised() {}
 
     void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) const {
         if (ctx.warp().is_lazy()) {

@@ -26,23 +26,46 @@ struct RowTerms {
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const RowTerms& terms, uint32_t first, uint32_t num, std::byte* out) {
 #if defined(__CUDACC__)
-    constexpr uint32_t kPerVector = 16 / dtype_bytes(kDType);
-    for (uint32_t at = first + static_cast<uint32_t>(ctx.lane()) * kPerVector; at < first + num;
-         at += kLanes * kPerVector) {
-        float sums[kPerVector] = {};
-        for (uint32_t i = 0; i < terms.count; ++i) {
-            if (terms.index[i] < 0) continue;
-            const std::byte* row = terms.base + static_cast<uint64_t>(terms.index[i]) * terms.stride;
-            const uint4 vector = *reinterpret_cast<const uint4*>(row + uint64_t{at} * dtype_bytes(kDType));
-            const std::byte* elements = reinterpret_cast<const std::byte*>(&vector);
-            for (uint32_t e = 0; e < kPerVector; ++e) {
-                sums[e] = fused_multiply_add(terms.weight[i], load_element<kDType>(elements, e), sums[e]);
+    constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+    constexpr uint32_t kRowsAtOnce = 4;  // under way together
+    constexpr uint32_t kVectorsAtOnce = 2;
+    constexpr uint32_t kStep = kLanes * 16;
+    const uint32_t end = (first + num) * dtype_bytes(kDType);
+    for (uint32_t at = first * dtype_bytes(kDType) + static_cast<uint32_t>(ctx.lane()) * 16; at < end;
+         at += kVectorsAtOnce * kStep) {
+        float sums[kVectorsAtOnce][2 * kPerWord] = {};
+        for (uint32_t base = 0; base < terms.count; base += kRowsAtOnce) {
+            Bytes16 parts[kRowsAtOnce][kVectorsAtOnce];
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
+                if (base + i >= terms.count || terms.index[base + i] < 0) continue;
+                const std::byte* row = terms.base + static_cast<uint64_t>(terms.index[base + i]) * terms.stride + at;
+                CROSSDOCK_UNROLL
+                for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
+                    if (at + v * kStep < end) parts[i][v] = *reinterpret_cast<const Bytes16*>(row + v * kStep);
+                }
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
+                if (base + i >= terms.count || terms.index[base + i] < 0) continue;
+                const float weight = terms.weight[base + i];
+                CROSSDOCK_UNROLL
+                for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
+                    for (uint32_t e = 0; e < 2 * kPerWord; ++e) {
+                        const uint64_t packed = e < kPerWord ? parts[i][v].low : parts[i][v].high;
+                        sums[v][e] = fused_multiply_add(weight, element_of<kDType>(packed, e % kPerWord), sums[v][e]);
+                    }
+                }
             }
         }
-        uint4 result;
-        for (uint32_t e = 0; e < kPerVector; ++e)
-            store_element<kDType>(reinterpret_cast<std::byte*>(&result), e, sums[e]);
-        *reinterpret_cast<uint4*>(out + uint64_t{at} * dtype_bytes(kDType)) = result;
+        for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
+            Bytes16 sum{};
+            for (uint32_t e = 0; e < kPerWord; ++e) {
+                sum.low |= packed_element<kDType>(sums[v][e], e);
+                sum.high |= packed_element<kDType>(sums[v][kPerWord + e], e);
+            }
+            if (at + v * kStep < end) *reinterpret_cast<Bytes16*>(out + at + v * kStep) = sum;
+        }
     }
 #else
     static_cast<void>(ctx);

@@ -72,7 +72,7 @@ CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {
     return ctx.is_killed() || ctx.load_relaxed_device(&scope.control->failed) != 0;
 }
 
-CROSSDOCK_DEVICE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
                                           WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     ExpiredWait& record = scope.status->expired;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
@@ -99,24 +99,33 @@ CROSSDOCK_DEVICE void record_expired_wait(const Ctx& ctx, const WaitScope& scope
     ctx.fence_system();
 }
 
+// After some vain polls. False: the peer is masked, the group has failed, or the operation's time is over.
+CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+                                             WaitStep step, int peer, uint64_t expected, uint64_t seen) {
+    const uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
+    if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;
+    if (ctx.now_ns() >= deadline_ns) {
+        record_expired_wait(ctx, scope, operation, step, peer, expected, seen);
+        return false;
+    }
+    ctx.pause(deadline_ns);
+    return true;
+}
+
 // Polls load() until ready(value), by the calling lane alone. False: the peer is masked, the group has failed, or the
 // time that the operation has (from its start on this rank, so that all its waits end together) is over.
 template <typename Load, typename Ready>
 CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
                                  int peer, uint64_t expected, Load load, Ready ready) {
-    const uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
+    CROSSDOCK_ROLLED
     for (;;) {
         uint64_t seen = 0;
+        CROSSDOCK_ROLLED
         for (int poll = 0; poll < Ctx::kPollsPerClockRead; ++poll) {
             seen = load();
             if (ready(seen)) return true;
         }
-        if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;
-        if (ctx.now_ns() >= deadline_ns) {
-            record_expired_wait(ctx, scope, operation, step, peer, expected, seen);
-            return false;
-        }
-        ctx.pause(deadline_ns);
+        if (!may_go_on_waiting(ctx, scope, operation, step, peer, expected, seen)) return false;
     }
 }
 

@@ -20,7 +20,8 @@ struct LaunchShape {
     int num_blocks = 1;
     int warps_per_block = 1;
     size_t shared_bytes = 0;
-    bool streams_rows = false;  // CPUs: asynchronous copies write past the caches
+    bool overlaps_previous = false;  // GPUs: may take its place on the device before the kernel before it has ended
+    bool streams_rows = false;       // CPUs: asynchronous copies write past the caches
 };
 
 // Keeps a group's operations in the order of their issue when the caller changes streams between them: kernels of one

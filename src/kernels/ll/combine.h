@@ -11,13 +11,16 @@ inline namespace CROSSDOCK_WORLD {
 // Lists the cells of one token; those of masked ranks are left out.
 CROSSDOCK_DEVICE void list_cells(const Ctx& ctx, const LlCombineArgs& args, uint32_t token, const TermList& terms) {
     const LlCommon& c = args.common;
+    CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes)
         terms.ranks[k] = rank_of_expert(c, expert_id(c, token, k));
     ctx.warp_sync();
     int place = 0;
+    CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         bool has_row = k < c.topk && terms.ranks[k] >= 0;
+        CROSSDOCK_ROLLED
         for (uint32_t j = 0; has_row && !has_row_per_choice(args) && j < k; ++j)
             has_row = terms.ranks[j] != terms.ranks[k];
         const int own_place = place + ctx.warp_sum_before(has_row ? 1 : 0);
@@ -39,6 +42,7 @@ CROSSDOCK_DEVICE void note_cell_read(const Ctx& ctx, const LlCommon& c, const Op
 CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
                                      bool notes_reads, const TermList& terms) {
     const LlCommon& c = args.common;
+    CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
         if (terms.index[k] < 0) continue;
         uint64_t content = kCellNothing;
@@ -55,22 +59,37 @@ template <DType kDType>
 CROSSDOCK_DEVICE void sum_tagged(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
                                  const TermList& terms, uint32_t first, uint32_t bytes, std::byte* out) {
     constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+    constexpr uint32_t kRowsAtOnce = 4;
     const LlCommon& c = args.common;
+    CROSSDOCK_ROLLED
     for (uint32_t at = first + 16 * static_cast<uint32_t>(ctx.lane()); at < first + bytes; at += 16 * kLanes) {
         float sums[2 * kPerWord] = {};
-        for (uint32_t k = 0; k < c.topk; ++k) {
-            if (terms.index[k] < 0) continue;
-            const TaggedWord* words = tagged_row(c, c.rank, operation.buffer, static_cast<uint64_t>(terms.index[k]));
-            Bytes16 part{};
-            uint64_t tag = 0;
-            if (!wait_tagged_pair(ctx, c, operation, terms.ranks[k], words + at / 8, part, tag)) continue;
-            if (word_payload(tag) != kCellRow) continue;
-            for (uint32_t i = 0; i < 2 * kPerWord; ++i) {
-                const float element = element_of<kDType>(i < kPerWord ? part.low : part.high, i % kPerWord);
-                sums[i] = fused_multiply_add(terms.weight[k], element, sums[i]);
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < c.topk; base += kRowsAtOnce) {
+            const TaggedWord* words[kRowsAtOnce];
+            TaggedPair pairs[kRowsAtOnce];
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
+                const int64_t cell = base + i < c.topk ? terms.index[base + i] : -1;
+                words[i] = nullptr;
+                if (cell < 0) continue;
+                words[i] = tagged_row(c, c.rank, operation.buffer, static_cast<uint64_t>(cell)) + at / 8;
+                pairs[i] = TaggedPair::load(ctx, words[i]);
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
+                if (words[i] == nullptr || !pairs[i].wait(ctx, c, operation, terms.ranks[base + i], words[i])) continue;
+                if (word_payload(pairs[i].first.tag) != kCellRow) continue;
+                CROSSDOCK_ROLLED
+                for (uint32_t e = 0; e < 2 * kPerWord; ++e) {
+                    const uint64_t packed = e < kPerWord ? pairs[i].first.payload : pairs[i].second.payload;
+                    const float element = element_of<kDType>(packed, e % kPerWord);
+                    sums[e] = fused_multiply_add(terms.weight[base + i], element, sums[e]);
+                }
             }
         }
         Bytes16 sum{};
+        CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < kPerWord; ++i) {
             sum.low |= packed_element<kDType>(sums[i], i);
             sum.high |= packed_element<kDType>(sums[kPerWord + i], i);
@@ -83,8 +102,10 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, 
                                      const TermList& terms, uint32_t first, uint32_t num, std::byte* out) {
     const LlCommon& c = args.common;
     const uint32_t elements = args.row_bytes / 2;
+    CROSSDOCK_ROLLED
     for (uint32_t e = first + static_cast<uint32_t>(ctx.lane()); e < first + num; e += kLanes) {
         float sum = 0.0f;
+        CROSSDOCK_ROLLED
         for (uint32_t k = 0; k < c.topk; ++k) {
             if (terms.index[k] < 0) continue;
             const std::byte* wire = cells + static_cast<uint64_t>(terms.index[k]) * c.arena.row_stride();
@@ -98,28 +119,31 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, 
 // Work is shared by segments of tokens, so that few tokens still occupy many warps.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                 const Operation& operation, int block, int num_blocks) {
+                                 const Operation& operation, const Share& share) {
     const LlCommon& c = args.common;
     const uint32_t segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
     const bool is_tagged = c.num_tokens <= c.tagged_tokens && allows_tagged(args);
     const TermList terms = terms_of_warp(ctx, args, shared);
     const std::byte* cells = plain_row(c, c.rank, operation.buffer, 0);
     const uint64_t work = uint64_t{c.num_tokens} * segments;
-    const int from_last = ctx.num_warps() - 1 - ctx.warp_idx();  // the first warps are the busiest senders
-    for (uint64_t i = static_cast<uint64_t>(from_last * num_blocks + block); i < work;
-         i += static_cast<uint64_t>(num_blocks * ctx.num_warps())) {
+    CROSSDOCK_ROLLED
+    for (uint64_t i = static_cast<uint64_t>(share.warp(ctx) * share.num_blocks + share.block); i < work;
+         i += static_cast<uint64_t>(share.num_blocks * share.warps)) {
         const uint32_t token = static_cast<uint32_t>(i / segments);
         const uint32_t first = static_cast<uint32_t>(i % segments) * args.segment_bytes;
         const uint32_t bytes = args.row_bytes - first < args.segment_bytes ? args.row_bytes - first : args.segment_bytes;
         std::byte* out = args.out_tokens + uint64_t{token} * args.row_bytes;
         list_cells(ctx, args, token, terms);
+        ctx.mark(Step::kCombineListed);
         if (is_tagged) {
             sum_tagged<kDType>(ctx, args, operation, terms, first, bytes, out);
+            CROSSDOCK_ROLLED
             for (uint32_t k = static_cast<uint32_t>(ctx.lane()); first == 0 && k < c.topk; k += kLanes) {
                 if (terms.index[k] >= 0) note_cell_read(ctx, c, operation, terms.index[k]);
             }
         } else {
             wait_for_cells(ctx, args, operation, first == 0, terms);
+            ctx.mark(Step::kCombineArrived);
             const uint32_t element = first / dtype_bytes(kDType);
             const uint32_t elements = bytes / dtype_bytes(kDType);
             if (args.wire == LlCombineWire::kNvfp4) {
@@ -130,6 +154,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
             }
         }
         ctx.warp_sync();
+        ctx.mark(Step::kCombineSummed);
     }
 }
 
@@ -137,8 +162,10 @@ template <DType kDType>
 CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const LlCommon& c = args.common;
     const LlCombineShared shared = LlCombineShared::of(args);
+    ctx.mark(Step::kCombineBegin);
     if (ctx.warp_idx() < static_cast<int>(c.num_stages) && is_leader(ctx)) {
         stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx())).init();
+        RowStage::initialised();
     }
     ctx.wait_for_previous_kernels();
     load_head(ctx, c);
@@ -146,11 +173,11 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     ctx.block_sync();
     Operation operation;
     const bool runs = read_head(ctx, c, operation);
+    ctx.mark(Step::kCombineHead);
     if (runs && (c.halves & kSendHalf) != 0) return_tokens<kDType>(ctx, args, shared, operation);
-    if (runs && receives(c)) {
-        sum_tokens<kDType>(ctx, args, shared, operation, ctx.block_idx(), ctx.num_blocks());
-    }
-    end_operation(ctx, c, operation, runs, [&] { sum_tokens<kDType>(ctx, args, shared, operation, 0, 1); });
+    receive_for_good(ctx, c, operation, runs, ctx.num_warps(),
+                     [&](const Share& share) { sum_tokens<kDType>(ctx, args, shared, operation, share); });
+    ctx.mark(Step::kCombineEnd);
 }
 
 }  // namespace CROSSDOCK_WORLD

@@ -86,6 +86,7 @@ CROSSDOCK_DEVICE void count_returns(const Ctx& ctx, const LlCombineArgs& args, c
     if (ctx.warp_idx() != ctx.num_warps() / 2) return;
     int plain_rows = 0;
     int tagged_rows = 0;
+    CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.arena.num_ranks; base += kLanes) {
         const uint32_t source = base + static_cast<uint32_t>(ctx.lane());
         LlReceived received{};
@@ -121,14 +122,17 @@ CROSSDOCK_DEVICE Return return_of(const LlCombineArgs& args, const ReceivedRow& 
 CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
     const LlCommon& c = args.common;
     const uint32_t warps = static_cast<uint32_t>(ctx.num_blocks() * ctx.num_warps());
+    CROSSDOCK_ROLLED
     for (uint32_t token = static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
          token < c.num_tokens; token += warps) {
         const float* weights = args.topk_weights + uint64_t{token} * c.topk;
+        CROSSDOCK_ROLLED
         for (uint32_t k = 0; k < c.topk; ++k) {
             const int peer = rank_of_expert(c, expert_id(c, token, k));
             if (peer < 0 || !is_first_of_rank(c, token, k, peer)) continue;
             if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
             TaggedWord* words = weight_words(c, peer, operation.buffer, c.rank, token);
+            CROSSDOCK_ROLLED
             for (uint32_t i = static_cast<uint32_t>(ctx.lane()); 2 * i < c.topk; i += kLanes) {
                 const uint32_t upper = 2 * i + 1 < c.topk ? bits_of(weights[2 * i + 1]) : 0;
                 ctx.store_tagged(words + i, uint64_t{upper} << 32 | bits_of(weights[2 * i]),
@@ -141,8 +145,7 @@ CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args
 // Raises the flag of a cell whose row has been stored, or that stays empty.
 CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
                                 CellContent content) {
-    ctx.fence_async_copies();
-    ctx.store_release_system(row_flag(c, row.home, operation.buffer, row.cell), pack_word(operation.epoch, content));
+    ctx.store_landed_system(row_flag(c, row.home, operation.buffer, row.cell), pack_word(operation.epoch, content));
 }
 
 CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const LlCommon& c, const Operation& operation,
@@ -160,6 +163,7 @@ CROSSDOCK_DEVICE void return_plain(const Ctx& ctx, const LlCombineArgs& args, co
     const int* before = rows_before(ctx, c, shared, false);
     uint32_t round = 0;
     ReceivedRow received;
+    CROSSDOCK_ROLLED
     for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < before[c.arena.num_ranks];
          i += stages * ctx.num_blocks()) {
         received.advance(before, i);
@@ -172,17 +176,22 @@ CROSSDOCK_DEVICE void return_plain(const Ctx& ctx, const LlCombineArgs& args, co
         }
         const std::byte* source = args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes;
         std::byte* target = plain_row(c, row.home, operation.buffer, row.cell);
+        CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args.row_bytes; first += c.chunk_bytes) {
             const uint32_t left = args.row_bytes - first;
             const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
             stage.load(ctx, source + first, chunk);
             stage.wait_loaded(ctx, round++);
+            ctx.mark(Step::kCombineLoaded);
             stage.store(ctx, target + first, 0, chunk);
             stage.end_group(ctx);
+            ctx.mark(Step::kCombineStored);
             stage.wait_reusable(ctx);
         }
         RowStage::wait_stores(ctx);
+        ctx.mark(Step::kCombineLanded);
         flag_cell(ctx, c, operation, row, kCellRow);
+        ctx.mark(Step::kCombineFlagged);
     }
 }
 
@@ -193,6 +202,7 @@ CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, c
     const int* before = rows_before(ctx, c, shared, true);
     const int segments = static_cast<int>(tagged_segments(args.row_bytes));
     ReceivedRow received;
+    CROSSDOCK_ROLLED
     for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < before[c.arena.num_ranks] * segments;
          i += ctx.num_warps() * ctx.num_blocks()) {
         received.advance(before, i / segments);
@@ -205,11 +215,13 @@ CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, c
         const std::byte* source =
             args.tokens + (row.row_idx < 0 ? 0 : static_cast<uint64_t>(row.row_idx)) * args.row_bytes;
         TaggedWord* words = tagged_row(c, row.home, operation.buffer, row.cell);
+        CROSSDOCK_ROLLED
         for (uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane()); at < end; at += 16 * kLanes) {
             const Bytes16 part = *reinterpret_cast<const Bytes16*>(source + at);
             ctx.store_tagged(words + at / 8, part.low, tag);
             ctx.store_tagged(words + at / 8 + 1, part.high, tag);
         }
+        ctx.mark(Step::kCombineStored);
     }
 }
 
@@ -229,8 +241,9 @@ CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, con
     const RowRecord* record = row_record(c, row.home, row.slot);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
     const TaggedWord* weights = weight_words(c, c.rank, operation.buffer, row.home, record->token_idx);
+    CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-        TaggedWord word{};
+        TaggedWord word = ctx.load_tagged(weights + k / 2);
         const bool came = wait_tagged(ctx, c, operation, WaitStep::kWeights, row.home, weights + k / 2, word);
         terms.index[k] = came ? rows[k] : -1;
         terms.weight[k] = float_of(static_cast<uint32_t>(word.payload >> (32 * (k % 2))));
@@ -258,13 +271,16 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
         received.advance(before, i);
         return return_of(args, received);
     };
+    CROSSDOCK_ROLLED
     for (int base = ctx.block_idx(); base < total; base += stages * ctx.num_blocks()) {
         const int left = (total - base + ctx.num_blocks() - 1) / ctx.num_blocks();
         const int num = left < stages ? left : stages;
+        CROSSDOCK_ROLLED
         for (uint32_t row_first = 0; row_first < args.wire_bytes; row_first += c.chunk_bytes) {
             const uint32_t rest = args.wire_bytes - row_first;
             const uint32_t chunk = rest < c.chunk_bytes ? rest : c.chunk_bytes;
             const int segments = static_cast<int>((chunk + kComputedSegmentBytes - 1) / kComputedSegmentBytes);
+            CROSSDOCK_ROLLED
             for (int i = ctx.warp_idx(); i < num * segments; i += ctx.num_warps()) {
                 const uint32_t first = static_cast<uint32_t>(i % segments) * kComputedSegmentBytes;
                 const uint32_t bytes = chunk - first < kComputedSegmentBytes ? chunk - first : kComputedSegmentBytes;
@@ -274,6 +290,7 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
             }
             stage_of(ctx, shared, 0).filled();
             ctx.block_sync();
+            CROSSDOCK_ROLLED
             for (int i = is_tagged ? 0 : ctx.warp_idx(); i < num; i += is_tagged ? 1 : ctx.num_warps()) {
                 const Return row = return_at(base + i * ctx.num_blocks());
                 const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(i));
@@ -282,9 +299,10 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
                 const bool is_noted = row_first == 0 && is_leader(ctx) && (!is_tagged || ctx.warp_idx() == 0);
                 if (is_noted) note_cell_written(ctx, c, operation, row);
                 if (is_tagged) {
-                    store_tagged_row(ctx, stage.data(), chunk,
-                                     tagged_row(c, row.home, operation.buffer, row.cell) + row_first / 8,
-                                     pack_word(operation.epoch, kCellRow));
+                    std::byte* target =
+                        reinterpret_cast<std::byte*>(tagged_row(c, row.home, operation.buffer, row.cell));
+                    store_tagged_rows(ctx, stage.data(), chunk, &target, 1, row_first,
+                                      pack_word(operation.epoch, kCellRow));
                 } else if (is_leader(ctx)) {
                     if (row.row_idx >= 0) {
                         stage.store(ctx, plain_row(c, row.home, operation.buffer, row.cell) + row_first, 0, chunk);
@@ -307,8 +325,8 @@ CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, c
     if (ctx.block_idx() == ctx.num_blocks() - 1) announce_entered(ctx, c, operation);
     if (args.wire == LlCombineWire::kSums) announce_weights(ctx, args, operation);
     if (has_computed_rows(args)) {
-        return_computed<kDType>(ctx, args, shared, operation, true);
-        return_computed<kDType>(ctx, args, shared, operation, false);
+        CROSSDOCK_ROLLED
+        for (const bool is_tagged : {true, false}) return_computed<kDType>(ctx, args, shared, operation, is_tagged);
     } else {
         return_tagged(ctx, args, shared, operation);
         return_plain(ctx, args, shared, operation);

@@ -11,23 +11,24 @@ inline namespace CROSSDOCK_WORLD {
 CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     const LlCommon& c = args.common;
     const LlDispatchShared shared = LlDispatchShared::of(args);
+    ctx.mark(Step::kDispatchBegin);
     init_stages(ctx, args, shared);
+    clear_counts(ctx, c, routing_counts(ctx, shared));
     ctx.wait_for_previous_kernels();
-    if ((c.halves & kSendHalf) != 0) prepare_send(ctx, args, shared);
+    if ((c.halves & kSendHalf) != 0) load_first_batch(ctx, args, shared);
+    ctx.block_sync();
     load_head(ctx, c);
+    if ((c.halves & kSendHalf) != 0) prepare_send(ctx, args, shared);
     ctx.block_sync();
     Operation operation;
     const bool runs = read_head(ctx, c, operation);
+    ctx.mark(Step::kDispatchHead);
     uint32_t round = 0;  // loads of this warp's receive stage
     if (runs && (c.halves & kSendHalf) != 0) send_tokens(ctx, args, shared, operation);
-    if (runs && receives(c)) {
-        const int warps = static_cast<int>(c.receive_warps);
-        if (ctx.warp_idx() >= ctx.num_warps() - warps) {
-            receive_tokens(ctx, args, shared, operation, {ctx.block_idx(), ctx.num_blocks(), warps}, round);
-        }
-    }
-    end_operation(ctx, c, operation, runs,
-                  [&] { receive_tokens(ctx, args, shared, operation, {0, 1, ctx.num_warps()}, round); });
+    receive_for_good(ctx, c, operation, runs, static_cast<int>(c.receive_warps), [&](const Share& share) {
+        receive_tokens(ctx, args, shared, operation, share, round);
+    });
+    ctx.mark(Step::kDispatchEnd);
 }
 
 }  // namespace CROSSDOCK_WORLD

@@ -8,19 +8,6 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// Who shares the receive half: blocks, and the last warps of each; after a loss all warps of the last block do it.
-struct Share {
-    int block;
-    int num_blocks;
-    int warps;
-
-    // Among those warps, from the last one on: the first ones are the busiest senders.
-    CROSSDOCK_DEVICE int warp(const Ctx& ctx) const { return ctx.num_warps() - 1 - ctx.warp_idx(); }
-    CROSSDOCK_DEVICE int thread(const Ctx& ctx) const { return warp(ctx) * kLanes + ctx.lane(); }
-    CROSSDOCK_DEVICE int threads() const { return warps * kLanes; }
-    CROSSDOCK_DEVICE void sync(const Ctx& ctx) const { ctx.last_warps_sync(warps); }
-};
-
 // What the sources have announced, in shared memory.
 struct Announced {
     int* rows;           // [ranks]
@@ -48,6 +35,7 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = c.expert_major ? static_cast<int>(c.arena.experts_per_rank()) : 0;
     const int words_per_source = 1 + experts;
+    CROSSDOCK_ROLLED
     for (int i = share.thread(ctx); i < num_ranks * words_per_source; i += share.threads()) {
         const int source = i / words_per_source;
         const int word = i % words_per_source;
@@ -74,8 +62,10 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = static_cast<int>(c.arena.experts_per_rank());
     const int capacity = static_cast<int>(c.arena.num_slots());
+    CROSSDOCK_ROLLED
     for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
         int before = 0;
+        CROSSDOCK_ROLLED
         for (int base = 0; base < experts; base += kLanes) {
             const int expert = base + ctx.lane();
             const int count = expert < experts ? announced.first_rows[source * experts + expert] : 0;
@@ -86,8 +76,10 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
         if (is_leader(ctx)) announced.choices[source] = before;
     }
     share.sync(ctx);
+    CROSSDOCK_ROLLED
     for (int expert = share.thread(ctx); expert < experts; expert += share.threads()) {
         int rows = 0;
+        CROSSDOCK_ROLLED
         for (int source = 0; source < num_ranks; ++source) {
             const int count = announced.first_rows[source * experts + expert];
             announced.first_rows[source * experts + expert] = rows;
@@ -104,6 +96,7 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     if (share.block == 0) {
+        CROSSDOCK_ROLLED
         for (int source = share.thread(ctx); source < num_ranks; source += share.threads()) {
             const uint32_t rows = static_cast<uint32_t>(announced.rows[source]);
             const uint32_t choices = c.expert_major ? static_cast<uint32_t>(announced.choices[source]) : 0;
@@ -115,6 +108,7 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
     if (share.thread(ctx) == 0) {
         announced.plain_before[0] = 0;
         announced.tagged_before[0] = 0;
+        CROSSDOCK_ROLLED
         for (int source = 0; source < num_ranks; ++source) {
             const int rows = announced.rows[source];
             const bool is_tagged = announced.tagged_before[source + 1] != 0;
@@ -124,20 +118,20 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
     }
     share.sync(ctx);
     if (c.expert_major) return;
-    const uint64_t threads = static_cast<uint64_t>(share.num_blocks) * static_cast<uint64_t>(share.threads());
-    const uint64_t first = static_cast<uint64_t>(share.block) * static_cast<uint64_t>(share.threads()) +
-                           static_cast<uint64_t>(share.thread(ctx));
-    for (uint64_t i = first; i < c.arena.num_slots() * c.topk; i += threads) {
-        const int source = static_cast<int>(i / c.topk / c.arena.max_tokens);
-        const int slot = static_cast<int>(i / c.topk % c.arena.max_tokens);
-        if (slot >= announced.rows[source]) args.out_topk_idx[i] = -1;
+    const uint32_t threads = static_cast<uint32_t>(share.num_blocks * share.threads());
+    const uint32_t thread = static_cast<uint32_t>(share.block * share.threads() + share.thread(ctx));
+    CROSSDOCK_ROLLED
+    for (int source = 0; source < num_ranks; ++source) {
+        int32_t* ids = args.out_topk_idx + plain_slot(c, source, 0) * c.topk;
+        const uint32_t used = static_cast<uint32_t>(announced.rows[source]) * c.topk;
+        CROSSDOCK_ROLLED
+        for (uint32_t i = used + thread; i < c.arena.max_tokens * c.topk; i += threads) ids[i] = -1;
     }
 }
 
 // A row's scales at out row `row_idx` of expert `expert` (expert-major) or of all (rank-major, expert 0).
 CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, const std::byte* scales, uint64_t expert,
                                    uint64_t row_idx) {
-    if (args.scale_bytes == 0) return;
     const uint64_t capacity = args.common.arena.num_slots();
     if (!args.transposed_scales) {
         copy_words(ctx, args.out_scales + (expert * capacity + row_idx) * args.scale_bytes, scales, args.scale_bytes);
@@ -145,6 +139,7 @@ CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, c
     }
     const uint32_t blocks = args.scale_bytes / 4;
     float* target = reinterpret_cast<float*>(args.out_scales) + expert * capacity * blocks + row_idx;
+    CROSSDOCK_ROLLED
     for (uint32_t block = static_cast<uint32_t>(ctx.lane()); block < blocks; block += kLanes) {
         target[block * capacity] = reinterpret_cast<const float*>(scales)[block];
     }
@@ -194,29 +189,33 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
     const uint64_t slot = plain_slot(c, row.source, row.slot);
     const TaggedWord* words = header_words(c, c.rank, operation.buffer, slot);
     RowRecord* record = row_record(c, row.source, row.slot);
-    int32_t* record_rows = reinterpret_cast<int32_t*>(record + 1);
-    TaggedWord label_word;
-    if (!ctx.warp_all(wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words, label_word))) return false;
-    const RowLabel label = RowLabel::of(label_word.payload);
-    if (is_leader(ctx) && writes) *record = {label.token_idx, static_cast<uint32_t>(cell_index(c, label.token_idx, label.place))};
     int num = 0;
+    CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
-        TaggedWord word{};
-        const bool came = k >= c.topk || wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words + 1 + k, word);
-        if (!ctx.warp_all(came)) return false;
         const bool is_choice = k < c.topk;
+        TaggedPair header = {ctx.load_tagged(words), ctx.load_tagged(words + 1 + (is_choice ? k : 0))};
+        const bool came =
+            wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words, header.first) &&
+            wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words + 1 + (is_choice ? k : 0), header.second);
+        if (!ctx.warp_all(came)) return false;
+        const RowLabel label = RowLabel::of(header.first.payload);
+        if (base == 0 && is_leader(ctx)) {
+            *placement.direct = label.direct & args.direct;
+            if (writes)
+                *record = {label.token_idx, static_cast<uint32_t>(cell_index(c, label.token_idx, label.place))};
+        }
         int32_t row_idx = -1;
         if (is_choice && c.expert_major) {
-            row_idx = place_choice(c, announced, row, word.payload,
+            row_idx = place_choice(c, announced, row, header.second.payload,
                                    static_cast<uint32_t>(cell_index(c, label.token_idx, k)), writes);
-            if (writes) record_rows[k] = row_idx;
+            if (writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
         } else if (is_choice && writes) {
-            const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(word.payload));
+            const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(header.second.payload));
             const int32_t first_expert = c.rank * static_cast<int32_t>(c.arena.experts_per_rank());
             const bool is_here = rank_of_expert(c, id) == c.rank;
             args.out_topk_idx[slot * c.topk + k] = !is_here ? -1 : args.global_ids ? id : id - first_expert;
-            args.out_weights[slot * c.topk + k] = float_of(static_cast<uint32_t>(word.payload >> 32));
+            args.out_weights[slot * c.topk + k] = float_of(static_cast<uint32_t>(header.second.payload >> 32));
         }
         const int at = num + ctx.warp_sum_before(row_idx >= 0 ? 1 : 0);
         if (row_idx >= 0) placement.rows[at] = row_idx;
@@ -225,7 +224,6 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
     if (is_leader(ctx)) {
         if (!c.expert_major) placement.rows[0] = static_cast<int32_t>(slot);
         *placement.num = c.expert_major ? num : 1;
-        *placement.direct = label.direct & args.direct;
     }
     ctx.warp_sync();
     return true;
@@ -233,7 +231,9 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
 
 CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const LlDispatchArgs& args, const Placement& placement,
                                        const std::byte* scales) {
+    if (args.scale_bytes == 0) return;
     const uint64_t rows_of_expert = args.common.expert_major ? args.common.arena.num_slots() : ~uint64_t{0};
+    CROSSDOCK_ROLLED
     for (int i = 0; i < *placement.num; ++i) {
         const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
         place_scales(ctx, args, scales, row / rows_of_expert, row % rows_of_expert);
@@ -245,9 +245,11 @@ CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placeme
                                        const Bytes16& part) {
     const uint64_t capacity = args.common.arena.num_slots();
     const uint32_t scales = args.scale_bytes / 4;
+    CROSSDOCK_ROLLED
     for (int i = 0; i < *placement.num; ++i) {
         const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
         uint32_t* all = reinterpret_cast<uint32_t*>(args.out_scales);
+        CROSSDOCK_ROLLED
         for (uint32_t j = 0; j < 4 && first / 4 + j < scales; ++j) {
             const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
             const uint64_t scale = first / 4 + j;
@@ -263,20 +265,24 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
                                     const RowStage& stage, uint32_t& round) {
     const LlCommon& c = args.common;
     if (!read_header(ctx, args, operation, announced, row, true, placement)) return false;
+    ctx.mark(Step::kDispatchHeader);
     const uint64_t slot = plain_slot(c, row.source, row.slot);
     uint64_t unused = 0;
     const bool arrived = is_leader(ctx) && wait_word(ctx, c, operation, WaitStep::kRow, row.source,
                                                      row_flag(c, c.rank, operation.buffer, slot), unused);
     if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) return false;
+    ctx.mark(Step::kDispatchArrived);
     ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
     const std::byte* source = plain_row(c, c.rank, operation.buffer, slot);
     const uint32_t direct = *placement.direct;
     if (is_leader(ctx) && (direct & kDirectTokens) == 0) {
+        CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args.row_bytes; first += c.chunk_bytes) {
             const uint32_t left = args.row_bytes - first;
             const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
             stage.load(ctx, source + first, chunk);
             stage.wait_loaded(ctx, round++);
+            CROSSDOCK_ROLLED
             for (int i = 0; i < *placement.num; ++i) {
                 const uint64_t target = static_cast<uint64_t>(placement.rows[i]);
                 stage.store(ctx, args.out_tokens + target * args.row_bytes + first, 0, chunk);
@@ -288,6 +294,7 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
     if ((direct & kDirectScales) == 0) place_all_scales(ctx, args, placement, source + args.row_bytes);
     if (is_leader(ctx)) ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, slot, operation.epoch);
     ctx.warp_sync();
+    ctx.mark(Step::kDispatchPlaced);
     return true;
 }
 
@@ -296,25 +303,32 @@ CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args,
                                      const Announced& announced, const ReceivedRow& row, uint32_t segment,
                                      const Placement& placement) {
     const LlCommon& c = args.common;
-    if (!read_header(ctx, args, operation, announced, row, segment == 0, placement)) return false;
-    const TaggedWord* words =
-        tagged_row(c, c.rank, operation.buffer, tagged_slot(c, row.source, row.slot));
+    const TaggedWord* words = tagged_row(c, c.rank, operation.buffer, tagged_slot(c, row.source, row.slot));
     const uint32_t begin = segment * kTaggedSegmentBytes;
     const uint32_t end = begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
+    uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane());
+    // Looked at before the header, which has most probably come as well: one trip to memory for both.
+    TaggedPair pair = TaggedPair::load(ctx, words + (at < end ? at : begin) / 8);
+    if (!read_header(ctx, args, operation, announced, row, segment == 0, placement)) return false;
+    ctx.mark(Step::kDispatchHeader);
     bool came = true;
-    Bytes16 part{};
-    uint64_t tag = 0;
-    for (uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane()); came && at < end; at += 16 * kLanes) {
-        came = wait_tagged_pair(ctx, c, operation, row.source, words + at / 8, part, tag);
+    CROSSDOCK_ROLLED
+    for (bool is_first = true; came && at < end; at += 16 * kLanes, is_first = false) {
+        if (!is_first) pair = TaggedPair::load(ctx, words + at / 8);
+        came = pair.wait(ctx, c, operation, row.source, words + at / 8);
+        CROSSDOCK_ROLLED
         for (int i = 0; came && i < *placement.num; ++i) {
             std::byte* target = args.out_tokens + static_cast<uint64_t>(placement.rows[i]) * args.row_bytes;
-            *reinterpret_cast<Bytes16*>(target + at) = part;
+            *reinterpret_cast<Bytes16*>(target + at) = {pair.first.payload, pair.second.payload};
         }
     }
     const uint32_t scale_area = segment == 0 ? static_cast<uint32_t>(align_up(args.scale_bytes, 16)) : 0;
-    for (uint32_t at = 16 * static_cast<uint32_t>(ctx.lane()); came && at < scale_area; at += 16 * kLanes) {
-        came = wait_tagged_pair(ctx, c, operation, row.source, words + (args.row_bytes + at) / 8, part, tag);
-        if (came) place_scale_part(args, placement, at, part);
+    CROSSDOCK_ROLLED
+    for (at = 16 * static_cast<uint32_t>(ctx.lane()); came && at < scale_area; at += 16 * kLanes) {
+        const TaggedWord* scales = words + (args.row_bytes + at) / 8;
+        pair = TaggedPair::load(ctx, scales);
+        came = pair.wait(ctx, c, operation, row.source, scales);
+        if (came) place_scale_part(args, placement, at, {pair.first.payload, pair.second.payload});
     }
     if (!ctx.warp_all(came)) return false;
     if (is_leader(ctx) && segment == 0) {
@@ -322,6 +336,7 @@ CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args,
                            operation.epoch);
     }
     ctx.warp_sync();
+    ctx.mark(Step::kDispatchPlaced);
     return true;
 }
 
@@ -332,6 +347,7 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
     gather_counts(ctx, c, operation, announced, share);
     if (c.expert_major) scan_experts(ctx, args, announced, share);
     publish_counts(ctx, args, announced, share);
+    ctx.mark(Step::kDispatchCounts);
 
     const Placement placement = placement_of_warp(ctx, args, shared);
     const int warp = share.warp(ctx);
@@ -340,6 +356,7 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
     // Neighbouring pieces go to different blocks: all blocks finish together, however few rows there are.
     const int segments = static_cast<int>(tagged_segments(args.row_bytes));
     ReceivedRow row;
+    CROSSDOCK_ROLLED
     for (int i = warp * share.num_blocks + share.block; i < announced.tagged_before[c.arena.num_ranks] * segments;
          i += share.warps * share.num_blocks) {
         row.advance(announced.tagged_before, i / segments);
@@ -352,6 +369,7 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
     if (warp < stages) {
         const RowStage stage = stage_of(ctx, shared, c.num_stages + static_cast<uint32_t>(warp));
         row = ReceivedRow{};
+        CROSSDOCK_ROLLED
         for (int i = warp * share.num_blocks + share.block; i < announced.plain_before[c.arena.num_ranks];
              i += stages * share.num_blocks) {
             row.advance(announced.plain_before, i);

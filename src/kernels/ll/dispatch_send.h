@@ -16,9 +16,11 @@ CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlCommon& c, const O
                                       const RoutingCounts& counts) {
     const uint32_t experts = c.arena.experts_per_rank();
     const uint64_t form = c.num_tokens <= c.tagged_tokens ? kTaggedRows : 0;
+    CROSSDOCK_ROLLED
     for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
         uint64_t* words = count_words(c, peer, operation.buffer, c.rank);
+        CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= (c.expert_major ? experts : 0); i += kLanes) {
             const uint64_t count =
                 i == 0 ? form | static_cast<uint64_t>(counts.ranks[peer])
@@ -36,6 +38,7 @@ CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const std::byte* row, u
     float values[kPerLane];
     load_elements<DType::kBf16, kPerLane>(row, block * kFp8Block + lane_first, values);
     float largest = 1e-4f;
+    CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < kPerLane; ++i) largest = larger(largest, absolute(values[i]));
     largest = ctx.warp_max(largest);
     float scale = largest / 448.0f;
@@ -68,10 +71,11 @@ CROSSDOCK_DEVICE Batch batch_of(const LlDispatchArgs& args, uint32_t first, uint
     return {first, end - first < c.num_stages ? end - first : c.num_stages, round, row_first, chunk, chunk == left};
 }
 
-// Begins to bring the rows into the stages. The block's last warp.
+// Begins to bring the rows into the stages.
 CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                  const Batch& batch) {
-    if (args.recipe != LlRecipe::kBytes || ctx.warp_idx() != ctx.num_warps() - 1) return;
+    if (args.recipe != LlRecipe::kBytes || !has_duty(ctx, 0)) return;
+    CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
         const RowStage stage = stage_of(ctx, shared, i);
         const std::byte* row = args.tokens + uint64_t{batch.first + i} * args.source_row_bytes;
@@ -89,6 +93,7 @@ CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const LlDispatchArgs& args,
                                      const Batch& batch) {
     if (args.recipe != LlRecipe::kFp8) return;
     const uint32_t blocks = batch.chunk / kFp8Block;
+    CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < batch.num * blocks;
          i += static_cast<uint32_t>(ctx.num_warps())) {
         const RowStage stage = stage_of(ctx, shared, i / blocks);
@@ -118,18 +123,21 @@ struct Trip {
     uint32_t stage;
     uint32_t target;
     int peer;
-    uint32_t slot;  // among this source's slots there
+    uint64_t slot;
+    std::byte* row;  // null: the peer is lost
 };
 
-// A batch's trips, in turn to all warps.
+// A batch's trips, one after the other.
 CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                 const Batch& batch, uint32_t number, Trip& trip) {
+    CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
         const TokenPlan plan = token_plan(ctx, args, shared, i);
         const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
         if (number < targets) {
-            trip = {batch.first + i, i, number, plan.ranks[plan.choices[number]],
-                    static_cast<uint32_t>(plan.slots[number])};
+            const uint64_t slot =
+                plain_slot(args.common, args.common.rank, static_cast<uint32_t>(plan.slots[number]));
+            trip = {batch.first + i, i, number, plan.ranks[plan.choices[number]], slot, plan.rows[number]};
             return true;
         }
         number -= targets;
@@ -137,13 +145,18 @@ CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, cons
     return false;
 }
 
+CROSSDOCK_DEVICE void note_slot_sent(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Trip& trip) {
+    ctx.note_slot_written(c.rank, trip.peer, c.peers.at(trip.peer, 0), operation.buffer, trip.slot, operation.epoch);
+}
+
 // Which token a row is and where its choices go. One warp.
 CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                   const Operation& operation, const Trip& trip, uint32_t direct) {
     const LlCommon& c = args.common;
     const TokenPlan plan = token_plan(ctx, args, shared, trip.stage);
-    TaggedWord* words = header_words(c, trip.peer, operation.buffer, plain_slot(c, c.rank, trip.slot));
+    TaggedWord* words = header_words(c, trip.peer, operation.buffer, trip.slot);
     const uint64_t tag = pack_word(operation.epoch, 0);
+    CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= c.topk; i += kLanes) {
         uint64_t payload = 0;
         if (i == 0) {
@@ -161,28 +174,26 @@ CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, co
 // Leader only: the plain form of a chunk.
 CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                   const Operation& operation, const Batch& batch, const Trip& trip) {
-    const LlCommon& c = args.common;
     const RowStage stage = stage_of(ctx, shared, trip.stage);
-    const uint64_t slot = plain_slot(c, c.rank, trip.slot);
-    std::byte* target = plain_row(c, trip.peer, operation.buffer, slot);
     const uint32_t scale_area = static_cast<uint32_t>(align_up(args.scale_bytes, 16));
     const uint32_t direct = wait_direct(ctx, args, operation, trip.peer);
     const bool sends_scales = batch.is_last_chunk && args.scale_bytes > 0;
     if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
+    ctx.mark(Step::kDispatchLoaded);
     if ((direct & kDirectTokens) != 0) {
-        stage.store(ctx, args.token_windows.at(trip.peer, slot * args.row_bytes + batch.row_first), 0, batch.chunk);
+        stage.store(ctx, args.token_windows.at(trip.peer, trip.slot * args.row_bytes + batch.row_first), 0, batch.chunk);
     } else if (sends_scales && direct == 0 && batch.chunk == shared.tail) {
-        stage.store(ctx, target + batch.row_first, 0, batch.chunk + scale_area);  // one piece, as in the stage
+        stage.store(ctx, trip.row + batch.row_first, 0, batch.chunk + scale_area);  // one piece, as in the stage
     } else {
-        stage.store(ctx, target + batch.row_first, 0, batch.chunk);
+        stage.store(ctx, trip.row + batch.row_first, 0, batch.chunk);
     }
-    if (sends_scales && (direct != 0 || batch.chunk != shared.tail)) {
-        std::byte* scales = (direct & kDirectScales) != 0
-                                ? args.scale_windows.at(trip.peer, slot * args.scale_bytes)
-                                : target + args.row_bytes;
-        stage.store(ctx, scales, shared.tail, (direct & kDirectScales) != 0 ? args.scale_bytes : scale_area);
+    if (sends_scales && (direct & kDirectScales) != 0) {
+        stage.store(ctx, args.scale_windows.at(trip.peer, trip.slot * args.scale_bytes), shared.tail, args.scale_bytes);
+    } else if (sends_scales && (direct != 0 || batch.chunk != shared.tail)) {
+        stage.store(ctx, trip.row + args.row_bytes, shared.tail, scale_area);
     }
     stage.end_group(ctx);
+    ctx.mark(Step::kDispatchStored);
 }
 
 // Rows in plain form: a trip's leader stores the whole chunk at once, and raises the row's flag when it has landed.
@@ -194,56 +205,54 @@ CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, con
     Trip trip{};
     uint64_t sent = 0;  // bit i: this warp's i-th trip; the others' ranks are lost
     uint64_t bit = 1;
+    CROSSDOCK_ROLLED
     for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx());
          find_trip(ctx, args, shared, batch, number, trip); number += warps, bit <<= 1) {
-        if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, trip.peer) ? 1u : 0u) == 0) continue;
-        if (is_leader(ctx)) {
-            if (batch.row_first == 0) {
-                ctx.note_slot_written(c.rank, trip.peer, c.peers.at(trip.peer, 0), operation.buffer,
-                                      plain_slot(c, c.rank, trip.slot), operation.epoch);
-            }
-            store_chunk(ctx, args, shared, operation, batch, trip);
-        }
-        sent |= bit;
-        ctx.warp_sync();
+        if (trip.row == nullptr) continue;
         if (batch.row_first == 0) send_header(ctx, args, shared, operation, trip, args.direct);
+        sent |= bit;
+        if (!is_leader(ctx)) continue;
+        if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
+        store_chunk(ctx, args, shared, operation, batch, trip);
     }
     if (!is_leader(ctx)) return;
     if (!batch.is_last_chunk) return stage_of(ctx, shared, 0).wait_reusable(ctx);
+    CROSSDOCK_ROLLED
     for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx()); sent != 0; number += warps, sent >>= 1) {
         if ((sent & 1) == 0) continue;
         find_trip(ctx, args, shared, batch, number, trip);
         RowStage::wait_stores(ctx, number_of_ones(sent) - 1);
-        ctx.fence_async_copies();
-        ctx.store_release_system(row_flag(c, trip.peer, operation.buffer, plain_slot(c, c.rank, trip.slot)),
-                                 pack_word(operation.epoch, 0));
+        ctx.mark(Step::kDispatchLanded);
+        ctx.store_landed_system(row_flag(c, trip.peer, operation.buffer, trip.slot), pack_word(operation.epoch, 0));
+        ctx.mark(Step::kDispatchFlagged);
     }
     stage_of(ctx, shared, 0).wait_reusable(ctx);
 }
 
-// Rows in tagged form: all warps share every token's segments.
+// Rows in tagged form: all threads share every row's 16 bytes, warps the headers.
 CROSSDOCK_DEVICE void send_tagged(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                   const Operation& operation, const Batch& batch) {
-    const LlCommon& c = args.common;
     const uint64_t tag = pack_word(operation.epoch, 0);
-    const uint32_t scale_area = batch.is_last_chunk ? static_cast<uint32_t>(align_up(args.scale_bytes, 16)) : 0;
     Trip trip{};
-    for (uint32_t number = 0; find_trip(ctx, args, shared, batch, number, trip); ++number) {
-        const uint32_t peer_sent = ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, trip.peer) ? 1u : 0u);
-        if (peer_sent == 0) continue;
-        const uint64_t slot = tagged_slot(c, c.rank, trip.slot);
-        if (batch.row_first == 0 && ctx.warp_idx() == static_cast<int>(number) % ctx.num_warps()) {
-            if (is_leader(ctx)) {
-                ctx.note_slot_written(c.rank, trip.peer, c.peers.at(trip.peer, 0), operation.buffer,
-                                      plain_slot(c, c.rank, trip.slot), operation.epoch);
-            }
-            send_header(ctx, args, shared, operation, trip, 0);
-        }
-        const RowStage stage = stage_of(ctx, shared, trip.stage);
+    CROSSDOCK_ROLLED
+    for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx());
+         batch.row_first == 0 && find_trip(ctx, args, shared, batch, number, trip);
+         number += static_cast<uint32_t>(ctx.num_warps())) {
+        if (trip.row == nullptr) continue;
+        if (is_leader(ctx)) note_slot_sent(ctx, args.common, operation, trip);
+        send_header(ctx, args, shared, operation, trip, 0);
+    }
+    const uint32_t scale_area = batch.is_last_chunk ? static_cast<uint32_t>(align_up(args.scale_bytes, 16)) : 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < batch.num; ++i) {
+        const RowStage stage = stage_of(ctx, shared, i);
+        const TokenPlan plan = token_plan(ctx, args, shared, i);
         if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
-        TaggedWord* words = tagged_row(c, trip.peer, operation.buffer, slot);
-        store_tagged_row(ctx, stage.data(), batch.chunk, words + batch.row_first / 8, tag);
-        store_tagged_row(ctx, stage.data() + shared.tail, scale_area, words + args.row_bytes / 8, tag);
+        ctx.mark(Step::kDispatchLoaded);
+        const int targets = *plan.num_targets;
+        store_tagged_rows(ctx, stage.data(), batch.chunk, plan.rows, targets, batch.row_first, tag);
+        store_tagged_rows(ctx, stage.data() + shared.tail, scale_area, plan.rows, targets, args.row_bytes, tag);
+        ctx.mark(Step::kDispatchStored);
     }
 }
 
@@ -251,6 +260,7 @@ CROSSDOCK_DEVICE void send_tagged(const Ctx& ctx, const LlDispatchArgs& args, co
 CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation) {
     const LlCommon& c = args.common;
     if (c.expert_major || ctx.warp_idx() != 0) return;
+    CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         if (!is_active(ctx, c.scope, peer)) continue;
         ctx.store_release_system(entry_word(c, peer, operation.buffer, c.rank),
@@ -273,46 +283,72 @@ CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const LlCommon& c) {
             static_cast<uint32_t>(c.num_tokens * (sender + 1) / senders)};
 }
 
-// Before the operation is known: the first rows set out.
-CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
-    clear_counts(ctx, args.common, routing_counts(ctx, shared));
+CROSSDOCK_DEVICE void load_first_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
     const TokenRun run = tokens_of_block(ctx, args.common);
     if (run.begin < run.end) load_batch(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
+}
+
+// Plans a batch's tokens; load_plan before a barrier of the block, plan_token behind it.
+template <typename PlanOne>
+CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                    const Batch& batch, PlanOne plan_one) {
+    constexpr int kFirstDuty = 4;  // behind load_batch and load_head
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < batch.num; ++i) {
+        if (has_duty(ctx, kFirstDuty + static_cast<int>(i))) plan_one(batch.first + i, token_plan(ctx, args, shared, i));
+    }
+}
+
+// Before the operation is known: the first rows set out, and what they need of the routing is looked up. With barriers
+// of the block before and behind.
+CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+    const LlCommon& c = args.common;
+    const RoutingCounts counts = routing_counts(ctx, shared);
+    const TokenRun run = tokens_of_block(ctx, c);
+    if (run.begin < run.end) {
+        for_own_plans(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0),
+                      [&](uint32_t token, const TokenPlan& plan) { load_plan(ctx, c, token, plan); });
+    }
+    count_tokens(ctx, c, 0, ctx.block_idx() == ctx.num_blocks() - 1 ? c.num_tokens : run.begin, counts);
+}
+
+// The last block announces how many rows come, and from where.
+CROSSDOCK_DEVICE void announce(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                               const Operation& operation) {
+    const LlCommon& c = args.common;
+    const RoutingCounts counts = routing_counts(ctx, shared);
+    announce_entry(ctx, args, operation);
+    announce_entered(ctx, c, operation);
+    announce_counts(ctx, c, operation, counts);
+    if (ctx.num_blocks() > 1) return;
+    ctx.block_sync();
+    clear_counts(ctx, c, counts);
+    ctx.block_sync();
 }
 
 CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                   const Operation& operation) {
     const LlCommon& c = args.common;
     const RoutingCounts counts = routing_counts(ctx, shared);
-    if (ctx.block_idx() == ctx.num_blocks() - 1) {
-        announce_entry(ctx, args, operation);
-        announce_entered(ctx, c, operation);
-        count_tokens(ctx, c, 0, c.num_tokens, counts);
-        ctx.block_sync();
-        announce_counts(ctx, c, operation, counts);
-        if (ctx.num_blocks() > 1) return;
-        ctx.block_sync();
-        clear_counts(ctx, c, counts);
-        ctx.block_sync();
-    }
+    if (ctx.block_idx() == ctx.num_blocks() - 1) announce(ctx, args, shared, operation);
     const TokenRun run = tokens_of_block(ctx, c);
-    if (run.begin == run.end) return;
-    count_tokens(ctx, c, 0, run.begin, counts);
     const bool is_tagged = c.num_tokens <= c.tagged_tokens;
     uint32_t round = 0;
+    CROSSDOCK_ROLLED
     for (uint32_t first = run.begin; first < run.end; first += c.num_stages) {
-        ctx.block_sync();
+        CROSSDOCK_ROLLED
         for (uint32_t row_first = 0; row_first < args.row_bytes; row_first += c.chunk_bytes, ++round) {
             const Batch batch = batch_of(args, first, run.end, round, row_first);
             if (round > 0) load_batch(ctx, args, shared, batch);
             quantise_batch(ctx, args, shared, batch);
             if (row_first == 0) {
-                for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < batch.num;
-                     i += static_cast<uint32_t>(ctx.num_warps())) {
-                    plan_token(ctx, c, first, i, counts, token_plan(ctx, args, shared, i));
-                }
+                for_own_plans(ctx, args, shared, batch, [&](uint32_t token, const TokenPlan& plan) {
+                    if (round > 0) load_plan(ctx, c, token, plan);
+                    plan_token(ctx, c, operation, first, token, counts, plan);
+                });
             }
             ctx.block_sync();
+            ctx.mark(Step::kDispatchPlanned);
             if (is_tagged) {
                 send_tagged(ctx, args, shared, operation, batch);
             } else {
@@ -322,6 +358,7 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
             ctx.block_sync();
         }
         count_tokens(ctx, c, first, first + c.num_stages, counts);
+        ctx.block_sync();
     }
 }
 

@@ -3,6 +3,13 @@
 // profilers find it.
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <string>
+
 #include "kernels/ll/combine.h"
 #include "kernels/ll/dispatch.h"
 #include "kernels/ll/launch.h"
@@ -21,15 +28,36 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __
 
 __global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs args) { ll_mask_clean(Ctx{}, args); }
 
+// Once a kernel and device: a block may use all shared memory that the device gives.
+template <typename Args>
+cudaError_t allow_all_shared_memory(void (*kernel)(Args)) {
+    static std::mutex mutex;
+    static std::map<std::pair<const void*, int>, bool> done;
+    int device = 0;
+    cudaError_t result = cudaGetDevice(&device);
+    if (result != cudaSuccess) return result;
+    const std::lock_guard lock(mutex);
+    bool& is_done = done[{reinterpret_cast<const void*>(kernel), device}];
+    if (is_done) return cudaSuccess;
+    int bytes = 0;
+    result = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (result == cudaSuccess) {
+        result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    }
+    is_done = result == cudaSuccess;
+    return result;
+}
+
 template <typename Args>
 void launch(void (*kernel)(Args), const Args& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
-    const int shared_bytes = static_cast<int>(shape.shared_bytes);
-    cudaError_t result = cudaSuccess;
-    if (shared_bytes > 48 * 1024) {
-        result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    }
+    cudaError_t result = allow_all_shared_memory(kernel);
     if (result == cudaSuccess) {
+        cudaLaunchAttribute overlap{};
+        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        overlap.val.programmaticStreamSerializationAllowed = 1;
         cudaLaunchConfig_t config{};
+        config.attrs = &overlap;
+        config.numAttrs = shape.overlaps_previous ? 1 : 0;
         config.gridDim = dim3(static_cast<unsigned>(shape.num_blocks));
         config.blockDim = dim3(static_cast<unsigned>(shape.warps_per_block * kLanes));
         config.dynamicSmemBytes = shape.shared_bytes;
@@ -43,7 +71,48 @@ void launch(void (*kernel)(Args), const Args& args, const LaunchShape& shape, cu
     }
 }
 
+#if defined(CROSSDOCK_TIMELINE)
+constexpr const char* kStepNames[] = {"dispatch begin",    "dispatch head",    "dispatch planned", "dispatch loaded",
+                                      "dispatch stored",   "dispatch landed",  "dispatch flagged", "dispatch counts",
+                                      "dispatch header",   "dispatch arrived", "dispatch placed",  "dispatch end",
+                                      "combine begin",     "combine head",     "combine loaded",   "combine stored",
+                                      "combine landed",    "combine flagged",  "combine listed",   "combine arrived",
+                                      "combine summed",    "combine end"};
+static_assert(std::size(kStepNames) == kNumSteps);
+#endif
+
 }  // namespace
+
+#if defined(CROSSDOCK_TIMELINE)
+void write_timeline(int rank) {
+    const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
+    static int64_t clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
+    static uint64_t begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+    int device = 0;
+    int clock_khz = 0;
+    if (folder == nullptr || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device) != cudaSuccess ||
+        cudaMemcpyFromSymbol(clocks, gpu::timeline_clocks, sizeof clocks) != cudaSuccess ||
+        cudaMemcpyFromSymbol(begin_ns, gpu::timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
+        return;
+    std::ofstream file(std::string(folder) + "/timeline-" + std::to_string(rank) + ".jsonl");
+    for (uint32_t block = 0; block < kTimelineBlocks; ++block) {
+        for (uint32_t warp = 0; warp < kTimelineWarps; ++warp) {
+            uint32_t begin = 0;
+            for (uint32_t step = 0; step < kNumSteps; ++step) {
+                if (is_begin(static_cast<Step>(step))) begin = step;
+                const int64_t since = clocks[block][warp][step] - clocks[block][warp][begin];
+                if (clocks[block][warp][step] == 0 || since < 0) continue;  // a step of an earlier run
+                const std::string name = kStepNames[step];
+                const size_t space = name.find(' ');
+                file << "{\"rank\":" << rank << ",\"kernel\":\"" << name.substr(0, space) << "\",\"block\":" << block
+                     << ",\"warp\":" << warp << ",\"step\":\"" << name.substr(space + 1) << "\",\"ns\":"
+                     << begin_ns[block][warp][begin] + static_cast<uint64_t>(since * 1000000 / clock_khz) << "}\n";
+            }
+        }
+    }
+}
+#endif
 
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream) {
     launch(crossdock_ll_dispatch, args, shape, stream, "LL dispatch");

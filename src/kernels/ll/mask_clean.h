@@ -25,9 +25,11 @@ CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const LlMaskCleanArgs& ar
     const LlCommon& c = args.common;
     const uint64_t own = *largest;
     ctx.block_sync();
+    CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
         ctx.store_release_system(barrier_word(c, peer, phase, c.rank), pack_word(own, args.count));
     }
+    CROSSDOCK_ROLLED
     for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
         if (!is_leader(ctx)) continue;
         const uint64_t* word = barrier_word(c, c.rank, phase, peer);
@@ -56,6 +58,7 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
         ctx.note_unread_slots_allowed();
     }
     // Masked ranks are waited for, too: they may be back.
+    CROSSDOCK_ROLLED
     for (uint32_t peer = static_cast<uint32_t>(thread_idx(ctx)); peer < c.arena.num_ranks;
          peer += static_cast<uint32_t>(num_threads(ctx))) {
         ctx.store_relaxed_device(c.scope.mask + peer, 1);
@@ -66,6 +69,7 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
     exchange_largest(ctx, args, operation, 0, largest);
     exchange_largest(ctx, args, operation, 1, largest);
 
+    CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
          i += static_cast<uint32_t>(num_threads(ctx))) {
         ctx.store_relaxed_device(c.scope.mask + i, 1);

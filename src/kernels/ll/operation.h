@@ -95,6 +95,7 @@ CROSSDOCK_DEVICE int rank_of_expert(const LlCommon& c, int32_t id) {
 
 // No earlier choice of the token goes to that rank.
 CROSSDOCK_DEVICE bool is_first_of_rank(const LlCommon& c, uint32_t token, uint32_t k, int rank) {
+    CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < k; ++i) {
         if (rank_of_expert(c, expert_id(c, token, i)) == rank) return false;
     }
@@ -108,28 +109,33 @@ CROSSDOCK_DEVICE uint64_t* entered_word(const LlCommon& c, int owner, int writer
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.arena.entered_offset())) + writer;
 }
 
+// The warp that has the n-th of several small duties: the last warps, since the first ones have most to count and send.
+CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) { return ctx.warp_idx() == ctx.num_warps() - 1 - n % ctx.num_warps(); }
+
 // What a block must know before it does anything: asked for by different warps, so that all answers come at once.
 // Followed by a barrier of the block and read_head.
 CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c) {
     LlBlockHead* head = block_head(ctx);
-    const int thread = thread_idx(ctx);
-    const int threads = num_threads(ctx);
-    if (thread == 0) {
-        head->has_failed = has_failed(ctx, c.scope) ? 1 : 0;
-        head->losses = ctx.load_relaxed_device(&c.scope.control->losses);
-        head->start_ns = ctx.now_ns();
+    if (has_duty(ctx, 1) && is_leader(ctx)) {
+        const bool failed = has_failed(ctx, c.scope);
+        const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
         head->clock = ctx.add_relaxed_device(&c.state->clock, 1);
+        head->has_failed = failed ? 1 : 0;
+        head->losses = losses;
+        head->start_ns = ctx.now_ns();
     }
-    if (thread == threads - 1) {
-        if ((c.halves & kSendHalf) == 0) {
+    if (has_duty(ctx, 2)) {
+        CROSSDOCK_ROLLED
+        for (int i = ctx.lane(); i < 2 * kNumBuffers; i += kLanes) {
+            head->free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i);
+        }
+        if ((c.halves & kSendHalf) == 0 && is_leader(ctx)) {
             head->pending_epoch = pending_of(c)->epoch;
             head->pending_buffer = pending_of(c)->buffer;
         }
-        for (int i = 0; i < 2 * kNumBuffers; ++i) {
-            head->free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i);
-        }
     }
-    for (int peer = (thread + threads - kLanes) % threads; peer < static_cast<int>(c.arena.num_ranks); peer += threads) {
+    CROSSDOCK_ROLLED
+    for (int peer = ctx.lane(); has_duty(ctx, 3) && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         seen_entered(ctx)[peer] =
             (c.halves & kSendHalf) != 0 ? ctx.load_acquire_system(entered_word(c, c.rank, peer)) : 0;
     }
@@ -137,6 +143,7 @@ CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c) {
 
 // The first buffer, in turn, that no pending operation holds; -1: none.
 CROSSDOCK_DEVICE int choose_buffer(const LlClock& clock) {
+    CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < kNumBuffers; ++i) {
         const uint32_t buffer = (clock.next_buffer + i) % kNumBuffers;
         if ((clock.held_buffers >> buffer & 1) == 0) return static_cast<int>(buffer);
@@ -158,6 +165,7 @@ CROSSDOCK_DEVICE void advance_clock(const Ctx& ctx, const LlCommon& c, LlClock c
         ++clock.epoch;
         clock.next_buffer = static_cast<uint32_t>((operation.buffer + 1) % kNumBuffers);
         uint64_t* next = c.state->free_from[clock.epoch % 2];
+        CROSSDOCK_ROLLED
         for (int buffer = 0; buffer < kNumBuffers; ++buffer) next[buffer] = current[buffer];
         if ((c.halves & kReceiveHalf) == 0) {
             clock.held_buffers |= bit;
@@ -202,6 +210,7 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
 // may be overwritten. By the block's last warp.
 CROSSDOCK_DEVICE void announce_entered(const Ctx& ctx, const LlCommon& c, const Operation& operation) {
     if (ctx.warp_idx() != ctx.num_warps() - 1) return;
+    CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         if (is_active(ctx, c.scope, peer)) ctx.store_release_system(entered_word(c, peer, c.rank), operation.epoch);
     }
@@ -234,10 +243,9 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operati
 
 CROSSDOCK_DEVICE bool receives(const LlCommon& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
 
-// Waits for one tagged word of this operation.
+// After a first look at a tagged word: until it is of this operation.
 CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step, int peer,
                                   const TaggedWord* word, TaggedWord& seen) {
-    seen = ctx.load_tagged(word);
     if (word_epoch(seen.tag) == operation.epoch) return true;
     return wait_until(
         ctx, c.scope, operation, step, peer, operation.epoch,
@@ -248,30 +256,58 @@ CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Opera
         [&](uint64_t epoch) { return epoch == operation.epoch; });
 }
 
-// If a peer was lost meanwhile, blocks may have seen it differently: the block that finishes last does the whole receive
-// half once more, alone, with one view of who is there. Nothing is to be done where ranks cannot be lost.
-template <typename Again>
-CROSSDOCK_DEVICE void end_operation(const Ctx& ctx, const LlCommon& c, const Operation& operation, bool ran,
-                                    Again again) {
-    if ((c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
-    if (c.scope.masking == 0 || !receives(c)) return;
+// Who shares the receive half: blocks, and the last warps of each; after a loss all warps of the last block do it.
+struct Share {
+    int block;
+    int num_blocks;
+    int warps;
+
+    // Among those warps, from the last one on: the first ones are the busiest senders.
+    CROSSDOCK_DEVICE int warp(const Ctx& ctx) const { return ctx.num_warps() - 1 - ctx.warp_idx(); }
+    CROSSDOCK_DEVICE int thread(const Ctx& ctx) const { return warp(ctx) * kLanes + ctx.lane(); }
+    CROSSDOCK_DEVICE int threads() const { return warps * kLanes; }
+    CROSSDOCK_DEVICE void sync(const Ctx& ctx) const { ctx.last_warps_sync(warps); }
+};
+
+// If a peer was lost meanwhile, blocks may have seen it differently: then the block that finishes last does the whole
+// receive half once more, alone, with one view of who is there. True: do it. Nothing is to be done where ranks cannot be
+// lost. losses: those that the latest receive half knew of; is_last: this block is that block.
+CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const LlCommon& c, uint32_t& losses, bool& is_last) {
     uint32_t* verdict = &block_head(ctx)->verdict;
     const bool is_first_thread = thread_idx(ctx) == 0;
-    ctx.block_sync();
-    if (is_first_thread) {
-        const uint32_t before = ctx.add_acq_rel_device(&c.state->blocks_done, 1);
-        *verdict = before + 1 == static_cast<uint32_t>(ctx.num_blocks()) ? 1 : 0;
+    if (!is_last) {
+        ctx.block_sync();
+        if (is_first_thread) {
+            const uint32_t before = ctx.add_acq_rel_device(&c.state->blocks_done, 1);
+            *verdict = before + 1 == static_cast<uint32_t>(ctx.num_blocks()) ? 1 : 0;
+        }
+        ctx.block_sync();
+        is_last = *verdict != 0;
+        if (!is_last) return false;
+        if (is_first_thread) c.state->blocks_done = 0;
     }
     ctx.block_sync();
-    if (*verdict == 0) return;
-    if (is_first_thread) c.state->blocks_done = 0;
-    for (uint32_t seen = operation.losses_at_start; ran;) {
-        ctx.block_sync();
-        if (is_first_thread) *verdict = ctx.load_relaxed_device(&c.scope.control->losses);
-        ctx.block_sync();
-        if (*verdict == seen) break;
-        seen = *verdict;
-        again();
+    if (is_first_thread) *verdict = ctx.load_relaxed_device(&c.scope.control->losses);
+    ctx.block_sync();
+    const bool has_changed = *verdict != losses;
+    losses = *verdict;
+    return has_changed;
+}
+
+// Receives with this block's share, and again where that is needed.
+template <typename Receive>
+CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const LlCommon& c, const Operation& operation, bool runs,
+                                       int warps, Receive receive) {
+    if ((c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
+    if (!receives(c)) return;
+    uint32_t losses = operation.losses_at_start;
+    Share share{ctx.block_idx(), ctx.num_blocks(), warps};
+    CROSSDOCK_ROLLED
+    for (bool is_last = false;;) {
+        if (runs && ctx.warp_idx() >= ctx.num_warps() - share.warps) receive(share);
+        if (c.scope.masking == 0) ctx.let_next_kernel_start();
+        if (c.scope.masking == 0 || !must_receive_again(ctx, c, losses, is_last) || !runs) return;
+        share = {0, 1, ctx.num_warps()};
     }
 }
 
@@ -289,6 +325,7 @@ struct ReceivedRow {
 
 // Bytes in words of 4 by all lanes.
 CROSSDOCK_DEVICE void copy_words(const Ctx& ctx, void* target, const void* source, uint32_t bytes) {
+    CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < bytes / 4; i += kLanes) {
         static_cast<uint32_t*>(target)[i] = static_cast<const uint32_t*>(source)[i];
     }
