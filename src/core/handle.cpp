@@ -91,11 +91,12 @@ LlHandleGeometry Handle::geometry() const {
 LlCommon Handle::common(OperationKind operation, bool send_only) const {
     LlCommon common{};
     common.arena = arena_->geometry;
+    common.offsets = LlOffsets::of(arena_->geometry);
     common.peers = arena_->memory->peers;
     common.rank = group_->rank();
     common.halves = send_only ? kSendHalf : kSendHalf | kReceiveHalf;
     common.state = reinterpret_cast<LlArenaState*>(arena_->state.data());
-    common.handle = geometry();
+    common.handle = LlHandleOffsets::of(geometry());
     common.handle_memory = memory_;
     common.scope = group_->wait_scope(operation, number_);
     common.expert_major = is_expert_major();

@@ -121,6 +121,10 @@ class Ctx {
         }
         return sum - value;
     }
+    // How many lanes before this one have the same value.
+    CROSSDOCK_DEVICE int lanes_before_with(int value) const {
+        return __popc(__match_any_sync(~0u, value) & ((1u << lane()) - 1));
+    }
     CROSSDOCK_DEVICE bool warp_all(bool value) const { return __all_sync(~0u, value) != 0; }
     // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
     CROSSDOCK_DEVICE uint32_t warp_broadcast(uint32_t value) const {
@@ -213,6 +217,7 @@ class Ctx {
     float warp_max(float value) const { return value; }
     int warp_sum(int value) const { return value; }
     int warp_sum_before(int) const { return 0; }
+    int lanes_before_with(int) const { return 0; }
     bool warp_all(bool value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }
     cpu::Warp& warp() const { return *warp_; }

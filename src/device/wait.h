@@ -57,6 +57,7 @@ inline namespace CROSSDOCK_WORLD {
 struct Operation {
     uint64_t epoch = 0;
     int buffer = 0;
+    uint64_t base = 0;       // where the buffer begins in every arena
     uint64_t free_from = 0;  // a peer that has entered this operation no longer reads that buffer
     uint64_t start_ns = 0;
     uint32_t losses_at_start = 0;

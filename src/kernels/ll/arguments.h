@@ -5,7 +5,7 @@
 #include "device/numeric.h"
 #include "device/peer_map.h"
 #include "device/wait.h"
-#include "kernels/ll/geometry.h"
+#include "kernels/ll/shared_memory.h"
 
 namespace crossdock {
 
@@ -46,11 +46,12 @@ struct LlClock {
 
 struct LlCommon {
     LlGeometry arena;
-    PeerMap peers;  // the ranks' arenas
+    LlOffsets offsets;  // of arena
+    PeerMap peers;      // the ranks' arenas
     int rank;
     uint32_t halves;
     LlArenaState* state;
-    LlHandleGeometry handle;
+    LlHandleOffsets handle;
     std::byte* handle_memory;
     WaitScope scope;
 
@@ -61,12 +62,9 @@ struct LlCommon {
     const void* topk_idx;          // [tokens][topk] global expert ids
     uint64_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank
 
+    uint32_t tokens_per_block;
     uint32_t tagged_tokens;  // with at most that many tokens, rows take the tagged form
-    uint32_t chunk_bytes;    // of a row in one trip through a stage
-    uint32_t num_stages;     // a block's: rows on their way out
-    uint32_t warps_per_block;
-    uint32_t send_warps;     // the block's first warps send rows in plain form
-    uint32_t receive_warps;  // the block's last warps receive; a warp may do both, one after the other
+    LlCrew crew;
 };
 
 inline constexpr uint32_t kRankOfExpertShift = 40;
@@ -77,6 +75,7 @@ inline constexpr uint32_t kFp8Block = 128;
 
 struct LlDispatchArgs {
     LlCommon common;
+    LlDispatchShared shared;
     LlRecipe recipe;
     bool round_scales;
     bool transposed_scales;  // API v1's memory order
@@ -95,8 +94,7 @@ struct LlDispatchArgs {
     float* out_weights;
     int32_t* out_topk_idx;
     int32_t* counters;      // may be null (rank-major)
-    uint32_t receive_stages;  // a block's: rows on their way in; its last warps have one each
-    PeerMap token_windows;    // every rank's out_tokens and out_scales, where direct
+    PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
     PeerMap scale_windows;
 };
 
@@ -104,6 +102,7 @@ enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
 
 struct LlCombineArgs {
     LlCommon common;
+    LlCombineShared shared;
     DType dtype;
     LlCombineWire wire;
     const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
@@ -114,6 +113,7 @@ struct LlCombineArgs {
     const float* topk_weights;  // this rank's own tokens'; expert-major
     std::byte* out_tokens;
     uint32_t segment_bytes;  // of a token's sum by one warp
+    uint32_t segments;       // of a token
 };
 
 }  // namespace crossdock

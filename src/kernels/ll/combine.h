@@ -26,7 +26,7 @@ CROSSDOCK_DEVICE void list_cells(const Ctx& ctx, const LlCombineArgs& args, uint
         const int own_place = place + ctx.warp_sum_before(has_row ? 1 : 0);
         place += ctx.warp_sum(has_row ? 1 : 0);
         if (k >= c.topk) continue;
-        const uint64_t cell = cell_index(c, token, has_row_per_choice(args) ? k : static_cast<uint32_t>(own_place));
+        const uint32_t cell = cell_index(c, token, has_row_per_choice(args) ? k : static_cast<uint32_t>(own_place));
         const bool is_summed = has_row && is_active(ctx, c.scope, terms.ranks[k]);
         terms.index[k] = is_summed ? static_cast<int64_t>(cell) : -1;
         terms.weight[k] = has_row_per_choice(args) ? args.topk_weights[uint64_t{token} * c.topk + k] : 1.0f;
@@ -46,7 +46,7 @@ CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, 
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
         if (terms.index[k] < 0) continue;
         uint64_t content = kCellNothing;
-        const uint64_t* flag = row_flag(c, c.rank, operation.buffer, static_cast<uint64_t>(terms.index[k]));
+        const uint64_t* flag = row_flag(c, operation, c.rank, static_cast<uint32_t>(terms.index[k]));
         const bool came = wait_word(ctx, c, operation, WaitStep::kRow, terms.ranks[k], flag, content);
         if (came && notes_reads) note_cell_read(ctx, c, operation, terms.index[k]);
         if (!came || content != kCellRow) terms.index[k] = -1;
@@ -73,7 +73,7 @@ CROSSDOCK_DEVICE void sum_tagged(const Ctx& ctx, const LlCombineArgs& args, cons
                 const int64_t cell = base + i < c.topk ? terms.index[base + i] : -1;
                 words[i] = nullptr;
                 if (cell < 0) continue;
-                words[i] = tagged_row(c, c.rank, operation.buffer, static_cast<uint64_t>(cell)) + at / 8;
+                words[i] = tagged_row(c, operation, c.rank, static_cast<uint32_t>(cell)) + at / 8;
                 pairs[i] = TaggedPair::load(ctx, words[i]);
             }
             CROSSDOCK_UNROLL
@@ -108,7 +108,7 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, 
         CROSSDOCK_ROLLED
         for (uint32_t k = 0; k < c.topk; ++k) {
             if (terms.index[k] < 0) continue;
-            const std::byte* wire = cells + static_cast<uint64_t>(terms.index[k]) * c.arena.row_stride();
+            const std::byte* wire = cells + static_cast<uint64_t>(terms.index[k]) * c.offsets.row_stride;
             const float value = nvfp4_element(wire, elements, e) * nvfp4_inverse_scale(wire, elements);
             sum = fused_multiply_add(terms.weight[k], value, sum);
         }
@@ -121,16 +121,17 @@ template <DType kDType>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
                                  const Operation& operation, const Share& share) {
     const LlCommon& c = args.common;
-    const uint32_t segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
     const bool is_tagged = c.num_tokens <= c.tagged_tokens && allows_tagged(args);
     const TermList terms = terms_of_warp(ctx, args, shared);
-    const std::byte* cells = plain_row(c, c.rank, operation.buffer, 0);
-    const uint64_t work = uint64_t{c.num_tokens} * segments;
+    const std::byte* cells = plain_row(c, operation, c.rank, 0);
+    const uint32_t step = static_cast<uint32_t>(share.num_blocks * share.warps);
+    const uint32_t work = c.num_tokens * args.segments;
     CROSSDOCK_ROLLED
-    for (uint64_t i = static_cast<uint64_t>(share.warp(ctx) * share.num_blocks + share.block); i < work;
-         i += static_cast<uint64_t>(share.num_blocks * share.warps)) {
-        const uint32_t token = static_cast<uint32_t>(i / segments);
-        const uint32_t first = static_cast<uint32_t>(i % segments) * args.segment_bytes;
+    for (uint32_t i = static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block); i < work; i += step) {
+        // Neighbouring tokens go to different blocks.
+        const uint32_t segment = i / c.num_tokens;
+        const uint32_t token = i - segment * c.num_tokens;
+        const uint32_t first = segment * args.segment_bytes;
         const uint32_t bytes = args.row_bytes - first < args.segment_bytes ? args.row_bytes - first : args.segment_bytes;
         std::byte* out = args.out_tokens + uint64_t{token} * args.row_bytes;
         list_cells(ctx, args, token, terms);
@@ -149,7 +150,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
             if (args.wire == LlCombineWire::kNvfp4) {
                 sum_nvfp4_rows(ctx, args, cells, terms, element, elements, out);
             } else {
-                sum_rows<kDType>(ctx, {cells, c.arena.row_stride(), terms.index, terms.weight, c.topk}, element,
+                sum_rows<kDType>(ctx, {cells, c.offsets.row_stride, terms.index, terms.weight, c.topk}, element,
                                  elements, out);
             }
         }
@@ -161,9 +162,9 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
 template <DType kDType>
 CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const LlCommon& c = args.common;
-    const LlCombineShared shared = LlCombineShared::of(args);
+    const LlCombineShared& shared = args.shared;
     ctx.mark(Step::kCombineBegin);
-    if (ctx.warp_idx() < static_cast<int>(c.num_stages) && is_leader(ctx)) {
+    if (ctx.warp_idx() < static_cast<int>(c.crew.num_stages) && is_leader(ctx)) {
         stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx())).init();
         RowStage::initialised();
     }

@@ -12,28 +12,6 @@ namespace crossdock {
 // Beside the epoch in a cell's flag, or in its words' tags.
 enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
 
-struct LlCombineShared {
-    uint32_t rows_before;  // i32 [2][ranks + 1]: in plain, in tagged form
-    uint32_t terms;        // i64 [warps][topk], f32 [warps][topk], i32 [warps][topk]
-    uint32_t stages;
-    uint32_t stage_bytes;
-    uint32_t bytes;
-
-    CROSSDOCK_HOST_DEVICE static constexpr LlCombineShared of(const LlCombineArgs& args) {
-        const LlCommon& c = args.common;
-        LlCombineShared shared{};
-        uint64_t at = LlBlockHead::bytes(c.arena.num_ranks);
-        shared.rows_before = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{8} * (c.arena.num_ranks + 1), 16);
-        shared.terms = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{16} * c.topk * c.warps_per_block, 128);
-        shared.stages = static_cast<uint32_t>(at);
-        shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + c.chunk_bytes, 128));
-        shared.bytes = static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} * c.num_stages);
-        return shared;
-    }
-};
-
 inline namespace CROSSDOCK_WORLD {
 
 // A warp's list of rows to sum, and the ranks of the choices of the token that it works on.
@@ -47,8 +25,8 @@ CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const LlCombineArgs& arg
     const uint32_t topk = args.common.topk;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + shared.terms);
-    float* weight = reinterpret_cast<float*>(index + uint64_t{topk} * args.common.warps_per_block);
-    int32_t* ranks = reinterpret_cast<int32_t*>(weight + uint64_t{topk} * args.common.warps_per_block);
+    float* weight = reinterpret_cast<float*>(index + uint64_t{topk} * args.common.crew.warps_per_block);
+    int32_t* ranks = reinterpret_cast<int32_t*>(weight + uint64_t{topk} * args.common.crew.warps_per_block);
     return {index + warp * topk, weight + warp * topk, ranks + warp * topk};
 }
 
@@ -70,7 +48,7 @@ struct Return {
     int home = 0;
     uint32_t slot = 0;  // of its token among those of home; with a row a choice: number of the choice among those of home
     int64_t row_idx = 0;  // among all rows here; -1: the choice had no room
-    uint64_t cell = 0;
+    uint32_t cell = 0;
 };
 
 // The rows of either form, counted over the homes below.
@@ -131,7 +109,7 @@ CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args
             const int peer = rank_of_expert(c, expert_id(c, token, k));
             if (peer < 0 || !is_first_of_rank(c, token, k, peer)) continue;
             if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
-            TaggedWord* words = weight_words(c, peer, operation.buffer, c.rank, token);
+            TaggedWord* words = weight_words(c, operation, peer, c.rank, token);
             CROSSDOCK_ROLLED
             for (uint32_t i = static_cast<uint32_t>(ctx.lane()); 2 * i < c.topk; i += kLanes) {
                 const uint32_t upper = 2 * i + 1 < c.topk ? bits_of(weights[2 * i + 1]) : 0;
@@ -145,7 +123,7 @@ CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args
 // Raises the flag of a cell whose row has been stored, or that stays empty.
 CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
                                 CellContent content) {
-    ctx.store_landed_system(row_flag(c, row.home, operation.buffer, row.cell), pack_word(operation.epoch, content));
+    ctx.store_landed_system(row_flag(c, operation, row.home, row.cell), pack_word(operation.epoch, content));
 }
 
 CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const LlCommon& c, const Operation& operation,
@@ -157,7 +135,7 @@ CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const LlCommon& c, const
 CROSSDOCK_DEVICE void return_plain(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
                                    const Operation& operation) {
     const LlCommon& c = args.common;
-    const int stages = static_cast<int>(c.num_stages);
+    const int stages = static_cast<int>(c.crew.num_stages);
     if (ctx.warp_idx() >= stages || !is_leader(ctx)) return;
     const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx()));
     const int* before = rows_before(ctx, c, shared, false);
@@ -175,11 +153,11 @@ CROSSDOCK_DEVICE void return_plain(const Ctx& ctx, const LlCombineArgs& args, co
             continue;
         }
         const std::byte* source = args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes;
-        std::byte* target = plain_row(c, row.home, operation.buffer, row.cell);
+        std::byte* target = plain_row(c, operation, row.home, row.cell);
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args.row_bytes; first += c.chunk_bytes) {
+        for (uint32_t first = 0; first < args.row_bytes; first += c.crew.chunk_bytes) {
             const uint32_t left = args.row_bytes - first;
-            const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
+            const uint32_t chunk = left < c.crew.chunk_bytes ? left : c.crew.chunk_bytes;
             stage.load(ctx, source + first, chunk);
             stage.wait_loaded(ctx, round++);
             ctx.mark(Step::kCombineLoaded);
@@ -214,7 +192,7 @@ CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, c
         const uint64_t tag = pack_word(operation.epoch, row.row_idx < 0 ? kCellNothing : kCellRow);
         const std::byte* source =
             args.tokens + (row.row_idx < 0 ? 0 : static_cast<uint64_t>(row.row_idx)) * args.row_bytes;
-        TaggedWord* words = tagged_row(c, row.home, operation.buffer, row.cell);
+        TaggedWord* words = tagged_row(c, operation, row.home, row.cell);
         CROSSDOCK_ROLLED
         for (uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane()); at < end; at += 16 * kLanes) {
             const Bytes16 part = *reinterpret_cast<const Bytes16*>(source + at);
@@ -240,7 +218,7 @@ CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, con
     }
     const RowRecord* record = row_record(c, row.home, row.slot);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
-    const TaggedWord* weights = weight_words(c, c.rank, operation.buffer, row.home, record->token_idx);
+    const TaggedWord* weights = weight_words(c, operation, c.rank, row.home, record->token_idx);
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
         TaggedWord word = ctx.load_tagged(weights + k / 2);
@@ -264,7 +242,7 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
     const LlCommon& c = args.common;
     const int* before = rows_before(ctx, c, shared, is_tagged);
     const int total = before[c.arena.num_ranks];
-    const int stages = static_cast<int>(c.num_stages);
+    const int stages = static_cast<int>(c.crew.num_stages);
     const TermList terms = terms_of_warp(ctx, args, shared);
     const auto return_at = [&](int i) {
         ReceivedRow received;
@@ -276,9 +254,9 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
         const int left = (total - base + ctx.num_blocks() - 1) / ctx.num_blocks();
         const int num = left < stages ? left : stages;
         CROSSDOCK_ROLLED
-        for (uint32_t row_first = 0; row_first < args.wire_bytes; row_first += c.chunk_bytes) {
+        for (uint32_t row_first = 0; row_first < args.wire_bytes; row_first += c.crew.chunk_bytes) {
             const uint32_t rest = args.wire_bytes - row_first;
-            const uint32_t chunk = rest < c.chunk_bytes ? rest : c.chunk_bytes;
+            const uint32_t chunk = rest < c.crew.chunk_bytes ? rest : c.crew.chunk_bytes;
             const int segments = static_cast<int>((chunk + kComputedSegmentBytes - 1) / kComputedSegmentBytes);
             CROSSDOCK_ROLLED
             for (int i = ctx.warp_idx(); i < num * segments; i += ctx.num_warps()) {
@@ -300,12 +278,12 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
                 if (is_noted) note_cell_written(ctx, c, operation, row);
                 if (is_tagged) {
                     std::byte* target =
-                        reinterpret_cast<std::byte*>(tagged_row(c, row.home, operation.buffer, row.cell));
+                        reinterpret_cast<std::byte*>(tagged_row(c, operation, row.home, row.cell));
                     store_tagged_rows(ctx, stage.data(), chunk, &target, 1, row_first,
                                       pack_word(operation.epoch, kCellRow));
                 } else if (is_leader(ctx)) {
                     if (row.row_idx >= 0) {
-                        stage.store(ctx, plain_row(c, row.home, operation.buffer, row.cell) + row_first, 0, chunk);
+                        stage.store(ctx, plain_row(c, operation, row.home, row.cell) + row_first, 0, chunk);
                     }
                     stage.end_group(ctx);
                     RowStage::wait_stores(ctx);

@@ -10,7 +10,7 @@ inline namespace CROSSDOCK_WORLD {
 
 CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     const LlCommon& c = args.common;
-    const LlDispatchShared shared = LlDispatchShared::of(args);
+    const LlDispatchShared& shared = args.shared;
     ctx.mark(Step::kDispatchBegin);
     init_stages(ctx, args, shared);
     clear_counts(ctx, c, routing_counts(ctx, shared));
@@ -25,8 +25,8 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     ctx.mark(Step::kDispatchHead);
     uint32_t round = 0;  // loads of this warp's receive stage
     if (runs && (c.halves & kSendHalf) != 0) send_tokens(ctx, args, shared, operation);
-    receive_for_good(ctx, c, operation, runs, static_cast<int>(c.receive_warps), [&](const Share& share) {
-        receive_tokens(ctx, args, shared, operation, share, round);
+    receive_for_good(ctx, c, operation, runs, static_cast<int>(c.crew.receive_warps), [&](const Share& share) {
+        receive_tokens(ctx, args, operation, share, round);
     });
     ctx.mark(Step::kDispatchEnd);
 }

@@ -8,63 +8,6 @@
 
 namespace crossdock {
 
-// Where one token's row goes, in shared memory.
-struct TokenPlan {
-    std::byte** rows;     // [d] the slot at the d-th distinct rank, in the form that this source's rows take; null: lost
-    int32_t* expert_ids;  // [k]; -1: dropped
-    int32_t* ranks;       // [k]; -1: dropped
-    int32_t* positions;   // [k] among this source's rows for that expert
-    int32_t* slots;       // [d] among this source's slots there
-    int32_t* choices;     // [d] the rank's first choice
-    int32_t* num_targets;
-
-    CROSSDOCK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t topk) {
-        return align_up(uint64_t{8 + 5 * 4} * topk + 4, 16);
-    }
-};
-
-// A block's shared memory: one description for the launch and the kernel. Offsets in bytes.
-struct LlDispatchShared {
-    uint32_t expert_counts;  // send: i32 [experts] choices counted so far
-    uint32_t rank_counts;    // send: i32 [ranks] rows counted so far
-    uint32_t first_rows;     // receive: i32 [ranks][local experts]
-    uint32_t first_choices;  // receive: i32 [ranks][local experts]
-    uint32_t received;       // receive: i32 [4][ranks + 1]
-    uint32_t plans;          // send: [stages] plans
-    uint32_t placements;     // receive: i32 [warps][topk + 2]
-    uint32_t stages;          // [stages + receive stages][stage_bytes]
-    uint32_t stage_bytes;
-    uint32_t tail;  // in a stage's data, behind a full chunk: scales
-    uint32_t bytes;
-
-    CROSSDOCK_HOST_DEVICE static constexpr LlDispatchShared of(const LlDispatchArgs& args) {
-        const LlCommon& c = args.common;
-        LlDispatchShared shared{};
-        uint64_t at = LlBlockHead::bytes(c.arena.num_ranks);
-        shared.expert_counts = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * c.arena.num_experts, 16);
-        shared.rank_counts = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * c.arena.num_ranks, 16);
-        shared.first_rows = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * c.arena.num_experts, 16);
-        shared.first_choices = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * c.arena.num_experts, 16);
-        shared.received = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{16} * (c.arena.num_ranks + 1), 16);
-        shared.plans = static_cast<uint32_t>(at);
-        at = align_up(at + TokenPlan::bytes(c.topk) * c.num_stages, 16);
-        shared.placements = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * (c.topk + 2) * c.warps_per_block, 128);
-        shared.stages = static_cast<uint32_t>(at);
-        shared.tail = c.chunk_bytes;
-        shared.stage_bytes =
-            static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + c.chunk_bytes + align_up(args.scale_bytes, 16), 128));
-        shared.bytes =
-            static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} * (c.num_stages + args.receive_stages));
-        return shared;
-    }
-};
-
 inline namespace CROSSDOCK_WORLD {
 
 CROSSDOCK_DEVICE TokenPlan token_plan(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
@@ -83,7 +26,7 @@ CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const LlDispatchShared& share
 
 CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
     if (!has_duty(ctx, 0)) return;
-    const uint32_t stages = args.common.num_stages + args.receive_stages;
+    const uint32_t stages = args.common.crew.num_stages + args.common.crew.receive_stages;
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < stages; i += kLanes) stage_of(ctx, shared, i).init();
     RowStage::initialised();
@@ -158,16 +101,19 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operat
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const bool is_sent = k < c.topk && plan.ranks[k] >= 0;
-        bool is_first = is_sent;
+        const int same_expert = ctx.lanes_before_with(is_sent ? plan.expert_ids[k] : -1);
+        const int same_rank = ctx.lanes_before_with(is_sent ? plan.ranks[k] : -1);
+        bool is_first = false;
         int position = 0;
         int slot = 0;
         if (is_sent) {
             const int32_t id = plan.expert_ids[k];
             const int rank = plan.ranks[k];
-            position = c.expert_major ? counts.experts[id] : 0;
+            position = (c.expert_major ? counts.experts[id] : 0) + same_expert;
             slot = counts.ranks[rank];
+            is_first = same_rank == 0;
             CROSSDOCK_ROLLED
-            for (uint32_t j = 0; j < k; ++j) {
+            for (uint32_t j = 0; j < base; ++j) {
                 position += plan.expert_ids[j] == id ? 1 : 0;
                 is_first = is_first && plan.ranks[j] != rank;
             }
@@ -189,8 +135,8 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operat
             const int peer = plan.ranks[k];
             const uint32_t i = static_cast<uint32_t>(slot);
             std::byte* row = is_tagged ? reinterpret_cast<std::byte*>(
-                                             tagged_row(c, peer, operation.buffer, tagged_slot(c, c.rank, i)))
-                                       : plain_row(c, peer, operation.buffer, plain_slot(c, c.rank, i));
+                                             tagged_row(c, operation, peer, tagged_slot(c, c.rank, i)))
+                                       : plain_row(c, operation, peer, plain_slot(c, c.rank, i));
             plan.slots[target] = slot;
             plan.choices[target] = static_cast<int32_t>(k);
             plan.rows[target] = wait_credit(ctx, c, operation, peer) ? row : nullptr;

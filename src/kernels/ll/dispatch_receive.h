@@ -18,7 +18,9 @@ struct Announced {
     int* first_choices;  // [ranks][local experts]: the number of the first of them among the source's choices
 };
 
-CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlCommon& c, const LlDispatchShared& shared) {
+CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& args) {
+    const LlCommon& c = args.common;
+    const LlDispatchShared& shared = args.shared;
     const uint32_t stride = c.arena.num_ranks + 1;
     int* received = reinterpret_cast<int*>(ctx.shared_memory() + shared.received);
     return {received,
@@ -33,23 +35,19 @@ CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlCommon& c, const
 CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
                                     const Announced& announced, const Share& share) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
-    const int experts = c.expert_major ? static_cast<int>(c.arena.experts_per_rank()) : 0;
-    const int words_per_source = 1 + experts;
+    const int experts = c.expert_major ? static_cast<int>(c.offsets.experts_per_rank) : 0;
     CROSSDOCK_ROLLED
-    for (int i = share.thread(ctx); i < num_ranks * words_per_source; i += share.threads()) {
-        const int source = i / words_per_source;
-        const int word = i % words_per_source;
-        uint64_t count = 0;
-        if (!is_active(ctx, c.scope, source) ||
-            !wait_word(ctx, c, operation, WaitStep::kCounts, source,
-                       count_words(c, c.rank, operation.buffer, source) + word, count)) {
-            count = 0;
-        }
-        if (word == 0) {
-            announced.rows[source] = static_cast<int>(count % kTaggedRows);
-            announced.tagged_before[source + 1] = count / kTaggedRows != 0 ? 1 : 0;
-        } else {
-            announced.first_rows[source * experts + word - 1] = static_cast<int>(count);
+    for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
+        const uint64_t* words = count_words(c, operation, c.rank, source);
+        CROSSDOCK_ROLLED
+        for (int i = ctx.lane(); i <= experts; i += kLanes) {
+            const uint64_t count = wait_count(ctx, c, operation, source, words + i);
+            if (i == 0) {
+                announced.rows[source] = static_cast<int>(count % kTaggedRows);
+                announced.tagged_before[source + 1] = count / kTaggedRows != 0 ? 1 : 0;
+            } else {
+                announced.first_rows[source * experts + i - 1] = static_cast<int>(count);
+            }
         }
     }
     share.sync(ctx);
@@ -60,8 +58,8 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
                                    const Share& share) {
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
-    const int experts = static_cast<int>(c.arena.experts_per_rank());
-    const int capacity = static_cast<int>(c.arena.num_slots());
+    const int experts = static_cast<int>(c.offsets.experts_per_rank);
+    const int capacity = static_cast<int>(c.offsets.num_slots);
     CROSSDOCK_ROLLED
     for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
         int before = 0;
@@ -122,7 +120,7 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
     const uint32_t thread = static_cast<uint32_t>(share.block * share.threads() + share.thread(ctx));
     CROSSDOCK_ROLLED
     for (int source = 0; source < num_ranks; ++source) {
-        int32_t* ids = args.out_topk_idx + plain_slot(c, source, 0) * c.topk;
+        int32_t* ids = args.out_topk_idx + uint64_t{plain_slot(c, source, 0)} * c.topk;
         const uint32_t used = static_cast<uint32_t>(announced.rows[source]) * c.topk;
         CROSSDOCK_ROLLED
         for (uint32_t i = used + thread; i < c.arena.max_tokens * c.topk; i += threads) ids[i] = -1;
@@ -132,7 +130,7 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
 // A row's scales at out row `row_idx` of expert `expert` (expert-major) or of all (rank-major, expert 0).
 CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, const std::byte* scales, uint64_t expert,
                                    uint64_t row_idx) {
-    const uint64_t capacity = args.common.arena.num_slots();
+    const uint64_t capacity = args.common.offsets.num_slots;
     if (!args.transposed_scales) {
         copy_words(ctx, args.out_scales + (expert * capacity + row_idx) * args.scale_bytes, scales, args.scale_bytes);
         return;
@@ -152,10 +150,9 @@ struct Placement {
     uint32_t* direct;
 };
 
-CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const LlDispatchArgs& args,
-                                             const LlDispatchShared& shared) {
+CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const LlDispatchArgs& args) {
     const LlCommon& c = args.common;
-    int32_t* words = reinterpret_cast<int32_t*>(ctx.shared_memory() + shared.placements) +
+    int32_t* words = reinterpret_cast<int32_t*>(ctx.shared_memory() + args.shared.placements) +
                      uint64_t{c.topk + 2} * static_cast<uint32_t>(ctx.warp_idx());
     return {words, words + c.topk, reinterpret_cast<uint32_t*>(words + c.topk + 1)};
 }
@@ -166,13 +163,13 @@ CROSSDOCK_DEVICE int32_t place_choice(const LlCommon& c, const Announced& announ
                                       uint64_t payload, uint32_t cell, bool writes) {
     const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(payload));
     if (rank_of_expert(c, id) != c.rank) return -1;
-    const uint32_t experts = c.arena.experts_per_rank();
+    const uint32_t experts = c.offsets.experts_per_rank;
     const uint32_t expert = static_cast<uint32_t>(id) - static_cast<uint32_t>(c.rank) * experts;
     const uint32_t at = static_cast<uint32_t>(row.source) * experts + expert;
     const uint32_t position = static_cast<uint32_t>(payload >> 32);
     const uint64_t row_of_expert = static_cast<uint64_t>(announced.first_rows[at]) + position;
-    const int32_t row_idx = row_of_expert < c.arena.num_slots()
-                                ? static_cast<int32_t>(expert * c.arena.num_slots() + row_of_expert)
+    const int32_t row_idx = row_of_expert < c.offsets.num_slots
+                                ? static_cast<int32_t>(expert * c.offsets.num_slots + row_of_expert)
                                 : -1;
     if (writes) {
         *choice_of(c, row.source, static_cast<uint32_t>(announced.first_choices[at]) + position) = {row_idx, cell};
@@ -186,8 +183,8 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
                                   const Announced& announced, const ReceivedRow& row, bool writes,
                                   const Placement& placement) {
     const LlCommon& c = args.common;
-    const uint64_t slot = plain_slot(c, row.source, row.slot);
-    const TaggedWord* words = header_words(c, c.rank, operation.buffer, slot);
+    const uint32_t slot = plain_slot(c, row.source, row.slot);
+    const TaggedWord* words = header_words(c, operation, c.rank, slot);
     RowRecord* record = row_record(c, row.source, row.slot);
     int num = 0;
     CROSSDOCK_ROLLED
@@ -202,20 +199,19 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
         const RowLabel label = RowLabel::of(header.first.payload);
         if (base == 0 && is_leader(ctx)) {
             *placement.direct = label.direct & args.direct;
-            if (writes)
-                *record = {label.token_idx, static_cast<uint32_t>(cell_index(c, label.token_idx, label.place))};
+            if (writes) *record = {label.token_idx, cell_index(c, label.token_idx, label.place)};
         }
         int32_t row_idx = -1;
         if (is_choice && c.expert_major) {
             row_idx = place_choice(c, announced, row, header.second.payload,
-                                   static_cast<uint32_t>(cell_index(c, label.token_idx, k)), writes);
+                                   cell_index(c, label.token_idx, k), writes);
             if (writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
         } else if (is_choice && writes) {
             const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(header.second.payload));
-            const int32_t first_expert = c.rank * static_cast<int32_t>(c.arena.experts_per_rank());
+            const int32_t first_expert = c.rank * static_cast<int32_t>(c.offsets.experts_per_rank);
             const bool is_here = rank_of_expert(c, id) == c.rank;
-            args.out_topk_idx[slot * c.topk + k] = !is_here ? -1 : args.global_ids ? id : id - first_expert;
-            args.out_weights[slot * c.topk + k] = float_of(static_cast<uint32_t>(header.second.payload >> 32));
+            args.out_topk_idx[uint64_t{slot} * c.topk + k] = !is_here ? -1 : args.global_ids ? id : id - first_expert;
+            args.out_weights[uint64_t{slot} * c.topk + k] = float_of(static_cast<uint32_t>(header.second.payload >> 32));
         }
         const int at = num + ctx.warp_sum_before(row_idx >= 0 ? 1 : 0);
         if (row_idx >= 0) placement.rows[at] = row_idx;
@@ -232,7 +228,7 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
 CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const LlDispatchArgs& args, const Placement& placement,
                                        const std::byte* scales) {
     if (args.scale_bytes == 0) return;
-    const uint64_t rows_of_expert = args.common.expert_major ? args.common.arena.num_slots() : ~uint64_t{0};
+    const uint64_t rows_of_expert = args.common.expert_major ? args.common.offsets.num_slots : ~uint64_t{0};
     CROSSDOCK_ROLLED
     for (int i = 0; i < *placement.num; ++i) {
         const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
@@ -243,7 +239,7 @@ CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const LlDispatchArgs& arg
 // 16 bytes of a row's scales, from byte `first` of them on.
 CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placement& placement, uint32_t first,
                                        const Bytes16& part) {
-    const uint64_t capacity = args.common.arena.num_slots();
+    const uint64_t capacity = args.common.offsets.num_slots;
     const uint32_t scales = args.scale_bytes / 4;
     CROSSDOCK_ROLLED
     for (int i = 0; i < *placement.num; ++i) {
@@ -266,20 +262,20 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
     const LlCommon& c = args.common;
     if (!read_header(ctx, args, operation, announced, row, true, placement)) return false;
     ctx.mark(Step::kDispatchHeader);
-    const uint64_t slot = plain_slot(c, row.source, row.slot);
+    const uint32_t slot = plain_slot(c, row.source, row.slot);
     uint64_t unused = 0;
     const bool arrived = is_leader(ctx) && wait_word(ctx, c, operation, WaitStep::kRow, row.source,
-                                                     row_flag(c, c.rank, operation.buffer, slot), unused);
+                                                     row_flag(c, operation, c.rank, slot), unused);
     if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) return false;
     ctx.mark(Step::kDispatchArrived);
     ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
-    const std::byte* source = plain_row(c, c.rank, operation.buffer, slot);
+    const std::byte* source = plain_row(c, operation, c.rank, slot);
     const uint32_t direct = *placement.direct;
     if (is_leader(ctx) && (direct & kDirectTokens) == 0) {
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args.row_bytes; first += c.chunk_bytes) {
+        for (uint32_t first = 0; first < args.row_bytes; first += c.crew.chunk_bytes) {
             const uint32_t left = args.row_bytes - first;
-            const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
+            const uint32_t chunk = left < c.crew.chunk_bytes ? left : c.crew.chunk_bytes;
             stage.load(ctx, source + first, chunk);
             stage.wait_loaded(ctx, round++);
             CROSSDOCK_ROLLED
@@ -303,13 +299,19 @@ CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args,
                                      const Announced& announced, const ReceivedRow& row, uint32_t segment,
                                      const Placement& placement) {
     const LlCommon& c = args.common;
-    const TaggedWord* words = tagged_row(c, c.rank, operation.buffer, tagged_slot(c, row.source, row.slot));
+    const TaggedWord* words = tagged_row(c, operation, c.rank, tagged_slot(c, row.source, row.slot));
     const uint32_t begin = segment * kTaggedSegmentBytes;
     const uint32_t end = begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
     uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane());
     // Looked at before the header, which has most probably come as well: one trip to memory for both.
     TaggedPair pair = TaggedPair::load(ctx, words + (at < end ? at : begin) / 8);
-    if (!read_header(ctx, args, operation, announced, row, segment == 0, placement)) return false;
+    if (c.expert_major || segment == 0) {
+        if (!read_header(ctx, args, operation, announced, row, segment == 0, placement)) return false;
+    } else if (is_leader(ctx)) {
+        placement.rows[0] = static_cast<int32_t>(plain_slot(c, row.source, row.slot));
+        *placement.num = 1;
+    }
+    ctx.warp_sync();
     ctx.mark(Step::kDispatchHeader);
     bool came = true;
     CROSSDOCK_ROLLED
@@ -340,16 +342,16 @@ CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args,
     return true;
 }
 
-CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
-                                     const Operation& operation, const Share& share, uint32_t& round) {
+CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+                                     const Share& share, uint32_t& round) {
     const LlCommon& c = args.common;
-    const Announced announced = announced_in(ctx, c, shared);
+    const Announced announced = announced_in(ctx, args);
     gather_counts(ctx, c, operation, announced, share);
     if (c.expert_major) scan_experts(ctx, args, announced, share);
     publish_counts(ctx, args, announced, share);
     ctx.mark(Step::kDispatchCounts);
 
-    const Placement placement = placement_of_warp(ctx, args, shared);
+    const Placement placement = placement_of_warp(ctx, args);
     const int warp = share.warp(ctx);
     uint64_t rows_expected = 0;
     uint64_t rows_read = 0;
@@ -365,9 +367,9 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
         rows_expected += segment == 0 ? 1 : 0;
         rows_read += segment == 0 && came ? 1 : 0;
     }
-    const int stages = static_cast<int>(args.receive_stages);
+    const int stages = static_cast<int>(args.common.crew.receive_stages);
     if (warp < stages) {
-        const RowStage stage = stage_of(ctx, shared, c.num_stages + static_cast<uint32_t>(warp));
+        const RowStage stage = stage_of(ctx, args.shared, c.crew.num_stages + static_cast<uint32_t>(warp));
         row = ReceivedRow{};
         CROSSDOCK_ROLLED
         for (int i = warp * share.num_blocks + share.block; i < announced.plain_before[c.arena.num_ranks];

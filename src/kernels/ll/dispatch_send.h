@@ -14,12 +14,12 @@ inline namespace CROSSDOCK_WORLD {
 // among them is needed.
 CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
                                       const RoutingCounts& counts) {
-    const uint32_t experts = c.arena.experts_per_rank();
+    const uint32_t experts = c.offsets.experts_per_rank;
     const uint64_t form = c.num_tokens <= c.tagged_tokens ? kTaggedRows : 0;
     CROSSDOCK_ROLLED
     for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
-        uint64_t* words = count_words(c, peer, operation.buffer, c.rank);
+        uint64_t* words = count_words(c, operation, peer, c.rank);
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= (c.expert_major ? experts : 0); i += kLanes) {
             const uint64_t count =
@@ -67,8 +67,8 @@ CROSSDOCK_DEVICE Batch batch_of(const LlDispatchArgs& args, uint32_t first, uint
                                 uint32_t row_first) {
     const LlCommon& c = args.common;
     const uint32_t left = args.row_bytes - row_first;
-    const uint32_t chunk = left < c.chunk_bytes ? left : c.chunk_bytes;
-    return {first, end - first < c.num_stages ? end - first : c.num_stages, round, row_first, chunk, chunk == left};
+    const uint32_t chunk = left < c.crew.chunk_bytes ? left : c.crew.chunk_bytes;
+    return {first, end - first < c.crew.num_stages ? end - first : c.crew.num_stages, round, row_first, chunk, chunk == left};
 }
 
 // Begins to bring the rows into the stages.
@@ -113,7 +113,7 @@ CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const LlDispatchArgs& args
     if (args.direct == 0) return 0;
     uint64_t allowed = 0;
     const LlCommon& c = args.common;
-    wait_word(ctx, c, operation, WaitStep::kEntry, peer, entry_word(c, c.rank, operation.buffer, peer), allowed);
+    wait_word(ctx, c, operation, WaitStep::kEntry, peer, entry_word(c, operation, c.rank, peer), allowed);
     return args.direct & static_cast<uint32_t>(allowed);
 }
 
@@ -154,7 +154,7 @@ CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, co
                                   const Operation& operation, const Trip& trip, uint32_t direct) {
     const LlCommon& c = args.common;
     const TokenPlan plan = token_plan(ctx, args, shared, trip.stage);
-    TaggedWord* words = header_words(c, trip.peer, operation.buffer, trip.slot);
+    TaggedWord* words = header_words(c, operation, trip.peer, trip.slot);
     const uint64_t tag = pack_word(operation.epoch, 0);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= c.topk; i += kLanes) {
@@ -200,7 +200,7 @@ CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, co
 CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
     const LlCommon& c = args.common;
-    const uint32_t warps = c.send_warps;
+    const uint32_t warps = c.crew.send_warps;
     if (static_cast<uint32_t>(ctx.warp_idx()) >= warps) return;
     Trip trip{};
     uint64_t sent = 0;  // bit i: this warp's i-th trip; the others' ranks are lost
@@ -223,7 +223,7 @@ CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, con
         find_trip(ctx, args, shared, batch, number, trip);
         RowStage::wait_stores(ctx, number_of_ones(sent) - 1);
         ctx.mark(Step::kDispatchLanded);
-        ctx.store_landed_system(row_flag(c, trip.peer, operation.buffer, trip.slot), pack_word(operation.epoch, 0));
+        ctx.store_landed_system(row_flag(c, operation, trip.peer, trip.slot), pack_word(operation.epoch, 0));
         ctx.mark(Step::kDispatchFlagged);
     }
     stage_of(ctx, shared, 0).wait_reusable(ctx);
@@ -263,7 +263,7 @@ CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlDispatchArgs& args,
     CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         if (!is_active(ctx, c.scope, peer)) continue;
-        ctx.store_release_system(entry_word(c, peer, operation.buffer, c.rank),
+        ctx.store_release_system(entry_word(c, operation, peer, c.rank),
                                  pack_word(operation.epoch, args.direct));
     }
     ctx.warp_sync();
@@ -276,11 +276,9 @@ struct TokenRun {
 };
 
 CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const LlCommon& c) {
-    const uint64_t senders = static_cast<uint64_t>(ctx.num_blocks() > 1 ? ctx.num_blocks() - 1 : 1);
-    const uint64_t sender = static_cast<uint64_t>(ctx.block_idx());
-    if (sender >= senders) return {0, 0};
-    return {static_cast<uint32_t>(c.num_tokens * sender / senders),
-            static_cast<uint32_t>(c.num_tokens * (sender + 1) / senders)};
+    const uint32_t begin = static_cast<uint32_t>(ctx.block_idx()) * c.tokens_per_block;
+    const uint32_t end = begin + c.tokens_per_block;
+    return {begin < c.num_tokens ? begin : c.num_tokens, end < c.num_tokens ? end : c.num_tokens};
 }
 
 CROSSDOCK_DEVICE void load_first_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
@@ -335,9 +333,9 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
     const bool is_tagged = c.num_tokens <= c.tagged_tokens;
     uint32_t round = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t first = run.begin; first < run.end; first += c.num_stages) {
+    for (uint32_t first = run.begin; first < run.end; first += c.crew.num_stages) {
         CROSSDOCK_ROLLED
-        for (uint32_t row_first = 0; row_first < args.row_bytes; row_first += c.chunk_bytes, ++round) {
+        for (uint32_t row_first = 0; row_first < args.row_bytes; row_first += c.crew.chunk_bytes, ++round) {
             const Batch batch = batch_of(args, first, run.end, round, row_first);
             if (round > 0) load_batch(ctx, args, shared, batch);
             quantise_batch(ctx, args, shared, batch);
@@ -357,7 +355,7 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
             if (batch.first + batch.num == run.end && batch.is_last_chunk) return;
             ctx.block_sync();
         }
-        count_tokens(ctx, c, first, first + c.num_stages, counts);
+        count_tokens(ctx, c, first, first + c.crew.num_stages, counts);
         ctx.block_sync();
     }
 }

@@ -116,6 +116,52 @@ struct LlGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return buffer_offset(kNumBuffers); }
 };
 
+// The same, computed once by the host: kernels that run some microseconds have no time for products and roundings.
+struct LlOffsets {
+    uint64_t entered;
+    uint64_t buffers;
+    uint64_t buffer_bytes;
+    // Of a buffer.
+    uint64_t entries;
+    uint64_t counts;
+    uint64_t row_flags;
+    uint64_t headers;
+    uint64_t weights;
+    uint64_t tagged_rows;
+    uint64_t rows;
+    // Bytes from one to the next.
+    uint32_t count_stride;  // of a source's
+    uint32_t header_stride;
+    uint32_t weight_stride;  // of a token's
+    uint32_t tagged_stride;
+    uint32_t row_stride;
+
+    uint32_t num_slots;
+    uint32_t experts_per_rank;
+    uint32_t tagged_slots;  // of a source
+
+    static constexpr LlOffsets of(const LlGeometry& arena) {
+        return {arena.entered_offset(),
+                arena.buffer_offset(0),
+                arena.buffer_bytes(),
+                arena.entries_offset(),
+                arena.counts_offset(),
+                arena.row_flags_offset(),
+                arena.headers_offset(),
+                arena.weights_offset(),
+                arena.tagged_rows_offset(),
+                arena.rows_offset(),
+                static_cast<uint32_t>(8 * arena.count_words_per_source()),
+                static_cast<uint32_t>(16 * arena.header_words()),
+                static_cast<uint32_t>(16 * arena.weight_words()),
+                static_cast<uint32_t>(16 * arena.tagged_words_per_row()),
+                static_cast<uint32_t>(arena.row_stride()),
+                static_cast<uint32_t>(arena.num_slots()),
+                arena.experts_per_rank(),
+                arena.tagged_tokens()};
+    }
+};
+
 // What came from one source in a dispatch.
 struct LlReceived {
     uint32_t rows;
@@ -137,6 +183,8 @@ struct LlChoice {
     uint32_t cell;
 };
 
+inline constexpr uint64_t kReceivedOffset = 64;
+
 // A handle's own memory: what a combine must know of the dispatch before it.
 struct LlHandleGeometry {
     uint32_t num_ranks;
@@ -144,8 +192,8 @@ struct LlHandleGeometry {
     uint32_t max_tokens;
     uint32_t topk;
 
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t pending_offset() const { return 0; }    // LlPending
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t received_offset() const { return 64; }  // LlReceived [ranks]
+    // LlPending comes first.
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t received_offset() const { return kReceivedOffset; }  // LlReceived [ranks]
     CROSSDOCK_HOST_DEVICE constexpr uint64_t records_offset() const {                // RowRecord [ranks][tokens]
         return align_up(received_offset() + sizeof(LlReceived) * num_ranks, 16);
     }
@@ -155,6 +203,18 @@ struct LlHandleGeometry {
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
         return choices_offset() + sizeof(LlChoice) * num_ranks * max_tokens * topk;
+    }
+};
+
+struct LlHandleOffsets {
+    uint64_t records;
+    uint64_t choices;
+    uint32_t record_stride;
+    uint32_t choices_of_source;
+
+    static constexpr LlHandleOffsets of(const LlHandleGeometry& handle) {
+        return {handle.records_offset(), handle.choices_offset(), static_cast<uint32_t>(handle.record_bytes()),
+                handle.max_tokens * handle.topk};
     }
 };
 

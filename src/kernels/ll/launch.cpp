@@ -29,7 +29,6 @@ void cuda::fail_launch(const char* kernel, const LaunchShape& shape, const char*
 
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape,
                         [[maybe_unused]] cudaStream_t stream) {
-    shape.shared_bytes = LlDispatchShared::of(args).bytes;
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), args); });
         return;
@@ -41,7 +40,6 @@ void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShap
 
 void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape,
                        [[maybe_unused]] cudaStream_t stream) {
-    shape.shared_bytes = LlCombineShared::of(args).bytes;
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { run_combine(Ctx(warp), args); });
         return;

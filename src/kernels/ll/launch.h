@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-// Shared memory of a block follows from the arguments; the shape's own value is ignored. Error where the launch fails.
+// Error where the launch fails.
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t stream);

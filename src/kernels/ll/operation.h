@@ -6,79 +6,61 @@
 
 namespace crossdock {
 
-// The beginning of every block's shared memory, followed by u64 [ranks]: the latest operation that each peer has entered
-// as far as this block has seen.
-struct LlBlockHead {
-    uint64_t clock;
-    uint64_t start_ns;
-    uint64_t free_from[2 * kNumBuffers];
-    uint64_t pending_epoch;
-    uint32_t pending_buffer;
-    uint32_t losses;
-    uint32_t has_failed;
-    uint32_t verdict;  // of end_operation
-
-    CROSSDOCK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t num_ranks) {
-        return align_up(sizeof(LlBlockHead) + 8 * uint64_t{num_ranks}, 16);
-    }
-};
-
 inline namespace CROSSDOCK_WORLD {
 
-CROSSDOCK_DEVICE std::byte* in_buffer(const LlCommon& c, int owner, int buffer, uint64_t offset) {
-    return c.peers.at(owner, c.arena.buffer_offset(buffer) + offset);
+CROSSDOCK_DEVICE std::byte* in_buffer(const LlCommon& c, const Operation& operation, int owner, uint64_t offset) {
+    return c.peers.at(owner, operation.base + offset);
 }
-CROSSDOCK_DEVICE uint64_t* entry_word(const LlCommon& c, int owner, int buffer, int writer) {
-    return reinterpret_cast<uint64_t*>(in_buffer(c, owner, buffer, c.arena.entries_offset())) + writer;
+CROSSDOCK_DEVICE uint64_t* entry_word(const LlCommon& c, const Operation& operation, int owner, int writer) {
+    return reinterpret_cast<uint64_t*>(in_buffer(c, operation, owner, c.offsets.entries)) + writer;
 }
-CROSSDOCK_DEVICE uint64_t* count_words(const LlCommon& c, int owner, int buffer, int source) {
-    return reinterpret_cast<uint64_t*>(in_buffer(c, owner, buffer, c.arena.counts_offset())) +
-           static_cast<uint64_t>(source) * c.arena.count_words_per_source();
+CROSSDOCK_DEVICE uint64_t* count_words(const LlCommon& c, const Operation& operation, int owner, int source) {
+    return reinterpret_cast<uint64_t*>(in_buffer(c, operation, owner, c.offsets.counts) +
+                                       static_cast<uint32_t>(source) * c.offsets.count_stride);
 }
-CROSSDOCK_DEVICE uint64_t* row_flag(const LlCommon& c, int owner, int buffer, uint64_t slot) {
-    return reinterpret_cast<uint64_t*>(in_buffer(c, owner, buffer, c.arena.row_flags_offset())) + slot;
+CROSSDOCK_DEVICE uint64_t* row_flag(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
+    return reinterpret_cast<uint64_t*>(in_buffer(c, operation, owner, c.offsets.row_flags)) + row;
 }
-CROSSDOCK_DEVICE TaggedWord* header_words(const LlCommon& c, int owner, int buffer, uint64_t slot) {
-    return reinterpret_cast<TaggedWord*>(in_buffer(c, owner, buffer, c.arena.headers_offset())) +
-           slot * c.arena.header_words();
+CROSSDOCK_DEVICE TaggedWord* header_words(const LlCommon& c, const Operation& operation, int owner, uint32_t slot) {
+    return reinterpret_cast<TaggedWord*>(in_buffer(c, operation, owner, c.offsets.headers) +
+                                         uint64_t{slot} * c.offsets.header_stride);
 }
-CROSSDOCK_DEVICE TaggedWord* weight_words(const LlCommon& c, int owner, int buffer, int source, uint32_t token) {
-    return reinterpret_cast<TaggedWord*>(in_buffer(c, owner, buffer, c.arena.weights_offset())) +
-           (static_cast<uint64_t>(source) * c.arena.max_tokens + token) * c.arena.weight_words();
+CROSSDOCK_DEVICE TaggedWord* weight_words(const LlCommon& c, const Operation& operation, int owner, int source,
+                                          uint32_t token) {
+    const uint32_t at = static_cast<uint32_t>(source) * c.arena.max_tokens + token;
+    return reinterpret_cast<TaggedWord*>(in_buffer(c, operation, owner, c.offsets.weights) +
+                                         uint64_t{at} * c.offsets.weight_stride);
 }
 // A slot or cell in plain form.
-CROSSDOCK_DEVICE std::byte* plain_row(const LlCommon& c, int owner, int buffer, uint64_t row) {
-    return in_buffer(c, owner, buffer, c.arena.rows_offset()) + row * c.arena.row_stride();
+CROSSDOCK_DEVICE std::byte* plain_row(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
+    return in_buffer(c, operation, owner, c.offsets.rows) + uint64_t{row} * c.offsets.row_stride;
 }
 // A slot or cell in tagged form.
-CROSSDOCK_DEVICE TaggedWord* tagged_row(const LlCommon& c, int owner, int buffer, uint64_t row) {
-    return reinterpret_cast<TaggedWord*>(in_buffer(c, owner, buffer, c.arena.tagged_rows_offset())) +
-           row * c.arena.tagged_words_per_row();
+CROSSDOCK_DEVICE TaggedWord* tagged_row(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
+    return reinterpret_cast<TaggedWord*>(in_buffer(c, operation, owner, c.offsets.tagged_rows) +
+                                         uint64_t{row} * c.offsets.tagged_stride);
 }
-CROSSDOCK_DEVICE uint64_t plain_slot(const LlCommon& c, int source, uint32_t i) {
-    return static_cast<uint64_t>(source) * c.arena.max_tokens + i;
+CROSSDOCK_DEVICE uint32_t plain_slot(const LlCommon& c, int source, uint32_t i) {
+    return static_cast<uint32_t>(source) * c.arena.max_tokens + i;
 }
-CROSSDOCK_DEVICE uint64_t tagged_slot(const LlCommon& c, int source, uint32_t i) {
-    return static_cast<uint64_t>(source) * c.arena.tagged_tokens() + i;
+CROSSDOCK_DEVICE uint32_t tagged_slot(const LlCommon& c, int source, uint32_t i) {
+    return static_cast<uint32_t>(source) * c.offsets.tagged_slots + i;
 }
-CROSSDOCK_DEVICE uint64_t cell_index(const LlCommon& c, uint32_t token, uint32_t place) {
-    return uint64_t{token} * c.arena.cells_per_token + place;
+CROSSDOCK_DEVICE uint32_t cell_index(const LlCommon& c, uint32_t token, uint32_t place) {
+    return token * c.arena.cells_per_token + place;
 }
 
-CROSSDOCK_DEVICE LlPending* pending_of(const LlCommon& c) {
-    return reinterpret_cast<LlPending*>(c.handle_memory + c.handle.pending_offset());
-}
+CROSSDOCK_DEVICE LlPending* pending_of(const LlCommon& c) { return reinterpret_cast<LlPending*>(c.handle_memory); }
 CROSSDOCK_DEVICE LlReceived* received_from(const LlCommon& c, int source) {
-    return reinterpret_cast<LlReceived*>(c.handle_memory + c.handle.received_offset()) + source;
+    return reinterpret_cast<LlReceived*>(c.handle_memory + kReceivedOffset) + source;
 }
 CROSSDOCK_DEVICE RowRecord* row_record(const LlCommon& c, int source, uint32_t i) {
-    return reinterpret_cast<RowRecord*>(c.handle_memory + c.handle.records_offset() +
-                                        (static_cast<uint64_t>(source) * c.handle.max_tokens + i) *
-                                            c.handle.record_bytes());
+    return reinterpret_cast<RowRecord*>(c.handle_memory + c.handle.records +
+                                        uint64_t{plain_slot(c, source, i)} * c.handle.record_stride);
 }
 CROSSDOCK_DEVICE LlChoice* choice_of(const LlCommon& c, int source, uint32_t i) {
-    return reinterpret_cast<LlChoice*>(c.handle_memory + c.handle.choices_offset()) +
-           static_cast<uint64_t>(source) * c.handle.max_tokens * c.handle.topk + i;
+    return reinterpret_cast<LlChoice*>(c.handle_memory + c.handle.choices) +
+           static_cast<uint32_t>(source) * c.handle.choices_of_source + i;
 }
 
 // A choice's global expert id, -1 where it is dropped: negative, or not an expert.
@@ -106,11 +88,14 @@ CROSSDOCK_DEVICE LlBlockHead* block_head(const Ctx& ctx) { return reinterpret_ca
 CROSSDOCK_DEVICE uint64_t* seen_entered(const Ctx& ctx) { return reinterpret_cast<uint64_t*>(block_head(ctx) + 1); }
 
 CROSSDOCK_DEVICE uint64_t* entered_word(const LlCommon& c, int owner, int writer) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.arena.entered_offset())) + writer;
+    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) + writer;
 }
 
 // The warp that has the n-th of several small duties: the last warps, since the first ones have most to count and send.
-CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) { return ctx.warp_idx() == ctx.num_warps() - 1 - n % ctx.num_warps(); }
+CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) {
+    const int warp = ctx.num_warps() - 1 - n;
+    return ctx.warp_idx() == (warp > 0 ? warp : 0);
+}
 
 // What a block must know before it does anything: asked for by different warps, so that all answers come at once.
 // Followed by a barrier of the block and read_head.
@@ -202,6 +187,7 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
         }
         return false;
     }
+    operation.base = c.offsets.buffers + static_cast<uint32_t>(operation.buffer) * c.offsets.buffer_bytes;
     if (thread_idx(ctx) == 0 && is_last) advance_clock(ctx, c, clock, operation);
     return head->has_failed == 0;
 }
@@ -239,6 +225,21 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operati
         [&](uint64_t epoch) { return epoch == operation.epoch; });
     payload = word_payload(seen);
     return arrived;
+}
+
+// One of a source's counts; 0 where none comes. The word is all there is to it: nothing is ordered behind it.
+CROSSDOCK_DEVICE uint64_t wait_count(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
+                                     const uint64_t* word) {
+    if (!is_active(ctx, c.scope, source)) return 0;
+    uint64_t seen = 0;
+    const bool came = wait_until(
+        ctx, c.scope, operation, WaitStep::kCounts, source, operation.epoch,
+        [&] {
+            seen = ctx.load_relaxed_system(word);
+            return word_epoch(seen);
+        },
+        [&](uint64_t epoch) { return epoch == operation.epoch; });
+    return came ? word_payload(seen) : 0;
 }
 
 CROSSDOCK_DEVICE bool receives(const LlCommon& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
@@ -305,7 +306,6 @@ CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const LlCommon& c, const 
     CROSSDOCK_ROLLED
     for (bool is_last = false;;) {
         if (runs && ctx.warp_idx() >= ctx.num_warps() - share.warps) receive(share);
-        if (c.scope.masking == 0) ctx.let_next_kernel_start();
         if (c.scope.masking == 0 || !must_receive_again(ctx, c, losses, is_last) || !runs) return;
         share = {0, 1, ctx.num_warps()};
     }
