@@ -101,7 +101,8 @@ LlCommon Handle::common(OperationKind operation, bool send_only) const {
     common.scope = group_->wait_scope(operation, number_);
     common.expert_major = is_expert_major();
     const uint64_t experts_per_rank = group_->config().experts_per_rank();
-    common.rank_of_expert_mult = ((uint64_t{1} << kRankOfExpertShift) + experts_per_rank - 1) / experts_per_rank;
+    common.rank_of_expert_mult =
+        static_cast<uint32_t>(((uint64_t{1} << kRankOfExpertShift) + experts_per_rank - 1) / experts_per_rank);
     common.ids_are_64_bit = ids_are_64_bit_;
     common.topk = topk_;
     common.num_tokens = num_tokens_;

@@ -14,11 +14,14 @@ namespace {
 constexpr uint32_t kGpuWarps = 16;
 constexpr uint32_t kGpuSendWarps = 8;
 constexpr uint32_t kGpuReceiveWarps = 8;
-constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once
-constexpr uint32_t kGpuCombineStages = 8;  // rows of a block under way at once
-constexpr uint32_t kGpuChunkBytes = 32768;  // long enough for full NVLink speed, short enough for several stages a block
+constexpr uint32_t kGpuSendStages = 4;      // tokens of a block under way at once
+constexpr uint32_t kGpuCombineStages = 8;   // rows of a block under way at once
+constexpr uint32_t kGpuComputedStages = 4;  // several warps compute a row
+constexpr uint32_t kGpuChunkBytes =
+    32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
-constexpr uint32_t kFewestGpuBlocks = 48;   // rows of other ranks arrive however few tokens this rank has
+constexpr uint32_t kLog2BlocksOfTaggedToken = 2;  // what one multiprocessor stores a microsecond is little
+constexpr uint32_t kFewestGpuBlocks = 64;         // rows of other ranks arrive however few tokens this rank has
 constexpr uint32_t kRacyBlocks = 2;  // the deterministic world: several blocks and warps, for their interleavings
 constexpr uint32_t kRacyWarps = 3;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
@@ -38,8 +41,9 @@ Staffing staffing_for(World world, uint32_t gpu_stages, uint32_t row_bytes) {
         case World::kCuda:
             break;
     }
-    return {{kGpuWarps, kGpuSendWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)},
-            kMaxTaggedTokens};
+    return {
+        {kGpuWarps, kGpuSendWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)},
+        kMaxTaggedTokens};
 }
 
 uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
@@ -81,6 +85,10 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     const uint32_t blocks = blocks_for(group, group.config().dispatch_sms, common.num_tokens + 1);
     const uint32_t senders = std::max(1u, blocks - 1);
     common.tokens_per_block = (common.num_tokens + senders - 1) / senders;
+    while (common.num_tokens > 0 && common.num_tokens <= common.tagged_tokens &&
+           common.log2_blocks_per_token < kLog2BlocksOfTaggedToken &&
+           common.num_tokens << (common.log2_blocks_per_token + 1) <= senders)
+        ++common.log2_blocks_per_token;
     crew.num_stages = std::clamp(common.tokens_per_block, 1u, crew.num_stages);
     const auto lay_out = [&] {
         args.shared = LlDispatchShared::of(common.arena, crew, common.topk, args.scale_bytes);
@@ -98,6 +106,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     const Staffing staffing = staffing_for(group.communicator().world(), kGpuCombineStages, args.wire_bytes);
     crew = staffing.crew;
     common.tagged_tokens = std::min(staffing.tagged_tokens, common.arena.tagged_tokens());
+    if (args.wire == LlCombineWire::kSums) crew.num_stages = std::min(crew.num_stages, kGpuComputedStages);
     if (args.wire == LlCombineWire::kNvfp4) crew.chunk_bytes = args.wire_bytes;  // block scales follow the payload
     const bool is_gpu = group.communicator().world() == World::kCuda;
     args.segment_bytes = is_gpu ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);

@@ -24,6 +24,7 @@ inline namespace CROSSDOCK_WORLD {
 // Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
 static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
 static __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+static __device__ uint64_t timeline_epoch[kTimelineBlocks][kNumSteps];  // of the operation, by its head's step
 #endif
 
 class Ctx {
@@ -50,6 +51,12 @@ class Ctx {
         timeline_clocks[block_idx()][warp_idx()][number] = clock64();
 #endif
     }
+    CROSSDOCK_DEVICE void mark_head([[maybe_unused]] Step step, [[maybe_unused]] uint64_t epoch) const {
+        mark(step);
+#if defined(CROSSDOCK_TIMELINE)
+        if (threadIdx.x == 0) timeline_epoch[block_idx()][static_cast<uint32_t>(step)] = epoch;
+#endif
+    }
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
     CROSSDOCK_DEVICE bool is_killed() const { return false; }
     CROSSDOCK_DEVICE bool skips_store_wait() const { return false; }
@@ -69,10 +76,16 @@ class Ctx {
     CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // Announces bytes that this thread has seen land (RowStage::wait_stores). They are in the peer's memory already, so
-    // nothing is left for a release to wait for, and it would wait: for all that the GPU has under way, other rows too.
+    // Announces bytes whose stores this thread has awaited (RowStage::wait_stores). The release waits for all that this
+    // multiprocessor has under way, other rows too, so few rows should be. Weaker ways were tried: with a relaxed store
+    // behind the fence of asynchronous copies for global memory, rows were seen to come after their flags.
     CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
         ptx::fence_proxy_async();
+        ptx::store_release_system(word, value);
+    }
+    // Announces that what earlier kernels of this stream have read may be overwritten. Their loads have their values,
+    // so a release has nothing to order.
+    CROSSDOCK_DEVICE void store_entered_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
     CROSSDOCK_DEVICE TaggedWord load_tagged(const TaggedWord* word) const {
@@ -87,6 +100,10 @@ class Ctx {
     CROSSDOCK_DEVICE uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         return ptx::add_relaxed_device_64(word, value);
     }
+    // Returns when every other block sees what was stored before, and the value.
+    CROSSDOCK_DEVICE void exchange_release_device(uint64_t* word, uint64_t value) const {
+        ptx::exchange_release_device_64(word, value);
+    }
     CROSSDOCK_DEVICE uint32_t load_relaxed_device(const uint32_t* word) const { return ptx::load_relaxed_device(word); }
     CROSSDOCK_DEVICE void store_relaxed_device(uint32_t* word, uint32_t value) const {
         ptx::store_relaxed_device(word, value);
@@ -95,7 +112,8 @@ class Ctx {
         return ptx::add_acq_rel_device(word, value);
     }
     CROSSDOCK_DEVICE void fence_system() const { __threadfence_system(); }
-    CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async(); }
+    // What was read by ordinary loads comes before global memory is read by asynchronous copies.
+    CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async_global(); }
 
     // Programmatic dependent launch: nothing that other kernels write may be read before the first call.
     CROSSDOCK_DEVICE void wait_for_previous_kernels() const { ptx::wait_for_previous_kernels(); }
@@ -126,7 +144,12 @@ class Ctx {
         return __popc(__match_any_sync(~0u, value) & ((1u << lane()) - 1));
     }
     CROSSDOCK_DEVICE bool warp_all(bool value) const { return __all_sync(~0u, value) != 0; }
+    CROSSDOCK_DEVICE int warp_max(int value) const { return __reduce_max_sync(~0u, value); }
     // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
+    CROSSDOCK_DEVICE uint64_t warp_broadcast(uint64_t value) const {
+        __syncwarp();
+        return __shfl_sync(~0u, value, 0);
+    }
     CROSSDOCK_DEVICE uint32_t warp_broadcast(uint32_t value) const {
         __syncwarp();
         return __shfl_sync(~0u, value, 0);
@@ -153,6 +176,7 @@ class Ctx {
     }
     uint64_t now_ns() const { return warp_->now_ns(); }
     void mark(Step) const {}
+    void mark_head(Step, uint64_t) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }
@@ -177,6 +201,7 @@ class Ctx {
         warp_->scheduling_point();
         if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELEASE);
     }
+    void store_entered_system(uint64_t* word, uint64_t value) const { store_release_system(word, value); }
     void store_landed_system(uint64_t* word, uint64_t value) const { store_release_system(word, value); }
     void store_relaxed_system(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
@@ -195,6 +220,10 @@ class Ctx {
     uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
         return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
+    }
+    void exchange_release_device(uint64_t* word, uint64_t value) const {
+        warp_->scheduling_point();
+        __atomic_store_n(word, value, __ATOMIC_RELEASE);
     }
     uint32_t load_relaxed_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
     void store_relaxed_device(uint32_t* word, uint32_t value) const { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
@@ -215,10 +244,12 @@ class Ctx {
     void wait_for_previous_kernels() const {}
     void let_next_kernel_start() const {}
     float warp_max(float value) const { return value; }
+    int warp_max(int value) const { return value; }
     int warp_sum(int value) const { return value; }
     int warp_sum_before(int) const { return 0; }
     int lanes_before_with(int) const { return 0; }
     bool warp_all(bool value) const { return value; }
+    uint64_t warp_broadcast(uint64_t value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }
     cpu::Warp& warp() const { return *warp_; }
 

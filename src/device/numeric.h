@@ -6,6 +6,8 @@
 
 #if defined(__CUDACC__)
 #include <cuda_fp16.h>
+
+#include "device/ptx.cuh"
 #else
 #include <bit>
 #include <cmath>
@@ -73,7 +75,7 @@ CROSSDOCK_DEVICE uint8_t float_to_e4m3(float value) {
     const uint32_t bits = bits_of(value);
     const uint32_t sign = (bits >> 24) & 0x80u;
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
-    if (magnitude > 0x7F800000u) return static_cast<uint8_t>(sign | 0x7Fu);
+    if (magnitude > 0x7F800000u) return 0x7Fu;
     if (magnitude >= 0x43E00000u) return static_cast<uint8_t>(sign | 0x7Eu);
     if (magnitude < 0x3C800000u) {
         // Below 2^-6: multiples of 2^-9. Adding 2^14 makes the hardware round at that bit.
@@ -175,10 +177,15 @@ CROSSDOCK_DEVICE void load_elements(const std::byte* row, uint32_t first, float 
 template <uint32_t kNum>
 CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, std::byte* target) {
     for (uint32_t word = 0; word < kNum / 4; ++word) {
+        float scaled[4];
+        for (uint32_t i = 0; i < 4; ++i) scaled[i] = values[4 * word + i] * multiplier;
+#if defined(__CUDACC__)
+        const uint32_t packed = static_cast<uint32_t>(gpu::ptx::e4m3_pair_of(scaled[2], scaled[3])) << 16 |
+                                gpu::ptx::e4m3_pair_of(scaled[0], scaled[1]);
+#else
         uint32_t packed = 0;
-        for (uint32_t i = 0; i < 4; ++i) {
-            packed |= static_cast<uint32_t>(float_to_e4m3(values[4 * word + i] * multiplier)) << (8 * i);
-        }
+        for (uint32_t i = 0; i < 4; ++i) packed |= static_cast<uint32_t>(float_to_e4m3(scaled[i])) << (8 * i);
+#endif
         reinterpret_cast<uint32_t*>(target)[word] = packed;
     }
 }

@@ -47,6 +47,12 @@ __device__ __forceinline__ uint64_t add_relaxed_device_64(uint64_t* address, uin
     return before;
 }
 
+__device__ __forceinline__ uint64_t exchange_release_device_64(uint64_t* address, uint64_t value) {
+    uint64_t before;
+    asm volatile("atom.exch.release.gpu.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+    return before;
+}
+
 __device__ __forceinline__ uint32_t load_relaxed_device(const uint32_t* address) {
     uint32_t value;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -66,10 +72,20 @@ __device__ __forceinline__ uint32_t add_acq_rel_device(uint32_t* address, uint32
 // Orders the generic proxy (ordinary loads and stores) with the async proxy (bulk copies), both ways.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
+// The same for global memory alone.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 __device__ __forceinline__ uint64_t global_timer_ns() {
     uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
+}
+
+// Two floats as e4m3, saturating, to nearest even; NaN is 0x7F.
+__device__ __forceinline__ uint16_t e4m3_pair_of(float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
 }
 
 // That many threads of the block meet at one of its named barriers (0 is that of all threads).

@@ -2,9 +2,9 @@
 // A staging area in shared memory, through which rows move asynchronously: bulk loads in, bulk stores out.
 //
 // One thread (a warp's leader) loads and stores. The order is: load + wait_loaded, or fill + filled; then stores; then
-// wait_stores (their data is at the target, a flag may follow) or wait_reusable (the stage may be filled again). A stage
-// that one warp loads and others store from: the loading warp calls loaded_for_block before the block's next barrier, the
-// others wait_loaded after it.
+// wait_stores (their data is at the target, a flag may follow) or wait_reusable (the stage may be filled again). A
+// stage that one warp loads and others store from: the loading warp calls loaded_for_block before the block's next
+// barrier, the others wait_loaded after it.
 //
 // On the CPU a load remembers where its source is instead of copying it, so a row is copied once; its source must
 // therefore stay unchanged until the stores are awaited, which the GPU's rules (contract: inputs stay unmodified during

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// When each warp of a kernel came to each of its steps: only in builds with CROSSDOCK_TIMELINE, where every kernel leaves
-// the times of its latest run in device memory (HACKING.md says how to draw them).
+// When each warp of a kernel came to each of its steps: only in builds with CROSSDOCK_TIMELINE, where every kernel
+// leaves the times of its latest run in device memory (HACKING.md says how to draw them).
 #pragma once
 
 #include "device/platform.h"
@@ -9,16 +9,16 @@ namespace crossdock {
 
 enum class Step : uint32_t {
     kDispatchBegin,
-    kDispatchHead,      // epoch, buffer and credits are known
-    kDispatchPlanned,   // slots are known
-    kDispatchLoaded,    // the row is in its stage
-    kDispatchStored,    // its stores are under way
-    kDispatchLanded,    // they have landed
-    kDispatchFlagged,   // and are announced
-    kDispatchCounts,    // every source's counts are here
-    kDispatchHeader,    // the latest header was here
-    kDispatchArrived,   // the latest row was here
-    kDispatchPlaced,    // and is in its places
+    kDispatchHead,     // epoch, buffer and credits are known
+    kDispatchPlanned,  // slots are known
+    kDispatchLoaded,   // the row is in its stage
+    kDispatchStored,   // its stores are under way
+    kDispatchLanded,   // they have landed
+    kDispatchFlagged,  // and are announced
+    kDispatchCounts,   // every source's counts are here
+    kDispatchHeader,   // the latest header was here
+    kDispatchArrived,  // the latest row was here
+    kDispatchPlaced,   // and is in its places
     kDispatchEnd,
     kCombineBegin,
     kCombineHead,

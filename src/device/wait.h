@@ -74,7 +74,7 @@ CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {
 }
 
 CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
-                                          WaitStep step, int peer, uint64_t expected, uint64_t seen) {
+                                               WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     ExpiredWait& record = scope.status->expired;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
         record.operation = scope.operation;

@@ -15,12 +15,12 @@ enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 // Advances by one operation a kernel, on the device, so that graph replays count too. All ranks run the same operations
 // in the same order, so epoch and buffer agree everywhere without a word exchanged.
 //
-// Every block takes a ticket: one atomic addition tells it epoch and buffer and counts it. Whoever takes the last ticket
-// of a grid writes the next operation's clock: by then nobody needs this one any more.
+// Every block takes a ticket: one atomic addition tells it epoch and buffer and counts it. Whoever takes the last
+// ticket of a grid writes the next operation's clock: by then nobody needs this one any more.
 struct LlArenaState {
     uint64_t clock;  // epoch (40 bits), next buffer (2), held buffers (4 bits), tickets taken (18 bits)
-    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by the
-    // operation of that epoch, written by the one before it.
+    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by
+    // the operation of that epoch, written by the one before it.
     uint64_t free_from[2][kNumBuffers];
     uint32_t blocks_done;  // counts only where masks are on
     uint32_t reserved;
@@ -36,7 +36,8 @@ struct LlClock {
 
     CROSSDOCK_HOST_DEVICE static constexpr LlClock of(uint64_t word) {
         return {word >> (kTicketBits + 6), static_cast<uint32_t>(word >> (kTicketBits + 4)) & 3,
-                static_cast<uint32_t>(word >> kTicketBits) & 15, static_cast<uint32_t>(word) & ((1u << kTicketBits) - 1)};
+                static_cast<uint32_t>(word >> kTicketBits) & 15,
+                static_cast<uint32_t>(word) & ((1u << kTicketBits) - 1)};
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t word() const {
         return epoch << (kTicketBits + 6) | uint64_t{next_buffer} << (kTicketBits + 4) |
@@ -60,14 +61,15 @@ struct LlCommon {
     uint32_t topk;  // this handle's
     uint32_t num_tokens;
     const void* topk_idx;          // [tokens][topk] global expert ids
-    uint64_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank
+    uint32_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank
 
     uint32_t tokens_per_block;
-    uint32_t tagged_tokens;  // with at most that many tokens, rows take the tagged form
+    uint32_t log2_blocks_per_token;  // where rows take the tagged form
+    uint32_t tagged_tokens;          // with at most that many tokens, rows take the tagged form
     LlCrew crew;
 };
 
-inline constexpr uint32_t kRankOfExpertShift = 40;
+inline constexpr uint32_t kRankOfExpertShift = 31;
 
 // Plain bytes (NONE, FWD) or e4m3 with one scale a block of 128 elements.
 enum class LlRecipe : uint32_t { kBytes, kFp8 };

@@ -46,55 +46,67 @@ CROSSDOCK_DEVICE bool allows_tagged(const LlCombineArgs& args) { return args.wir
 // A row on its way home.
 struct Return {
     int home = 0;
-    uint32_t slot = 0;  // of its token among those of home; with a row a choice: number of the choice among those of home
+    uint32_t slot =
+        0;  // of its token among those of home; with a row a choice: number of the choice among those of home
     int64_t row_idx = 0;  // among all rows here; -1: the choice had no room
     uint32_t cell = 0;
 };
 
-// The rows of either form, counted over the homes below.
-CROSSDOCK_DEVICE int* rows_before(const Ctx& ctx, const LlCommon& c, const LlCombineShared& shared, bool is_tagged) {
-    return reinterpret_cast<int*>(ctx.shared_memory() + shared.rows_before) + (is_tagged ? c.arena.num_ranks + 1 : 0);
-}
+// The rows of one form that go home, numbered token by token: row i is the (i / ranks)-th of the home that is i % ranks
+// after this rank. So no home is everybody's first, and all ranks send the rows of a token at about the same time.
+class ReturnList {
+  public:
+    // counts: i32 [ranks + 1] in shared memory: the homes' rows, and the largest of them.
+    CROSSDOCK_DEVICE ReturnList(const Ctx& ctx, const LlCombineArgs& args, bool is_tagged)
+        : args_(args),
+          num_ranks_(static_cast<int>(args.common.arena.num_ranks)),
+          counts_(reinterpret_cast<int*>(ctx.shared_memory() + args.shared.return_counts) +
+                  (is_tagged ? num_ranks_ + 1 : 0)) {}
 
-// Followed by a barrier of the block.
-CROSSDOCK_DEVICE void count_returns(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared) {
-    const LlCommon& c = args.common;
-    int* plain = rows_before(ctx, c, shared, false);
-    int* tagged = rows_before(ctx, c, shared, true);
-    if (ctx.warp_idx() != ctx.num_warps() / 2) return;
-    int plain_rows = 0;
-    int tagged_rows = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.arena.num_ranks; base += kLanes) {
-        const uint32_t source = base + static_cast<uint32_t>(ctx.lane());
-        LlReceived received{};
-        if (source < c.arena.num_ranks) received = *received_from(c, static_cast<int>(source));
-        const int rows = static_cast<int>(has_row_per_choice(args) ? received.choices : received.rows);
-        const bool is_tagged = received.tagged != 0 && allows_tagged(args);
-        const int plain_before = plain_rows + ctx.warp_sum_before(is_tagged ? 0 : rows);
-        const int tagged_before = tagged_rows + ctx.warp_sum_before(is_tagged ? rows : 0);
-        if (source < c.arena.num_ranks) {
-            plain[source] = plain_before;
-            tagged[source] = tagged_before;
+    // By one warp; followed by a barrier of the block.
+    CROSSDOCK_DEVICE static void count(const Ctx& ctx, const LlCombineArgs& args) {
+        const ReturnList lists[2] = {{ctx, args, false}, {ctx, args, true}};
+        int largest[2] = {0, 0};
+        CROSSDOCK_ROLLED
+        for (int i = ctx.lane(); i < lists[0].num_ranks_; i += kLanes) {
+            const LlReceived received = *received_from(args.common, i);
+            const int rows = static_cast<int>(has_row_per_choice(args) ? received.choices : received.rows);
+            const bool is_tagged = received.tagged != 0 && allows_tagged(args);
+            lists[0].counts_[i] = is_tagged ? 0 : rows;
+            lists[1].counts_[i] = is_tagged ? rows : 0;
+            largest[0] = !is_tagged && rows > largest[0] ? rows : largest[0];
+            largest[1] = is_tagged && rows > largest[1] ? rows : largest[1];
         }
-        plain_rows += ctx.warp_sum(is_tagged ? 0 : rows);
-        tagged_rows += ctx.warp_sum(is_tagged ? rows : 0);
+        lists[0].counts_[lists[0].num_ranks_] = ctx.warp_max(largest[0]);
+        lists[1].counts_[lists[1].num_ranks_] = ctx.warp_max(largest[1]);
     }
-    if (is_leader(ctx)) {
-        plain[c.arena.num_ranks] = plain_rows;
-        tagged[c.arena.num_ranks] = tagged_rows;
-    }
-}
 
-CROSSDOCK_DEVICE Return return_of(const LlCombineArgs& args, const ReceivedRow& row) {
-    const LlCommon& c = args.common;
-    if (has_row_per_choice(args)) {
-        const LlChoice choice = *choice_of(c, row.source, row.slot);
-        return {row.source, row.slot, choice.row_idx, choice.cell};
+    CROSSDOCK_DEVICE int size() const { return counts_[num_ranks_] * num_ranks_; }
+
+    // False: there is no such row, since its home has fewer than others.
+    CROSSDOCK_DEVICE bool find(int i, Return& row) const {
+        const LlCommon& c = args_.common;
+        const int number = i / num_ranks_;
+        const int home = c.rank + 1 + i - number * num_ranks_;
+        row.home = home < num_ranks_ ? home : home - num_ranks_;
+        row.slot = static_cast<uint32_t>(number);
+        if (number >= counts_[row.home]) return false;
+        if (has_row_per_choice(args_)) {
+            const LlChoice choice = *choice_of(c, row.home, row.slot);
+            row.row_idx = choice.row_idx;
+            row.cell = choice.cell;
+        } else {
+            row.row_idx = static_cast<int64_t>(plain_slot(c, row.home, row.slot));
+            row.cell = row_record(c, row.home, row.slot)->cell;
+        }
+        return true;
     }
-    return {row.source, row.slot, static_cast<int64_t>(plain_slot(c, row.source, row.slot)),
-            row_record(c, row.source, row.slot)->cell};
-}
+
+  private:
+    const LlCombineArgs& args_;
+    int num_ranks_;
+    int* counts_;
+};
 
 // The home ranks' weights go ahead to the ranks that weight and sum before they send: a warp takes a token.
 CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
@@ -131,64 +143,99 @@ CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const LlCommon& c, const
     ctx.note_slot_written(c.rank, row.home, c.peers.at(row.home, 0), operation.buffer, row.cell, operation.epoch);
 }
 
-// Rows as they are, in plain form: a warp's leader brings one through the warp's stage.
-CROSSDOCK_DEVICE void return_plain(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                   const Operation& operation) {
-    const LlCommon& c = args.common;
-    const int stages = static_cast<int>(c.crew.num_stages);
-    if (ctx.warp_idx() >= stages || !is_leader(ctx)) return;
-    const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx()));
-    const int* before = rows_before(ctx, c, shared, false);
-    uint32_t round = 0;
-    ReceivedRow received;
-    CROSSDOCK_ROLLED
-    for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < before[c.arena.num_ranks];
-         i += stages * ctx.num_blocks()) {
-        received.advance(before, i);
-        const Return row = return_of(args, received);
-        if (!wait_credit(ctx, c, operation, row.home)) continue;
-        note_cell_written(ctx, c, operation, row);
-        if (row.row_idx < 0) {
-            flag_cell(ctx, c, operation, row, kCellNothing);
-            continue;
+// Rows as they are, in plain form: a warp's leader brings one after the other through the warp's stage.
+class PlainReturns {
+  public:
+    CROSSDOCK_DEVICE PlainReturns(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared)
+        : args_(args),
+          stage_(stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx()))),
+          list_(ctx, args, false),
+          number_(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx()),
+          step_(static_cast<int>(args.common.crew.num_stages) * ctx.num_blocks()),
+          size_(list_.size()) {}
+
+    // The first row sets out before the operation is known. After a barrier behind ReturnList::count.
+    CROSSDOCK_DEVICE void begin(const Ctx& ctx) { find_and_load(ctx); }
+
+    CROSSDOCK_DEVICE void run(const Ctx& ctx, const Operation& operation) {
+        const LlCommon& c = args_.common;
+        while (number_ < size_) {
+            if (!is_there_) {
+                // Its home has fewer rows than others.
+            } else if (row_.row_idx < 0) {
+                if (wait_credit(ctx, c, operation, row_.home)) {
+                    note_cell_written(ctx, c, operation, row_);
+                    flag_cell(ctx, c, operation, row_, kCellNothing);
+                }
+            } else {
+                send(ctx, operation);
+            }
+            number_ += step_;
+            find_and_load(ctx);
         }
-        const std::byte* source = args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes;
-        std::byte* target = plain_row(c, operation, row.home, row.cell);
+    }
+
+  private:
+    CROSSDOCK_DEVICE uint32_t chunk_at(uint32_t first) const {
+        const uint32_t left = args_.row_bytes - first;
+        return left < args_.common.crew.chunk_bytes ? left : args_.common.crew.chunk_bytes;
+    }
+    CROSSDOCK_DEVICE const std::byte* source() const {
+        return args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
+    }
+    CROSSDOCK_DEVICE void find_and_load(const Ctx& ctx) {
+        is_there_ = number_ < size_ && list_.find(number_, row_);
+        if (is_there_ && row_.row_idx >= 0) stage_.load(ctx, source(), chunk_at(0));
+    }
+    CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
+        const LlCommon& c = args_.common;
+        const bool has_credit = wait_credit(ctx, c, operation, row_.home);
+        std::byte* target = plain_row(c, operation, row_.home, row_.cell);
+        if (has_credit) note_cell_written(ctx, c, operation, row_);
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args.row_bytes; first += c.crew.chunk_bytes) {
-            const uint32_t left = args.row_bytes - first;
-            const uint32_t chunk = left < c.crew.chunk_bytes ? left : c.crew.chunk_bytes;
-            stage.load(ctx, source + first, chunk);
-            stage.wait_loaded(ctx, round++);
+        for (uint32_t first = 0; first < args_.row_bytes; first += c.crew.chunk_bytes) {
+            const uint32_t chunk = chunk_at(first);
+            if (first > 0) stage_.load(ctx, source() + first, chunk);
+            stage_.wait_loaded(ctx, round_++);
             ctx.mark(Step::kCombineLoaded);
-            stage.store(ctx, target + first, 0, chunk);
-            stage.end_group(ctx);
+            if (has_credit) stage_.store(ctx, target + first, 0, chunk);
+            stage_.end_group(ctx);
             ctx.mark(Step::kCombineStored);
-            stage.wait_reusable(ctx);
+            stage_.wait_reusable(ctx);
         }
+        if (!has_credit) return;
         RowStage::wait_stores(ctx);
         ctx.mark(Step::kCombineLanded);
-        flag_cell(ctx, c, operation, row, kCellRow);
+        flag_cell(ctx, c, operation, row_, kCellRow);
         ctx.mark(Step::kCombineFlagged);
     }
-}
+
+    const LlCombineArgs& args_;
+    RowStage stage_;
+    ReturnList list_;
+    int number_;
+    int step_;
+    int size_;
+    uint32_t round_ = 0;
+    bool is_there_ = false;
+    Return row_;
+};
 
 // Rows as they are, in tagged form: a warp takes a segment.
-CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                    const Operation& operation) {
+CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
     const LlCommon& c = args.common;
-    const int* before = rows_before(ctx, c, shared, true);
+    const ReturnList list(ctx, args, true);
     const int segments = static_cast<int>(tagged_segments(args.row_bytes));
-    ReceivedRow received;
+    Return row;
     CROSSDOCK_ROLLED
-    for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < before[c.arena.num_ranks] * segments;
+    for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < list.size() * segments;
          i += ctx.num_warps() * ctx.num_blocks()) {
-        received.advance(before, i / segments);
-        const Return row = return_of(args, received);
+        if (!list.find(i / segments, row)) continue;
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0) continue;
         const uint32_t begin = static_cast<uint32_t>(i % segments) * kTaggedSegmentBytes;
         if (begin == 0 && is_leader(ctx)) note_cell_written(ctx, c, operation, row);
-        const uint32_t end = begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
+        const uint32_t end =
+            begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
         const uint64_t tag = pack_word(operation.epoch, row.row_idx < 0 ? kCellNothing : kCellRow);
         const std::byte* source =
             args.tokens + (row.row_idx < 0 ? 0 : static_cast<uint64_t>(row.row_idx)) * args.row_bytes;
@@ -203,52 +250,61 @@ CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, c
     }
 }
 
-// A row that is computed, into a stage: all warps share the rows of a batch.
-template <DType kDType>
-CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
-                                  const Return& row, const RowStage& stage, uint32_t row_first, uint32_t first,
-                                  uint32_t bytes, const TermList& terms) {
-    const LlCommon& c = args.common;
-    if (args.wire == LlCombineWire::kNvfp4) {
-        if (first == 0 && row.row_idx >= 0) {
-            quantise_nvfp4(ctx, args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes, args.row_bytes / 2,
-                           args.row_scales[row.row_idx], stage.data());
-        }
-        return;
-    }
+// What a row's sum on this rank needs, looked up by one warp. What does not come is not summed.
+CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
+                                 const TermList& terms) {
     const RowRecord* record = row_record(c, row.home, row.slot);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
     const TaggedWord* weights = weight_words(c, operation, c.rank, row.home, record->token_idx);
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-        TaggedWord word = ctx.load_tagged(weights + k / 2);
-        const bool came = wait_tagged(ctx, c, operation, WaitStep::kWeights, row.home, weights + k / 2, word);
+        TaggedWord word{};
+        const bool came = wait_tagged(
+            ctx, c, operation, WaitStep::kWeights, row.home, [&] { word = ctx.load_tagged(weights + k / 2); },
+            [&] { return is_of(word, operation); });
         terms.index[k] = came ? rows[k] : -1;
         terms.weight[k] = float_of(static_cast<uint32_t>(word.payload >> (32 * (k % 2))));
     }
     ctx.warp_sync();
-    sum_rows<kDType>(ctx, {args.tokens, args.row_bytes, terms.index, terms.weight, c.topk},
-                     (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
-                     stage.data() - row_first);
-    ctx.warp_sync();
 }
 
-inline constexpr uint32_t kComputedSegmentBytes = 1024;
+// Bytes [row_first, row_first + chunk) of a row that is computed, into a stage; the part-th of several warps does its
+// share.
+template <DType kDType>
+CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                  const Return& row, const RowStage& stage, uint32_t row_first, uint32_t chunk,
+                                  int part, int parts, const TermList& terms) {
+    constexpr uint32_t kSegmentBytes = 1024;
+    if (args.wire == LlCombineWire::kNvfp4) {
+        if (part == 0 && row.row_idx >= 0) {
+            quantise_nvfp4(ctx, args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes, args.row_bytes / 2,
+                           args.row_scales[row.row_idx], stage.data());
+        }
+        return;
+    }
+    list_terms(ctx, args.common, operation, row, terms);
+    CROSSDOCK_ROLLED
+    for (uint32_t first = static_cast<uint32_t>(part) * kSegmentBytes; first < chunk;
+         first += static_cast<uint32_t>(parts) * kSegmentBytes) {
+        const uint32_t bytes = chunk - first < kSegmentBytes ? chunk - first : kSegmentBytes;
+        sum_rows<kDType>(ctx, {args.tokens, args.row_bytes, terms.index, terms.weight, args.common.topk},
+                         (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
+                         stage.data() - row_first);
+    }
+    ctx.warp_sync();
+}
 
 // Rows that are computed: a block fills its stages together, then warps send one each.
 template <DType kDType>
 CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
                                       const Operation& operation, bool is_tagged) {
     const LlCommon& c = args.common;
-    const int* before = rows_before(ctx, c, shared, is_tagged);
-    const int total = before[c.arena.num_ranks];
+    const ReturnList list(ctx, args, is_tagged);
+    const int total = list.size();
     const int stages = static_cast<int>(c.crew.num_stages);
+    const int parts = ctx.num_warps() > stages ? ctx.num_warps() / stages : 1;  // warps that share a row
     const TermList terms = terms_of_warp(ctx, args, shared);
-    const auto return_at = [&](int i) {
-        ReceivedRow received;
-        received.advance(before, i);
-        return return_of(args, received);
-    };
+    Return row;
     CROSSDOCK_ROLLED
     for (int base = ctx.block_idx(); base < total; base += stages * ctx.num_blocks()) {
         const int left = (total - base + ctx.num_blocks() - 1) / ctx.num_blocks();
@@ -257,29 +313,25 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
         for (uint32_t row_first = 0; row_first < args.wire_bytes; row_first += c.crew.chunk_bytes) {
             const uint32_t rest = args.wire_bytes - row_first;
             const uint32_t chunk = rest < c.crew.chunk_bytes ? rest : c.crew.chunk_bytes;
-            const int segments = static_cast<int>((chunk + kComputedSegmentBytes - 1) / kComputedSegmentBytes);
             CROSSDOCK_ROLLED
-            for (int i = ctx.warp_idx(); i < num * segments; i += ctx.num_warps()) {
-                const uint32_t first = static_cast<uint32_t>(i % segments) * kComputedSegmentBytes;
-                const uint32_t bytes = chunk - first < kComputedSegmentBytes ? chunk - first : kComputedSegmentBytes;
-                compute_row<kDType>(ctx, args, operation, return_at(base + i / segments * ctx.num_blocks()),
-                                    stage_of(ctx, shared, static_cast<uint32_t>(i / segments)), row_first, first, bytes,
-                                    terms);
+            for (int i = ctx.warp_idx(); i < num * parts; i += ctx.num_warps()) {
+                if (!list.find(base + i / parts * ctx.num_blocks(), row)) continue;
+                compute_row<kDType>(ctx, args, operation, row, stage_of(ctx, shared, static_cast<uint32_t>(i / parts)),
+                                    row_first, chunk, i % parts, parts, terms);
             }
             stage_of(ctx, shared, 0).filled();
             ctx.block_sync();
             CROSSDOCK_ROLLED
             for (int i = is_tagged ? 0 : ctx.warp_idx(); i < num; i += is_tagged ? 1 : ctx.num_warps()) {
-                const Return row = return_at(base + i * ctx.num_blocks());
+                if (!list.find(base + i * ctx.num_blocks(), row)) continue;
                 const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(i));
                 if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0)
                     continue;
                 const bool is_noted = row_first == 0 && is_leader(ctx) && (!is_tagged || ctx.warp_idx() == 0);
                 if (is_noted) note_cell_written(ctx, c, operation, row);
                 if (is_tagged) {
-                    std::byte* target =
-                        reinterpret_cast<std::byte*>(tagged_row(c, operation, row.home, row.cell));
-                    store_tagged_rows(ctx, stage.data(), chunk, &target, 1, row_first,
+                    std::byte* target = reinterpret_cast<std::byte*>(tagged_row(c, operation, row.home, row.cell));
+                    store_tagged_rows(ctx, stage.data(), chunk, Slice{}, &target, 1, row_first,
                                       pack_word(operation.epoch, kCellRow));
                 } else if (is_leader(ctx)) {
                     if (row.row_idx >= 0) {
@@ -296,18 +348,22 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
     }
 }
 
+// The leaders of a block's first warps have a stage each for rows that go as they are.
+CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const LlCombineArgs& args) {
+    return !has_computed_rows(args) && ctx.warp_idx() < static_cast<int>(args.common.crew.num_stages) && is_leader(ctx);
+}
+
 template <DType kDType>
 CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                    const Operation& operation) {
+                                    const Operation& operation, PlainReturns& plain) {
     const LlCommon& c = args.common;
-    if (ctx.block_idx() == ctx.num_blocks() - 1) announce_entered(ctx, c, operation);
     if (args.wire == LlCombineWire::kSums) announce_weights(ctx, args, operation);
     if (has_computed_rows(args)) {
         CROSSDOCK_ROLLED
         for (const bool is_tagged : {true, false}) return_computed<kDType>(ctx, args, shared, operation, is_tagged);
     } else {
-        return_tagged(ctx, args, shared, operation);
-        return_plain(ctx, args, shared, operation);
+        return_tagged(ctx, args, operation);
+        if (returns_plain_rows(ctx, args)) plain.run(ctx, operation);
     }
 }
 

@@ -14,20 +14,22 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     ctx.mark(Step::kDispatchBegin);
     init_stages(ctx, args, shared);
     clear_counts(ctx, c, routing_counts(ctx, shared));
+    take_ticket(ctx, c);
     ctx.wait_for_previous_kernels();
-    if ((c.halves & kSendHalf) != 0) load_first_batch(ctx, args, shared);
+    const bool sends = (c.halves & kSendHalf) != 0;
+    const TokenIds first_ids = sends ? load_first_ids(ctx, c) : TokenIds{};
+    if (sends) load_first_batch(ctx, args, shared);
+    load_head(ctx, c, c.expert_major ? 0 : args.direct | kHasEntered);
     ctx.block_sync();
-    load_head(ctx, c);
-    if ((c.halves & kSendHalf) != 0) prepare_send(ctx, args, shared);
+    if (sends) prepare_send(ctx, args, shared, first_ids);
     ctx.block_sync();
     Operation operation;
     const bool runs = read_head(ctx, c, operation);
-    ctx.mark(Step::kDispatchHead);
+    ctx.mark_head(Step::kDispatchHead, operation.epoch);
     uint32_t round = 0;  // loads of this warp's receive stage
-    if (runs && (c.halves & kSendHalf) != 0) send_tokens(ctx, args, shared, operation);
-    receive_for_good(ctx, c, operation, runs, static_cast<int>(c.crew.receive_warps), [&](const Share& share) {
-        receive_tokens(ctx, args, operation, share, round);
-    });
+    if (runs && sends) send_tokens(ctx, args, shared, operation);
+    receive_for_good(ctx, c, operation, runs, static_cast<int>(c.crew.receive_warps),
+                     [&](const Share& share) { receive_tokens(ctx, args, operation, share, round); });
     ctx.mark(Step::kDispatchEnd);
 }
 

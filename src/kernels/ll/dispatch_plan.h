@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch: which slots a token's row goes to. A slot's number is a count over the source's own earlier tokens, so every
-// block finds it alone.
+// Dispatch: which slots a token's row goes to. A slot's number is a count over the source's own earlier tokens, so
+// every block finds it alone.
 #pragma once
 
 #include "device/row_stage.h"
@@ -15,8 +15,13 @@ CROSSDOCK_DEVICE TokenPlan token_plan(const Ctx& ctx, const LlDispatchArgs& args
     const uint32_t topk = args.common.topk;
     std::byte* memory = ctx.shared_memory() + shared.plans + TokenPlan::bytes(topk) * stage;
     int32_t* words = reinterpret_cast<int32_t*>(memory + uint64_t{8} * topk);
-    return {reinterpret_cast<std::byte**>(memory), words,           words + topk, words + 2 * topk, words + 3 * topk,
-            words + 4 * topk,                      words + 5 * topk};
+    return {reinterpret_cast<std::byte**>(memory),
+            words,
+            words + topk,
+            words + 2 * topk,
+            words + 3 * topk,
+            words + 4 * topk,
+            words + 5 * topk};
 }
 
 // The stages for rows on their way out come first, those for rows on their way in follow.
@@ -53,32 +58,67 @@ CROSSDOCK_DEVICE void clear_counts(const Ctx& ctx, const LlCommon& c, const Rout
     for (int i = thread_idx(ctx); i < static_cast<int>(c.arena.num_ranks); i += threads) counts.ranks[i] = 0;
 }
 
-// Adds tokens [begin, end): a thread takes a token. Followed by a barrier of the block.
-CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t begin, uint32_t end,
-                                   const RoutingCounts& counts) {
-    constexpr uint32_t kIdsAtOnce = 8;
-    constexpr uint32_t kRanksInMask = 64;
-    const bool has_mask = c.arena.num_ranks <= kRanksInMask;
+// Tokens [begin, end) where ranks do not fit into a mask: a thread takes a token.
+CROSSDOCK_DEVICE_RARE void count_tokens_of_many_ranks(const Ctx& ctx, const LlCommon& c, uint32_t begin, uint32_t end,
+                                                      const RoutingCounts& counts) {
     CROSSDOCK_ROLLED
     for (uint32_t token = begin + static_cast<uint32_t>(thread_idx(ctx)); token < end;
          token += static_cast<uint32_t>(num_threads(ctx))) {
+        CROSSDOCK_ROLLED
+        for (uint32_t k = 0; k < c.topk; ++k) {
+            const int32_t id = expert_id(c, token, k);
+            if (id < 0) continue;
+            if (c.expert_major) ctx.add_shared(counts.experts + id, 1);
+            const int rank = rank_of_expert(c, id);
+            if (is_first_of_rank(c, token, k, rank)) ctx.add_shared(counts.ranks + rank, 1);
+        }
+    }
+}
+
+// The first of a token's choices.
+struct TokenIds {
+    static constexpr uint32_t kMost = 8;
+    int32_t ids[kMost];
+};
+
+// Of choices [base, base + kMost) of a token; -1 where there is none.
+CROSSDOCK_DEVICE TokenIds load_ids(const LlCommon& c, uint32_t token, uint32_t end, uint32_t base) {
+    TokenIds loaded;
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < TokenIds::kMost; ++i)
+        loaded.ids[i] = token < end && base + i < c.topk ? expert_id(c, token, base + i) : -1;
+    return loaded;
+}
+
+// Adds tokens [0, end): a lane takes a token, a warp adds its lanes up. first: what load_ids gave for this thread's
+// first token. Followed by a barrier of the block.
+CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t begin, uint32_t end, TokenIds first,
+                                   const RoutingCounts& counts) {
+    constexpr uint32_t kRanksInMask = 64;
+    if (c.arena.num_ranks > kRanksInMask) return count_tokens_of_many_ranks(ctx, c, begin, end, counts);
+    CROSSDOCK_ROLLED
+    for (uint32_t warp_token = begin + static_cast<uint32_t>(ctx.warp_idx() * kLanes); warp_token < end;
+         warp_token += static_cast<uint32_t>(num_threads(ctx))) {
+        const uint32_t token = warp_token + static_cast<uint32_t>(ctx.lane());
         uint64_t ranks = 0;
         CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < c.topk; base += kIdsAtOnce) {
-            int32_t ids[kIdsAtOnce];
+        for (uint32_t base = 0;;) {
             CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kIdsAtOnce; ++i) ids[i] = base + i < c.topk ? expert_id(c, token, base + i) : -1;
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kIdsAtOnce; ++i) {
-                if (ids[i] < 0) continue;
-                if (c.expert_major) ctx.add_shared(counts.experts + ids[i], 1);
-                const int rank = rank_of_expert(c, ids[i]);
-                const bool is_first =
-                    has_mask ? (ranks >> rank & 1) == 0 : is_first_of_rank(c, token, base + i, rank);
-                if (has_mask) ranks |= uint64_t{1} << rank;
-                if (is_first) ctx.add_shared(counts.ranks + rank, 1);
+            for (uint32_t i = 0; i < TokenIds::kMost; ++i) {
+                if (first.ids[i] < 0) continue;
+                ranks |= uint64_t{1} << rank_of_expert(c, first.ids[i]);
+                if (c.expert_major) ctx.add_shared(counts.experts + first.ids[i], 1);
             }
+            base += TokenIds::kMost;
+            if (base >= c.topk) break;
+            first = load_ids(c, token, end, base);
         }
+        CROSSDOCK_ROLLED
+        for (uint32_t rank = 0; rank < c.arena.num_ranks; ++rank) {
+            const int rows = ctx.warp_sum(static_cast<int>(ranks >> rank & 1));
+            if (is_leader(ctx) && rows > 0) ctx.add_shared(counts.ranks + rank, rows);
+        }
+        first = load_ids(c, token + static_cast<uint32_t>(num_threads(ctx)), end, 0);
     }
 }
 
@@ -90,6 +130,20 @@ CROSSDOCK_DEVICE void load_plan(const Ctx& ctx, const LlCommon& c, uint32_t toke
         plan.ranks[k] = rank_of_expert(c, plan.expert_ids[k]);
     }
     ctx.warp_sync();
+}
+
+// How many choices of earlier tokens a rank gets; counts cover the tokens before first. One warp.
+CROSSDOCK_DEVICE uint32_t choices_before(const Ctx& ctx, const LlCommon& c, uint32_t first, uint32_t token,
+                                         const RoutingCounts& counts, int rank) {
+    const uint32_t experts = c.offsets.experts_per_rank;
+    const int* of_rank = counts.experts + static_cast<uint32_t>(rank) * experts;
+    int choices = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < experts; i += kLanes) choices += of_rank[i];
+    CROSSDOCK_ROLLED
+    for (uint32_t i = first * c.topk + static_cast<uint32_t>(ctx.lane()); i < token * c.topk; i += kLanes)
+        choices += rank_of_expert(c, expert_id(c, 0, i)) == rank ? 1 : 0;
+    return static_cast<uint32_t>(ctx.warp_sum(choices));
 }
 
 // Then the same warp plans it. counts cover the tokens before first, whose successors up to the token are counted here.
@@ -134,9 +188,9 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operat
         if (is_first) {
             const int peer = plan.ranks[k];
             const uint32_t i = static_cast<uint32_t>(slot);
-            std::byte* row = is_tagged ? reinterpret_cast<std::byte*>(
-                                             tagged_row(c, operation, peer, tagged_slot(c, c.rank, i)))
-                                       : plain_row(c, operation, peer, plain_slot(c, c.rank, i));
+            std::byte* row =
+                is_tagged ? reinterpret_cast<std::byte*>(tagged_row(c, operation, peer, tagged_slot(c, c.rank, i)))
+                          : plain_row(c, operation, peer, plain_slot(c, c.rank, i));
             plan.slots[target] = slot;
             plan.choices[target] = static_cast<int32_t>(k);
             plan.rows[target] = wait_credit(ctx, c, operation, peer) ? row : nullptr;

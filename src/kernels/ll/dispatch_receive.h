@@ -15,7 +15,6 @@ struct Announced {
     int* plain_before;   // [ranks + 1]: rows in plain form of the sources below
     int* tagged_before;  // [ranks + 1]: the same in tagged form
     int* first_rows;     // [ranks][local experts]: where a source's rows of an expert begin; expert-major
-    int* first_choices;  // [ranks][local experts]: the number of the first of them among the source's choices
 };
 
 CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& args) {
@@ -23,12 +22,8 @@ CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& ar
     const LlDispatchShared& shared = args.shared;
     const uint32_t stride = c.arena.num_ranks + 1;
     int* received = reinterpret_cast<int*>(ctx.shared_memory() + shared.received);
-    return {received,
-            received + stride,
-            received + 2 * stride,
-            received + 3 * stride,
-            reinterpret_cast<int*>(ctx.shared_memory() + shared.first_rows),
-            reinterpret_cast<int*>(ctx.shared_memory() + shared.first_choices)};
+    return {received, received + stride, received + 2 * stride, received + 3 * stride,
+            reinterpret_cast<int*>(ctx.shared_memory() + shared.first_rows)};
 }
 
 // Waits for every source's counts; sources that are masked count as silent.
@@ -39,6 +34,7 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
     CROSSDOCK_ROLLED
     for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
         const uint64_t* words = count_words(c, operation, c.rank, source);
+        int choices = 0;
         CROSSDOCK_ROLLED
         for (int i = ctx.lane(); i <= experts; i += kLanes) {
             const uint64_t count = wait_count(ctx, c, operation, source, words + i);
@@ -47,33 +43,22 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
                 announced.tagged_before[source + 1] = count / kTaggedRows != 0 ? 1 : 0;
             } else {
                 announced.first_rows[source * experts + i - 1] = static_cast<int>(count);
+                choices += static_cast<int>(count);
             }
         }
+        choices = ctx.warp_sum(choices);
+        if (is_leader(ctx)) announced.choices[source] = choices;
     }
     share.sync(ctx);
 }
 
-// Turns counts into first choices and first rows; the total of an expert, at most its capacity, goes to the caller.
+// Turns counts into first rows; the total of an expert, at most its capacity, goes to the caller.
 CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
                                    const Share& share) {
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = static_cast<int>(c.offsets.experts_per_rank);
     const int capacity = static_cast<int>(c.offsets.num_slots);
-    CROSSDOCK_ROLLED
-    for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
-        int before = 0;
-        CROSSDOCK_ROLLED
-        for (int base = 0; base < experts; base += kLanes) {
-            const int expert = base + ctx.lane();
-            const int count = expert < experts ? announced.first_rows[source * experts + expert] : 0;
-            const int first = before + ctx.warp_sum_before(count);
-            if (expert < experts) announced.first_choices[source * experts + expert] = first;
-            before += ctx.warp_sum(count);
-        }
-        if (is_leader(ctx)) announced.choices[source] = before;
-    }
-    share.sync(ctx);
     CROSSDOCK_ROLLED
     for (int expert = share.thread(ctx); expert < experts; expert += share.threads()) {
         int rows = 0;
@@ -157,61 +142,64 @@ CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const LlDispatchArg
     return {words, words + c.topk, reinterpret_cast<uint32_t*>(words + c.topk + 1)};
 }
 
-// One choice of a received row, expert-major: its out row, or -1: another rank's, dropped, or past the expert's capacity
-// (only duplicates can fill it).
-CROSSDOCK_DEVICE int32_t place_choice(const LlCommon& c, const Announced& announced, const ReceivedRow& row,
-                                      uint64_t payload, uint32_t cell, bool writes) {
-    const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(payload));
-    if (rank_of_expert(c, id) != c.rank) return -1;
+// One choice of a received row, for an expert here: its out row, or -1 past the expert's capacity (only duplicates can
+// fill it).
+CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& announced, const ReceivedRow& row,
+                                       uint64_t payload) {
     const uint32_t experts = c.offsets.experts_per_rank;
-    const uint32_t expert = static_cast<uint32_t>(id) - static_cast<uint32_t>(c.rank) * experts;
-    const uint32_t at = static_cast<uint32_t>(row.source) * experts + expert;
-    const uint32_t position = static_cast<uint32_t>(payload >> 32);
-    const uint64_t row_of_expert = static_cast<uint64_t>(announced.first_rows[at]) + position;
-    const int32_t row_idx = row_of_expert < c.offsets.num_slots
-                                ? static_cast<int32_t>(expert * c.offsets.num_slots + row_of_expert)
-                                : -1;
-    if (writes) {
-        *choice_of(c, row.source, static_cast<uint32_t>(announced.first_choices[at]) + position) = {row_idx, cell};
-    }
-    return row_idx;
+    const uint32_t expert = static_cast<uint32_t>(payload) - static_cast<uint32_t>(c.rank) * experts;
+    const uint32_t first =
+        static_cast<uint32_t>(announced.first_rows[static_cast<uint32_t>(row.source) * experts + expert]);
+    const uint32_t row_of_expert = first + static_cast<uint32_t>(payload >> 32);
+    return row_of_expert < c.offsets.num_slots ? static_cast<int32_t>(expert * c.offsets.num_slots + row_of_expert)
+                                               : -1;
 }
 
-// Waits for a row's header and finds out where the row goes. Whoever writes also fills in what the caller and a later
-// combine want to know of it. One warp; false: the header will not come.
+// Waits for a row's header and finds out where the row goes; with it for one pair of the row's own words, if any
+// (tagged form). Whoever writes also fills in what the caller and a later combine want to know of it. One warp; false:
+// it will not come.
 CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
                                   const Announced& announced, const ReceivedRow& row, bool writes,
-                                  const Placement& placement) {
+                                  const TaggedWord* pair_words, TaggedPair& pair, const Placement& placement) {
     const LlCommon& c = args.common;
     const uint32_t slot = plain_slot(c, row.source, row.slot);
     const TaggedWord* words = header_words(c, operation, c.rank, slot);
     RowRecord* record = row_record(c, row.source, row.slot);
-    int num = 0;
+    int num = 0;      // out rows so far
+    int choices = 0;  // for experts here so far
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const bool is_choice = k < c.topk;
-        TaggedPair header = {ctx.load_tagged(words), ctx.load_tagged(words + 1 + (is_choice ? k : 0))};
-        const bool came =
-            wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words, header.first) &&
-            wait_tagged(ctx, c, operation, WaitStep::kRow, row.source, words + 1 + (is_choice ? k : 0), header.second);
+        TaggedPair header{};
+        const bool came = wait_tagged(
+            ctx, c, operation, WaitStep::kRow, row.source,
+            [&] {
+                header = {ctx.load_tagged(words), ctx.load_tagged(words + 1 + (is_choice ? k : 0))};
+                if (pair_words != nullptr) pair = TaggedPair::load(ctx, pair_words);
+            },
+            [&] { return header.is_of(operation) && (pair_words == nullptr || pair.is_of(operation)); });
         if (!ctx.warp_all(came)) return false;
         const RowLabel label = RowLabel::of(header.first.payload);
         if (base == 0 && is_leader(ctx)) {
             *placement.direct = label.direct & args.direct;
             if (writes) *record = {label.token_idx, cell_index(c, label.token_idx, label.place)};
         }
+        const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(header.second.payload));
+        const bool is_here = is_choice && rank_of_expert(c, id) == c.rank;
         int32_t row_idx = -1;
-        if (is_choice && c.expert_major) {
-            row_idx = place_choice(c, announced, row, header.second.payload,
-                                   cell_index(c, label.token_idx, k), writes);
-            if (writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
+        if (c.expert_major) {
+            if (is_here) row_idx = row_of_choice(c, announced, row, header.second.payload);
+            const uint32_t number =
+                label.first_choice + static_cast<uint32_t>(choices + ctx.warp_sum_before(is_here ? 1 : 0));
+            if (is_here && writes) *choice_of(c, row.source, number) = {row_idx, cell_index(c, label.token_idx, k)};
+            if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
+            choices += ctx.warp_sum(is_here ? 1 : 0);
         } else if (is_choice && writes) {
-            const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(header.second.payload));
             const int32_t first_expert = c.rank * static_cast<int32_t>(c.offsets.experts_per_rank);
-            const bool is_here = rank_of_expert(c, id) == c.rank;
             args.out_topk_idx[uint64_t{slot} * c.topk + k] = !is_here ? -1 : args.global_ids ? id : id - first_expert;
-            args.out_weights[uint64_t{slot} * c.topk + k] = float_of(static_cast<uint32_t>(header.second.payload >> 32));
+            args.out_weights[uint64_t{slot} * c.topk + k] =
+                float_of(static_cast<uint32_t>(header.second.payload >> 32));
         }
         const int at = num + ctx.warp_sum_before(row_idx >= 0 ? 1 : 0);
         if (row_idx >= 0) placement.rows[at] = row_idx;
@@ -260,7 +248,8 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
                                     const Announced& announced, const ReceivedRow& row, const Placement& placement,
                                     const RowStage& stage, uint32_t& round) {
     const LlCommon& c = args.common;
-    if (!read_header(ctx, args, operation, announced, row, true, placement)) return false;
+    TaggedPair unused_pair{};
+    if (!read_header(ctx, args, operation, announced, row, true, nullptr, unused_pair, placement)) return false;
     ctx.mark(Step::kDispatchHeader);
     const uint32_t slot = plain_slot(c, row.source, row.slot);
     uint64_t unused = 0;
@@ -294,6 +283,13 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
     return true;
 }
 
+CROSSDOCK_DEVICE bool wait_pair(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
+                                const TaggedWord* words, TaggedPair& pair) {
+    return wait_tagged(
+        ctx, c, operation, WaitStep::kRow, source, [&] { pair = TaggedPair::load(ctx, words); },
+        [&] { return pair.is_of(operation); });
+}
+
 // One warp places a segment of a row in tagged form; the row's first segment also places its scales.
 CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
                                      const Announced& announced, const ReceivedRow& row, uint32_t segment,
@@ -303,10 +299,13 @@ CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args,
     const uint32_t begin = segment * kTaggedSegmentBytes;
     const uint32_t end = begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
     uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane());
-    // Looked at before the header, which has most probably come as well: one trip to memory for both.
-    TaggedPair pair = TaggedPair::load(ctx, words + (at < end ? at : begin) / 8);
+    TaggedPair pair{};
+    const TaggedWord* first_words = at < end ? words + at / 8 : nullptr;
+    bool has_pair = false;
     if (c.expert_major || segment == 0) {
-        if (!read_header(ctx, args, operation, announced, row, segment == 0, placement)) return false;
+        if (!read_header(ctx, args, operation, announced, row, segment == 0, first_words, pair, placement))
+            return false;
+        has_pair = true;
     } else if (is_leader(ctx)) {
         placement.rows[0] = static_cast<int32_t>(plain_slot(c, row.source, row.slot));
         *placement.num = 1;
@@ -315,22 +314,19 @@ CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args,
     ctx.mark(Step::kDispatchHeader);
     bool came = true;
     CROSSDOCK_ROLLED
-    for (bool is_first = true; came && at < end; at += 16 * kLanes, is_first = false) {
-        if (!is_first) pair = TaggedPair::load(ctx, words + at / 8);
-        came = pair.wait(ctx, c, operation, row.source, words + at / 8);
+    for (; came && at < end; at += 16 * kLanes, has_pair = false) {
+        if (!has_pair) came = wait_pair(ctx, c, operation, row.source, words + at / 8, pair);
         CROSSDOCK_ROLLED
         for (int i = 0; came && i < *placement.num; ++i) {
             std::byte* target = args.out_tokens + static_cast<uint64_t>(placement.rows[i]) * args.row_bytes;
-            *reinterpret_cast<Bytes16*>(target + at) = {pair.first.payload, pair.second.payload};
+            *reinterpret_cast<Bytes16*>(target + at) = pair.payload();
         }
     }
     const uint32_t scale_area = segment == 0 ? static_cast<uint32_t>(align_up(args.scale_bytes, 16)) : 0;
     CROSSDOCK_ROLLED
     for (at = 16 * static_cast<uint32_t>(ctx.lane()); came && at < scale_area; at += 16 * kLanes) {
-        const TaggedWord* scales = words + (args.row_bytes + at) / 8;
-        pair = TaggedPair::load(ctx, scales);
-        came = pair.wait(ctx, c, operation, row.source, scales);
-        if (came) place_scale_part(args, placement, at, {pair.first.payload, pair.second.payload});
+        came = wait_pair(ctx, c, operation, row.source, words + (args.row_bytes + at) / 8, pair);
+        if (came) place_scale_part(args, placement, at, pair.payload());
     }
     if (!ctx.warp_all(came)) return false;
     if (is_leader(ctx) && segment == 0) {

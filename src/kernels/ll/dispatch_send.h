@@ -30,16 +30,13 @@ CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlCommon& c, const O
     }
 }
 
-// Quantises one block of 128 bf16 elements to e4m3 with one fp32 scale. One warp.
-CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const std::byte* row, uint32_t block, bool round_scales,
+// One block of 128 bf16 elements as e4m3 with one fp32 scale. One warp; a lane has its share of the elements.
+inline constexpr uint32_t kFp8PerLane = kFp8Block / kLanes;
+
+CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const float (&values)[kFp8PerLane], bool round_scales,
                                          std::byte* target, float* scale_target) {
-    constexpr uint32_t kPerLane = kFp8Block / kLanes;
-    const uint32_t lane_first = static_cast<uint32_t>(ctx.lane()) * kPerLane;
-    float values[kPerLane];
-    load_elements<DType::kBf16, kPerLane>(row, block * kFp8Block + lane_first, values);
     float largest = 1e-4f;
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < kPerLane; ++i) largest = larger(largest, absolute(values[i]));
+    for (uint32_t i = 0; i < kFp8PerLane; ++i) largest = larger(largest, absolute(values[i]));
     largest = ctx.warp_max(largest);
     float scale = largest / 448.0f;
     float multiplier = 448.0f / largest;
@@ -49,7 +46,7 @@ CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const std::byte* row, u
         scale = float_of(exponent << 23);
         multiplier = 1.0f / scale;
     }
-    store_e4m3<kPerLane>(values, multiplier, target + lane_first);
+    store_e4m3(values, multiplier, target + static_cast<uint32_t>(ctx.lane()) * kFp8PerLane);
     if (is_leader(ctx)) *scale_target = scale;
 }
 
@@ -68,7 +65,8 @@ CROSSDOCK_DEVICE Batch batch_of(const LlDispatchArgs& args, uint32_t first, uint
     const LlCommon& c = args.common;
     const uint32_t left = args.row_bytes - row_first;
     const uint32_t chunk = left < c.crew.chunk_bytes ? left : c.crew.chunk_bytes;
-    return {first, end - first < c.crew.num_stages ? end - first : c.crew.num_stages, round, row_first, chunk, chunk == left};
+    return {first,        end - first < c.crew.num_stages ? end - first : c.crew.num_stages, round, row_first, chunk,
+            chunk == left};
 }
 
 // Begins to bring the rows into the stages.
@@ -92,16 +90,31 @@ CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const LlDispatchArgs& args, con
 CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                      const Batch& batch) {
     if (args.recipe != LlRecipe::kFp8) return;
+    constexpr uint32_t kBlocksAtOnce = 4;  // under way together
     const uint32_t blocks = batch.chunk / kFp8Block;
+    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < batch.num * blocks;
-         i += static_cast<uint32_t>(ctx.num_warps())) {
-        const RowStage stage = stage_of(ctx, shared, i / blocks);
-        const uint32_t block = i % blocks;
-        const uint32_t block_of_row = batch.row_first / kFp8Block + block;
-        quantise_fp8_block(ctx, args.tokens + uint64_t{batch.first + i / blocks} * args.source_row_bytes, block_of_row,
-                           args.round_scales, stage.data() + block * kFp8Block,
-                           reinterpret_cast<float*>(stage.data() + shared.tail) + block_of_row);
+    for (uint32_t i = 0; i < batch.num; ++i) {
+        const std::byte* row = args.tokens + uint64_t{batch.first + i} * args.source_row_bytes;
+        const RowStage stage = stage_of(ctx, shared, i);
+        float* scales = reinterpret_cast<float*>(stage.data() + shared.tail) + batch.row_first / kFp8Block;
+        CROSSDOCK_ROLLED
+        for (uint32_t first = static_cast<uint32_t>(ctx.warp_idx()); first < blocks; first += kBlocksAtOnce * warps) {
+            float values[kBlocksAtOnce][kFp8PerLane];
+            CROSSDOCK_UNROLL
+            for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
+                const uint32_t block = first + j * warps < blocks ? first + j * warps : first;
+                load_elements<DType::kBf16>(
+                    row, batch.row_first + block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kFp8PerLane,
+                    values[j]);
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
+                const uint32_t block = first + j * warps;
+                if (block >= blocks) break;
+                quantise_fp8_block(ctx, values[j], args.round_scales, stage.data() + block * kFp8Block, scales + block);
+            }
+        }
     }
     stage_of(ctx, shared, 0).filled();
 }
@@ -135,8 +148,7 @@ CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, cons
         const TokenPlan plan = token_plan(ctx, args, shared, i);
         const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
         if (number < targets) {
-            const uint64_t slot =
-                plain_slot(args.common, args.common.rank, static_cast<uint32_t>(plan.slots[number]));
+            const uint64_t slot = plain_slot(args.common, args.common.rank, static_cast<uint32_t>(plan.slots[number]));
             trip = {batch.first + i, i, number, plan.ranks[plan.choices[number]], slot, plan.rows[number]};
             return true;
         }
@@ -156,11 +168,14 @@ CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, co
     const TokenPlan plan = token_plan(ctx, args, shared, trip.stage);
     TaggedWord* words = header_words(c, operation, trip.peer, trip.slot);
     const uint64_t tag = pack_word(operation.epoch, 0);
+    const uint32_t first_choice = !c.expert_major ? 0
+                                                  : choices_before(ctx, c, trip.token - trip.stage, trip.token,
+                                                                   routing_counts(ctx, shared), trip.peer);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= c.topk; i += kLanes) {
         uint64_t payload = 0;
         if (i == 0) {
-            payload = RowLabel{trip.token, static_cast<uint16_t>(trip.target), static_cast<uint16_t>(direct)}.payload();
+            payload = RowLabel{trip.token, trip.target, direct, first_choice}.payload();
         } else {
             const uint32_t k = i - 1;
             const uint32_t upper = c.expert_major ? static_cast<uint32_t>(plan.positions[k])
@@ -181,7 +196,8 @@ CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, co
     if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
     ctx.mark(Step::kDispatchLoaded);
     if ((direct & kDirectTokens) != 0) {
-        stage.store(ctx, args.token_windows.at(trip.peer, trip.slot * args.row_bytes + batch.row_first), 0, batch.chunk);
+        stage.store(ctx, args.token_windows.at(trip.peer, trip.slot * args.row_bytes + batch.row_first), 0,
+                    batch.chunk);
     } else if (sends_scales && direct == 0 && batch.chunk == shared.tail) {
         stage.store(ctx, trip.row + batch.row_first, 0, batch.chunk + scale_area);  // one piece, as in the stage
     } else {
@@ -196,37 +212,34 @@ CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, co
     ctx.mark(Step::kDispatchStored);
 }
 
-// Rows in plain form: a trip's leader stores the whole chunk at once, and raises the row's flag when it has landed.
+// Rows in plain form: the block's first warps take a trip after the other. Few are under way at once, enough for the
+// wire: so rows land one by one, and their receivers place them while others follow.
 CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
     const LlCommon& c = args.common;
-    const uint32_t warps = c.crew.send_warps;
-    if (static_cast<uint32_t>(ctx.warp_idx()) >= warps) return;
+    if (ctx.warp_idx() >= static_cast<int>(c.crew.send_warps)) return;
     Trip trip{};
-    uint64_t sent = 0;  // bit i: this warp's i-th trip; the others' ranks are lost
-    uint64_t bit = 1;
     CROSSDOCK_ROLLED
-    for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx());
-         find_trip(ctx, args, shared, batch, number, trip); number += warps, bit <<= 1) {
+    for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx()); find_trip(ctx, args, shared, batch, number, trip);
+         number += c.crew.send_warps) {
         if (trip.row == nullptr) continue;
+        if (is_leader(ctx)) {
+            if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
+            store_chunk(ctx, args, shared, operation, batch, trip);
+        }
+        ctx.warp_sync();
         if (batch.row_first == 0) send_header(ctx, args, shared, operation, trip, args.direct);
-        sent |= bit;
         if (!is_leader(ctx)) continue;
-        if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
-        store_chunk(ctx, args, shared, operation, batch, trip);
-    }
-    if (!is_leader(ctx)) return;
-    if (!batch.is_last_chunk) return stage_of(ctx, shared, 0).wait_reusable(ctx);
-    CROSSDOCK_ROLLED
-    for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx()); sent != 0; number += warps, sent >>= 1) {
-        if ((sent & 1) == 0) continue;
-        find_trip(ctx, args, shared, batch, number, trip);
-        RowStage::wait_stores(ctx, number_of_ones(sent) - 1);
+        if (!batch.is_last_chunk) {
+            stage_of(ctx, shared, 0).wait_reusable(ctx);
+            continue;
+        }
+        RowStage::wait_stores(ctx);
         ctx.mark(Step::kDispatchLanded);
         ctx.store_landed_system(row_flag(c, operation, trip.peer, trip.slot), pack_word(operation.epoch, 0));
         ctx.mark(Step::kDispatchFlagged);
     }
-    stage_of(ctx, shared, 0).wait_reusable(ctx);
+    if (is_leader(ctx)) stage_of(ctx, shared, 0).wait_reusable(ctx);
 }
 
 // Rows in tagged form: all threads share every row's 16 bytes, warps the headers.
@@ -234,9 +247,9 @@ CROSSDOCK_DEVICE void send_tagged(const Ctx& ctx, const LlDispatchArgs& args, co
                                   const Operation& operation, const Batch& batch) {
     const uint64_t tag = pack_word(operation.epoch, 0);
     Trip trip{};
-    CROSSDOCK_ROLLED
+    const uint32_t part = static_cast<uint32_t>(ctx.block_idx()) & ((1u << args.common.log2_blocks_per_token) - 1);
     for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx());
-         batch.row_first == 0 && find_trip(ctx, args, shared, batch, number, trip);
+         part == 0 && batch.row_first == 0 && find_trip(ctx, args, shared, batch, number, trip);
          number += static_cast<uint32_t>(ctx.num_warps())) {
         if (trip.row == nullptr) continue;
         if (is_leader(ctx)) note_slot_sent(ctx, args.common, operation, trip);
@@ -250,23 +263,11 @@ CROSSDOCK_DEVICE void send_tagged(const Ctx& ctx, const LlDispatchArgs& args, co
         if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
         ctx.mark(Step::kDispatchLoaded);
         const int targets = *plan.num_targets;
-        store_tagged_rows(ctx, stage.data(), batch.chunk, plan.rows, targets, batch.row_first, tag);
-        store_tagged_rows(ctx, stage.data() + shared.tail, scale_area, plan.rows, targets, args.row_bytes, tag);
+        const Slice slice{part, args.common.log2_blocks_per_token};
+        store_tagged_rows(ctx, stage.data(), batch.chunk, slice, plan.rows, targets, batch.row_first, tag);
+        store_tagged_rows(ctx, stage.data() + shared.tail, scale_area, slice, plan.rows, targets, args.row_bytes, tag);
         ctx.mark(Step::kDispatchStored);
     }
-}
-
-// May be written: this rank's outputs, by peers. The block's first warp.
-CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation) {
-    const LlCommon& c = args.common;
-    if (c.expert_major || ctx.warp_idx() != 0) return;
-    CROSSDOCK_ROLLED
-    for (int peer = ctx.lane(); peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
-        if (!is_active(ctx, c.scope, peer)) continue;
-        ctx.store_release_system(entry_word(c, operation, peer, c.rank),
-                                 pack_word(operation.epoch, args.direct));
-    }
-    ctx.warp_sync();
 }
 
 // Blocks share the tokens in contiguous runs; the last block announces the counts and sends nothing unless it is alone.
@@ -276,9 +277,18 @@ struct TokenRun {
 };
 
 CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const LlCommon& c) {
-    const uint32_t begin = static_cast<uint32_t>(ctx.block_idx()) * c.tokens_per_block;
+    const uint32_t begin = (static_cast<uint32_t>(ctx.block_idx()) >> c.log2_blocks_per_token) * c.tokens_per_block;
     const uint32_t end = begin + c.tokens_per_block;
     return {begin < c.num_tokens ? begin : c.num_tokens, end < c.num_tokens ? end : c.num_tokens};
+}
+
+// A block counts the tokens before its own, the last block all.
+CROSSDOCK_DEVICE uint32_t tokens_to_count(const Ctx& ctx, const LlCommon& c) {
+    return ctx.block_idx() == ctx.num_blocks() - 1 ? c.num_tokens : tokens_of_block(ctx, c).begin;
+}
+
+CROSSDOCK_DEVICE TokenIds load_first_ids(const Ctx& ctx, const LlCommon& c) {
+    return load_ids(c, static_cast<uint32_t>(thread_idx(ctx)), tokens_to_count(ctx, c), 0);
 }
 
 CROSSDOCK_DEVICE void load_first_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
@@ -293,21 +303,25 @@ CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const LlDispatchArgs& args, 
     constexpr int kFirstDuty = 4;  // behind load_batch and load_head
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
-        if (has_duty(ctx, kFirstDuty + static_cast<int>(i))) plan_one(batch.first + i, token_plan(ctx, args, shared, i));
+        if (has_duty(ctx, kFirstDuty + static_cast<int>(i)))
+            plan_one(batch.first + i, token_plan(ctx, args, shared, i));
     }
 }
 
 // Before the operation is known: the first rows set out, and what they need of the routing is looked up. With barriers
 // of the block before and behind.
-CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                   const TokenIds& first_ids) {
     const LlCommon& c = args.common;
     const RoutingCounts counts = routing_counts(ctx, shared);
     const TokenRun run = tokens_of_block(ctx, c);
     if (run.begin < run.end) {
-        for_own_plans(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0),
+        const Batch batch = batch_of(args, run.begin, run.end, 0, 0);
+        for_own_plans(ctx, args, shared, batch,
                       [&](uint32_t token, const TokenPlan& plan) { load_plan(ctx, c, token, plan); });
+        quantise_batch(ctx, args, shared, batch);
     }
-    count_tokens(ctx, c, 0, ctx.block_idx() == ctx.num_blocks() - 1 ? c.num_tokens : run.begin, counts);
+    count_tokens(ctx, c, 0, tokens_to_count(ctx, c), first_ids, counts);
 }
 
 // The last block announces how many rows come, and from where.
@@ -315,8 +329,6 @@ CROSSDOCK_DEVICE void announce(const Ctx& ctx, const LlDispatchArgs& args, const
                                const Operation& operation) {
     const LlCommon& c = args.common;
     const RoutingCounts counts = routing_counts(ctx, shared);
-    announce_entry(ctx, args, operation);
-    announce_entered(ctx, c, operation);
     announce_counts(ctx, c, operation, counts);
     if (ctx.num_blocks() > 1) return;
     ctx.block_sync();
@@ -337,8 +349,10 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
         CROSSDOCK_ROLLED
         for (uint32_t row_first = 0; row_first < args.row_bytes; row_first += c.crew.chunk_bytes, ++round) {
             const Batch batch = batch_of(args, first, run.end, round, row_first);
-            if (round > 0) load_batch(ctx, args, shared, batch);
-            quantise_batch(ctx, args, shared, batch);
+            if (round > 0) {
+                load_batch(ctx, args, shared, batch);
+                quantise_batch(ctx, args, shared, batch);
+            }
             if (row_first == 0) {
                 for_own_plans(ctx, args, shared, batch, [&](uint32_t token, const TokenPlan& plan) {
                     if (round > 0) load_plan(ctx, c, token, plan);
@@ -355,7 +369,8 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
             if (batch.first + batch.num == run.end && batch.is_last_chunk) return;
             ctx.block_sync();
         }
-        count_tokens(ctx, c, first, first + c.crew.num_stages, counts);
+        const uint32_t next = first + c.crew.num_stages;
+        count_tokens(ctx, c, first, next, load_ids(c, first + static_cast<uint32_t>(thread_idx(ctx)), next, 0), counts);
         ctx.block_sync();
     }
 }

@@ -6,8 +6,8 @@
 // every rank:
 //   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row and scales;
 //   combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
-// Rows of a source with few tokens take the tagged form instead: 8 bytes of payload beside 8 bytes of tag, in an area of
-// their own. Everything that announces something carries the operation's epoch, so nothing is ever reset.
+// Rows of a source with few tokens take the tagged form instead: 8 bytes of payload beside 8 bytes of tag, in an area
+// of their own. Everything that announces something carries the operation's epoch, so nothing is ever reset.
 #pragma once
 
 #include "device/tagged_word.h"
@@ -19,7 +19,7 @@ inline constexpr int kNumBuffers =
 inline constexpr int kMaxPendingSplits = kNumBuffers - 1;
 inline constexpr int kMaxTopk = 64;
 inline constexpr uint32_t kMaxTaggedTokens = 8;  // of a rank whose rows travel in tagged form
-inline constexpr uint64_t kPayloadBits = 24;  // of an announcing word; the other 40 hold the epoch
+inline constexpr uint64_t kPayloadBits = 24;     // of an announcing word; the other 40 hold the epoch
 inline constexpr uint64_t kMaxPayload = (uint64_t{1} << kPayloadBits) - 1;
 
 CROSSDOCK_HOST_DEVICE constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
@@ -36,21 +36,30 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t word_payload(uint64_t word) { return wo
 
 // What a source wrote straight into the receiver's tensors.
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
+inline constexpr uint32_t kHasEntered = 4;  // in an entry word, beside those parts: it is written even if they are none
 
-// A row's first tagged word says which token it is; word 1 + k holds choice k: its global expert id (-1: dropped) in the
-// lower half, in the upper half its place among this source's rows for that expert (expert-major) or its weight
+// A row's first tagged word says which token it is; word 1 + k holds choice k: its global expert id (-1: dropped) in
+// the lower half, in the upper half its place among this source's rows for that expert (expert-major) or its weight
 // (rank-major).
+inline constexpr uint32_t kTokenBits = 23;
+inline constexpr uint32_t kMaxTokensOfRank = (1u << kTokenBits) - 1;
+inline constexpr uint32_t kMaxChoicesOfRank = (1u << 31) - 1;  // tokens times topk
+
 struct RowLabel {
     uint32_t token_idx;
-    uint16_t place;   // of the receiving rank among the token's ranks, in the order of their first choices
-    uint16_t direct;  // bits of DirectPart
+    uint32_t place;   // 7 bits: of the receiving rank among the token's ranks, in the order of their first choices
+    uint32_t direct;  // 3 bits: DirectPart
+    uint32_t
+        first_choice;  // 31 bits: of the source's earlier choices, so many are for the receiving rank; expert-major
 
     CROSSDOCK_HOST_DEVICE static constexpr RowLabel of(uint64_t payload) {
-        return {static_cast<uint32_t>(payload), static_cast<uint16_t>(payload >> 32),
-                static_cast<uint16_t>(payload >> 48)};
+        return {static_cast<uint32_t>(payload) & kMaxTokensOfRank, static_cast<uint32_t>(payload >> kTokenBits) & 0x7F,
+                static_cast<uint32_t>(payload >> (kTokenBits + 7)) & 0x7,
+                static_cast<uint32_t>(payload >> (kTokenBits + 10))};
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t payload() const {
-        return uint64_t{direct} << 48 | uint64_t{place} << 32 | token_idx;
+        return uint64_t{first_choice} << (kTokenBits + 10) | uint64_t{direct} << (kTokenBits + 7) |
+               uint64_t{place} << kTokenBits | token_idx;
     }
 };
 
@@ -177,7 +186,7 @@ struct RowRecord {
     uint32_t cell;  // for one row a rank
 };
 
-// One row of an expert, expert-major: choices are numbered by source, expert, token and k.
+// One row of an expert, expert-major: choices are numbered by source, token and k.
 struct LlChoice {
     int32_t row_idx;  // -1: the choice had no room at its expert
     uint32_t cell;
@@ -194,7 +203,7 @@ struct LlHandleGeometry {
 
     // LlPending comes first.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t received_offset() const { return kReceivedOffset; }  // LlReceived [ranks]
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t records_offset() const {                // RowRecord [ranks][tokens]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t records_offset() const {  // RowRecord [ranks][tokens]
         return align_up(received_offset() + sizeof(LlReceived) * num_ranks, 16);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t record_bytes() const { return align_up(8 + uint64_t{4} * topk, 16); }

@@ -19,7 +19,9 @@ namespace {
 
 constexpr int kMostThreads = 512;
 
-__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_dispatch(const __grid_constant__ LlDispatchArgs args) { ll_dispatch(Ctx{}, args); }
+__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_dispatch(const __grid_constant__ LlDispatchArgs args) {
+    ll_dispatch(Ctx{}, args);
+}
 
 template <DType kDType>
 __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __grid_constant__ LlCombineArgs args) {
@@ -72,12 +74,11 @@ void launch(void (*kernel)(Args), const Args& args, const LaunchShape& shape, cu
 }
 
 #if defined(CROSSDOCK_TIMELINE)
-constexpr const char* kStepNames[] = {"dispatch begin",    "dispatch head",    "dispatch planned", "dispatch loaded",
-                                      "dispatch stored",   "dispatch landed",  "dispatch flagged", "dispatch counts",
-                                      "dispatch header",   "dispatch arrived", "dispatch placed",  "dispatch end",
-                                      "combine begin",     "combine head",     "combine loaded",   "combine stored",
-                                      "combine landed",    "combine flagged",  "combine listed",   "combine arrived",
-                                      "combine summed",    "combine end"};
+constexpr const char* kStepNames[] = {
+    "dispatch begin",   "dispatch head",   "dispatch planned", "dispatch loaded",  "dispatch stored", "dispatch landed",
+    "dispatch flagged", "dispatch counts", "dispatch header",  "dispatch arrived", "dispatch placed", "dispatch end",
+    "combine begin",    "combine head",    "combine loaded",   "combine stored",   "combine landed",  "combine flagged",
+    "combine listed",   "combine arrived", "combine summed",   "combine end"};
 static_assert(std::size(kStepNames) == kNumSteps);
 #endif
 
@@ -88,11 +89,13 @@ void write_timeline(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
     static int64_t clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
     static uint64_t begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+    static uint64_t epochs[kTimelineBlocks][kNumSteps];
     int device = 0;
     int clock_khz = 0;
     if (folder == nullptr || cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device) != cudaSuccess ||
         cudaMemcpyFromSymbol(clocks, gpu::timeline_clocks, sizeof clocks) != cudaSuccess ||
+        cudaMemcpyFromSymbol(epochs, gpu::timeline_epoch, sizeof epochs) != cudaSuccess ||
         cudaMemcpyFromSymbol(begin_ns, gpu::timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
         return;
     std::ofstream file(std::string(folder) + "/timeline-" + std::to_string(rank) + ".jsonl");
@@ -106,8 +109,10 @@ void write_timeline(int rank) {
                 const std::string name = kStepNames[step];
                 const size_t space = name.find(' ');
                 file << "{\"rank\":" << rank << ",\"kernel\":\"" << name.substr(0, space) << "\",\"block\":" << block
-                     << ",\"warp\":" << warp << ",\"step\":\"" << name.substr(space + 1) << "\",\"ns\":"
-                     << begin_ns[block][warp][begin] + static_cast<uint64_t>(since * 1000000 / clock_khz) << "}\n";
+                     << ",\"warp\":" << warp << ",\"step\":\"" << name.substr(space + 1)
+                     << "\",\"epoch\":" << epochs[block][begin + 1]
+                     << ",\"ns\":" << begin_ns[block][warp][begin] + static_cast<uint64_t>(since * 1000000 / clock_khz)
+                     << "}\n";
             }
         }
     }

@@ -76,7 +76,7 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
     }
     if (thread_idx(ctx) == 0) {
         *c.state = LlArenaState{};
-        c.state->clock = LlClock{*largest + 1, 0, 0, 0}.word();
+        ctx.exchange_release_device(&c.state->clock, LlClock{*largest + 1, 0, 0, 0}.word());
     }
 }
 

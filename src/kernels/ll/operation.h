@@ -72,7 +72,7 @@ CROSSDOCK_DEVICE int32_t expert_id(const LlCommon& c, uint32_t token_idx, uint32
 }
 CROSSDOCK_DEVICE int rank_of_expert(const LlCommon& c, int32_t id) {
     if (id < 0) return -1;
-    return static_cast<int>(static_cast<uint64_t>(id) * c.rank_of_expert_mult >> kRankOfExpertShift);
+    return static_cast<int>(uint64_t{static_cast<uint32_t>(id)} * c.rank_of_expert_mult >> kRankOfExpertShift);
 }
 
 // No earlier choice of the token goes to that rank.
@@ -97,17 +97,57 @@ CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) {
     return ctx.warp_idx() == (warp > 0 ? warp : 0);
 }
 
-// What a block must know before it does anything: asked for by different warps, so that all answers come at once.
+// The first buffer, in turn, that no pending operation holds; -1: none.
+CROSSDOCK_DEVICE int choose_buffer(const LlClock& clock) {
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < kNumBuffers; ++i) {
+        const uint32_t buffer = (clock.next_buffer + i) % kNumBuffers;
+        if ((clock.held_buffers >> buffer & 1) == 0) return static_cast<int>(buffer);
+    }
+    return -1;
+}
+
+CROSSDOCK_DEVICE uint64_t buffer_base(const LlCommon& c, int buffer) {
+    return c.offsets.buffers + static_cast<uint32_t>(buffer) * c.offsets.buffer_bytes;
+}
+
+// Tells every peer that this rank has come to this operation: whatever it read in earlier ones, held buffers excepted,
+// may be overwritten, and peers may write these parts (bits of DirectPart) of its outputs. One warp.
+CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const LlClock& clock, uint32_t direct) {
+    const int buffer = choose_buffer(clock);
+    CROSSDOCK_ROLLED
+    for (int peer = ctx.lane(); buffer >= 0 && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
+        if (!is_active(ctx, c.scope, peer)) continue;
+        if (direct != 0) {
+            uint64_t* entries =
+                reinterpret_cast<uint64_t*>(c.peers.at(peer, buffer_base(c, buffer) + c.offsets.entries));
+            ctx.store_entered_system(entries + c.rank, pack_word(clock.epoch, direct));
+        }
+        ctx.store_entered_system(entered_word(c, peer, c.rank), clock.epoch);
+    }
+    ctx.warp_sync();
+}
+
+// The block's ticket. Taken while earlier kernels may still be ending: the operation before has advanced the clock long
+// ago, by an exchange that had returned before its last block could end.
+CROSSDOCK_DEVICE void take_ticket(const Ctx& ctx, const LlCommon& c) {
+    if (has_duty(ctx, 1) && is_leader(ctx)) block_head(ctx)->clock = ctx.add_relaxed_device(&c.state->clock, 1);
+    ctx.warp_sync();
+}
+
+// What else a block must know before it does anything: asked for by different warps, so that all answers come at once.
 // Followed by a barrier of the block and read_head.
-CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c) {
+CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t direct) {
     LlBlockHead* head = block_head(ctx);
-    if (has_duty(ctx, 1) && is_leader(ctx)) {
-        const bool failed = has_failed(ctx, c.scope);
-        const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
-        head->clock = ctx.add_relaxed_device(&c.state->clock, 1);
-        head->has_failed = failed ? 1 : 0;
-        head->losses = losses;
-        head->start_ns = ctx.now_ns();
+    if (has_duty(ctx, 1)) {
+        if ((c.halves & kSendHalf) != 0 && ctx.block_idx() == ctx.num_blocks() - 1) {
+            announce_entry(ctx, c, LlClock::of(head->clock), direct);
+        }
+        if (is_leader(ctx)) {
+            head->has_failed = has_failed(ctx, c.scope) ? 1 : 0;
+            head->losses = ctx.load_relaxed_device(&c.scope.control->losses);
+            head->start_ns = ctx.now_ns();
+        }
     }
     if (has_duty(ctx, 2)) {
         CROSSDOCK_ROLLED
@@ -124,16 +164,6 @@ CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c) {
         seen_entered(ctx)[peer] =
             (c.halves & kSendHalf) != 0 ? ctx.load_acquire_system(entered_word(c, c.rank, peer)) : 0;
     }
-}
-
-// The first buffer, in turn, that no pending operation holds; -1: none.
-CROSSDOCK_DEVICE int choose_buffer(const LlClock& clock) {
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < kNumBuffers; ++i) {
-        const uint32_t buffer = (clock.next_buffer + i) % kNumBuffers;
-        if ((clock.held_buffers >> buffer & 1) == 0) return static_cast<int>(buffer);
-    }
-    return -1;
 }
 
 // The clock of the next operation, and from which epoch on every buffer may be written again. One thread, that of the
@@ -159,7 +189,7 @@ CROSSDOCK_DEVICE void advance_clock(const Ctx& ctx, const LlCommon& c, LlClock c
             next[operation.buffer] = clock.epoch;
         }
     }
-    ctx.store_relaxed_system(&c.state->clock, clock.word());
+    ctx.exchange_release_device(&c.state->clock, clock.word());
 }
 
 // False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group).
@@ -175,7 +205,8 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
         operation.epoch = clock.epoch;
         operation.buffer = choose_buffer(clock);
         if (operation.buffer >= 0) {
-            operation.free_from = head->free_from[clock.epoch % 2 * kNumBuffers + static_cast<uint32_t>(operation.buffer)];
+            operation.free_from =
+                head->free_from[clock.epoch % 2 * kNumBuffers + static_cast<uint32_t>(operation.buffer)];
         }
     }
     const bool is_last = clock.ticket + 1 == static_cast<uint32_t>(ctx.num_blocks());
@@ -187,20 +218,9 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
         }
         return false;
     }
-    operation.base = c.offsets.buffers + static_cast<uint32_t>(operation.buffer) * c.offsets.buffer_bytes;
+    operation.base = buffer_base(c, operation.buffer);
     if (thread_idx(ctx) == 0 && is_last) advance_clock(ctx, c, clock, operation);
     return head->has_failed == 0;
-}
-
-// Tells every peer that this rank has come to this operation: whatever it read in earlier ones, held buffers excepted,
-// may be overwritten. By the block's last warp.
-CROSSDOCK_DEVICE void announce_entered(const Ctx& ctx, const LlCommon& c, const Operation& operation) {
-    if (ctx.warp_idx() != ctx.num_warps() - 1) return;
-    CROSSDOCK_ROLLED
-    for (int peer = ctx.lane(); peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
-        if (is_active(ctx, c.scope, peer)) ctx.store_release_system(entered_word(c, peer, c.rank), operation.epoch);
-    }
-    ctx.warp_sync();
 }
 
 // The peer has read what was in that buffer of it; called before the first write of an operation to a peer.
@@ -210,7 +230,8 @@ CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const LlCommon& c, const Opera
     const uint64_t* word = entered_word(c, c.rank, peer);
     return wait_until(
         ctx, c.scope, operation, WaitStep::kCredit, peer, operation.free_from,
-        [&] { return ctx.load_acquire_system(word); }, [&](uint64_t entered) { return entered >= operation.free_from; });
+        [&] { return ctx.load_acquire_system(word); },
+        [&](uint64_t entered) { return entered >= operation.free_from; });
 }
 
 CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step, int peer,
@@ -244,17 +265,22 @@ CROSSDOCK_DEVICE uint64_t wait_count(const Ctx& ctx, const LlCommon& c, const Op
 
 CROSSDOCK_DEVICE bool receives(const LlCommon& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
 
-// After a first look at a tagged word: until it is of this operation.
-CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step, int peer,
-                                  const TaggedWord* word, TaggedWord& seen) {
-    if (word_epoch(seen.tag) == operation.epoch) return true;
+// Polls tagged words until all are of this operation: load() reads them, arrived() says whether they are. All that one
+// thread waits for it polls together, since a look at memory takes as long as the wire.
+template <typename Load, typename Arrived>
+CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step,
+                                  int peer, Load load, Arrived arrived) {
     return wait_until(
         ctx, c.scope, operation, step, peer, operation.epoch,
         [&] {
-            seen = ctx.load_tagged(word);
-            return word_epoch(seen.tag);
+            load();
+            return uint64_t{0};
         },
-        [&](uint64_t epoch) { return epoch == operation.epoch; });
+        [&](uint64_t) { return arrived(); });
+}
+
+CROSSDOCK_DEVICE bool is_of(const TaggedWord& word, const Operation& operation) {
+    return word_epoch(word.tag) == operation.epoch;
 }
 
 // Who shares the receive half: blocks, and the last warps of each; after a loss all warps of the last block do it.
@@ -271,8 +297,8 @@ struct Share {
 };
 
 // If a peer was lost meanwhile, blocks may have seen it differently: then the block that finishes last does the whole
-// receive half once more, alone, with one view of who is there. True: do it. Nothing is to be done where ranks cannot be
-// lost. losses: those that the latest receive half knew of; is_last: this block is that block.
+// receive half once more, alone, with one view of who is there. True: do it. Nothing is to be done where ranks cannot
+// be lost. losses: those that the latest receive half knew of; is_last: this block is that block.
 CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const LlCommon& c, uint32_t& losses, bool& is_last) {
     uint32_t* verdict = &block_head(ctx)->verdict;
     const bool is_first_thread = thread_idx(ctx) == 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a block of the low-latency kernels is manned, and what is where in its shared memory: set by the host for a launch.
+// How a block of the low-latency kernels is manned, and what is where in its shared memory: set by the host for a
+// launch.
 #pragma once
 
 #include "device/row_stage.h"
@@ -16,8 +17,8 @@ struct LlCrew {
     uint32_t chunk_bytes;     // of a row in one trip through a stage
 };
 
-// The beginning of every block's shared memory, followed by u64 [ranks]: the latest operation that each peer has entered
-// as far as this block has seen.
+// The beginning of every block's shared memory, followed by u64 [ranks]: the latest operation that each peer has
+// entered as far as this block has seen.
 struct LlBlockHead {
     uint64_t clock;
     uint64_t start_ns;
@@ -35,7 +36,7 @@ struct LlBlockHead {
 
 // Where one token's row goes, in shared memory.
 struct TokenPlan {
-    std::byte** rows;     // [d] the slot at the d-th distinct rank, in the form that this source's rows take; null: lost
+    std::byte** rows;  // [d] the slot at the d-th distinct rank, in the form that this source's rows take; null: lost
     int32_t* expert_ids;  // [k]; -1: dropped
     int32_t* ranks;       // [k]; -1: dropped
     int32_t* positions;   // [k] among this source's rows for that expert
@@ -43,9 +44,7 @@ struct TokenPlan {
     int32_t* choices;     // [d] the rank's first choice
     int32_t* num_targets;
 
-    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
-        return (28 * topk + 4 + 15) / 16 * 16;
-    }
+    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) { return (28 * topk + 4 + 15) / 16 * 16; }
 };
 
 // A block's shared memory: one description for the launch and the kernel. Offsets in bytes.
@@ -53,11 +52,10 @@ struct LlDispatchShared {
     uint32_t expert_counts;  // send: i32 [experts] choices counted so far
     uint32_t rank_counts;    // send: i32 [ranks] rows counted so far
     uint32_t first_rows;     // receive: i32 [ranks][local experts]
-    uint32_t first_choices;  // receive: i32 [ranks][local experts]
     uint32_t received;       // receive: i32 [4][ranks + 1]
     uint32_t plans;          // send: [stages] plans
     uint32_t placements;     // receive: i32 [warps][topk + 2]
-    uint32_t stages;          // [stages + receive stages][stage_bytes]
+    uint32_t stages;         // [stages + receive stages][stage_bytes]
     uint32_t stage_bytes;
     uint32_t tail;  // in a stage's data, behind a full chunk: scales
     uint32_t bytes;
@@ -72,8 +70,6 @@ struct LlDispatchShared {
         at = align_up(at + uint64_t{4} * arena.num_ranks, 16);
         shared.first_rows = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{4} * arena.num_experts, 16);
-        shared.first_choices = static_cast<uint32_t>(at);
-        at = align_up(at + uint64_t{4} * arena.num_experts, 16);
         shared.received = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{16} * (arena.num_ranks + 1), 16);
         shared.plans = static_cast<uint32_t>(at);
@@ -82,8 +78,8 @@ struct LlDispatchShared {
         at = align_up(at + uint64_t{4} * (topk + 2) * crew.warps_per_block, 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.tail = crew.chunk_bytes;
-        shared.stage_bytes =
-            static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes + align_up(scale_bytes, 16), 128));
+        shared.stage_bytes = static_cast<uint32_t>(
+            align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes + align_up(scale_bytes, 16), 128));
         shared.bytes =
             static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} * (crew.num_stages + crew.receive_stages));
         return shared;
@@ -92,8 +88,8 @@ struct LlDispatchShared {
 
 // Offsets in bytes.
 struct LlCombineShared {
-    uint32_t rows_before;  // i32 [2][ranks + 1]: in plain, in tagged form
-    uint32_t terms;        // i64 [warps][topk], f32 [warps][topk], i32 [warps][topk]
+    uint32_t return_counts;  // i32 [2][ranks + 1]
+    uint32_t terms;          // i64 [warps][topk], f32 [warps][topk], i32 [warps][topk]
     uint32_t stages;
     uint32_t stage_bytes;
     uint32_t bytes;
@@ -101,7 +97,7 @@ struct LlCombineShared {
     static constexpr LlCombineShared of(const LlGeometry& arena, const LlCrew& crew, uint32_t topk) {
         LlCombineShared shared{};
         uint64_t at = LlBlockHead::bytes(arena.num_ranks);
-        shared.rows_before = static_cast<uint32_t>(at);
+        shared.return_counts = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{8} * (arena.num_ranks + 1), 16);
         shared.terms = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{16} * topk * crew.warps_per_block, 128);

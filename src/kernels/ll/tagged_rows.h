@@ -17,13 +17,20 @@ CROSSDOCK_DEVICE uint32_t tagged_segments(uint32_t bytes) {
     return (bytes + kTaggedSegmentBytes - 1) / kTaggedSegmentBytes;
 }
 
+// Which of the blocks that share a row this one is: the part-th of 2^log2_parts.
+struct Slice {
+    uint32_t part = 0;
+    uint32_t log2_parts = 0;
+};
+
 // By all threads of the block: bytes [first, first + bytes) of a row to each of its targets, those that are null
 // excepted. bytes: a multiple of 16.
-CROSSDOCK_DEVICE void store_tagged_rows(const Ctx& ctx, const std::byte* data, uint32_t bytes, std::byte* const* targets,
-                                        int num_targets, uint32_t first, uint64_t tag) {
+CROSSDOCK_DEVICE void store_tagged_rows(const Ctx& ctx, const std::byte* data, uint32_t bytes, const Slice& slice,
+                                        std::byte* const* targets, int num_targets, uint32_t first, uint64_t tag) {
+    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
     CROSSDOCK_ROLLED
-    for (uint32_t at = 16 * static_cast<uint32_t>(thread_idx(ctx)); at < bytes;
-         at += 16 * static_cast<uint32_t>(num_threads(ctx))) {
+    for (uint32_t at = 16 * (slice.part * threads + static_cast<uint32_t>(thread_idx(ctx))); at < bytes;
+         at += 16 * threads << slice.log2_parts) {
         const Bytes16 part = *reinterpret_cast<const Bytes16*>(data + at);
         CROSSDOCK_ROLLED
         for (int i = 0; i < num_targets; ++i) {
@@ -46,18 +53,7 @@ struct TaggedPair {
     CROSSDOCK_DEVICE bool is_of(const Operation& operation) const {
         return word_epoch(first.tag) == operation.epoch && word_epoch(second.tag) == operation.epoch;
     }
-    // After a first look: until both are of this operation. False: they will not come.
-    CROSSDOCK_DEVICE bool wait(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
-                               const TaggedWord* words) {
-        if (is_of(operation)) return true;
-        return wait_until(
-            ctx, c.scope, operation, WaitStep::kRow, source, operation.epoch,
-            [&] {
-                *this = load(ctx, words);
-                return is_of(operation) ? operation.epoch : word_epoch(first.tag);
-            },
-            [&](uint64_t) { return is_of(operation); });
-    }
+    CROSSDOCK_DEVICE Bytes16 payload() const { return {first.payload, second.payload}; }
 };
 
 }  // namespace CROSSDOCK_WORLD
