@@ -16,7 +16,6 @@ constexpr uint32_t kGpuSendWarps = 8;
 constexpr uint32_t kGpuReceiveWarps = 8;
 constexpr uint32_t kGpuSendStages = 4;      // tokens of a block under way at once
 constexpr uint32_t kGpuCombineStages = 8;   // rows of a block under way at once
-constexpr uint32_t kGpuComputedStages = 4;  // several warps compute a row
 constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
@@ -106,7 +105,6 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     const Staffing staffing = staffing_for(group.communicator().world(), kGpuCombineStages, args.wire_bytes);
     crew = staffing.crew;
     common.tagged_tokens = std::min(staffing.tagged_tokens, common.arena.tagged_tokens());
-    if (args.wire == LlCombineWire::kSums) crew.num_stages = std::min(crew.num_stages, kGpuComputedStages);
     if (args.wire == LlCombineWire::kNvfp4) crew.chunk_bytes = args.wire_bytes;  // block scales follow the payload
     const bool is_gpu = group.communicator().world() == World::kCuda;
     args.segment_bytes = is_gpu ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);

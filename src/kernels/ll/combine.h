@@ -200,6 +200,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const bool runs = read_head(ctx, c, operation);
     ctx.mark_head(Step::kCombineHead, operation.epoch);
     if (runs && sends) return_tokens<kDType>(ctx, args, shared, operation, plain);
+    if (!runs && sends && returns_plain_rows(ctx, args)) plain.abandon(ctx);
     receive_for_good(ctx, c, operation, runs, ctx.num_warps(),
                      [&](const Share& share) { sum_tokens<kDType>(ctx, args, shared, operation, share); });
     ctx.mark(Step::kCombineEnd);

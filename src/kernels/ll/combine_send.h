@@ -157,6 +157,11 @@ class PlainReturns {
     // The first row sets out before the operation is known. After a barrier behind ReturnList::count.
     CROSSDOCK_DEVICE void begin(const Ctx& ctx) { find_and_load(ctx); }
 
+    // Where nothing is sent after all: what has set out must arrive before its stage is gone.
+    CROSSDOCK_DEVICE void abandon(const Ctx& ctx) {
+        if (is_there_ && row_.row_idx >= 0) stage_.wait_loaded(ctx, round_);
+    }
+
     CROSSDOCK_DEVICE void run(const Ctx& ctx, const Operation& operation) {
         const LlCommon& c = args_.common;
         while (number_ < size_) {
@@ -302,13 +307,13 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
     const ReturnList list(ctx, args, is_tagged);
     const int total = list.size();
     const int stages = static_cast<int>(c.crew.num_stages);
-    const int parts = ctx.num_warps() > stages ? ctx.num_warps() / stages : 1;  // warps that share a row
     const TermList terms = terms_of_warp(ctx, args, shared);
     Return row;
     CROSSDOCK_ROLLED
     for (int base = ctx.block_idx(); base < total; base += stages * ctx.num_blocks()) {
         const int left = (total - base + ctx.num_blocks() - 1) / ctx.num_blocks();
         const int num = left < stages ? left : stages;
+        const int parts = num < ctx.num_warps() ? ctx.num_warps() / num : 1;  // warps that share a row
         CROSSDOCK_ROLLED
         for (uint32_t row_first = 0; row_first < args.wire_bytes; row_first += c.crew.chunk_bytes) {
             const uint32_t rest = args.wire_bytes - row_first;

@@ -28,6 +28,7 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     ctx.mark_head(Step::kDispatchHead, operation.epoch);
     uint32_t round = 0;  // loads of this warp's receive stage
     if (runs && sends) send_tokens(ctx, args, shared, operation);
+    if (!runs && sends) abandon_first_batch(ctx, args, shared);
     receive_for_good(ctx, c, operation, runs, static_cast<int>(c.crew.receive_warps),
                      [&](const Share& share) { receive_tokens(ctx, args, operation, share, round); });
     ctx.mark(Step::kDispatchEnd);

@@ -18,7 +18,7 @@ CROSSDOCK_DEVICE TokenPlan token_plan(const Ctx& ctx, const LlDispatchArgs& args
     return {reinterpret_cast<std::byte**>(memory),
             words,
             words + topk,
-            words + 2 * topk,
+            reinterpret_cast<uint32_t*>(words + 2 * topk),
             words + 3 * topk,
             words + 4 * topk,
             words + 5 * topk};
@@ -123,11 +123,13 @@ CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t b
 }
 
 // One warp looks up a token's routing.
-CROSSDOCK_DEVICE void load_plan(const Ctx& ctx, const LlCommon& c, uint32_t token, const TokenPlan& plan) {
+CROSSDOCK_DEVICE void load_plan(const Ctx& ctx, const LlDispatchArgs& args, uint32_t token, const TokenPlan& plan) {
+    const LlCommon& c = args.common;
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
         plan.expert_ids[k] = expert_id(c, token, k);
         plan.ranks[k] = rank_of_expert(c, plan.expert_ids[k]);
+        if (!c.expert_major) plan.extras[k] = bits_of(args.topk_weights[uint64_t{token} * c.topk + k]);
     }
     ctx.warp_sync();
 }
@@ -184,7 +186,7 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operat
             }
         }
         const int target = num_targets + ctx.warp_sum_before(is_first ? 1 : 0);
-        if (k < c.topk) plan.positions[k] = position;
+        if (k < c.topk && c.expert_major) plan.extras[k] = static_cast<uint32_t>(position);
         if (is_first) {
             const int peer = plan.ranks[k];
             const uint32_t i = static_cast<uint32_t>(slot);

@@ -178,9 +178,7 @@ CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, co
             payload = RowLabel{trip.token, trip.target, direct, first_choice}.payload();
         } else {
             const uint32_t k = i - 1;
-            const uint32_t upper = c.expert_major ? static_cast<uint32_t>(plan.positions[k])
-                                                  : bits_of(args.topk_weights[uint64_t{trip.token} * c.topk + k]);
-            payload = uint64_t{upper} << 32 | static_cast<uint32_t>(plan.expert_ids[k]);
+            payload = uint64_t{plan.extras[k]} << 32 | static_cast<uint32_t>(plan.expert_ids[k]);
         }
         ctx.store_tagged(words + i, payload, tag);
     }
@@ -296,6 +294,15 @@ CROSSDOCK_DEVICE void load_first_batch(const Ctx& ctx, const LlDispatchArgs& arg
     if (run.begin < run.end) load_batch(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
 }
 
+// Where nothing is sent after all: what has set out must arrive before its stage is gone.
+CROSSDOCK_DEVICE void abandon_first_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+    const TokenRun run = tokens_of_block(ctx, args.common);
+    if (run.begin == run.end || args.recipe != LlRecipe::kBytes || !has_duty(ctx, 0)) return;
+    const Batch batch = batch_of(args, run.begin, run.end, 0, 0);
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < batch.num; ++i) stage_of(ctx, shared, i).wait_loaded(ctx, batch.round);
+}
+
 // Plans a batch's tokens; load_plan before a barrier of the block, plan_token behind it.
 template <typename PlanOne>
 CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
@@ -318,7 +325,7 @@ CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const LlDispatchArgs& args, c
     if (run.begin < run.end) {
         const Batch batch = batch_of(args, run.begin, run.end, 0, 0);
         for_own_plans(ctx, args, shared, batch,
-                      [&](uint32_t token, const TokenPlan& plan) { load_plan(ctx, c, token, plan); });
+                      [&](uint32_t token, const TokenPlan& plan) { load_plan(ctx, args, token, plan); });
         quantise_batch(ctx, args, shared, batch);
     }
     count_tokens(ctx, c, 0, tokens_to_count(ctx, c), first_ids, counts);
@@ -355,7 +362,7 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
             }
             if (row_first == 0) {
                 for_own_plans(ctx, args, shared, batch, [&](uint32_t token, const TokenPlan& plan) {
-                    if (round > 0) load_plan(ctx, c, token, plan);
+                    if (round > 0) load_plan(ctx, args, token, plan);
                     plan_token(ctx, c, operation, first, token, counts, plan);
                 });
             }

@@ -3,11 +3,10 @@
 // profilers find it.
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <map>
-#include <mutex>
 #include <string>
 
 #include "kernels/ll/combine.h"
@@ -31,28 +30,25 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __
 __global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs args) { ll_mask_clean(Ctx{}, args); }
 
 // Once a kernel and device: a block may use all shared memory that the device gives.
-template <typename Args>
-cudaError_t allow_all_shared_memory(void (*kernel)(Args)) {
-    static std::mutex mutex;
-    static std::map<std::pair<const void*, int>, bool> done;
+template <auto kKernel>
+cudaError_t allow_all_shared_memory() {
+    static std::atomic<uint64_t> done{0};  // bit: device
     int device = 0;
-    cudaError_t result = cudaGetDevice(&device);
-    if (result != cudaSuccess) return result;
-    const std::lock_guard lock(mutex);
-    bool& is_done = done[{reinterpret_cast<const void*>(kernel), device}];
-    if (is_done) return cudaSuccess;
+    const cudaError_t known = cudaGetDevice(&device);
+    const uint64_t bit = uint64_t{1} << (device % 64);
+    if (known != cudaSuccess || (done.load(std::memory_order_acquire) & bit) != 0) return known;
     int bytes = 0;
-    result = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaError_t result = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (result == cudaSuccess) {
-        result = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        result = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     }
-    is_done = result == cudaSuccess;
+    if (result == cudaSuccess && device < 64) done.fetch_or(bit, std::memory_order_release);
     return result;
 }
 
-template <typename Args>
-void launch(void (*kernel)(Args), const Args& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
-    cudaError_t result = allow_all_shared_memory(kernel);
+template <auto kKernel, typename Args>
+void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
+    cudaError_t result = allow_all_shared_memory<kKernel>();
     if (result == cudaSuccess) {
         cudaLaunchAttribute overlap{};
         overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -64,7 +60,7 @@ void launch(void (*kernel)(Args), const Args& args, const LaunchShape& shape, cu
         config.blockDim = dim3(static_cast<unsigned>(shape.warps_per_block * kLanes));
         config.dynamicSmemBytes = shape.shared_bytes;
         config.stream = stream;
-        result = cudaLaunchKernelEx(&config, kernel, args);
+        result = cudaLaunchKernelEx(&config, kKernel, args);
     }
     if (result != cudaSuccess) {
         const cudaError_t cleared = cudaGetLastError();
@@ -120,22 +116,22 @@ void write_timeline(int rank) {
 #endif
 
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch(crossdock_ll_dispatch, args, shape, stream, "LL dispatch");
+    launch<crossdock_ll_dispatch>(args, shape, stream, "LL dispatch");
 }
 
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
     switch (args.dtype) {
         case DType::kBf16:
-            return launch(crossdock_ll_combine<DType::kBf16>, args, shape, stream, "LL combine");
+            return launch<crossdock_ll_combine<DType::kBf16>>(args, shape, stream, "LL combine");
         case DType::kF16:
-            return launch(crossdock_ll_combine<DType::kF16>, args, shape, stream, "LL combine");
+            return launch<crossdock_ll_combine<DType::kF16>>(args, shape, stream, "LL combine");
         case DType::kF32:
-            return launch(crossdock_ll_combine<DType::kF32>, args, shape, stream, "LL combine");
+            return launch<crossdock_ll_combine<DType::kF32>>(args, shape, stream, "LL combine");
     }
 }
 
 void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch(crossdock_ll_mask_clean, args, shape, stream, "mask clean");
+    launch<crossdock_ll_mask_clean>(args, shape, stream, "mask clean");
 }
 
 }  // namespace crossdock::cuda
