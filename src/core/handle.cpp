@@ -145,9 +145,9 @@ void Handle::expect_routing() const {
 void Handle::expect_may_start(bool send_only) const {
     require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
             "a send_only operation of this handle is pending: call ncclEpComplete first");
-    require(!send_only || arena_->pending_splits < kMaxPendingSplits, ncclInvalidUsage,
+    require(!send_only || arena_->pending_splits < arena_->geometry.num_buffers - 1, ncclInvalidUsage,
             "{} send_only operations of this group are pending, allowed: at most {}", arena_->pending_splits,
-            kMaxPendingSplits);
+            arena_->geometry.num_buffers - 1);
 }
 
 template <typename Args>

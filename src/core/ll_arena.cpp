@@ -44,6 +44,7 @@ LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_
     geometry.max_tokens = config.max_tokens;
     geometry.row_capacity = static_cast<uint32_t>(align_up(config.max_token_bytes, 16));
     geometry.topk = topk;
+    geometry.num_buffers = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kFewestBuffers : kNumBuffers;
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     const uint64_t rows = std::max(geometry.num_slots(), geometry.num_cells());

@@ -15,7 +15,7 @@ struct LlArena {
     LlGeometry geometry;
     std::unique_ptr<SymmetricMemory> memory;
     DeviceMemory state;  // LlArenaState
-    int pending_splits = 0;
+    uint32_t pending_splits = 0;
 
     // Collective.
     LlArena(Communicator& communicator, const GroupConfig& config, const LlGeometry& geometry);

@@ -9,6 +9,8 @@ namespace crossdock {
 
 enum class Step : uint32_t {
     kDispatchBegin,
+    kDispatchReady,     // the kernels before are over
+    kDispatchFetching,  // the first row is on its way into its stage
     kDispatchHead,     // epoch, buffer and credits are known
     kDispatchPlanned,  // slots are known
     kDispatchLoaded,   // the row is in its stage
@@ -21,6 +23,7 @@ enum class Step : uint32_t {
     kDispatchPlaced,   // and is in its places
     kDispatchEnd,
     kCombineBegin,
+    kCombineReady,
     kCombineHead,
     kCombineLoaded,
     kCombineStored,

@@ -189,6 +189,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     }
     take_ticket(ctx, c);
     ctx.wait_for_previous_kernels();
+    ctx.mark(Step::kCombineReady);
     const bool sends = (c.halves & kSendHalf) != 0;
     if (sends && ctx.warp_idx() == 0) ReturnList::count(ctx, args);
     ctx.block_sync();

@@ -16,9 +16,11 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     clear_counts(ctx, c, routing_counts(ctx, shared));
     take_ticket(ctx, c);
     ctx.wait_for_previous_kernels();
+    ctx.mark(Step::kDispatchReady);
     const bool sends = (c.halves & kSendHalf) != 0;
     const TokenIds first_ids = sends ? load_first_ids(ctx, c) : TokenIds{};
     if (sends) load_first_batch(ctx, args, shared);
+    ctx.mark(Step::kDispatchFetching);
     load_head(ctx, c, c.expert_major ? 0 : args.direct | kHasEntered);
     ctx.block_sync();
     if (sends) prepare_send(ctx, args, shared, first_ids);

@@ -2,7 +2,7 @@
 // The low-latency buffer: one description of who has which slot, cell and word, used by hosts and kernels alike.
 // docs/protocol.md draws it.
 //
-// Every rank holds one arena of kNumBuffers buffers. An operation (dispatch or combine) uses one buffer, the same on
+// Every rank holds one arena of two or four buffers. An operation (dispatch or combine) uses one buffer, the same on
 // every rank:
 //   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row and scales;
 //   combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
@@ -14,9 +14,8 @@
 
 namespace crossdock {
 
-inline constexpr int kNumBuffers =
-    4;  // two for operations that follow each other, two for pending send_only operations
-inline constexpr int kMaxPendingSplits = kNumBuffers - 1;
+inline constexpr int kNumBuffers = 4;     // two for operations that follow each other, two for pending send_only ones
+inline constexpr int kFewestBuffers = 2;  // of groups that promise windows, for the sake of their memory
 inline constexpr int kMaxTopk = 64;
 inline constexpr uint32_t kMaxTaggedTokens = 8;  // of a rank whose rows travel in tagged form
 inline constexpr uint64_t kPayloadBits = 24;     // of an announcing word; the other 40 hold the epoch
@@ -71,6 +70,7 @@ struct LlGeometry {
     uint32_t row_capacity;     // bytes of a token row with its scales, a multiple of 16
     uint32_t topk;             // the largest
     uint32_t cells_per_token;  // rows that may come back for one token
+    uint32_t num_buffers;      // at most kNumBuffers
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t experts_per_rank() const { return num_experts / num_ranks; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t row_stride() const { return align_up(row_capacity, 128); }
@@ -122,7 +122,7 @@ struct LlGeometry {
         return align_up(barrier_offset() + uint64_t{16} * num_ranks, 128) +
                static_cast<uint64_t>(buffer) * buffer_bytes();
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return buffer_offset(kNumBuffers); }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return buffer_offset(static_cast<int>(num_buffers)); }
 };
 
 // The same, computed once by the host: kernels that run some microseconds have no time for products and roundings.
@@ -147,7 +147,8 @@ struct LlOffsets {
 
     uint32_t num_slots;
     uint32_t experts_per_rank;
-    uint32_t tagged_slots;  // of a source
+    uint32_t tagged_slots;    // of a source
+    uint32_t absent_buffers;  // bits
 
     static constexpr LlOffsets of(const LlGeometry& arena) {
         return {arena.entered_offset(),
@@ -167,7 +168,8 @@ struct LlOffsets {
                 static_cast<uint32_t>(arena.row_stride()),
                 static_cast<uint32_t>(arena.num_slots()),
                 arena.experts_per_rank(),
-                arena.tagged_tokens()};
+                arena.tagged_tokens(),
+                ((1u << kNumBuffers) - 1) & ~((1u << arena.num_buffers) - 1)};
     }
 };
 

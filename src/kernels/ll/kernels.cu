@@ -71,9 +71,9 @@ void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, con
 
 #if defined(CROSSDOCK_TIMELINE)
 constexpr const char* kStepNames[] = {
-    "dispatch begin",   "dispatch head",   "dispatch planned", "dispatch loaded",  "dispatch stored", "dispatch landed",
+    "dispatch begin", "dispatch ready", "dispatch fetching",   "dispatch head",   "dispatch planned", "dispatch loaded",  "dispatch stored", "dispatch landed",
     "dispatch flagged", "dispatch counts", "dispatch header",  "dispatch arrived", "dispatch placed", "dispatch end",
-    "combine begin",    "combine head",    "combine loaded",   "combine stored",   "combine landed",  "combine flagged",
+    "combine begin", "combine ready",    "combine head",    "combine loaded",   "combine stored",   "combine landed",  "combine flagged",
     "combine listed",   "combine arrived", "combine summed",   "combine end"};
 static_assert(std::size(kStepNames) == kNumSteps);
 #endif
@@ -106,7 +106,7 @@ void write_timeline(int rank) {
                 const size_t space = name.find(' ');
                 file << "{\"rank\":" << rank << ",\"kernel\":\"" << name.substr(0, space) << "\",\"block\":" << block
                      << ",\"warp\":" << warp << ",\"step\":\"" << name.substr(space + 1)
-                     << "\",\"epoch\":" << epochs[block][begin + 1]
+                     << "\",\"epoch\":" << epochs[block][begin < static_cast<uint32_t>(Step::kCombineBegin) ? static_cast<uint32_t>(Step::kDispatchHead) : static_cast<uint32_t>(Step::kCombineHead)]
                      << ",\"ns\":" << begin_ns[block][warp][begin] + static_cast<uint64_t>(since * 1000000 / clock_khz)
                      << "}\n";
             }

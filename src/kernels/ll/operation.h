@@ -98,11 +98,11 @@ CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) {
 }
 
 // The first buffer, in turn, that no pending operation holds; -1: none.
-CROSSDOCK_DEVICE int choose_buffer(const LlClock& clock) {
+CROSSDOCK_DEVICE int choose_buffer(const LlCommon& c, const LlClock& clock) {
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < kNumBuffers; ++i) {
         const uint32_t buffer = (clock.next_buffer + i) % kNumBuffers;
-        if ((clock.held_buffers >> buffer & 1) == 0) return static_cast<int>(buffer);
+        if (((clock.held_buffers | c.offsets.absent_buffers) >> buffer & 1) == 0) return static_cast<int>(buffer);
     }
     return -1;
 }
@@ -114,7 +114,7 @@ CROSSDOCK_DEVICE uint64_t buffer_base(const LlCommon& c, int buffer) {
 // Tells every peer that this rank has come to this operation: whatever it read in earlier ones, held buffers excepted,
 // may be overwritten, and peers may write these parts (bits of DirectPart) of its outputs. One warp.
 CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const LlClock& clock, uint32_t direct) {
-    const int buffer = choose_buffer(clock);
+    const int buffer = choose_buffer(c, clock);
     CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); buffer >= 0 && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         if (!is_active(ctx, c.scope, peer)) continue;
@@ -203,7 +203,7 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
         operation.buffer = static_cast<int>(head->pending_buffer);
     } else {
         operation.epoch = clock.epoch;
-        operation.buffer = choose_buffer(clock);
+        operation.buffer = choose_buffer(c, clock);
         if (operation.buffer >= 0) {
             operation.free_from =
                 head->free_from[clock.epoch % 2 * kNumBuffers + static_cast<uint32_t>(operation.buffer)];
