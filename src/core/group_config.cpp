@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/structs.h"
-#include "kernels/ll/geometry.h"
+#include "kernels/ll/arguments.h"
 #include "runtime/runtime.h"
 
 namespace crossdock {
@@ -46,8 +46,12 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->algorithm is {}, allowed: 0 (low latency), 1 (high throughput)", algorithm);
     require(given.num_experts > 0 && given.num_experts % num_ranks == 0, ncclInvalidArgument,
             "config->num_experts is {}, allowed: positive multiples of the {} ranks", given.num_experts, num_ranks);
-    require(given.num_experts <= kMaxPayload, ncclInvalidArgument, "config->num_experts is {}, allowed: at most {}",
-            given.num_experts, kMaxPayload);
+    // Kernels find an expert's rank by a product that must keep its upper bits.
+    const uint32_t experts_per_rank = given.num_experts / num_ranks;
+    constexpr uint64_t kMaxProduct = (uint64_t{1} << kRankOfExpertShift) - 1;
+    require(is_ht || uint64_t{given.num_experts} * experts_per_rank <= kMaxProduct, ncclInvalidArgument,
+            "config->num_experts is {}, allowed in LL mode: at most {} with {} experts a rank", given.num_experts,
+            kMaxProduct / experts_per_rank, experts_per_rank);
     require(given.max_dispatch_tokens_per_rank > 0, ncclInvalidArgument,
             "config->max_dispatch_tokens_per_rank is 0, allowed: 1 and more");
     require(given.max_token_bytes > 0, ncclInvalidArgument, "config->max_token_bytes is 0, allowed: 1 and more");
@@ -80,7 +84,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->overflow_policy drop needs a budget: set max_recv_tokens_per_rank");
     require(!(environment.has_local_dup && environment.has_nvlink_dup), ncclInvalidUsage,
             "NCCL_EP_HT_EM_LOCAL_DUP and NCCL_EP_HT_EM_NVLINK_DUP are both on: they exclude each other");
-    // Row numbers of one operation are 32-bit, a source's counts travel in 24 bits.
+    // Row numbers of one operation are 32-bit, a source's counts travel in 24 bits. What a row's label holds is larger.
+    static_assert(kMaxPayload / kMaxTopk <= kMaxTokensOfRank && kMaxPayload <= kMaxChoicesOfRank);
     const uint64_t slots = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks;
     require(is_ht || (slots <= INT32_MAX && uint64_t{given.max_dispatch_tokens_per_rank} * kMaxTopk <= kMaxPayload),
             ncclInvalidArgument,

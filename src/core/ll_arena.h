@@ -25,7 +25,7 @@ struct LlArena {
     }
 };
 
-// What handles of that layout and top-k need. InvalidArgument where sizes leave what 64-bit offsets can hold.
+// What handles of that layout and top-k need. InvalidArgument where sizes leave what kernels can number.
 LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk);
 
 // The caller's explicit rdma_buffer_size is enough for such handles: for what this library needs, or for what NVIDIA's

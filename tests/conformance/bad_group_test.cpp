@@ -33,7 +33,10 @@ const GroupRow kGroups[] = {
     {"unknown algorithm", [](GroupCall& c) { c.config.algorithm = static_cast<ncclEpAlgorithm_t>(2); }, "algorithm"},
     {"no experts", [](GroupCall& c) { c.config.num_experts = 0; }, "num_experts"},
     {"experts that ranks do not divide", [](GroupCall& c) { c.config.num_experts += 1; }, "num_experts"},
+    {"experts that cannot be numbered", [](GroupCall& c) { c.config.num_experts *= 65536; }, "num_experts"},
     {"no tokens", [](GroupCall& c) { c.config.max_dispatch_tokens_per_rank = 0; }, "max_dispatch_tokens_per_rank"},
+    {"tokens that cannot be numbered", [](GroupCall& c) { c.config.max_dispatch_tokens_per_rank = 1 << 18; },
+     "max_dispatch_tokens_per_rank"},
     {"no token bytes", [](GroupCall& c) { c.config.max_token_bytes = 0; }, "max_token_bytes"},
     {"num_topk above num_experts", [](GroupCall& c) { c.config.num_topk = c.config.num_experts + 1; }, "num_topk"},
     {"unknown zero_copy", [](GroupCall& c) { c.config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(3); }, "zero_copy"},
@@ -101,6 +104,25 @@ TEST(BadGroup, RanksMustAgree) {
                          ncclEpCreateGroup(&group, context.comm(), &config));
             RANK_CHECK(context, group == nullptr, "a group was written");
             RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &(config = good_config(context))));
+            RANK_OK(context, ncclEpGroupDestroy(group));
+        });
+    });
+}
+
+// A group whose ranks would receive more rows than kernels can number has no handles of that layout.
+TEST(BadGroup, RowsMustBeNumbered) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            ncclEpGroupConfig_t config = good_config(context);
+            config.num_experts *= 4096;
+            config.max_dispatch_tokens_per_rank = (1 << 18) - 1;
+            config.max_token_bytes = 16;
+            ncclEpGroup_t group = nullptr;
+            ncclEpHandle_t handle = nullptr;
+            RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config));
+            RANK_REFUSED(context, ncclInvalidArgument, "max_dispatch_tokens_per_rank",
+                         ncclEpInitHandle(&handle, group, NCCL_EP_LAYOUT_EXPERT_MAJOR, nullptr, 2, nullptr));
+            RANK_CHECK(context, handle == nullptr, "a handle was written");
             RANK_OK(context, ncclEpGroupDestroy(group));
         });
     });
