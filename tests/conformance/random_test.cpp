@@ -2,6 +2,8 @@
 // Seeded random problems: what arrives and what comes home is what the reference says, to the byte, in every world.
 #include <gtest/gtest.h>
 
+#include <iterator>
+
 #include "layer.h"
 #include "options.h"
 #include "random_problem.h"
@@ -89,6 +91,56 @@ TEST(Random, ADeepSeekStepMatchesTheReference) {
         problem.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
         problem.max_tokens = 1;
         expect_clean(spec, problem.num_ranks, std::nullopt, two_trips(rerouted(problem, 78)));
+    });
+}
+
+// Each rank has few tokens, then many, then few again, and never as many as the others.
+RankProgram few_and_many_tokens(const Problem& problem, uint64_t seed) {
+    return [problem, seed](RankContext& context) {
+        constexpr int kFewAndMany[] = {1, 16, 4, 5, 8, 9, 0};
+        Group group(context, problem);
+        Layer layer(context, group.get(), rerouted(problem, seed, true));
+        for (size_t step = 0; step < std::size(kFewAndMany); ++step) {
+            Problem next = problem;
+            for (size_t rank = 0; rank < next.ranks.size(); ++rank)
+                next.ranks[rank].num_tokens = kFewAndMany[(rank + step) % std::size(kFewAndMany)];
+            layer.route(rerouted(next, 100 * seed + step, true));
+            layer.round_trip();
+        }
+    };
+}
+
+// Sources with few tokens send rows in another form than sources with many. Both meet in one operation, and rows go
+// home in the form that they came in.
+TEST(Random, SourcesWithFewAndManyTokensMeet) {
+    Problem plain;
+    plain.num_ranks = ranks_or(4);
+    plain.num_experts = 3 * plain.num_ranks;
+    plain.max_tokens = 16;
+    plain.num_topk = 4;
+    plain.hidden = plain.combine_hidden = 640;  // several segments of a row, the last one shorter
+    plain.ranks.resize(plain.num_ranks);
+    Problem fp8 = plain;
+    fp8.recipe = reference::Recipe::kFp8;
+    fp8.num_scales = fp8.hidden / 128;
+    Problem sums = plain;
+    sums.sums = CROSSDOCK_SUMS_SENDER;
+    Problem nvfp4 = plain;
+    nvfp4.combine_recipe = NCCL_EP_COMB_QUANT_NVFP4;
+    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+        for (Problem problem : {plain, fp8, sums, nvfp4}) {
+            if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4 && is_gpu_world(spec.kind)) continue;
+            for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+                problem.layout = layout;
+                if (!problem.expert_major()) problem.sums = CROSSDOCK_SUMS_EXACT;
+                const Seeds seeds = seeds_or(1, 3);
+                for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+                    WorldSpec seeded = spec;
+                    seeded.deterministic.seed = seed;
+                    expect_clean(seeded, problem.num_ranks, seed, few_and_many_tokens(problem, seed));
+                }
+            }
+        }
     });
 }
 
