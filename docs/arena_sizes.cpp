@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints the tables of sizes in docs/protocol.md from the one description of the arena that hosts and kernels use:
 //     g++ -std=c++20 -Isrc docs/arena_sizes.cpp -o arena_sizes && ./arena_sizes
-// Another shape: ./arena_sizes RANKS EXPERTS TOKENS ROW_BYTES TOPK CELLS_PER_TOKEN
+// Another shape: ./arena_sizes RANKS EXPERTS TOKENS ROW_BYTES TOPK CELLS_PER_TOKEN BUFFERS
 #include <cstdio>
 #include <cstdlib>
 
 #include "kernels/ll/geometry.h"
 
-using crossdock::kNumBuffers;
 using crossdock::LlGeometry;
 using crossdock::LlHandleGeometry;
 
@@ -23,9 +22,9 @@ static void print_part(const char* name, const char* contents, uint64_t begin, u
 
 static void print_arena(const LlGeometry& arena) {
     print_head("arena");
-    print_part("credits", "u64 [buffers][ranks]", arena.credits_offset(), arena.barrier_offset());
+    print_part("entered", "u64 [ranks]", arena.entered_offset(), arena.barrier_offset());
     print_part("barrier", "u64 [2 phases][ranks]", arena.barrier_offset(), arena.buffer_offset(0));
-    for (int buffer = 0; buffer < kNumBuffers; ++buffer) {
+    for (int buffer = 0; buffer < static_cast<int>(arena.num_buffers); ++buffer) {
         char name[16];
         std::snprintf(name, sizeof(name), "buffer %d", buffer);
         print_part(name, "the parts below", arena.buffer_offset(buffer), arena.buffer_offset(buffer + 1));
@@ -37,21 +36,23 @@ static void print_buffer(const LlGeometry& arena) {
     print_head("buffer");
     print_part("entries", "u64 [ranks]", arena.entries_offset(), arena.counts_offset());
     print_part("counts", "u64 [ranks][1 + local experts]", arena.counts_offset(), arena.row_flags_offset());
-    print_part("row flags", "u64 [slots], or [cells]", arena.row_flags_offset(), arena.weight_flags_offset());
-    print_part("weight flags", "u64 [ranks]", arena.weight_flags_offset(), arena.weights_offset());
-    print_part("weights", "f32 [ranks][tokens][choices]", arena.weights_offset(), arena.rows_offset());
+    print_part("row flags", "u64 [slots], or [cells]", arena.row_flags_offset(), arena.headers_offset());
+    print_part("headers", "u128 [slots][1 + choices]", arena.headers_offset(), arena.weights_offset());
+    print_part("weights", "u128 [slots][choices / 2]", arena.weights_offset(), arena.tagged_rows_offset());
+    print_part("tagged rows", "u128 [few rows][row / 8]", arena.tagged_rows_offset(), arena.rows_offset());
     print_part("rows", "slots [ranks][tokens], or cells", arena.rows_offset(), arena.buffer_bytes());
 }
 
 int main(int argc, char** argv) {
-    uint32_t shape[6] = {8, 256, 128, 2 * 7168, 8, 8};
-    for (int i = 1; i < argc && i <= 6; ++i) shape[i - 1] = static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10));
-    const LlGeometry arena{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5]};
+    uint32_t shape[7] = {8, 256, 128, 2 * 7168, 8, 8, crossdock::kNumBuffers};
+    for (int i = 1; i < argc && i <= 7; ++i) shape[i - 1] = static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10));
+    const LlGeometry arena{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6]};
     const LlHandleGeometry handle{arena.num_ranks, arena.experts_per_rank(), arena.max_tokens, arena.topk};
     print_arena(arena);
     std::printf("\n");
     print_buffer(arena);
-    std::printf("\nslot %llu bytes, header %u of them; cell %llu bytes; a handle %llu bytes\n",
-                static_cast<unsigned long long>(arena.slot_bytes()), crossdock::row_header_bytes(arena.topk),
-                static_cast<unsigned long long>(arena.cell_bytes()), static_cast<unsigned long long>(handle.bytes()));
+    std::printf("\nslot or cell %llu bytes, in tagged form %llu; a handle %llu bytes\n",
+                static_cast<unsigned long long>(arena.row_stride()),
+                static_cast<unsigned long long>(16 * arena.tagged_words_per_row()),
+                static_cast<unsigned long long>(handle.bytes()));
 }

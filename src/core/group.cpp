@@ -79,7 +79,7 @@ void Group::destroy() noexcept {
 #if defined(CROSSDOCK_TIMELINE)
         if (device.cpu_executor() == nullptr) cuda::write_timeline(rank());
 #endif
-        // Peers may still write credits until they have drained, too.
+        // Peers may still write into this rank's arena until they have drained, too.
         if (!communicator_->is_killed()) communicator_->barrier("ncclEpGroupDestroy", config_.timeout_ns);
     } catch (const std::exception& error) {
         debug(error.what());
