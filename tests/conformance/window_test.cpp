@@ -121,6 +121,48 @@ TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
     });
 }
 
+// Groups that promise windows have two buffers: one may be held by a split, all other operations follow each other in
+// the other one.
+TEST(Window, PromisedWindowsAllowOnePendingSplit) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        const Seeds seeds = seeds_or(1, seeds_in(spec.kind, 40));
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+            WorldSpec seeded = spec;
+            seeded.deterministic.seed = seed;
+            expect_clean(seeded, ranks_or(3), seed, [=](RankContext& context) {
+                const Problem problem = rank_major_problem(context.num_ranks(), seed);
+                ScopedArena arena(context, 1u << 20);
+                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                config.zero_copy = NCCL_EP_ZERO_COPY_ON;
+                Group group(context, context.comm(), config);
+                const LayerOptions in_window{.arena = arena.get(), .naming = Naming::kWindowOnly, .keep_outputs = true};
+                Layer a(context, group.get(), problem, in_window), b(context, group.get(), problem, in_window);
+                for (uint64_t step = 0; step < 4; ++step) {
+                    a.route(rerouted(problem, 100 * seed + 2 * step));
+                    b.route(rerouted(problem, 100 * seed + 2 * step + 1));
+                    for (Layer* layer : {&a, &b}) layer->prepare_dispatch();
+                    RANK_OK(context, a.dispatch(true));
+                    RANK_REFUSED(context, ncclInvalidUsage, "pending", b.dispatch(true));
+                    RANK_OK(context, b.dispatch());
+                    b.check_dispatch();
+                    b.prepare_combine();
+                    RANK_OK(context, b.combine());
+                    b.check_combine();
+                    RANK_OK(context, a.complete());
+                    a.check_dispatch();
+                    a.prepare_combine();
+                    RANK_OK(context, a.combine(true));
+                    RANK_OK(context, b.combine());
+                    b.check_combine();
+                    RANK_OK(context, a.complete());
+                    a.check_combine();
+                }
+                context.barrier();
+            });
+        }
+    });
+}
+
 // Two windows, tensors of one operation in both.
 TEST(Window, TensorsOfAStepLieInSeveralWindows) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
