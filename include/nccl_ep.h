@@ -415,6 +415,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
 // any rank may start the operation.
 // send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
+// A group can have three send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy
+// is on; more are ncclInvalidUsage.
 // ncclInvalidArgument: a tensor missing, forbidden here or of other shape or type; rows larger than max_token_bytes.
 // ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs,
