@@ -14,8 +14,8 @@ namespace {
 constexpr uint32_t kGpuWarps = 16;
 constexpr uint32_t kGpuSendWarps = 8;
 constexpr uint32_t kGpuReceiveWarps = 8;
-constexpr uint32_t kGpuSendStages = 4;      // tokens of a block under way at once
-constexpr uint32_t kGpuCombineStages = 8;   // rows of a block under way at once
+constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once
+constexpr uint32_t kGpuCombineStages = 8;  // rows of a block under way at once
 constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;

@@ -24,7 +24,6 @@ inline namespace CROSSDOCK_WORLD {
 // Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
 static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
 static __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
-static __device__ uint64_t timeline_epoch[kTimelineBlocks][kNumSteps];  // of the operation, by its head's step
 #endif
 
 class Ctx {
@@ -49,12 +48,6 @@ class Ctx {
         if (lane() != 0) return;
         if (is_begin(step)) timeline_begin_ns[block_idx()][warp_idx()][number] = now_ns();
         timeline_clocks[block_idx()][warp_idx()][number] = clock64();
-#endif
-    }
-    CROSSDOCK_DEVICE void mark_head([[maybe_unused]] Step step, [[maybe_unused]] uint64_t epoch) const {
-        mark(step);
-#if defined(CROSSDOCK_TIMELINE)
-        if (threadIdx.x == 0) timeline_epoch[block_idx()][static_cast<uint32_t>(step)] = epoch;
 #endif
     }
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
@@ -176,7 +169,6 @@ class Ctx {
     }
     uint64_t now_ns() const { return warp_->now_ns(); }
     void mark(Step) const {}
-    void mark_head(Step, uint64_t) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }

@@ -11,16 +11,16 @@ enum class Step : uint32_t {
     kDispatchBegin,
     kDispatchReady,     // the kernels before are over
     kDispatchFetching,  // the first row is on its way into its stage
-    kDispatchHead,     // epoch, buffer and credits are known
-    kDispatchPlanned,  // slots are known
-    kDispatchLoaded,   // the row is in its stage
-    kDispatchStored,   // its stores are under way
-    kDispatchLanded,   // they have landed
-    kDispatchFlagged,  // and are announced
-    kDispatchCounts,   // every source's counts are here
-    kDispatchHeader,   // the latest header was here
-    kDispatchArrived,  // the latest row was here
-    kDispatchPlaced,   // and is in its places
+    kDispatchHead,      // epoch, buffer and credits are known
+    kDispatchPlanned,   // slots are known
+    kDispatchLoaded,    // the row is in its stage
+    kDispatchStored,    // its stores are under way
+    kDispatchLanded,    // they have landed
+    kDispatchFlagged,   // and are announced
+    kDispatchCounts,    // every source's counts are here
+    kDispatchHeader,    // the latest header was here
+    kDispatchArrived,   // the latest row was here
+    kDispatchPlaced,    // and is in its places
     kDispatchEnd,
     kCombineBegin,
     kCombineReady,

@@ -192,14 +192,14 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     ctx.mark(Step::kCombineReady);
     const bool sends = (c.halves & kSendHalf) != 0;
     if (sends && ctx.warp_idx() == 0) ReturnList::count(ctx, args);
-    ctx.block_sync();
     load_head(ctx, c, 0);
+    ctx.block_sync();
     PlainReturns plain(ctx, args, shared);
     if (sends && returns_plain_rows(ctx, args)) plain.begin(ctx);
     ctx.block_sync();
     Operation operation;
     const bool runs = read_head(ctx, c, operation);
-    ctx.mark_head(Step::kCombineHead, operation.epoch);
+    ctx.mark(Step::kCombineHead);
     if (runs && sends) return_tokens<kDType>(ctx, args, shared, operation, plain);
     if (!runs && sends && returns_plain_rows(ctx, args)) plain.abandon(ctx);
     receive_for_good(ctx, c, operation, runs, ctx.num_warps(),

@@ -21,13 +21,14 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     const TokenIds first_ids = sends ? load_first_ids(ctx, c) : TokenIds{};
     if (sends) load_first_batch(ctx, args, shared);
     ctx.mark(Step::kDispatchFetching);
+    if (sends) load_first_plans(ctx, args, shared);
     load_head(ctx, c, c.expert_major ? 0 : args.direct | kHasEntered);
     ctx.block_sync();
     if (sends) prepare_send(ctx, args, shared, first_ids);
     ctx.block_sync();
     Operation operation;
     const bool runs = read_head(ctx, c, operation);
-    ctx.mark_head(Step::kDispatchHead, operation.epoch);
+    ctx.mark(Step::kDispatchHead);
     uint32_t round = 0;  // loads of this warp's receive stage
     if (runs && sends) send_tokens(ctx, args, shared, operation);
     if (!runs && sends) abandon_first_batch(ctx, args, shared);

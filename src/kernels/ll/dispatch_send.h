@@ -315,20 +315,21 @@ CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const LlDispatchArgs& args, 
     }
 }
 
-// Before the operation is known: the first rows set out, and what they need of the routing is looked up. With barriers
-// of the block before and behind.
+// Before the operation is known: what the first rows need of the routing is looked up.
+CROSSDOCK_DEVICE void load_first_plans(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+    const TokenRun run = tokens_of_block(ctx, args.common);
+    if (run.begin == run.end) return;
+    for_own_plans(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0),
+                  [&](uint32_t token, const TokenPlan& plan) { load_plan(ctx, args, token, plan); });
+}
+
+// Then, between barriers of the block: the counts of earlier tokens, and rows that are quantised.
 CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                    const TokenIds& first_ids) {
     const LlCommon& c = args.common;
-    const RoutingCounts counts = routing_counts(ctx, shared);
     const TokenRun run = tokens_of_block(ctx, c);
-    if (run.begin < run.end) {
-        const Batch batch = batch_of(args, run.begin, run.end, 0, 0);
-        for_own_plans(ctx, args, shared, batch,
-                      [&](uint32_t token, const TokenPlan& plan) { load_plan(ctx, args, token, plan); });
-        quantise_batch(ctx, args, shared, batch);
-    }
-    count_tokens(ctx, c, 0, tokens_to_count(ctx, c), first_ids, counts);
+    count_tokens(ctx, c, 0, tokens_to_count(ctx, c), first_ids, routing_counts(ctx, shared));
+    if (run.begin < run.end) quantise_batch(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
 }
 
 // The last block announces how many rows come, and from where.

@@ -122,7 +122,9 @@ struct LlGeometry {
         return align_up(barrier_offset() + uint64_t{16} * num_ranks, 128) +
                static_cast<uint64_t>(buffer) * buffer_bytes();
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return buffer_offset(static_cast<int>(num_buffers)); }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const {
+        return buffer_offset(static_cast<int>(num_buffers));
+    }
 };
 
 // The same, computed once by the host: kernels that run some microseconds have no time for products and roundings.

@@ -71,10 +71,11 @@ void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, con
 
 #if defined(CROSSDOCK_TIMELINE)
 constexpr const char* kStepNames[] = {
-    "dispatch begin", "dispatch ready", "dispatch fetching",   "dispatch head",   "dispatch planned", "dispatch loaded",  "dispatch stored", "dispatch landed",
-    "dispatch flagged", "dispatch counts", "dispatch header",  "dispatch arrived", "dispatch placed", "dispatch end",
-    "combine begin", "combine ready",    "combine head",    "combine loaded",   "combine stored",   "combine landed",  "combine flagged",
-    "combine listed",   "combine arrived", "combine summed",   "combine end"};
+    "dispatch begin",  "dispatch ready",   "dispatch fetching", "dispatch head",    "dispatch planned",
+    "dispatch loaded", "dispatch stored",  "dispatch landed",   "dispatch flagged", "dispatch counts",
+    "dispatch header", "dispatch arrived", "dispatch placed",   "dispatch end",     "combine begin",
+    "combine ready",   "combine head",     "combine loaded",    "combine stored",   "combine landed",
+    "combine flagged", "combine listed",   "combine arrived",   "combine summed",   "combine end"};
 static_assert(std::size(kStepNames) == kNumSteps);
 #endif
 
@@ -85,30 +86,31 @@ void write_timeline(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
     static int64_t clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
     static uint64_t begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
-    static uint64_t epochs[kTimelineBlocks][kNumSteps];
     int device = 0;
     int clock_khz = 0;
     if (folder == nullptr || cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device) != cudaSuccess ||
         cudaMemcpyFromSymbol(clocks, gpu::timeline_clocks, sizeof clocks) != cudaSuccess ||
-        cudaMemcpyFromSymbol(epochs, gpu::timeline_epoch, sizeof epochs) != cudaSuccess ||
         cudaMemcpyFromSymbol(begin_ns, gpu::timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
         return;
     std::ofstream file(std::string(folder) + "/timeline-" + std::to_string(rank) + ".jsonl");
-    for (uint32_t block = 0; block < kTimelineBlocks; ++block) {
-        for (uint32_t warp = 0; warp < kTimelineWarps; ++warp) {
-            uint32_t begin = 0;
-            for (uint32_t step = 0; step < kNumSteps; ++step) {
-                if (is_begin(static_cast<Step>(step))) begin = step;
-                const int64_t since = clocks[block][warp][step] - clocks[block][warp][begin];
-                if (clocks[block][warp][step] == 0 || since < 0) continue;  // a step of an earlier run
-                const std::string name = kStepNames[step];
-                const size_t space = name.find(' ');
-                file << "{\"rank\":" << rank << ",\"kernel\":\"" << name.substr(0, space) << "\",\"block\":" << block
-                     << ",\"warp\":" << warp << ",\"step\":\"" << name.substr(space + 1)
-                     << "\",\"epoch\":" << epochs[block][begin < static_cast<uint32_t>(Step::kCombineBegin) ? static_cast<uint32_t>(Step::kDispatchHead) : static_cast<uint32_t>(Step::kCombineHead)]
-                     << ",\"ns\":" << begin_ns[block][warp][begin] + static_cast<uint64_t>(since * 1000000 / clock_khz)
-                     << "}\n";
+    for (const Step begin : {Step::kDispatchBegin, Step::kCombineBegin}) {
+        const bool is_dispatch = begin == Step::kDispatchBegin;
+        const uint32_t first = static_cast<uint32_t>(begin);
+        const uint32_t last = is_dispatch ? static_cast<uint32_t>(Step::kCombineBegin) : kNumSteps;
+        // Blocks begin together; their clocks do not agree on when that is.
+        const uint64_t begin_of_all = begin_ns[0][0][first];
+        for (uint32_t block = 0; block < kTimelineBlocks; ++block) {
+            for (uint32_t warp = 0; warp < kTimelineWarps; ++warp) {
+                for (uint32_t step = first; step < last; ++step) {
+                    const int64_t since = clocks[block][warp][step] - clocks[block][warp][first];
+                    if (clocks[block][warp][step] == 0 || since < 0) continue;  // a step of an earlier run
+                    const std::string name = kStepNames[step];
+                    const size_t space = name.find(' ');
+                    file << "{\"rank\":" << rank << ",\"kernel\":\"" << name.substr(0, space)
+                         << "\",\"block\":" << block << ",\"warp\":" << warp << ",\"step\":\"" << name.substr(space + 1)
+                         << "\",\"ns\":" << begin_of_all + static_cast<uint64_t>(since * 1000000 / clock_khz) << "}\n";
+                }
             }
         }
     }

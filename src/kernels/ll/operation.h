@@ -144,8 +144,10 @@ CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t dire
             announce_entry(ctx, c, LlClock::of(head->clock), direct);
         }
         if (is_leader(ctx)) {
-            head->has_failed = has_failed(ctx, c.scope) ? 1 : 0;
-            head->losses = ctx.load_relaxed_device(&c.scope.control->losses);
+            const bool failed = has_failed(ctx, c.scope);  // looked up together with the losses
+            const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
+            head->has_failed = failed ? 1 : 0;
+            head->losses = losses;
             head->start_ns = ctx.now_ns();
         }
     }

@@ -39,9 +39,9 @@ struct TokenPlan {
     std::byte** rows;  // [d] the slot at the d-th distinct rank, in the form that this source's rows take; null: lost
     int32_t* expert_ids;  // [k]; -1: dropped
     int32_t* ranks;       // [k]; -1: dropped
-    uint32_t* extras;     // [k] what goes with a choice: its place among this source's rows for that expert, or its weight
-    int32_t* slots;       // [d] among this source's slots there
-    int32_t* choices;     // [d] the rank's first choice
+    uint32_t* extras;  // [k] what goes with a choice: its place among this source's rows for that expert, or its weight
+    int32_t* slots;    // [d] among this source's slots there
+    int32_t* choices;  // [d] the rank's first choice
     int32_t* num_targets;
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) { return (28 * topk + 4 + 15) / 16 * 16; }
