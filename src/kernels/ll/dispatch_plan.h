@@ -90,7 +90,7 @@ CROSSDOCK_DEVICE TokenIds load_ids(const LlCommon& c, uint32_t token, uint32_t e
     return loaded;
 }
 
-// Adds tokens [0, end): a lane takes a token, a warp adds its lanes up. first: what load_ids gave for this thread's
+// Adds tokens [begin, end): a lane takes a token, a warp adds its lanes up. first: what load_ids gave for this thread's
 // first token. Followed by a barrier of the block.
 CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t begin, uint32_t end, TokenIds first,
                                    const RoutingCounts& counts) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
 
 #include "kernels/ll/combine.h"
@@ -84,14 +85,18 @@ static_assert(std::size(kStepNames) == kNumSteps);
 #if defined(CROSSDOCK_TIMELINE)
 void write_timeline(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
-    static int64_t clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
-    static uint64_t begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+    struct Times {
+        int64_t clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
+        uint64_t begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+    };
+    const auto times = std::make_unique<Times>();
+    const auto& [clocks, begin_ns] = *times;
     int device = 0;
     int clock_khz = 0;
     if (folder == nullptr || cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device) != cudaSuccess ||
-        cudaMemcpyFromSymbol(clocks, gpu::timeline_clocks, sizeof clocks) != cudaSuccess ||
-        cudaMemcpyFromSymbol(begin_ns, gpu::timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
+        cudaMemcpyFromSymbol(times->clocks, gpu::timeline_clocks, sizeof clocks) != cudaSuccess ||
+        cudaMemcpyFromSymbol(times->begin_ns, gpu::timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
         return;
     std::ofstream file(std::string(folder) + "/timeline-" + std::to_string(rank) + ".jsonl");
     for (const Step begin : {Step::kDispatchBegin, Step::kCombineBegin}) {
