@@ -28,9 +28,9 @@ def draw(plot):
             axes.plot(x, floor, "--", color=colour, linewidth=1, label=f"{operation}: floor")
         axes.set(title=title, xlabel=plot.x_label, xscale="log", yscale="log", xticks=x)
         axes.minorticks_off()
+    for axes in panels:  # they share their y axis: after all curves
         axes.set_ylim(bottom=1)
-        axes.set_yticks([y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
-                         if axes.get_ylim()[0] <= y <= axes.get_ylim()[1]])
+        axes.set_yticks([y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if y <= axes.get_ylim()[1]])
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(ScalarFormatter())
     panels[0].set_ylabel("period, us")

@@ -361,7 +361,6 @@ CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const LlCombineArgs& ar
 template <DType kDType>
 CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
                                     const Operation& operation, PlainReturns& plain) {
-    const LlCommon& c = args.common;
     if (args.wire == LlCombineWire::kSums) announce_weights(ctx, args, operation);
     if (has_computed_rows(args)) {
         CROSSDOCK_ROLLED
