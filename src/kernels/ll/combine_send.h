@@ -151,11 +151,13 @@ class PlainReturns {
           stage_(stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx()))),
           list_(ctx, args, false),
           number_(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx()),
-          step_(static_cast<int>(args.common.crew.num_stages) * ctx.num_blocks()),
-          size_(list_.size()) {}
+          step_(static_cast<int>(args.common.crew.num_stages) * ctx.num_blocks()) {}
 
     // The first row sets out before the operation is known. After a barrier behind ReturnList::count.
-    CROSSDOCK_DEVICE void begin(const Ctx& ctx) { find_and_load(ctx); }
+    CROSSDOCK_DEVICE void begin(const Ctx& ctx) {
+        size_ = list_.size();
+        find_and_load(ctx);
+    }
 
     // Where nothing is sent after all: what has set out must arrive before its stage is gone.
     CROSSDOCK_DEVICE void abandon(const Ctx& ctx) {
@@ -220,7 +222,7 @@ class PlainReturns {
     ReturnList list_;
     int number_;
     int step_;
-    int size_;
+    int size_ = 0;
     uint32_t round_ = 0;
     bool is_there_ = false;
     Return row_;
