@@ -53,13 +53,14 @@ CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, 
     ctx.warp_sync();
 }
 
-// Cells in tagged form: sums what comes, 16 bytes a lane.
+// Cells in tagged form: sums what comes, 16 bytes a lane. False: not all has come.
 template <DType kDType>
-CROSSDOCK_DEVICE void sum_tagged(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, uint32_t num,
+CROSSDOCK_DEVICE bool sum_tagged(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, uint32_t num,
                                  const TermList& terms, uint32_t first, uint32_t bytes, std::byte* out) {
     constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
     constexpr uint32_t kRowsAtOnce = 4;
     const LlCommon& c = args.common;
+    bool has_all = true;
     CROSSDOCK_ROLLED
     for (uint32_t at = first + 16 * static_cast<uint32_t>(ctx.lane()); at < first + bytes; at += 16 * kLanes) {
         float sums[2 * kPerWord] = {};
@@ -93,6 +94,7 @@ CROSSDOCK_DEVICE void sum_tagged(const Ctx& ctx, const LlCombineArgs& args, cons
                 goes_on = wait_tagged(ctx, c, operation, WaitStep::kRow, peer, load,
                                       [&] { return arrived() || missing != peer; });
             }
+            has_all = has_all && goes_on;
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
                 if (base + i >= num || !pairs[i].is_of(operation) || word_payload(pairs[i].first.tag) != kCellRow)
@@ -113,6 +115,7 @@ CROSSDOCK_DEVICE void sum_tagged(const Ctx& ctx, const LlCombineArgs& args, cons
         }
         *reinterpret_cast<Bytes16*>(out + at) = sum;
     }
+    return has_all;
 }
 
 CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, const std::byte* cells, uint32_t count,
@@ -156,9 +159,9 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
         const uint32_t num = list_cells(ctx, args, token, terms);
         ctx.mark(Step::kCombineListed);
         if (is_tagged) {
-            sum_tagged<kDType>(ctx, args, operation, num, terms, first, bytes, out);
+            const bool notes = sum_tagged<kDType>(ctx, args, operation, num, terms, first, bytes, out) && first == 0;
             CROSSDOCK_ROLLED
-            for (uint32_t k = static_cast<uint32_t>(ctx.lane()); first == 0 && k < num; k += kLanes) {
+            for (uint32_t k = static_cast<uint32_t>(ctx.lane()); notes && k < num; k += kLanes) {
                 note_cell_read(ctx, c, operation, terms.index[k]);
             }
         } else {
