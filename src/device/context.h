@@ -69,9 +69,10 @@ class Ctx {
     CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // Announces bytes whose stores this thread has awaited (RowStage::wait_stores). The release waits for all that this
-    // multiprocessor has under way, other rows too, so few rows should be. Weaker ways were tried: with a relaxed store
-    // behind the fence of asynchronous copies for global memory, rows were seen to come after their flags.
+    // Announces bytes whose stores this thread has awaited (RowStage::wait_stores): they have left, but not arrived.
+    // The release waits until they have, and with them all that the GPU has under way. Weaker ways were tried: with a
+    // relaxed store, alone or behind the fence of asynchronous copies for global memory, rows were seen to come after
+    // their flags.
     CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
         ptx::fence_proxy_async();
         ptx::store_release_system(word, value);

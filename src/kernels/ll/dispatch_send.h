@@ -210,8 +210,7 @@ CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, co
     ctx.mark(Step::kDispatchStored);
 }
 
-// Rows in plain form: the block's first warps take a trip after the other. Few are under way at once, enough for the
-// wire: so rows land one by one, and their receivers place them while others follow.
+// Rows in plain form: the block's first warps take a trip after the other, each to its flag.
 CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
     const LlCommon& c = args.common;

@@ -7,7 +7,6 @@
 namespace crossdock {
 
 inline constexpr uint64_t kTaggedRows = uint64_t{1} << (kPayloadBits - 1);  // in a row count: they are in tagged form
-inline constexpr uint32_t kMaxRowsOfSource = kTaggedRows - 1;
 // What one warp receives of a tagged row: more warps share a row's latency than its bytes would need.
 inline constexpr uint32_t kTaggedSegmentBytes = 512;
 
