@@ -11,6 +11,7 @@
 #include "crossdock/error.hpp"
 
 namespace crossdock {
+inline namespace cxx {
 
 // Owns a CPU communicator; move-only. Its groups and windows must be gone before it is.
 class Communicator {
@@ -74,6 +75,7 @@ class Communicator {
     ncclComm_t comm_;
 };
 
+}  // namespace cxx
 }  // namespace crossdock
 
 #endif  // CROSSDOCK_COMMUNICATOR_HPP_

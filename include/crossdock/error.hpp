@@ -10,6 +10,8 @@
 #include "crossdock.h"
 
 namespace crossdock {
+// The names of the C++ layer are not those of the library inside, which may be linked statically.
+inline namespace cxx {
 
 // A failed call: what() is the sentence that names argument, value and range; code() is what the C function returned.
 class Error : public std::runtime_error {
@@ -29,6 +31,7 @@ inline void check(ncclResult_t result) {
     }
 }
 
+}  // namespace cxx
 }  // namespace crossdock
 
 #endif  // CROSSDOCK_ERROR_HPP_

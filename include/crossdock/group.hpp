@@ -10,6 +10,7 @@
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {
+inline namespace cxx {
 
 // The configuration of a low-latency group: E experts, at most max_tokens tokens a rank and step, rows of at most
 // row_bytes bytes (scales included). The other fields are at their defaults and the caller's to change.
@@ -102,6 +103,7 @@ class Handle {
     ncclEpHandle_t handle_;
 };
 
+}  // namespace cxx
 }  // namespace crossdock
 
 #endif  // CROSSDOCK_GROUP_HPP_

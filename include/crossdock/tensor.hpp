@@ -11,6 +11,7 @@
 #include "crossdock/error.hpp"
 
 namespace crossdock {
+inline namespace cxx {
 
 // A struct of the C API as its INIT macro makes it: size and magic set, the rest zero.
 template <class Struct>
@@ -62,6 +63,7 @@ class Tensor {
     std::size_t extents_[3];
 };
 
+}  // namespace cxx
 }  // namespace crossdock
 
 #endif  // CROSSDOCK_TENSOR_HPP_
