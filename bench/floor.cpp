@@ -13,17 +13,28 @@ namespace {
 class CopyFloor : public Floor {
   public:
     explicit CopyFloor(const OperationBytes& largest)
-        : source_(static_cast<size_t>(largest.delivered), 1), target_(static_cast<size_t>(largest.delivered), 2) {}
+        : source_(buffer_bytes(largest), 1), target_(buffer_bytes(largest), 2) {}
 
     Work work(const OperationBytes& bytes) override {
-        return [this, size = static_cast<size_t>(bytes.delivered)](int count) {
+        Work work;
+        work.run = [this, size = static_cast<size_t>(bytes.delivered)](int count) {
             for (int i = 0; i < count; ++i) {
-                std::memcpy(target_.data(), source_.data(), size);
+                for (size_t done = 0; done < size; done += source_.size()) {
+                    std::memcpy(target_.data(), source_.data(), std::min(size - done, source_.size()));
+                }
             }
         };
+        return work;
     }
 
   private:
+    // More than caches hold: going round in it is like going on.
+    static constexpr size_t kMaxBufferBytes = size_t{256} << 20;
+
+    static size_t buffer_bytes(const OperationBytes& largest) {
+        return std::clamp<size_t>(static_cast<size_t>(largest.delivered), 1, kMaxBufferBytes);
+    }
+
     std::vector<char> source_;
     std::vector<char> target_;
 };
@@ -33,7 +44,9 @@ class WireFloor : public Floor {
     explicit WireFloor(std::unique_ptr<GpuFloor> gpu) : gpu_(std::move(gpu)) {}
 
     Work work(const OperationBytes& bytes) override {
-        return [this, &bytes](int count) { gpu_->enqueue(bytes.wire_to, count); };
+        Work work;
+        work.run = [this, &bytes](int count) { gpu_->enqueue(bytes.wire_to, count); };
+        return work;
     }
 
   private:

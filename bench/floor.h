@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "bench/bytes.h"
-#include "bench/measure.h"
+#include "bench/options.h"
+#include "bench/work.h"
+#include "tools/common/device.h"
 
 namespace crossdock::bench {
 

@@ -36,6 +36,9 @@ struct EpLibrary {
     // Throws a sentence that names the library and the call, with the library's own where it has one.
     void check(ncclResult_t result, const char* call) const;
 
+    // Whether it is one of this project, of whatever version.
+    bool is_crossdock() const { return get_last_error != nullptr; }
+
     // Whether it has communicators for CPUs.
     bool has_cpu_worlds() const { return comm_init_all != nullptr; }
 };

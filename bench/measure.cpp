@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kReplayBatches = 10;
 constexpr int kOperationsABatch = 200;
+constexpr double kMaxBatchUs = 25e3;
+constexpr double kMaxGraphUs = 10e3;
 
 // All threads and processes of a host share this clock.
 double now_us() {
@@ -44,26 +46,40 @@ std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
     for (int iteration = -options_.num_warmups; iteration < options_.num_iterations; ++iteration) {
         for (size_t index = 0; index < works.size(); ++index) {
             const Sample sample = time_once(works[index]);
+            settle(works[index]);
             if (iteration >= 0) {
                 samples[index].push_back(sample);
             }
         }
     }
     std::vector<Timing> timings;
-    for (size_t index = 0; gpu_ != nullptr && index < works.size(); ++index) {
-        gpu_->make_graph(index, [&] { works[index](options_.graph_operations); });
+    for (const std::vector<Sample>& own : samples) {
+        timings.push_back(reduce(gather(own)));
+    }
+    if (gpu_ == nullptr) {
+        return timings;
     }
     for (size_t index = 0; index < works.size(); ++index) {
-        timings.push_back(reduce(gather(samples[index])));
-        if (gpu_ != nullptr) {
-            timings.back().host = time_calls(works[index]);
-            timings.back().device = time_replays(index);
+        if (works[index].has_graph()) {
+            timings[index].graph_operations = operations_a_graph(timings[index]);
+            gpu_->make_graph(index, [&] { works[index].run(timings[index].graph_operations); });
         }
     }
-    if (gpu_ != nullptr) {
-        gpu_->forget_graphs();
+    for (size_t index = 0; index < works.size(); ++index) {
+        timings[index].host = time_calls(works[index]);
+        if (works[index].has_graph()) {
+            timings[index].device = time_replays(index, timings[index]);
+        }
     }
+    gpu_->forget_graphs();
     return timings;
+}
+
+void Measurer::settle(const Work& work) {
+    if (work.settle) {
+        work.settle();
+        device_.synchronize();
+    }
 }
 
 Measurer::Sample Measurer::time_once(const Work& work) {
@@ -74,11 +90,11 @@ Measurer::Sample Measurer::time_once(const Work& work) {
     }
     Sample sample;
     if (gpu_ != nullptr) {
-        sample.end_us = gpu_->time_once([&work] { work(1); });
+        sample.end_us = gpu_->time_once([&work] { work.run(1); });
     } else {
         // Without the delay: when this rank would have started in a run without skew.
         sample.start_us = now_us() - delay_us;
-        work(1);
+        work.run(1);
         sample.end_us = now_us();
     }
     return sample;
@@ -126,7 +142,8 @@ tools::Spread Measurer::time_calls(const Work& work) {
     std::vector<double> own;
     barrier();
     for (int iteration = -options_.num_warmups; iteration < options_.num_iterations; ++iteration) {
-        const double us = gpu_->time_call([&work] { work(1); });
+        const double us = gpu_->time_call([&work] { work.run(1); });
+        settle(work);
         if (iteration >= 0) {
             own.push_back(us);
         }
@@ -150,11 +167,14 @@ std::vector<KernelTiming> Measurer::measure_kernels(const std::vector<Work>& wor
     for (const Work& work : works) {
         std::vector<double> durations;
         double num_kernels = 0;
+        size_t num_meetings = 0;
+        const size_t meetings_an_operation = work.settle ? 2 : 1;
         // What recording prepares at the first kernels must not happen behind a closed gate.
         gate.close();
         gate.open();
         gate.meet();
-        work(1);
+        work.run(1);
+        settle(work);
         device_.synchronize();
         barrier();
         clock.take(1);
@@ -164,12 +184,20 @@ std::vector<KernelTiming> Measurer::measure_kernels(const std::vector<Work>& wor
             gate.close();
             for (int i = 0; i < count; ++i) {
                 gate.meet();
-                work(1);
+                work.run(1);
+                if (work.settle) {
+                    gate.meet();
+                    work.settle();
+                }
             }
             gate.open();
             device_.synchronize();
             barrier();
-            for (const KernelRecord& record : clock.take(static_cast<size_t>(count))) {
+            for (const KernelRecord& record : clock.take(static_cast<size_t>(count) * meetings_an_operation)) {
+                num_meetings += record.kind == KernelRecord::Kind::kMeeting;
+                if (num_meetings % meetings_an_operation != 1 % meetings_an_operation) {
+                    continue;  // after the second meeting it is settled
+                }
                 if (record.kind == KernelRecord::Kind::kMeeting) {
                     durations.push_back(0);
                 } else if (record.kind == KernelRecord::Kind::kOperation && !durations.empty()) {
@@ -210,10 +238,17 @@ OverlapTiming Measurer::measure_overlap(GpuOverlap& overlap, const std::function
     return {mean_over_ranks(alone), mean_over_ranks(between), mean_over_ranks(sends), mean_over_ranks(completes)};
 }
 
+// As many as were asked for, unless that takes too long. The same on all ranks, as the times are.
+int Measurer::operations_a_graph(const Timing& timing) const {
+    const int in_time = static_cast<int>(kMaxGraphUs / std::max(1.0, timing.time.median));
+    return std::clamp(in_time, 1, options_.graph_operations);
+}
+
 // The slowest rank's period: operations keep ranks in step, and the busiest rank's bytes bound a floor.
-tools::Spread Measurer::time_replays(size_t index) {
-    const int num_operations = options_.graph_operations;
-    const int num_replays = std::max(1, kOperationsABatch / num_operations);
+tools::Spread Measurer::time_replays(size_t index, const Timing& timing) {
+    const int num_operations = timing.graph_operations;
+    const int in_time = static_cast<int>(kMaxBatchUs / std::max(1.0, timing.time.median));
+    const int num_replays = std::max(1, std::min(kOperationsABatch, in_time) / num_operations);
     std::vector<Sample> samples;
     for (int batch = -1; batch < kReplayBatches; ++batch) {
         barrier();

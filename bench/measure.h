@@ -12,12 +12,10 @@
 #include "bench/options.h"
 #include "bench/overlap.h"
 #include "bench/results.h"
+#include "bench/work.h"
 #include "tools/common/device.h"
 
 namespace crossdock::bench {
-
-// Something that is timed: enqueues its work on the device's stream (CPUs: has done it on return), `count` times over.
-using Work = std::function<void(int count)>;
 
 class Measurer {
   public:
@@ -46,7 +44,9 @@ class Measurer {
     tools::Spread mean_over_ranks(const std::vector<double>& own) const;
     Timing reduce(const std::vector<std::vector<Sample>>& samples) const;
     tools::Spread time_calls(const Work& work);
-    tools::Spread time_replays(size_t index);
+    void settle(const Work& work);
+    int operations_a_graph(const Timing& timing) const;
+    tools::Spread time_replays(size_t index, const Timing& timing);
     void barrier() const;
 
     const tools::RankContext& context_;

@@ -20,18 +20,63 @@ using tools::one_of;
 struct Words {
     std::string mode = "ll";
     std::string world;
-    std::string layout = "em";
+    std::string layout;
     std::string recipe = "none";
     std::string dtype = "bf16";
     std::string sums = "exact";
 };
 
+constexpr int kMaxLowLatencyTokens = 8192;
+
 size_t element_bytes(ncclDataType_t dtype) { return dtype == ncclFloat32 ? 4 : 2; }
+
+// The first sentence about options that do not go with the mode; empty if all do.
+std::string find_misplaced(const Options& options, const Words& words) {
+    if (!options.is_high_throughput()) {
+        if (words.layout == "flat") {
+            return "--layout: flat goes with --mode ht only; ll has em and rm";
+        }
+        if (options.max_tokens() > kMaxLowLatencyTokens) {
+            return fmt::format("--tokens: {} is more than {}, --mode ll's most", options.max_tokens(),
+                               kMaxLowLatencyTokens);
+        }
+        return options.backward         ? "--backward: goes with --mode ht only"
+               : options.eager          ? "--eager: goes with --mode ht only"
+               : options.budget > 0     ? "--budget: goes with --mode ht only"
+               : options.alignment != 1 ? "--alignment: goes with --mode ht only"
+                                        : "";
+    }
+    if (words.layout == "rm") {
+        return "--layout: rm goes with --mode ll only; ht has flat and em";
+    }
+    if (options.recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4) {
+        return "--recipe: fp8 goes with --mode ll only; ht has none and fwd";
+    }
+    if (options.sender_sums) {
+        return "--sums: sender goes with --mode ll only; ht always sums a rank's rows there";
+    }
+    if (options.overlap) {
+        return "--overlap: goes with --mode ll only; ht's operations have no halves";
+    }
+    if (!options.is_expert_major() && options.alignment != 1) {
+        return "--alignment: goes with --layout em only; flat has no zones";
+    }
+    if ((options.alignment & (options.alignment - 1)) != 0) {
+        return fmt::format("--alignment: {} is not a power of two", options.alignment);
+    }
+    if (options.eager && options.budget > 0) {
+        return "--budget: does not go with --eager, where there is none";
+    }
+    if (options.budget > 0 && options.budget < options.max_tokens()) {
+        return fmt::format("--budget: {} is less than --tokens, {}", options.budget, options.max_tokens());
+    }
+    return "";
+}
 
 // The first sentence about options that do not go together; empty if they do.
 std::string find_contradiction(const Options& options, const Words& words, bool ranks_given) {
-    if (words.mode != "ll") {
-        return "--mode: 'ht' is not possible: this version has the low-latency mode, ll, only";
+    if (const std::string misplaced = find_misplaced(options, words); !misplaced.empty()) {
+        return misplaced;
     }
     if (options.num_experts % options.num_ranks != 0) {
         return fmt::format("--experts: {} is not a multiple of the number of ranks, {}", options.num_experts,
@@ -95,13 +140,23 @@ std::vector<Options> Options::settings() const {
     return all;
 }
 
+std::vector<Operation> Options::operations() const {
+    std::vector<Operation> operations = {Operation::kDispatch, Operation::kCombine, Operation::kPair};
+    if (is_high_throughput()) {
+        operations.insert(operations.begin(), Operation::kUpdate);
+    }
+    return operations;
+}
+
 int Options::max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
-    CLI::App app("Times dispatch, combine and both of them (pair), beside the floor measured in the same run.",
-                 "ep_bench");
+    CLI::App app(
+        "Times dispatch, combine, both of them (pair) and in high throughput the routing's update, beside the "
+        "floor measured in the same run.",
+        "ep_bench");
     Words words;
-    app.add_option("--mode", words.mode, "ll: low latency (ll)")->check(one_of({"ll", "ht"}));
+    app.add_option("--mode", words.mode, "ll: low latency, ht: high throughput (ll)")->check(one_of({"ll", "ht"}));
     app.add_option("--world", words.world, "where the ranks run (threads; processes under mpirun, srun, torchrun)")
         ->check(one_of({"threads", "processes", "gpu"}));
     app.add_flag("--gpu-processes", options.gpu_processes, "--world gpu: a process a rank instead of a thread");
@@ -112,12 +167,13 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
                                  const char* description) {
         app.add_option(name, values, description)->delimiter(',')->check(integer_range(low, high));
     };
-    add_list("--tokens", options.tokens, 1, 8192, "tokens a rank, a list (1,8,64,128)");
+    add_list("--tokens", options.tokens, 1, 1048576, "tokens a rank, a list (ll: 1,8,64,128; ht: 4096)");
     add_list("--hidden", options.hidden_sizes, 4, 262144, "elements of a token, a list (7168)");
     add_list("--experts", options.expert_counts, 1, 1048576, "experts, multiples of the ranks, a list (256)");
     add_list("--topk", options.topks, 1, 64, "experts a token, a list (8)");
     add_list("--sms", options.sms, 0, 1024, "most SMs of an operation, a list; 0: the library chooses (0)");
-    app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major (em)")->check(one_of({"em", "rm"}));
+    app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major, flat (ll: em; ht: flat)")
+        ->check(one_of({"em", "rm", "flat"}));
     app.add_option("--recipe", words.recipe, "dispatch: none, fwd (e4m3 rows and scales as they are), fp8 (none)")
         ->check(one_of({"none", "fwd", "fp8"}));
     app.add_option("--dtype", words.dtype, "type of the rows (bf16)")->check(one_of({"bf16", "fp16", "fp32"}));
@@ -129,9 +185,19 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_flag("--windows", options.windows, "outputs and expert rows lie in windows (zero copy)");
     app.add_option("--sums", words.sums, "em's combine: exact, or summed at the sender first (exact)")
         ->check(one_of({"sender", "exact"}));
-    app.add_option("--iterations", options.num_iterations, "timed iterations (100)")->check(integer_range(1, 1000000));
-    app.add_option("--warmup", options.num_warmups, "iterations before them (10)")->check(integer_range(0, 1000000));
-    app.add_option("--graph-operations", options.graph_operations, "--world gpu: operations a graph (20)")
+    app.add_flag("--backward", options.backward, "ht: the backward pass's dispatch and combine");
+    app.add_option(
+           "--budget", options.budget,
+           "ht: rows or padded slots that a rank can receive (flat: ranks x tokens; em: what the routing needs)")
+        ->check(integer_range(1, INT32_MAX));
+    app.add_flag("--eager", options.eager, "ht: no budget, receive tensors of what has been routed here");
+    app.add_option("--alignment", options.alignment, "ht, em: rows that zones are padded to, a power of two (1)")
+        ->check(integer_range(1, 1 << 20));
+    CLI::Option* iterations = app.add_option("--iterations", options.num_iterations, "timed ones (ll: 100; ht: 30)")
+                                  ->check(integer_range(1, 1000000));
+    CLI::Option* warmups = app.add_option("--warmup", options.num_warmups, "iterations before them (ll: 10; ht: 5)")
+                               ->check(integer_range(0, 1000000));
+    app.add_option("--graph-operations", options.graph_operations, "--world gpu: operations a graph, at most (20)")
         ->check(integer_range(1, 1000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
     app.add_flag("--kernels", options.kernels, "--world gpu: also how long the kernels ran, by CUPTI");
@@ -159,7 +225,20 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     const std::map<std::string, ncclDataType_t> dtypes = {
         {"bf16", ncclBfloat16}, {"fp16", ncclFloat16}, {"fp32", ncclFloat32}};
     options.world = worlds.at(words.world);
-    options.layout = words.layout == "em" ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+    options.mode = words.mode == "ht" ? Mode::kHighThroughput : Mode::kLowLatency;
+    const std::map<std::string, ncclEpLayout_t> layouts = {
+        {"", options.is_high_throughput() ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_EXPERT_MAJOR},
+        {"em", NCCL_EP_LAYOUT_EXPERT_MAJOR},
+        {"rm", NCCL_EP_LAYOUT_RANK_MAJOR},
+        {"flat", NCCL_EP_LAYOUT_FLAT}};
+    options.layout = layouts.at(words.layout);
+    if (options.tokens.empty()) {
+        options.tokens = options.is_high_throughput() ? std::vector<int>{4096} : std::vector<int>{1, 8, 64, 128};
+    }
+    if (options.is_high_throughput()) {
+        options.num_iterations = *iterations ? options.num_iterations : 30;
+        options.num_warmups = *warmups ? options.num_warmups : 5;
+    }
     options.recipe = recipes.at(words.recipe);
     options.dtype = dtypes.at(words.dtype);
     options.sender_sums = words.sums == "sender";
@@ -170,48 +249,6 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         }
     }
     return std::nullopt;
-}
-
-const char* world_name(World world) {
-    switch (world) {
-        case World::kThreads:
-            return "threads";
-        case World::kProcesses:
-            return "processes";
-        case World::kGpu:
-            return "gpu";
-    }
-    return "";
-}
-
-const char* operation_name(Operation operation) {
-    switch (operation) {
-        case Operation::kDispatch:
-            return "dispatch";
-        case Operation::kCombine:
-            return "combine";
-        case Operation::kPair:
-            return "pair";
-    }
-    return "";
-}
-
-const char* layout_name(const Options& options) { return options.is_expert_major() ? "expert-major" : "rank-major"; }
-
-const char* recipe_name(const Options& options) {
-    switch (options.recipe) {
-        case NCCL_EP_DISP_QUANT_NONE:
-            return "none";
-        case NCCL_EP_DISP_QUANT_FWD:
-            return "fwd";
-        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
-            return "fp8";
-    }
-    return "";
-}
-
-const char* dtype_name(const Options& options) {
-    return options.dtype == ncclBfloat16 ? "bf16" : options.dtype == ncclFloat16 ? "fp16" : "fp32";
 }
 
 }  // namespace crossdock::bench

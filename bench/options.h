@@ -12,12 +12,13 @@
 
 namespace crossdock::bench {
 
+enum class Mode { kLowLatency, kHighThroughput };
 enum class World { kThreads, kProcesses, kGpu };
-enum class Operation { kDispatch, kCombine, kPair };
-inline constexpr int kNumOperations = 3;
-inline constexpr Operation kOperations[kNumOperations] = {Operation::kDispatch, Operation::kCombine, Operation::kPair};
+enum class Operation { kUpdate, kDispatch, kCombine, kPair };
+inline constexpr int kNumOperations = 4;
 
 struct Options {
+    Mode mode = Mode::kLowLatency;
     World world = World::kThreads;
     bool gpu_processes = false;
     std::optional<LaunchedRank> launched;  // this process is one rank of a launcher's job
@@ -25,7 +26,7 @@ struct Options {
 
     int num_ranks = 8;
     // Every combination of hidden size, experts, top-k and SMs is a setting, in which all of `tokens` are measured.
-    std::vector<int> tokens = {1, 8, 64, 128};
+    std::vector<int> tokens;  // default: of the mode
     std::vector<int> hidden_sizes = {7168};
     std::vector<int> expert_counts = {256};
     std::vector<int> topks = {8};
@@ -42,11 +43,17 @@ struct Options {
     uint64_t seed = 1;
     double skew_us = 0;
     bool windows = false;
-    bool sender_sums = false;
+    bool sender_sums = false;  // LL
+
+    // HT
+    bool backward = false;
+    bool eager = false;
+    int64_t budget = 0;  // rows (flat) or slots (expert-major) that a rank can receive; 0: what the setting needs
+    int alignment = 1;
 
     int num_warmups = 10;
     int num_iterations = 100;
-    int graph_operations = 20;  // in one graph
+    int graph_operations = 20;  // in one graph, at most
     bool validate = false;
     bool kernels = false;
     bool overlap = false;
@@ -56,14 +63,17 @@ struct Options {
 
     // One copy of the options a setting.
     std::vector<Options> settings() const;
+    std::vector<Operation> operations() const;  // that are timed
     int max_tokens() const;
     int num_local() const { return num_experts / num_ranks; }
+    bool is_high_throughput() const { return mode == Mode::kHighThroughput; }
     bool is_expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
 };
 
 // Fills options. Holds the exit status where the program must end: after --help, or after a sentence about an argument.
 std::optional<int> parse_options(int argc, char** argv, Options& options);
 
+const char* mode_name(Mode mode);
 const char* world_name(World world);
 const char* operation_name(Operation operation);
 const char* layout_name(const Options& options);

@@ -52,38 +52,43 @@ class BenchRank {
           options_(setting),
           device_(device),
           routing_(gather_routing()),
-          measurer_(context, setting, device) {
-        const std::vector<float> weights = draw_weights(setting, context.rank);
-        for (const auto& comm : libraries.comms()) {
-            workloads_.push_back(std::make_unique<Workload>(*comm, context, setting, device,
-                                                            draw_routing(setting, context.rank), weights));
+          measurer_(context, options_, device) {
+        const Traffic traffic(options_, routing_, options_.max_tokens());
+        if (options_.is_high_throughput()) {
+            set_budget(traffic);
         }
-        floor_ = make_floor(context, setting, workloads_[0]->comm(), device,
-                            count_bytes(setting, routing_, context.rank, setting.max_tokens(), Operation::kPair));
+        const std::vector<float> weights = draw_weights(options_, context.rank);
+        for (const auto& comm : libraries.comms()) {
+            workloads_.push_back(
+                make_workload(*comm, context, options_, device, draw_routing(options_, context.rank), weights));
+        }
+        floor_ = make_floor(context, options_, workloads_[0]->comm(), device,
+                            count_bytes(options_, traffic, context.rank, Operation::kPair));
     }
 
     CaseResult run_case(int num_tokens) {
         CaseResult result;
         result.setting = options_;
         result.num_tokens = num_tokens;
+        const Traffic traffic(options_, routing_, num_tokens);
+        const std::vector<Operation> operations = options_.operations();
         std::vector<OperationBytes> own_bytes;
-        for (Operation operation : kOperations) {
-            own_bytes.push_back(count_bytes(options_, routing_, context_.rank, num_tokens, operation));
-            result.bytes[static_cast<int>(operation)] = mean_bytes(num_tokens, operation);
+        for (Operation operation : operations) {
+            own_bytes.push_back(count_bytes(options_, traffic, context_.rank, operation));
+            result.bytes[static_cast<int>(operation)] = mean_bytes(options_, traffic, operation);
         }
         for (const auto& workload : workloads_) {
             result.libraries.push_back(describe(*workload));
             if (options_.validate) {
-                result.libraries.back().validation =
-                    validate(context_, options_, routing_, num_tokens, *workload, device_);
+                result.libraries.back().validation = sum_over_ranks(context_, workload->validate(routing_, num_tokens));
             }
             workload->select(num_tokens);
         }
         const std::vector<Timing> timings = measurer_.measure(works(own_bytes));
         for (size_t i = 0; i < timings.size(); ++i) {
-            const size_t owner = i / kNumOperations;
+            const size_t owner = i / operations.size();
             Timing* target = owner < workloads_.size() ? result.libraries[owner].timings : result.floors;
-            target[i % kNumOperations] = timings[i];
+            target[static_cast<int>(operations[i % operations.size()])] = timings[i];
         }
         return result;
     }
@@ -91,12 +96,15 @@ class BenchRank {
     void add_kernels(GpuGate& gate, KernelClock& clock, CaseResult& result) {
         for (size_t i = 0; i < workloads_.size(); ++i) {
             workloads_[i]->select(result.num_tokens);
+            const std::vector<Operation> operations = options_.operations();
             std::vector<Work> works;
-            for (Operation operation : kOperations) {
-                works.push_back([this, i, operation](int count) { workloads_[i]->run(operation, count); });
+            for (Operation operation : operations) {
+                works.push_back(workloads_[i]->work(operation));
             }
             const std::vector<KernelTiming> timings = measurer_.measure_kernels(works, gate, clock);
-            std::copy(timings.begin(), timings.end(), result.libraries[i].kernels);
+            for (size_t index = 0; index < timings.size(); ++index) {
+                result.libraries[i].kernels[static_cast<int>(operations[index])] = timings[index];
+            }
         }
     }
 
@@ -124,8 +132,8 @@ class BenchRank {
     std::vector<Work> works(const std::vector<OperationBytes>& own_bytes) {
         std::vector<Work> works;
         for (const auto& workload : workloads_) {
-            for (Operation operation : kOperations) {
-                works.push_back([&workload, operation](int count) { workload->run(operation, count); });
+            for (Operation operation : options_.operations()) {
+                works.push_back(workload->work(operation));
             }
         }
         for (const OperationBytes& bytes : own_bytes) {
@@ -134,19 +142,22 @@ class BenchRank {
         return works;
     }
 
-    OperationBytes mean_bytes(int num_tokens, Operation operation) const {
-        OperationBytes sum = count_bytes(options_, routing_, 0, num_tokens, operation);
-        if (context_.rank == 0) {
-            for (int rank = 1; rank < context_.num_ranks; ++rank) {
-                sum += count_bytes(options_, routing_, rank, num_tokens, operation);
-            }
+    // Fixed, unless the mode is eager: large enough for all that is routed here, and as large as the caller wants it.
+    void set_budget(const Traffic& traffic) {
+        uint64_t needed = traffic.most_slots();
+        for (int rank = 0; rank < options_.num_ranks && !options_.is_expert_major(); ++rank) {
+            needed = rank == 0 ? traffic.rank_rows_for(0) : std::max(needed, traffic.rank_rows_for(rank));
         }
-        const double num_ranks = context_.num_ranks;
-        sum.delivered /= num_ranks;
-        sum.wire /= num_ranks;
-        sum.v1 /= num_ranks;
-        sum.v2 /= num_ranks;
-        return sum;
+        const auto max_tokens = static_cast<uint64_t>(options_.max_tokens());
+        if (options_.budget > 0 && static_cast<uint64_t>(options_.budget) < needed) {
+            throw std::runtime_error(
+                fmt::format("--budget: {} is not enough, {} are routed to one rank", options_.budget, needed));
+        }
+        if (options_.budget == 0) {
+            options_.budget = static_cast<int64_t>(options_.is_expert_major()
+                                                       ? std::max(needed, max_tokens)
+                                                       : max_tokens * static_cast<uint64_t>(options_.num_ranks));
+        }
     }
 
     static LibraryResult describe(Workload& workload) {
@@ -154,6 +165,7 @@ class BenchRank {
         LibraryResult result;
         result.name = library.name;
         result.start_up = workload.start_up();
+        result.device_bytes = workload.device_bytes();
         library.check(library.get_version(&result.version), "ncclEpGetVersion");
         if (library.group_memory != nullptr) {
             library.check(library.group_memory(workload.group(), &result.symmetric_bytes, &result.local_bytes),
@@ -163,7 +175,7 @@ class BenchRank {
     }
 
     const tools::RankContext& context_;
-    const Options& options_;
+    Options options_;
     tools::Device& device_;
     std::vector<int32_t> routing_;  // [ranks][max_tokens][topk]
     Measurer measurer_;

@@ -26,7 +26,7 @@ std::string in_us(const tools::Spread& spread, double tools::Spread::*member) {
 }
 
 std::string gigabytes_a_second(double bytes, double us) {
-    return us > 0 ? fmt::format("{:.2f}", bytes / us * 1e-3) : "-";
+    return us > 0 && bytes > 0 ? fmt::format("{:.2f}", bytes / us * 1e-3) : "-";
 }
 
 std::string model_of_cpu() {
@@ -52,8 +52,18 @@ void print_row(const Options& options, const CaseResult& result, const char* nam
         fmt::print(" {:>8} {:>7} {:>7}", in_us(timing.device, &tools::Spread::median),
                    in_us(timing.host, &tools::Spread::median), in_us(timing.host, &tools::Spread::min));
     }
-    fmt::print(" {:>7} {:>7} {:>8} {:>6.0f} %\n", gigabytes_a_second(bytes.v1, us), gigabytes_a_second(bytes.v2, us),
-               in_us(compared(floor), &tools::Spread::median), ratio * 100);
+    fmt::print(" {:>7} {:>7} {:>8} {:>6.0f} %\n",
+               gigabytes_a_second(options.is_high_throughput() ? bytes.wire : bytes.v1, us),
+               gigabytes_a_second(bytes.v2, us), in_us(compared(floor), &tools::Spread::median), ratio * 100);
+}
+
+// What only one of the modes knows.
+std::string special_case(const Options& options) {
+    if (!options.is_high_throughput()) {
+        return options.sender_sums ? "sender's sums" : "exact sums";
+    }
+    return fmt::format("{} pass{}{}", options.backward ? "backward" : "forward", options.eager ? ", eager" : "",
+                       options.alignment > 1 ? fmt::format(", zones of {}", options.alignment) : "");
 }
 
 // Tokens, and what else may differ between the cases of a run.
@@ -78,18 +88,19 @@ Machine describe_machine(const Options& options) {
 }
 
 void print_heading(const Options& options, const Machine& machine) {
+    const char* mode = options.is_high_throughput() ? "high throughput" : "low latency";
     const std::string ranks = options.world != World::kGpu
                                   ? fmt::format("{} ranks as {}", options.num_ranks, world_name(options.world))
                                   : fmt::format("{} ranks on GPUs, as {}", options.num_ranks,
                                                 options.gpu_processes || options.launched ? "processes" : "threads");
-    fmt::print("{}\n", paint(Colour::kBold, "ep_bench: low latency, " + ranks));
+    fmt::print("{}\n", paint(Colour::kBold, std::string("ep_bench: ") + mode + ", " + ranks));
     fmt::print("  machine  {}, {} CPUs; {}\n", machine.cpu, machine.num_cpus, machine.system);
     if (!machine.gpu.empty()) {
         fmt::print("           {}\n", machine.gpu);
     }
-    fmt::print("  case     {}, {}, recipe {}, {} sums, {}, routing {}, seed {}\n", layout_name(options),
-               dtype_name(options), recipe_name(options), options.sender_sums ? "sender's" : "exact",
-               options.windows ? "windows" : "no windows", options.routing, options.seed);
+    fmt::print("  case     {}, {}, recipe {}, {}, {}, routing {}, seed {}\n", layout_name(options), dtype_name(options),
+               recipe_name(options), special_case(options), options.windows ? "windows" : "no windows", options.routing,
+               options.seed);
     fmt::print("  timing   {} iterations after {}{}\n", options.num_iterations, options.num_warmups,
                options.skew_us > 0 ? fmt::format(", ranks start {} us apart in all", options.skew_us) : "");
     std::fflush(stdout);
@@ -103,12 +114,13 @@ void print_setting(const Options& setting) {
     if (setting.world == World::kGpu) {
         fmt::print(" {:>8} {:>7} {:>7}", "device", "host", "min");
     }
-    fmt::print(" {:>7} {:>7} {:>8} {:>8}\n", "v1 GB/s", "v2 GB/s", "floor", "of floor");
+    fmt::print(" {:>7} {:>7} {:>8} {:>8}\n", setting.is_high_throughput() ? "wire" : "v1 GB/s", "v2 GB/s", "floor",
+               "of floor");
     std::fflush(stdout);
 }
 
 void print_case(const Options& options, const CaseResult& result) {
-    for (Operation operation : kOperations) {
+    for (Operation operation : options.operations()) {
         const auto index = static_cast<int>(operation);
         for (const LibraryResult& library : result.libraries) {
             print_row(options, result, library.name.c_str(), operation, library.timings[index], result.floors[index]);
@@ -135,10 +147,11 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
                    ? "Launch to end by events, mean over ranks; host: the call while the GPU is idle, median and min."
                    : "Launch to end: from the first rank's start to the last rank's end; a call returns at the end.");
     if (on_gpu) {
-        fmt::print("  Device: the period of operations back to back, {} a graph, the slowest rank's.\n",
+        fmt::print("  Device: the period of operations back to back, up to {} a graph, the slowest rank's.\n",
                    options.graph_operations);
     }
-    fmt::print("  GB/s: bytes by NCCL EP 0.1's (v1) and 0.2's (v2) definition, mean over ranks, over {}.\n",
+    fmt::print("  GB/s: bytes {} and by NCCL EP 0.2's definition (v2), mean over ranks, over {}.\n",
+               options.is_high_throughput() ? "that have to leave a rank (wire)" : "by NCCL EP 0.1's (v1)",
                on_gpu ? "the device's median time" : "the median time");
     fmt::print("  Floor: {}.\n",
                on_gpu ? "bulk writes of the bytes that must leave each rank, all ranks at once, without launches"
@@ -150,8 +163,11 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
         combine.wire * 1e-6);
     for (const LibraryResult& library : results.front().libraries) {
         const StartUp& start = library.start_up;
-        fmt::print("  {} took {:.1f} ms for a group and {:.1f} for a handle{}.\n", library.name, start.group,
+        fmt::print("  {} took {:.1f} ms for a group and {:.1f} for a handle{}{}.\n", library.name, start.group,
                    start.handle,
+                   options.is_high_throughput()
+                       ? fmt::format(", {:.1f} for the first update, dispatch and combine", start.first_operations)
+                       : "",
                    on_gpu ? fmt::format(", after {:.0f} for NCCL's communicator and {:.0f} for its first window",
                                         start.communicator, start.first_window)
                           : "");
@@ -159,6 +175,10 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
             fmt::print("  {} holds {:.1f} MiB of symmetric and {:.1f} MiB of other memory a rank.\n", library.name,
                        static_cast<double>(library.symmetric_bytes) / 1048576,
                        static_cast<double>(library.local_bytes) / 1048576);
+        }
+        if (library.device_bytes > 0) {
+            fmt::print("  {}: the GPU has {:.0f} MiB less since group and handle were made.\n", library.name,
+                       static_cast<double>(library.device_bytes) / 1048576);
         }
     }
     std::fflush(stdout);
@@ -169,7 +189,7 @@ void print_kernels(const std::vector<CaseResult>& results) {
     fmt::print("  {:32} {:9} {:12} {:>8} {:>8} {:>8} {:>8} {:>8}\n", "case", "operation", "library", "median", "mean",
                "min", "max", "kernels");
     for (const CaseResult& result : results) {
-        for (Operation operation : kOperations) {
+        for (Operation operation : result.setting.operations()) {
             for (const LibraryResult& library : result.libraries) {
                 const KernelTiming& timing = library.kernels[static_cast<int>(operation)];
                 const auto column = [&timing](double tools::Spread::*member) { return in_us(timing.duration, member); };

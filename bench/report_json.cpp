@@ -22,9 +22,12 @@ Json to_json(const Timing& timing) {
     if (timing.slowest.count > 0) {
         json["slowest_rank_us"] = to_json(timing.slowest);
     }
-    if (timing.device.count > 0) {
+    if (timing.host.count > 0) {
         json["host_us"] = to_json(timing.host);
+    }
+    if (timing.device.count > 0) {
         json["device_us"] = to_json(timing.device);
+        json["graph_operations"] = timing.graph_operations;
     }
     return json;
 }
@@ -34,7 +37,9 @@ Json operation_json(const CaseResult& result, const LibraryResult& library, int 
     const Timing& timing = library.timings[index];
     const double us = compared(timing).median;
     Json json = to_json(timing);
-    json["v1_gb_s"] = us > 0 ? bytes.v1 / us * 1e-3 : 0;
+    if (bytes.v1 > 0) {
+        json["v1_gb_s"] = us > 0 ? bytes.v1 / us * 1e-3 : 0;
+    }
     json["v2_gb_s"] = us > 0 ? bytes.v2 / us * 1e-3 : 0;
     json["wire_gb_s"] = us > 0 ? bytes.wire / us * 1e-3 : 0;
     json["part_of_floor"] = us > 0 ? compared(result.floors[index]).median / us : 0;
@@ -58,11 +63,18 @@ Json case_json(const CaseResult& result) {
                  {"experts", result.setting.num_experts},
                  {"topk", result.setting.topk},
                  {"max_num_sms", result.setting.max_num_sms}};
-    for (Operation operation : kOperations) {
+    if (result.setting.is_high_throughput()) {
+        json["max_recv_tokens"] = result.setting.eager ? 0 : result.setting.budget;
+    }
+    for (Operation operation : result.setting.operations()) {
         const auto index = static_cast<int>(operation);
         const OperationBytes& bytes = result.bytes[index];
-        json["bytes_a_rank"][operation_name(operation)] = {
-            {"delivered", bytes.delivered}, {"wire", bytes.wire}, {"v1", bytes.v1}, {"v2", bytes.v2}};
+        Json& counted = json["bytes_a_rank"][operation_name(operation)];
+        counted = {{"delivered", bytes.delivered}, {"wire", bytes.wire}};
+        if (bytes.v1 > 0) {
+            counted["v1"] = bytes.v1;
+        }
+        counted["v2"] = bytes.v2;
         json["floor"][operation_name(operation)] = to_json(result.floors[index]);
     }
     for (const LibraryResult& library : result.libraries) {
@@ -75,6 +87,12 @@ Json case_json(const CaseResult& result) {
                         {"first_window", library.start_up.first_window},
                         {"group", library.start_up.group},
                         {"handle", library.start_up.handle}}}};
+        if (result.setting.is_high_throughput()) {
+            entry["start_up_ms"]["first_operations"] = library.start_up.first_operations;
+        }
+        if (library.device_bytes > 0) {
+            entry["device_bytes"] = library.device_bytes;
+        }
         if (result.setting.validate) {
             const Validation& validation = library.validation;
             entry["validation"] = {
@@ -82,7 +100,7 @@ Json case_json(const CaseResult& result) {
                 {"wrong_rows", validation.wrong_rows},     {"values", validation.num_values},
                 {"wrong_values", validation.wrong_values}, {"largest_part_of_bound", validation.largest_part}};
         }
-        for (Operation operation : kOperations) {
+        for (Operation operation : result.setting.operations()) {
             entry[operation_name(operation)] = operation_json(result, library, static_cast<int>(operation));
         }
         json["libraries"].push_back(entry);
@@ -104,7 +122,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
         json["machine"]["gpu"] = machine.gpu;
     }
     json["case"] = {
-        {"mode", "ll"},
+        {"mode", mode_name(options.mode)},
         {"world", world_name(options.world)},
         {"processes", options.world == World::kProcesses || options.gpu_processes || options.launched.has_value()},
         {"ranks", options.num_ranks},
@@ -112,13 +130,19 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
         {"layout", layout_name(options)},
         {"dtype", dtype_name(options)},
         {"recipe", recipe_name(options)},
-        {"sums", options.sender_sums ? "sender" : "exact"},
         {"windows", options.windows},
         {"routing", options.routing},
         {"seed", options.seed},
         {"skew_us", options.skew_us},
         {"iterations", options.num_iterations},
         {"warmup", options.num_warmups}};
+    if (options.is_high_throughput()) {
+        json["case"]["pass"] = options.backward ? "backward" : "forward";
+        json["case"]["eager"] = options.eager;
+        json["case"]["alignment"] = options.alignment;
+    } else {
+        json["case"]["sums"] = options.sender_sums ? "sender" : "exact";
+    }
     if (options.world == World::kGpu) {
         json["case"]["graph_operations"] = options.graph_operations;
     }

@@ -8,6 +8,7 @@
 #include "bench/bytes.h"
 #include "bench/options.h"
 #include "bench/validate.h"
+#include "bench/workload_memory.h"
 #include "tools/common/statistics.h"
 
 namespace crossdock::bench {
@@ -17,7 +18,8 @@ struct Timing {
     tools::Spread time;  // launch to end. CPUs: first rank's start to last rank's end. GPUs: mean over ranks, by events
     tools::Spread slowest;  // GPUs: the slowest rank's
     tools::Spread device;   // GPUs: the period of one operation among many in graphs; the slowest rank's
-    tools::Spread host;     // GPUs: what the call takes on the CPU, stream drained before it; all ranks' calls
+    int graph_operations = 0;
+    tools::Spread host;  // GPUs: what the call takes on the CPU, stream drained before it; all ranks' calls
 };
 
 // Of the kernels of one operation, us, mean over ranks; begun by all ranks at once.
@@ -42,6 +44,7 @@ struct LibraryResult {
     int version = 0;
     size_t symmetric_bytes = 0;  // memory of the library; 0: it does not say
     size_t local_bytes = 0;
+    size_t device_bytes = 0;  // GPUs: what group and handle took of the GPU's memory
     StartUp start_up;
     Validation validation;
     Timing timings[kNumOperations];

@@ -3,12 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <set>
 #include <stdexcept>
 
-#include <algorithm>
 #include "bench/npy.h"
 #include "tools/common/random.h"
 
@@ -102,39 +102,71 @@ std::vector<int32_t> draw_routing(const Options& options, int rank) {
                                     : read_recorded(options, rank);
 }
 
-RowCounts count_rows(const Options& options, const std::vector<int32_t>& routing, int rank, int num_tokens) {
+Traffic::Traffic(const Options& options, const std::vector<int32_t>& routing, int num_tokens)
+    : num_ranks_(options.num_ranks), num_tokens_(num_tokens) {
+    const auto num_ranks = static_cast<size_t>(num_ranks_);
+    const auto num_local = static_cast<size_t>(options.num_local());
     const auto topk = static_cast<size_t>(options.topk);
-    const auto num_ranks = static_cast<size_t>(options.num_ranks);
-    const auto own = static_cast<size_t>(rank);
-    RowCounts counts;
-    counts.selections_to.resize(num_ranks);
-    counts.rank_rows_to.resize(num_ranks);
+    selections_.resize(num_ranks * num_ranks);
+    rank_rows_.resize(num_ranks * num_ranks);
+    std::vector<uint64_t> expert_rows(num_ranks * num_local);
+    std::vector<uint64_t> last_token(num_ranks, ~uint64_t{0});  // that went there: a rank gets each token once
     for (size_t from = 0; from < num_ranks; ++from) {
         for (size_t token = 0; token < static_cast<size_t>(num_tokens); ++token) {
-            std::set<size_t> targets;
+            const size_t number = from * static_cast<size_t>(options.max_tokens()) + token;
             for (size_t k = 0; k < topk; ++k) {
-                const int32_t expert = routing[(from * static_cast<size_t>(options.max_tokens()) + token) * topk + k];
+                const int32_t expert = routing[number * topk + k];
                 if (expert < 0) {
                     continue;
                 }
-                const auto target = static_cast<size_t>(expert / options.num_local());
-                targets.insert(target);
-                counts.selections_in += target == own;
-                counts.selections_to[target] += from == own;
-            }
-            counts.rank_rows_in += targets.count(own);
-            for (size_t target : targets) {
-                counts.rank_rows_to[target] += from == own;
+                const size_t to = static_cast<size_t>(expert) / num_local;
+                ++selections_[from * num_ranks + to];
+                ++expert_rows[static_cast<size_t>(expert)];
+                rank_rows_[from * num_ranks + to] += last_token[to] != number;
+                last_token[to] = number;
             }
         }
     }
-    for (size_t target = 0; target < num_ranks; ++target) {
-        counts.selections += counts.selections_to[target];
-        counts.rank_rows += counts.rank_rows_to[target];
+    const auto alignment = static_cast<uint64_t>(options.alignment);
+    for (size_t rank = 0; rank < num_ranks; ++rank) {
+        uint64_t slots = 0;
+        for (size_t local = 0; local < num_local; ++local) {
+            slots += (expert_rows[rank * num_local + local] + alignment - 1) / alignment * alignment;
+        }
+        most_slots_ = std::max(most_slots_, slots);
     }
-    counts.remote_selections = counts.selections - counts.selections_to[own];
-    counts.remote_rank_rows = counts.rank_rows - counts.rank_rows_to[own];
-    return counts;
+}
+
+uint64_t Traffic::selections_of(int from) const {
+    uint64_t sum = 0;
+    for (int to = 0; to < num_ranks_; ++to) {
+        sum += selections(from, to);
+    }
+    return sum;
+}
+
+uint64_t Traffic::rank_rows_of(int from) const {
+    uint64_t sum = 0;
+    for (int to = 0; to < num_ranks_; ++to) {
+        sum += rank_rows(from, to);
+    }
+    return sum;
+}
+
+uint64_t Traffic::selections_for(int to) const {
+    uint64_t sum = 0;
+    for (int from = 0; from < num_ranks_; ++from) {
+        sum += selections(from, to);
+    }
+    return sum;
+}
+
+uint64_t Traffic::rank_rows_for(int to) const {
+    uint64_t sum = 0;
+    for (int from = 0; from < num_ranks_; ++from) {
+        sum += rank_rows(from, to);
+    }
+    return sum;
 }
 
 }  // namespace crossdock::bench

@@ -18,19 +18,33 @@ std::string check_routing(const std::string& routing);
 // where it ends.
 std::vector<int32_t> draw_routing(const Options& options, int rank);
 
-// Rows that one rank's first num_tokens tokens cause. Self-traffic included unless said otherwise.
-struct RowCounts {
-    uint64_t selections = 0;         // entries >= 0
-    uint64_t rank_rows = 0;          // different (token, rank) pairs
-    uint64_t remote_selections = 0;  // of them, on other ranks
-    uint64_t remote_rank_rows = 0;
-    uint64_t selections_in = 0;  // rows that arrive here
-    uint64_t rank_rows_in = 0;
-    std::vector<uint64_t> selections_to;  // [ranks]
-    std::vector<uint64_t> rank_rows_to;   // [ranks]
-};
+// Rows that all ranks' first tokens cause, from each rank to each.
+class Traffic {
+  public:
+    // routing: that of all ranks, [ranks][max_tokens][topk].
+    Traffic(const Options& options, const std::vector<int32_t>& routing, int num_tokens);
 
-// routing: that of all ranks, [ranks][max_tokens][topk].
-RowCounts count_rows(const Options& options, const std::vector<int32_t>& routing, int rank, int num_tokens);
+    int num_tokens() const { return num_tokens_; }
+    uint64_t selections(int from, int to) const { return selections_[index(from, to)]; }  // entries >= 0
+    uint64_t rank_rows(int from, int to) const { return rank_rows_[index(from, to)]; }    // different (token, rank)
+    uint64_t selections_of(int from) const;  // to all ranks, `from` included
+    uint64_t rank_rows_of(int from) const;
+    uint64_t selections_for(int to) const;  // from all ranks
+    uint64_t rank_rows_for(int to) const;
+
+    // Slots that an expert-major receive tensor needs on the rank that needs most, zones padded to the alignment.
+    uint64_t most_slots() const { return most_slots_; }
+
+  private:
+    size_t index(int from, int to) const {
+        return static_cast<size_t>(from) * static_cast<size_t>(num_ranks_) + static_cast<size_t>(to);
+    }
+
+    int num_ranks_;
+    int num_tokens_;
+    std::vector<uint64_t> selections_;
+    std::vector<uint64_t> rank_rows_;
+    uint64_t most_slots_ = 0;
+};
 
 }  // namespace crossdock::bench

@@ -149,6 +149,12 @@ float decode(ncclDataType_t dtype, const uint8_t* bytes, size_t index) {
     return dtype == ncclFloat16 ? half_to_float(bits) : tools::bfloat16_to_float(bits);
 }
 
+float rounded(ncclDataType_t dtype, float value) {
+    return dtype == ncclFloat32   ? value
+           : dtype == ncclFloat16 ? half_to_float(float_to_half(value))
+                                  : tools::round_to_bfloat16(value);
+}
+
 double unit_roundoff(ncclDataType_t dtype) {
     return dtype == ncclFloat32 ? 0x1p-24 : dtype == ncclFloat16 ? 0x1p-11 : tools::kBfloat16Roundoff;
 }

@@ -40,6 +40,9 @@ std::vector<float> draw_weights(const Options& options, int rank);
 // What expert e makes of a value x: x times this power of two.
 float expert_factor(int expert);
 
+// A value as it is after rounding to combine's type.
+float rounded(ncclDataType_t dtype, float value);
+
 // Rounding to combine's type, and reading it back.
 void encode(ncclDataType_t dtype, const std::vector<float>& values, uint8_t* bytes);
 float decode(ncclDataType_t dtype, const uint8_t* bytes, size_t index);

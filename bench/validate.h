@@ -3,10 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "bench/options.h"
-#include "bench/workload.h"
 #include "tools/common/ranks.h"
 
 namespace crossdock::bench {
@@ -21,10 +18,7 @@ struct Validation {
     bool passed() const { return num_rows > 0 && num_values > 0 && wrong_rows == 0 && wrong_values == 0; }
 };
 
-// Runs one pair over num_tokens tokens a rank and checks it; collective. routing: all ranks',
-// [ranks][max_tokens][topk]. The rows of a zone may come in any order. Combine's bound: nccl_ep.h's one rounding
-// (crossdock.h's for sums at the sender) and the fp32 roundings of the sum. On every rank: the sums over all ranks.
-Validation validate(const tools::RankContext& context, const Options& options, const std::vector<int32_t>& routing,
-                    int num_tokens, Workload& workload, tools::Device& device);
+// Of all ranks, on every rank. Collective.
+Validation sum_over_ranks(const tools::RankContext& context, const Validation& own);
 
 }  // namespace crossdock::bench

@@ -1,77 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's group, handle and tensors in one library, and the two operations on them.
+// One rank's group, handle and tensors in one library, and the operations on them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "bench/library.h"
-#include "bench/options.h"
-#include "crossdock/tensor.hpp"
-#include "tools/common/device.h"
+#include "bench/validate.h"
+#include "bench/work.h"
+#include "bench/workload_memory.h"
 
 namespace crossdock::bench {
 
-// What it took to come to the first operation, on rank 0, ms.
-struct StartUp {
-    double communicator = 0;  // GPUs: ncclCommInitRank
-    double first_window = 0;  // GPUs: memory and window of NCCL's that a communicator is asked for first
-    double group = 0;
-    double handle = 0;
-};
-
-// The communicator that a library's group is made on. Collective to make and to destroy.
-class LibraryComm {
-  public:
-    LibraryComm(const EpLibrary& library, const tools::RankContext& context, World world);
-    ~LibraryComm();
-    LibraryComm(const LibraryComm&) = delete;
-    LibraryComm& operator=(const LibraryComm&) = delete;
-
-    const EpLibrary& library() const { return library_; }
-    ncclComm_t get() const { return comm_; }
-    const StartUp& start_up() const { return start_up_; }
-
-  private:
-    enum class Origin { kHost, kLibrary, kNccl };
-
-    const EpLibrary& library_;
-    Origin origin_;
-    ncclComm_t comm_ = nullptr;
-    StartUp start_up_;
-};
-
-// Memory of one tensor: the device's, or a window's.
-class TensorMemory {
-  public:
-    // In a window: collective.
-    TensorMemory(const EpLibrary& library, ncclComm_t comm, World world, tools::Device& device, size_t bytes,
-                 bool in_window);
-    ~TensorMemory();
-    TensorMemory(const TensorMemory&) = delete;
-    TensorMemory& operator=(const TensorMemory&) = delete;
-
-    void* data() const { return data_; }
-    ncclWindow_t window() const { return window_; }
-
-    // Names this memory, by its window too where it has one.
-    Tensor tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents) const;
-
-  private:
-    const EpLibrary& library_;
-    ncclComm_t comm_;
-    World world_;
-    tools::Device& device_;
-    void* data_ = nullptr;
-    ncclWindow_t window_ = nullptr;
-};
-
 class Workload {
   public:
-    // routing, weights: this rank's, [max_tokens][topk]. Collective.
-    Workload(const LibraryComm& comm, const tools::RankContext& context, const Options& options, tools::Device& device,
-             const std::vector<int32_t>& routing, const std::vector<float>& weights);
-    ~Workload();
+    virtual ~Workload();
     Workload(const Workload&) = delete;
     Workload& operator=(const Workload&) = delete;
 
@@ -80,66 +23,57 @@ class Workload {
     ncclEpGroup_t group() const { return group_; }
     const StartUp& start_up() const { return start_up_; }
 
-    // From now on the operations carry the first num_tokens tokens of every rank.
-    void select(int num_tokens);
+    // GPUs: what group, handle and, in high throughput, their first operations took of the GPU's memory. Ranks that
+    // share a GPU cannot be told apart.
+    size_t device_bytes() const { return device_bytes_; }
 
-    // On the device's stream, not waiting for it.
-    void dispatch() { dispatch(false); }
-    void combine() { combine(false); }
-    void run(Operation operation, int count);
+    // From now on the operations carry the first num_tokens tokens of every rank. Collective.
+    virtual void select(int num_tokens) = 0;
+
+    // What is timed of an operation: on the device's stream, not waiting for it.
+    virtual Work work(Operation operation);
 
     // The halves of a dispatch or combine.
     void send(Operation operation);
     void complete();
 
-    // What validation reads and writes. Slots: [experts or ranks of zones()][slots()].
-    size_t num_zones() const { return num_zones_; }
-    size_t num_slots() const { return num_slots_; }
-    std::vector<int32_t> zone_counts();
-    std::vector<uint8_t> received_row(size_t zone, size_t slot);
-    std::vector<float> received_scales(size_t zone, size_t slot);
-    std::vector<int32_t> received_experts(size_t zone, size_t slot);  // rank-major
-    std::vector<float> received_weights(size_t zone, size_t slot);    // rank-major
-    void set_expert_row(size_t zone, size_t slot, const std::vector<uint8_t>& row);
-    std::vector<uint8_t> result_row(size_t token);
+    // Runs a pair over num_tokens tokens a rank and checks it: this rank's part. Collective. routing: all ranks',
+    // [ranks][max_tokens][topk].
+    virtual Validation validate(const std::vector<int32_t>& routing, int num_tokens) = 0;
 
-  private:
-    TensorMemory& memory_of_expert_rows() { return expert_rows_ ? *expert_rows_ : received_; }
-    void make_handle();
-    void dispatch(bool send_only);
-    void combine(bool send_only);
+  protected:
+    Workload(const LibraryComm& comm, const tools::RankContext& context, const Options& options, tools::Device& device);
+
+    // Collective. Group configurations have equal fields in both modes; `config` holds those of the mode.
+    void make_handle(ncclEpGroupConfig_t config, const ncclEpHandleConfig_t* handle_config);
+    void note_memory();
+
+    virtual void update() = 0;
+    virtual void dispatch(bool send_only) = 0;
+    virtual void combine(bool send_only) = 0;
+    void run(Operation operation, int count);
+
+    // Memory of a tensor, at least one byte; lives as long as this. In a window: collective.
+    TensorMemory* allocate(size_t bytes, bool in_window = false);
 
     const EpLibrary& library_;
+    const LibraryComm& comm_;
+    const tools::RankContext& context_;
     const Options& options_;
     tools::Device& device_;
-    const LibraryComm& comm_;
     StartUp start_up_;
-    size_t num_zones_;
-    size_t num_slots_;
-    size_t row_bytes_in_;
-    size_t row_bytes_out_;
-    size_t row_bytes_combine_;
-    TensorMemory tokens_;
-    TensorMemory scales_;
-    TensorMemory routing_;
-    TensorMemory weights_;
-    TensorMemory received_;
-    TensorMemory received_scales_;
-    TensorMemory received_experts_;
-    TensorMemory received_weights_;
-    TensorMemory counters_;
-    TensorMemory results_;
-    std::unique_ptr<TensorMemory> expert_rows_;  // null: the received rows' memory, as experts work in place
     ncclEpGroup_t group_ = nullptr;
     ncclEpHandle_t handle_ = nullptr;
-    std::vector<Tensor> tensors_;  // what the structs below point to
-    ncclEpDispatchInputs_t dispatch_inputs_;
-    ncclEpDispatchOutputs_t dispatch_outputs_;
-    ncclEpLayoutInfo_t layout_info_;
-    ncclEpDispatchConfig_t dispatch_config_;
-    ncclEpCombineInputs_t combine_inputs_;
-    ncclEpCombineOutputs_t combine_outputs_;
-    ncclEpCombineConfig_t combine_config_;
+
+  private:
+    std::vector<std::unique_ptr<TensorMemory>> memories_;  // outlive the group
+    size_t free_before_ = 0;
+    size_t device_bytes_ = 0;
 };
+
+// routing, weights: this rank's, [max_tokens][topk]. Collective.
+std::unique_ptr<Workload> make_workload(const LibraryComm& comm, const tools::RankContext& context,
+                                        const Options& options, tools::Device& device,
+                                        const std::vector<int32_t>& routing, const std::vector<float>& weights);
 
 }  // namespace crossdock::bench

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a library's communicator and tensors come from in each world.
+#include "bench/workload_memory.h"
+
 #include <stdexcept>
 
 #include "bench/gpu.h"
 #include "bench/stopwatch.h"
-#include "bench/workload.h"
 #include "crossdock/error.hpp"
 
 namespace crossdock::bench {
