@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ht_combine.h"
+
+#include <cmath>
+
+#include "formats.h"
+
+namespace crossdock::reference {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+void add(const Bytes& row, ncclDataType_t type, std::vector<float>& sums) {
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += decode(type, &row[i * type_bytes(type)]);
+}
+
+Bytes rounded(const std::vector<float>& sums, ncclDataType_t type) {
+    Bytes row(sums.size() * type_bytes(type));
+    for (size_t i = 0; i < sums.size(); ++i) encode(type, sums[i], &row[i * type_bytes(type)]);
+    return row;
+}
+
+}  // namespace
+
+Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token) {
+    const ncclDataType_t type = problem.combine_type;
+    const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
+    std::vector<float> sums(problem.combine_hidden, 0.0f);
+    for (size_t i = 0; i < arrivals.size();) {
+        const int target = arrivals[i].target;
+        std::vector<float> sums_of_rank(problem.combine_hidden, 0.0f);
+        for (; i < arrivals.size() && arrivals[i].target == target; ++i)
+            add(expert_row(problem, target, arrivals[i].source), type, sums_of_rank);
+        add(rounded(sums_of_rank, type), type, sums);
+    }
+    return rounded(sums, type);
+}
+
+BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token) {
+    BoundedRow result;
+    result.sum.resize(problem.combine_hidden);
+    result.bound.resize(problem.combine_hidden);
+    const ncclDataType_t type = problem.combine_type;
+    const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
+    for (const HtArrival& arrival : arrivals) {
+        const Bytes row = expert_row(problem, arrival.target, arrival.source);
+        for (size_t i = 0; i < result.sum.size(); ++i) {
+            const double value = decode(type, &row[i * type_bytes(type)]);
+            result.sum[i] += value;
+            result.bound[i] += std::fabs(value);  // S, the sum of magnitudes
+        }
+    }
+    // With n terms and the unit roundoff u: one rounding in the FLAT layout, two in the expert-major one, n fp32
+    // additions, each within 2^-24 of its exact result (combine.cpp derives it). Subnormal results add half of the
+    // smallest step for each rounding.
+    const double u = unit_roundoff(type);
+    const double fp32 = (static_cast<double>(arrivals.size()) + 1) * 0x1p-24;
+    const bool twice = problem.expert_major();
+    const double relative = twice ? 2 * u + u * u + fp32 * (1 + u) * (1 + u) : u + fp32 * (1 + u);
+    const double subnormal = smallest_positive(type) * static_cast<double>(twice ? 1 + arrivals.size() : 1);
+    for (double& bound : result.bound) bound = bound * relative + subnormal;
+    return result;
+}
+
+std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int home, int token) {
+    std::vector<float> result(problem.num_topk, 0.0f);
+    for (int k = 0; k < problem.num_topk; ++k) {
+        const int target = problem.target_rank(home, token, k);
+        if (target < 0) continue;
+        const auto expert = static_cast<int>(problem.expert(home, token, k) % problem.local_experts());
+        for (const HtArrival& arrival : routing.arrivals(home, token)) {
+            if (arrival.target != target || (problem.expert_major() && arrival.source.expert != expert)) continue;
+            result[k] = weight_gradient(problem, target, home, token, expert);
+        }
+    }
+    return result;
+}
+
+}  // namespace crossdock::reference

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput combine in plain loops.
+#pragma once
+
+#include "combine.h"
+#include "ht_dispatch.h"
+
+namespace crossdock::reference {
+
+// The output row of a token, bit for bit: FLAT adds one row a rank, in fp32 from 0 in ascending order of ranks, and
+// rounds once. Expert-major first adds the rows of each rank, in fp32 in ascending order of local experts, and rounds
+// the sum to the token's type.
+std::vector<std::byte> combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token);
+
+// The same in fp64, and how far any correct result may be from it.
+BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token);
+
+// Backward: the gradients of a token's weights, [K]: what the expert's rank supplied; 0 for a choice that went nowhere.
+std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int home, int token);
+
+}  // namespace crossdock::reference
