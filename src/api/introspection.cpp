@@ -2,6 +2,7 @@
 // The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and integrations
 // (contract 1.5).
 #include "api/boundary.h"
+#include "core/ht_handle.h"
 #include "core/objects.h"
 
 #define CROSSDOCK_EXPORT __attribute__((visibility("default")))
@@ -21,9 +22,12 @@ int number_of(ncclEpHandle* handle, Read read) {
 // HT only; LL handles get InvalidUsage.
 CROSSDOCK_EXPORT ncclResult_t ncclEpHandle_test_getNumRecvTokens(ncclEpHandle* handle, unsigned int* num_recv_tokens) {
     return crossdock::boundary([&] {
-        crossdock::handles().find(handle);
+        const auto found = crossdock::handles().find(handle);
         crossdock::require(num_recv_tokens != nullptr, ncclInvalidArgument, "num_recv_tokens is NULL");
-        crossdock::fail(ncclInvalidUsage, "the number of received rows is a property of high-throughput handles");
+        auto* const ht = dynamic_cast<crossdock::HtHandle*>(found.get());
+        crossdock::require(ht != nullptr, ncclInvalidUsage,
+                           "the number of received rows is a property of high-throughput handles");
+        *num_recv_tokens = ht->num_received(nullptr);
     });
 }
 

@@ -79,13 +79,13 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, nc
 }
 
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx,
-                                const ncclEpLayoutInfo_t* layout_info, cudaStream_t) {
-    return boundary([&] { handles().find(handle)->update(topk_idx, layout_info); });
+                                const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream) {
+    return boundary([&] { handles().find(handle)->update(topk_idx, layout_info, stream); });
 }
 
 ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, ncclEpLayout_t layout,
                                 const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info,
-                                const ncclEpHandleConfig_t* config, cudaStream_t) {
+                                const ncclEpHandleConfig_t* config, cudaStream_t stream) {
     return boundary([&] {
         expect_output(handle, "handle");
         *handle = nullptr;
@@ -95,7 +95,7 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, 
         require(routing.sizes[1] <= INT32_MAX, ncclInvalidArgument, "topk_idx has {} columns, allowed: at most {}",
                 routing.sizes[1], INT32_MAX);
         auto created = make_handle(ep_group, layout, config, static_cast<int>(routing.sizes[1]), nullptr);
-        created->update(topk_idx, layout_info);
+        created->update(topk_idx, layout_info, stream);
         *handle = static_cast<ncclEpHandle_t>(handles().add(std::move(created)));
     });
 }

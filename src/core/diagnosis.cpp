@@ -20,6 +20,8 @@ const char* name_of(OperationKind operation) {
             return "complete";
         case OperationKind::kMaskClean:
             return "mask clean";
+        case OperationKind::kUpdate:
+            return "update";
     }
     return "";
 }
@@ -42,6 +44,10 @@ const char* name_of(WaitStep step) {
             return "barrier";
         case WaitStep::kBuffer:
             return "buffer";
+        case WaitStep::kRouting:
+            return "routing";
+        case WaitStep::kFinished:
+            return "finished";
     }
     return "";
 }

@@ -20,8 +20,6 @@ constexpr uint32_t kExplicitTopk = 32;  // the largest that an explicit buffer s
 std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* caller) {
     const Environment environment = Environment::read();
     const GroupConfig config = GroupConfig::resolve(*communicator, caller, environment);
-    require(config.algorithm == NCCL_EP_ALGO_LOW_LATENCY, ncclInvalidUsage,
-            "config->algorithm is 1 (high throughput): this version of Crossdock runs low latency (0) only");
     DeviceScope device(communicator->runtime());
     config.expect_equal_on_all_ranks(*communicator);
     std::shared_ptr<Group> group(new Group(std::move(communicator), config));
@@ -49,11 +47,16 @@ Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& conf
 }
 
 Group::~Group() {
+    for (void* memory : retired_host_visible_) runtime().free_host_visible(memory);
     if (status_ != nullptr) runtime().free_host_visible(status_);
 }
 
 // What can be known now is allocated now, so that handles can be made without the other ranks.
 void Group::preallocate() {
+    if (config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT) {
+        ht_arena_ = std::make_unique<HtArena>(*communicator_, config_);
+        return;
+    }
     if (config_.rdma_buffer_size == 0) {
         if (config_.num_topk > 0 && config_.num_topk <= kMaxTopk)
             arena_for(NCCL_EP_LAYOUT_EXPERT_MAJOR, config_.num_topk);
@@ -87,8 +90,9 @@ void Group::destroy() noexcept {
     try {
         DeviceScope scope(device);
         for (Handle* handle : handles_) handle->release_memory();
-        retired_.clear();
+        sweep_retired();
         arenas_.clear();
+        ht_arena_.reset();
         order_.reset();
         words_.release();
         if (status_ != nullptr) device.free_host_visible(status_);
@@ -102,6 +106,12 @@ void Group::expect_working() const {
     require(!is_destroyed_, ncclInvalidUsage, "the group has been destroyed");
     require(!communicator_->is_killed(), ncclSystemError, "rank {} was killed by fault injection", rank());
     if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return;
+    const Overflow& overflow = status_->overflow;
+    require(
+        __atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) == 0, ncclInvalidUsage,
+        "the group has failed: {} rows (expert-major: padded slots) came to rank {}, whose max_recv_tokens_per_rank "
+        "is {}: raise it, or set overflow_policy to drop",
+        overflow.total, overflow.rank, overflow.budget);
     throw Error(ncclRemoteError, describe(diagnosis()));
 }
 
@@ -144,8 +154,16 @@ void Group::retire(DeviceMemory memory) {
     sweep_retired();
 }
 
+void Group::retire_host_visible(void* memory) {
+    retired_host_visible_.push_back(memory);
+    sweep_retired();
+}
+
 void Group::sweep_retired() {
-    if (order_ == nullptr || order_->is_idle()) retired_.clear();
+    if (!is_destroyed_ && order_ != nullptr && !order_->is_idle()) return;
+    retired_.clear();
+    for (void* memory : retired_host_visible_) runtime().free_host_visible(memory);
+    retired_host_visible_.clear();
 }
 
 void Group::before_operation(cudaStream_t stream) {
@@ -167,12 +185,14 @@ crossdockDiagnosis_t Group::diagnosis() const {
 size_t Group::symmetric_bytes() const {
     size_t bytes = 0;
     for (const auto& arena : arenas_) bytes += arena->memory->bytes;
+    if (ht_arena_ != nullptr) bytes += ht_arena_->memory->bytes;
     return bytes;
 }
 
 size_t Group::local_bytes() const {
     size_t bytes = words_.bytes() + sizeof(HostVisibleStatus);
     for (const auto& arena : arenas_) bytes += arena->state.bytes();
+    if (ht_arena_ != nullptr) bytes += ht_arena_->state.bytes();
     return bytes;
 }
 

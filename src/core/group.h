@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/group_config.h"
+#include "core/ht_arena.h"
 #include "core/ll_arena.h"
 #include "core/memory.h"
 #include "crossdock.h"
@@ -42,6 +43,8 @@ class Group {
 
     size_t num_arenas() const { return arenas_.size(); }
 
+    const HtArena& ht_arena() const { return *ht_arena_; }  // of HT groups
+
     DeviceMemory allocate(size_t bytes, bool zeroed) { return DeviceMemory(runtime(), config_.alloc, bytes, zeroed); }
     WaitScope wait_scope(OperationKind operation, uint64_t handle_number) const;
 
@@ -49,6 +52,7 @@ class Group {
     void remove_handle(Handle* handle);
     // Memory that kernels may still use: freed when they are done, at the latest with the group.
     void retire(DeviceMemory memory);
+    void retire_host_visible(void* memory);
 
     // Around every launch on the group's behalf.
     void before_operation(cudaStream_t stream);
@@ -76,8 +80,10 @@ class Group {
     DeviceMemory words_;  // WaitControl, then the mask
     std::unique_ptr<StreamOrder> order_;
     std::vector<std::shared_ptr<LlArena>> arenas_;
+    std::unique_ptr<HtArena> ht_arena_;
     std::vector<Handle*> handles_;
     std::vector<DeviceMemory> retired_;
+    std::vector<void*> retired_host_visible_;
     uint64_t num_handles_ever_ = 0;
     uint32_t num_cleans_ = 0;
     bool is_destroyed_ = false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/group_config.h"
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -21,11 +22,15 @@ static_assert(sizeof(CallerConfig) == 120, "the appended fields lie at 112 and 1
 constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLongestTimeoutNs = uint64_t{1} << 62;  // deadlines are sums of a clock and this
 
-// per-operation variable, NCCL_EP_COMM_SMS, per-operation field, max_num_sms, all.
+// What high throughput takes unless told otherwise: docs/performance.md has the curves.
+constexpr uint32_t kHtDispatchSms = 16;
+constexpr uint32_t kHtCombineSms = 24;
+
+// per-operation variable, NCCL_EP_COMM_SMS, per-operation field, max_num_sms, the mode's own.
 uint32_t resolve_sms(const std::optional<uint32_t>& operation_variable, const std::optional<uint32_t>& variable,
-                     uint32_t field, uint32_t max_num_sms, uint32_t device_sms) {
+                     uint32_t field, uint32_t max_num_sms, uint32_t mode_sms, uint32_t device_sms) {
     const uint32_t wanted = operation_variable.value_or(variable.value_or(field != 0 ? field : max_num_sms));
-    return wanted == 0 || wanted > device_sms ? device_sms : wanted;
+    return std::min(wanted == 0 ? mode_sms : wanted, device_sms);
 }
 
 void expect_sms(const char* field, uint32_t value, uint32_t device_sms) {
@@ -84,6 +89,13 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->overflow_policy drop needs a budget: set max_recv_tokens_per_rank");
     require(!(environment.has_local_dup && environment.has_nvlink_dup), ncclInvalidUsage,
             "NCCL_EP_HT_EM_LOCAL_DUP and NCCL_EP_HT_EM_NVLINK_DUP are both on: they exclude each other");
+    const uint64_t eager_rows = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks * std::max(1u, given.num_topk);
+    require(!is_ht || given.max_recv_tokens_per_rank != 0 || eager_rows <= INT32_MAX, ncclInvalidUsage,
+            "config->max_recv_tokens_per_rank is 0 (eager): {} rows may come, allowed: at most {}", eager_rows,
+            INT32_MAX);
+    require(!is_ht || uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks <= INT32_MAX, ncclInvalidArgument,
+            "config->max_dispatch_tokens_per_rank is {}, allowed: at most {} with {} ranks",
+            given.max_dispatch_tokens_per_rank, INT32_MAX / num_ranks, num_ranks);
     // Row numbers of one operation are 32-bit, a source's counts travel in 24 bits. What a row's label holds is larger.
     static_assert(kMaxPayload / kMaxTopk <= kMaxTokensOfRank && kMaxPayload <= kMaxChoicesOfRank);
     const uint64_t slots = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks;
@@ -104,14 +116,15 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.rdma_buffer_size = given.rdma_buffer_size;
     config.num_topk = given.num_topk;
     config.dispatch_sms = resolve_sms(environment.dispatch_sms, environment.comm_sms, given.dispatch_num_sms,
-                                      given.max_num_sms, device_sms);
+                                      given.max_num_sms, is_ht ? kHtDispatchSms : device_sms, device_sms);
     config.combine_sms = resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms,
-                                     given.max_num_sms, device_sms);
+                                     given.max_num_sms, is_ht ? kHtCombineSms : device_sms, device_sms);
     config.alloc = given.alloc;
-    config.masking = given.enable_mask != 0;
+    config.masking = given.enable_mask != 0 && !is_ht;  // the contract ignores it in HT mode
     config.timeout_ns = environment.timeout_ns.value_or(given.timeout_ns != 0 ? given.timeout_ns : kDefaultTimeoutNs);
     config.timeout_ns = std::min(config.timeout_ns, kLongestTimeoutNs);
     config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(zero_copy);
+    config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);
     config.sums_at_sender = environment.sums_at_sender;
     return config;
 }
@@ -129,6 +142,7 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
                             Field{"rdma_buffer_size", rdma_buffer_size},
                             Field{"num_topk", num_topk},
                             Field{"enable_mask", masking ? 1u : 0u},
+                            Field{"overflow_policy", static_cast<uint64_t>(overflow_policy)},
                             Field{"zero_copy", static_cast<uint64_t>(zero_copy)},
                             Field{"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u}};
     std::array<uint64_t, fields.size()> own{};

@@ -24,6 +24,7 @@ struct GroupConfig {
     bool masking = false;
     uint64_t timeout_ns = 0;
     ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO;
+    ncclEpOverflowPolicy_t overflow_policy = NCCL_EP_OVERFLOW_AUTO;
     bool sums_at_sender = false;
 
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }

@@ -4,68 +4,42 @@
 #include <bit>
 
 #include "core/error.h"
-#include "core/ll_plan.h"
-#include "core/log.h"
+#include "core/ht_handle.h"
+#include "core/ll_handle.h"
 #include "core/structs.h"
-#include "kernels/ll/launch.h"
+#include "core/tensor.h"
 
 namespace crossdock {
 namespace {
 
-void check_handle(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* caller, int num_topk) {
+bool is_ht(const Group& group) { return group.config().algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
+
+// What both modes ask of a handle's config; returns it.
+ncclEpHandleConfig_t read_config(const ncclEpHandleConfig_t* caller) {
     const auto config = optional_struct(caller, NCCL_EP_HANDLE_CONFIG_V1_SIZE, "config");
-    require(layout == NCCL_EP_LAYOUT_EXPERT_MAJOR || layout == NCCL_EP_LAYOUT_RANK_MAJOR, ncclInvalidArgument,
-            "layout is {}, allowed in LL mode: 1 (expert-major), 2 (rank-major)", enum_bits(layout));
     const size_t alignment = config.dispatch_output_per_expert_alignment;
     require(alignment == 0 || std::has_single_bit(alignment), ncclInvalidArgument,
             "config->dispatch_output_per_expert_alignment is {}, allowed: 0 and powers of two", alignment);
-    const uint32_t largest = std::min<uint32_t>(kMaxTopk, group.config().num_experts);
-    require(num_topk > 0 && static_cast<uint32_t>(num_topk) <= largest, ncclInvalidArgument,
-            "num_topk is {}, allowed: 1..{} (num_experts is {})", num_topk, largest, group.config().num_experts);
+    return config;
 }
 
 }  // namespace
 
-size_t Handle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
+size_t Handle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* caller,
                             int num_topk) {
-    check_handle(group, layout, config, num_topk);
-    const GroupConfig& settings = group.config();
-    return LlHandleGeometry{settings.num_ranks, settings.experts_per_rank(), settings.max_tokens,
-                            static_cast<uint32_t>(num_topk)}
-        .bytes();
+    const auto config = read_config(caller);
+    return is_ht(group) ? HtHandle::memory_bytes(group, layout, config, num_topk)
+                        : LlHandle::memory_bytes(group, layout, num_topk);
 }
 
 std::shared_ptr<Handle> Handle::create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout,
-                                       const ncclEpHandleConfig_t* config, int num_topk,
+                                       const ncclEpHandleConfig_t* caller, int num_topk,
                                        const ncclEpTensor_t* handle_mem) {
     group->expect_working();
-    const size_t bytes = memory_bytes(*group, layout, config, num_topk);
-    std::shared_ptr<Handle> handle(new Handle(group, layout, static_cast<uint32_t>(num_topk)));
+    const auto config = read_config(caller);
     DeviceScope device(group->runtime());
-    if (handle_mem != nullptr) {
-        const Tensor memory = read_tensor(group->communicator(), handle_mem, "handle_mem");
-        expect_dtype(memory, {ncclUint8});
-        require(memory.ndim == 1 && memory.sizes[0] >= bytes, ncclInvalidArgument,
-                "handle_mem has {} dimensions and {} bytes, expected 1 dimension and at least {} bytes", memory.ndim,
-                memory.num_elements(), bytes);
-        require(reinterpret_cast<uintptr_t>(memory.data) % 16 == 0, ncclInvalidArgument,
-                "handle_mem is at {}, expected a multiple of 16", static_cast<void*>(memory.data));
-        handle->memory_ = memory.data;
-    }
-    const size_t arenas_before = group->num_arenas();
-    handle->arena_ = group->arena_for(layout, handle->topk_);
-    if (handle_mem == nullptr) {
-        handle->owned_memory_ = group->allocate(bytes, false);
-        handle->memory_ = handle->owned_memory_.data();
-    }
-    if (handle->is_expert_major() && group->config().sums_at_sender) handle->sums_ = CROSSDOCK_SUMS_SENDER;
-    // Nobody's kernels may start to wait for the others while these still set up memory: on a shared device they could
-    // not finish.
-    if (group->num_arenas() != arenas_before) {
-        group->communicator().barrier("ncclEpInitHandle", group->config().timeout_ns);
-    }
-    handle->number_ = group->add_handle(handle.get());
-    return handle;
+    if (is_ht(*group)) return HtHandle::create(group, layout, config, num_topk, handle_mem);
+    return LlHandle::create(group, layout, num_topk, handle_mem);
 }
 
 Handle::Handle(std::shared_ptr<Group> group, ncclEpLayout_t layout, uint32_t topk)
@@ -77,133 +51,25 @@ Handle::~Handle() {
     group_->retire(std::move(owned_memory_));
 }
 
+void Handle::bind_memory(const ncclEpTensor_t* handle_mem, size_t bytes) {
+    if (handle_mem == nullptr) {
+        owned_memory_ = group_->allocate(bytes, false);
+        memory_ = owned_memory_.data();
+        return;
+    }
+    const Tensor memory = read_tensor(group_->communicator(), handle_mem, "handle_mem");
+    expect_dtype(memory, {ncclUint8});
+    require(memory.ndim == 1 && memory.sizes[0] >= bytes, ncclInvalidArgument,
+            "handle_mem has {} dimensions and {} bytes, expected 1 dimension and at least {} bytes", memory.ndim,
+            memory.num_elements(), bytes);
+    require(reinterpret_cast<uintptr_t>(memory.data) % 16 == 0, ncclInvalidArgument,
+            "handle_mem is at {}, expected a multiple of 16", static_cast<void*>(memory.data));
+    memory_ = memory.data;
+}
+
 void Handle::release_memory() {
     owned_memory_.release();
     memory_ = nullptr;
-    arena_.reset();
-    pending_ = std::monostate{};
-}
-
-LlHandleGeometry Handle::geometry() const {
-    return {group_->config().num_ranks, group_->config().experts_per_rank(), group_->config().max_tokens, topk_};
-}
-
-LlCommon Handle::common(OperationKind operation, bool send_only) const {
-    LlCommon common{};
-    common.arena = arena_->geometry;
-    common.offsets = LlOffsets::of(arena_->geometry);
-    common.peers = arena_->memory->peers;
-    common.rank = group_->rank();
-    common.halves = send_only ? kSendHalf : kSendHalf | kReceiveHalf;
-    common.state = reinterpret_cast<LlArenaState*>(arena_->state.data());
-    common.handle = LlHandleOffsets::of(geometry());
-    common.handle_memory = memory_;
-    common.scope = group_->wait_scope(operation, number_);
-    common.expert_major = is_expert_major();
-    const uint64_t experts_per_rank = group_->config().experts_per_rank();
-    common.rank_of_expert_mult =
-        static_cast<uint32_t>(((uint64_t{1} << kRankOfExpertShift) + experts_per_rank - 1) / experts_per_rank);
-    common.ids_are_64_bit = ids_are_64_bit_;
-    common.topk = topk_;
-    common.num_tokens = num_tokens_;
-    common.topk_idx = topk_idx_;
-    return common;
-}
-
-void Handle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* layout_info) {
-    group_->expect_working();
-    require(layout_info == nullptr, ncclInvalidArgument,
-            "layout_info must be NULL in LL mode: pass it to ncclEpDispatch");
-    const Tensor topk_idx = read_tensor(group_->communicator(), caller, "topk_idx");
-    expect_dtype(topk_idx, {ncclInt32, ncclInt64});
-    expect_shape(topk_idx, {kAnySize, topk_}, "[tokens, the handle's top-k]");
-    require(topk_idx.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument,
-            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", topk_idx.sizes[0],
-            group_->config().max_tokens);
-    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
-            "a send_only operation of this handle is pending: call ncclEpComplete first");
-    has_routing_ = true;
-    topk_idx_ = topk_idx.data;
-    ids_are_64_bit_ = topk_idx.dtype == ncclInt64;
-    num_tokens_ = static_cast<uint32_t>(topk_idx.sizes[0]);
-}
-
-void Handle::set_sums(crossdockSums_t sums) {
-    group_->expect_working();
-    require(is_expert_major(), ncclInvalidUsage,
-            "the handle's layout is rank-major, whose rows are summed by the caller: sums apply to LL expert-major "
-            "handles");
-    const unsigned int bits = enum_bits(sums);
-    require(bits <= CROSSDOCK_SUMS_SENDER, ncclInvalidArgument, "sums is {}, allowed: 0 (exact), 1 (sender)", bits);
-    sums_ = sums;
-}
-
-void Handle::expect_routing() const {
-    require(has_routing_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
-}
-
-void Handle::expect_may_start(bool send_only) const {
-    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
-            "a send_only operation of this handle is pending: call ncclEpComplete first");
-    require(!send_only || arena_->pending_splits < arena_->geometry.num_buffers - 1, ncclInvalidUsage,
-            "{} send_only operations of this group are pending, allowed: at most {}", arena_->pending_splits,
-            arena_->geometry.num_buffers - 1);
-}
-
-template <typename Args>
-void Handle::keep_pending(const Args& args) {
-    if ((args.common.halves & kReceiveHalf) != 0) return;
-    pending_ = args;
-    ++arena_->pending_splits;
-}
-
-void Handle::run(LlDispatchArgs& args, cudaStream_t stream) {
-    const LaunchShape shape = plan_ll_dispatch(*group_, args);
-    DeviceScope device(group_->runtime());
-    group_->before_operation(stream);
-    launch_ll_dispatch(group_->runtime(), args, shape, stream);
-    has_dispatched_ = true;
-    if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
-    group_->after_operation(stream);
-}
-
-void Handle::run(LlCombineArgs& args, cudaStream_t stream) {
-    const LaunchShape shape = plan_ll_combine(*group_, args);
-    DeviceScope device(group_->runtime());
-    group_->before_operation(stream);
-    launch_ll_combine(group_->runtime(), args, shape, stream);
-    if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
-    group_->after_operation(stream);
-}
-
-void Handle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) {
-    group_->expect_working();
-    optional_struct(config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, "config");
-    if (std::holds_alternative<std::monostate>(pending_)) return;
-    const auto pending = std::exchange(pending_, std::monostate{});
-    --arena_->pending_splits;
-    const auto receive = [&](auto args) {
-        args.common.halves = kReceiveHalf;
-        run(args, stream);
-    };
-    if (const auto* dispatch = std::get_if<LlDispatchArgs>(&pending)) receive(*dispatch);
-    if (const auto* combine = std::get_if<LlCombineArgs>(&pending)) receive(*combine);
-}
-
-void Handle::cancel_pending() {
-    if (std::holds_alternative<std::monostate>(pending_)) return;
-    const auto pending = std::exchange(pending_, std::monostate{});
-    --arena_->pending_splits;
-    const auto give_back = [&](auto args) {
-        args.common.halves = kReceiveHalf | kCancel;
-        run(args, nullptr);
-    };
-    try {
-        if (const auto* dispatch = std::get_if<LlDispatchArgs>(&pending)) give_back(*dispatch);
-        if (const auto* combine = std::get_if<LlCombineArgs>(&pending)) give_back(*combine);
-    } catch (const std::exception& error) {
-        debug(error.what());  // the group has failed: there is nothing left to give back
-    }
 }
 
 }  // namespace crossdock

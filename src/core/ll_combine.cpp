@@ -5,22 +5,12 @@
 #include <array>
 
 #include "core/error.h"
-#include "core/handle.h"
+#include "core/ll_handle.h"
 #include "core/structs.h"
 #include "device/nvfp4.h"
 
 namespace crossdock {
 namespace {
-
-DType kernel_dtype(ncclDataType_t dtype) {
-    return dtype == ncclFloat32 ? DType::kF32 : dtype == ncclFloat16 ? DType::kF16 : DType::kBf16;
-}
-
-bool overlap(const Tensor& a, const Tensor& b) {
-    const uint64_t a_bytes = a.num_elements() * dtype_size(a.dtype);
-    const uint64_t b_bytes = b.num_elements() * dtype_size(b.dtype);
-    return a_bytes > 0 && b_bytes > 0 && a.data < b.data + b_bytes && b.data < a.data + a_bytes;
-}
 
 // GPUs that convert to E2M1; a CPU (0) does it in software.
 bool has_fp4(int compute_capability) {
@@ -30,8 +20,8 @@ bool has_fp4(int compute_capability) {
 
 }  // namespace
 
-void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
-                     const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
+void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
+                       const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
@@ -89,8 +79,8 @@ void Handle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCom
     run(args, stream);
 }
 
-void Handle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
-                                 LlCombineArgs& args) const {
+void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
+                                   LlCombineArgs& args) const {
     require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument,
             "config->quant_recipe is {}, allowed: 0 (none), 1 (NVFP4)", recipe);
     if (recipe == NCCL_EP_COMB_QUANT_NONE) {

@@ -2,7 +2,7 @@
 // ncclEpDispatch in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
 // kernel arguments.
 #include "core/error.h"
-#include "core/handle.h"
+#include "core/ll_handle.h"
 #include "core/structs.h"
 
 namespace crossdock {
@@ -25,9 +25,9 @@ bool asks_for_v1_fp8(const ncclEpDispatchConfig_t* config, const GroupConfig& gr
 
 }  // namespace
 
-void Handle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpDispatchOutputs_t* caller_outputs,
-                      const ncclEpLayoutInfo_t* layout_info, const ncclEpDispatchConfig_t* caller_config,
-                      cudaStream_t stream) {
+void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpDispatchOutputs_t* caller_outputs,
+                        const ncclEpLayoutInfo_t* layout_info, const ncclEpDispatchConfig_t* caller_config,
+                        cudaStream_t stream) {
     group_->expect_working();
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, "outputs");
@@ -68,9 +68,9 @@ void Handle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpD
     run(args, stream);
 }
 
-void Handle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                  ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                                  std::optional<PeerMap>& token_window) const {
+void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                    ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+                                    std::optional<PeerMap>& token_window) const {
     const GroupConfig& config = group_->config();
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
@@ -116,9 +116,9 @@ void Handle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const nc
     token_window = target.window;
 }
 
-void Handle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                  ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                                  std::optional<PeerMap>& scale_window) const {
+void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                    ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+                                    std::optional<PeerMap>& scale_window) const {
     const GroupConfig& config = group_->config();
     if (recipe == NCCL_EP_DISP_QUANT_NONE) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
@@ -155,8 +155,8 @@ void Handle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const nc
     args.scale_bytes = static_cast<uint32_t>(target.row_bytes());
 }
 
-void Handle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                   const ncclEpLayoutInfo_t* caller_info, LlDispatchArgs& args) const {
+void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                     const ncclEpLayoutInfo_t* caller_info, LlDispatchArgs& args) const {
     const GroupConfig& config = group_->config();
     Communicator& communicator = group_->communicator();
     const auto info = optional_struct(caller_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, "layout_info");

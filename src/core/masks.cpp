@@ -9,6 +9,8 @@
 namespace crossdock {
 
 void Group::expect_masks() const {
+    require(config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY, ncclInvalidUsage,
+            "the group is of algorithm 1 (high throughput), whose config->enable_mask is ignored");
     require(config_.masking, ncclInvalidUsage, "the group was created with config->enable_mask 0");
 }
 

@@ -129,6 +129,16 @@ const char* dtype_name(ncclDataType_t dtype) {
     return at < std::size(kNames) ? kNames[at] : "an unknown type";
 }
 
+DType kernel_dtype(ncclDataType_t dtype) {
+    return dtype == ncclFloat32 ? DType::kF32 : dtype == ncclFloat16 ? DType::kF16 : DType::kBf16;
+}
+
+bool overlap(const Tensor& a, const Tensor& b) {
+    const uint64_t a_bytes = a.num_elements() * dtype_size(a.dtype);
+    const uint64_t b_bytes = b.num_elements() * dtype_size(b.dtype);
+    return a_bytes > 0 && b_bytes > 0 && a.data < b.data + b_bytes && b.data < a.data + a_bytes;
+}
+
 Tensor read_local_tensor(const ncclEpTensor_t* caller, const char* name) {
     ncclEpTensor_t copy;
     return read_descriptor(caller, name, copy);

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "device/numeric.h"
 #include "fabric/communicator.h"
 #include "nccl_ep.h"
 
@@ -29,6 +30,11 @@ struct Tensor {
 // Bytes of an element; 0 for a type that no tensor of this library may have.
 size_t dtype_size(ncclDataType_t dtype);
 const char* dtype_name(ncclDataType_t dtype);
+// As kernels that sum call it: of bfloat16, float16 and float32.
+DType kernel_dtype(ncclDataType_t dtype);
+
+// They share bytes.
+bool overlap(const Tensor& a, const Tensor& b);
 
 // InvalidArgument where the descriptor is NULL or malformed, names neither data nor window, or names two different
 // places.

@@ -99,6 +99,7 @@ class Ctx {
         ptx::exchange_release_device_64(word, value);
     }
     CROSSDOCK_DEVICE uint32_t load_relaxed_device(const uint32_t* word) const { return ptx::load_relaxed_device(word); }
+    CROSSDOCK_DEVICE uint32_t load_acquire_device(const uint32_t* word) const { return ptx::load_acquire_device(word); }
     CROSSDOCK_DEVICE void store_relaxed_device(uint32_t* word, uint32_t value) const {
         ptx::store_relaxed_device(word, value);
     }
@@ -138,6 +139,8 @@ class Ctx {
         return __popc(__match_any_sync(~0u, value) & ((1u << lane()) - 1));
     }
     CROSSDOCK_DEVICE bool warp_all(bool value) const { return __all_sync(~0u, value) != 0; }
+    CROSSDOCK_DEVICE bool warp_any(bool value) const { return __any_sync(~0u, value) != 0; }
+    CROSSDOCK_DEVICE uint32_t warp_or(uint32_t value) const { return __reduce_or_sync(~0u, value); }
     CROSSDOCK_DEVICE int warp_max(int value) const { return __reduce_max_sync(~0u, value); }
     // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
     CROSSDOCK_DEVICE uint64_t warp_broadcast(uint64_t value) const {
@@ -219,6 +222,7 @@ class Ctx {
         __atomic_store_n(word, value, __ATOMIC_RELEASE);
     }
     uint32_t load_relaxed_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+    uint32_t load_acquire_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
     void store_relaxed_device(uint32_t* word, uint32_t value) const { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
     uint32_t add_acq_rel_device(uint32_t* word, uint32_t value) const {
         warp_->scheduling_point();
@@ -242,6 +246,8 @@ class Ctx {
     int warp_sum_before(int) const { return 0; }
     int lanes_before_with(int) const { return 0; }
     bool warp_all(bool value) const { return value; }
+    bool warp_any(bool value) const { return value; }
+    uint32_t warp_or(uint32_t value) const { return value; }
     uint64_t warp_broadcast(uint64_t value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }
     cpu::Warp& warp() const { return *warp_; }

@@ -59,6 +59,12 @@ __device__ __forceinline__ uint32_t load_relaxed_device(const uint32_t* address)
     return value;
 }
 
+__device__ __forceinline__ uint32_t load_acquire_device(const uint32_t* address) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+
 __device__ __forceinline__ void store_relaxed_device(uint32_t* address, uint32_t value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

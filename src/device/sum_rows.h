@@ -17,14 +17,28 @@ struct RowTerms {
     const std::byte* base;
     uint64_t stride;
     const int64_t* index;
-    const float* weight;
+    const float* weights;
     uint32_t count;
+
+    CROSSDOCK_DEVICE const std::byte* row(uint32_t i) const {
+        return index[i] < 0 ? nullptr : base + static_cast<uint64_t>(index[i]) * stride;
+    }
+    CROSSDOCK_DEVICE float weight(uint32_t i) const { return weights[i]; }
+};
+
+// Rows by their addresses, each with weight 1; null: no such row.
+struct PointerTerms {
+    const std::byte* const* rows;
+    uint32_t count;
+
+    CROSSDOCK_DEVICE const std::byte* row(uint32_t i) const { return rows[i]; }
+    CROSSDOCK_DEVICE float weight(uint32_t) const { return 1.0f; }
 };
 
 // Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in
 // 16 bytes.
-template <DType kDType>
-CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const RowTerms& terms, uint32_t first, uint32_t num, std::byte* out) {
+template <DType kDType, typename Terms>
+CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Terms& terms, uint32_t first, uint32_t num, std::byte* out) {
 #if defined(__CUDACC__)
     constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
     constexpr uint32_t kRowsAtOnce = 4;  // under way together
@@ -38,17 +52,17 @@ CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const RowTerms& terms, uint32_t f
             Bytes16 parts[kRowsAtOnce][kVectorsAtOnce];
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-                if (base + i >= terms.count || terms.index[base + i] < 0) continue;
-                const std::byte* row = terms.base + static_cast<uint64_t>(terms.index[base + i]) * terms.stride + at;
+                const std::byte* row = base + i < terms.count ? terms.row(base + i) : nullptr;
+                if (row == nullptr) continue;
                 CROSSDOCK_UNROLL
                 for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
-                    if (at + v * kStep < end) parts[i][v] = *reinterpret_cast<const Bytes16*>(row + v * kStep);
+                    if (at + v * kStep < end) parts[i][v] = *reinterpret_cast<const Bytes16*>(row + at + v * kStep);
                 }
             }
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-                if (base + i >= terms.count || terms.index[base + i] < 0) continue;
-                const float weight = terms.weight[base + i];
+                if (base + i >= terms.count || terms.row(base + i) == nullptr) continue;
+                const float weight = terms.weight(base + i);
                 CROSSDOCK_UNROLL
                 for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
                     for (uint32_t e = 0; e < 2 * kPerWord; ++e) {
@@ -73,9 +87,9 @@ CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const RowTerms& terms, uint32_t f
     float weights[64];
     uint32_t count = 0;
     for (uint32_t i = 0; i < terms.count; ++i) {
-        if (terms.index[i] < 0) continue;
-        rows[count] = terms.base + static_cast<uint64_t>(terms.index[i]) * terms.stride;
-        weights[count++] = terms.weight[i];
+        if (terms.row(i) == nullptr) continue;
+        rows[count] = terms.row(i);
+        weights[count++] = terms.weight(i);
     }
     cpu::sum_rows(kDType, rows, weights, count, first, num, out);
 #endif

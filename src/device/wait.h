@@ -8,8 +8,19 @@
 
 namespace crossdock {
 
-enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean };
-enum class WaitStep : uint32_t { kNone, kCredit, kEntry, kCounts, kRow, kWeights, kBarrier, kBuffer };
+enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean, kUpdate };
+enum class WaitStep : uint32_t {
+    kNone,
+    kCredit,
+    kEntry,
+    kCounts,
+    kRow,
+    kWeights,
+    kBarrier,
+    kBuffer,
+    kRouting,
+    kFinished
+};
 
 // Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared
 // `claimed`.
@@ -27,11 +38,21 @@ struct ExpiredWait {
     uint64_t elapsed_ns;
 };
 
+// More rows came to a rank than it has room for, with a policy that makes this an error; the first one seen.
+struct Overflow {
+    uint32_t claimed;
+    uint32_t complete;
+    uint32_t rank;  // whose budget it was
+    uint32_t total;
+    uint32_t budget;
+};
+
 // The group's words that the host reads without touching the device.
 struct HostVisibleStatus {
-    uint32_t failed;       // an expired wait without masks, or no free buffer: the group is over
+    uint32_t failed;       // an expired wait without masks, no free buffer, or an overflow: the group is over
     uint32_t async_error;  // an expired wait with masks
     ExpiredWait expired;
+    Overflow overflow;
 };
 
 // The group's words in device memory that every wait consults.
@@ -97,6 +118,21 @@ CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& 
         ctx.store_relaxed_device(&scope.control->failed, 1);
         ctx.store_relaxed_device(&scope.status->failed, 1);
     }
+    ctx.fence_system();
+}
+
+CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scope, int rank, uint32_t total,
+                                           uint32_t budget) {
+    Overflow& record = scope.status->overflow;
+    if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
+        record.rank = static_cast<uint32_t>(rank);
+        record.total = total;
+        record.budget = budget;
+        ctx.fence_system();
+        ctx.store_relaxed_device(&record.complete, 1);
+    }
+    ctx.store_relaxed_device(&scope.control->failed, 1);
+    ctx.store_relaxed_device(&scope.status->failed, 1);
     ctx.fence_system();
 }
 

@@ -45,9 +45,6 @@ const GroupRow kGroups[] = {
     {"alloc without free", [](GroupCall& c) { c.config.alloc.alloc_fn = no_memory; }, "alloc", ncclInvalidUsage},
     {"free without alloc", [](GroupCall& c) { c.config.alloc.free_fn = [](void*, void*) { return cudaSuccess; }; },
      "alloc", ncclInvalidUsage},
-    {"high throughput",
-     [](GroupCall& c) { c.config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT, c.config.max_recv_tokens_per_rank = 64; },
-     "high throughput", ncclInvalidUsage},
 };
 
 ncclEpGroupConfig_t good_config(RankContext& context) {

@@ -172,8 +172,8 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
             if (args.wire == LlCombineWire::kNvfp4) {
                 sum_nvfp4_rows(ctx, args, cells, num, terms, element, elements, out);
             } else {
-                sum_rows<kDType>(ctx, {cells, c.offsets.row_stride, terms.index, terms.weight, num}, element, elements,
-                                 out);
+                sum_rows<kDType>(ctx, RowTerms{cells, c.offsets.row_stride, terms.index, terms.weight, num}, element,
+                                 elements, out);
             }
         }
         ctx.warp_sync();

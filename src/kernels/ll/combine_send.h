@@ -294,7 +294,7 @@ CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, con
     for (uint32_t first = static_cast<uint32_t>(part) * kSegmentBytes; first < chunk;
          first += static_cast<uint32_t>(parts) * kSegmentBytes) {
         const uint32_t bytes = chunk - first < kSegmentBytes ? chunk - first : kSegmentBytes;
-        sum_rows<kDType>(ctx, {args.tokens, args.row_bytes, terms.index, terms.weight, args.common.topk},
+        sum_rows<kDType>(ctx, RowTerms{args.tokens, args.row_bytes, terms.index, terms.weight, args.common.topk},
                          (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
                          stage.data() - row_first);
     }

@@ -10,28 +10,13 @@
 // of their own. Everything that announces something carries the operation's epoch, so nothing is ever reset.
 #pragma once
 
-#include "device/tagged_word.h"
+#include "kernels/geometry.h"
 
 namespace crossdock {
 
 inline constexpr int kNumBuffers = 4;     // two for operations that follow each other, two for pending send_only ones
 inline constexpr int kFewestBuffers = 2;  // of groups that promise windows, for the sake of their memory
-inline constexpr int kMaxTopk = 64;
 inline constexpr uint32_t kMaxTaggedTokens = 8;  // of a rank whose rows travel in tagged form
-inline constexpr uint64_t kPayloadBits = 24;     // of an announcing word; the other 40 hold the epoch
-inline constexpr uint64_t kMaxPayload = (uint64_t{1} << kPayloadBits) - 1;
-
-CROSSDOCK_HOST_DEVICE constexpr uint64_t align_up(uint64_t value, uint64_t alignment) {
-    return (value + alignment - 1) / alignment * alignment;
-}
-
-// An announcing word: a reader that sees this epoch sees this payload, and a word of an earlier operation can never
-// look new.
-CROSSDOCK_HOST_DEVICE constexpr uint64_t pack_word(uint64_t epoch, uint64_t payload) {
-    return epoch << kPayloadBits | payload;
-}
-CROSSDOCK_HOST_DEVICE constexpr uint64_t word_epoch(uint64_t word) { return word >> kPayloadBits; }
-CROSSDOCK_HOST_DEVICE constexpr uint64_t word_payload(uint64_t word) { return word & kMaxPayload; }
 
 // What a source wrote straight into the receiver's tensors.
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ll/launch.h"
 
-#include "core/error.h"
 #include "kernels/ll/combine.h"
 #include "kernels/ll/dispatch.h"
 #include "runtime/cpu/executor.h"
@@ -21,11 +20,6 @@ void run_combine(const Ctx& ctx, const LlCombineArgs& args) {
 }
 
 }  // namespace
-
-void cuda::fail_launch(const char* kernel, const LaunchShape& shape, const char* reason) {
-    fail(ncclUnhandledCudaError, "launching {} ({} blocks of {} warps, {} bytes of shared memory a block): {}", kernel,
-         shape.num_blocks, shape.warps_per_block, shape.shared_bytes, reason);
-}
 
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape,
                         [[maybe_unused]] cudaStream_t stream) {

@@ -18,7 +18,6 @@ void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStrea
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
 void write_timeline(int rank);  // of builds with CROSSDOCK_TIMELINE; the current device's latest kernels
-[[noreturn]] void fail_launch(const char* kernel, const LaunchShape& shape, const char* reason);
 }  // namespace cuda
 
 }  // namespace crossdock

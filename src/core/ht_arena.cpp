@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/ht_arena.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/error.h"
+#include "runtime/runtime.h"
+
+namespace crossdock {
+namespace {
+
+constexpr uint32_t kRacyBlocks = 2;     // the deterministic world: several, for their interleavings
+constexpr uint32_t kRacyRingSlots = 3;  // and rings that are often full
+constexpr uint32_t kMostSlotsOfRows = 16;
+constexpr uint32_t kFewestSlotsOfRows = 2;
+constexpr uint64_t kBytesOfRings = uint64_t{24} << 20;  // of a rank, where that is enough for the fewest slots
+
+// Blocks of an operation on this rank; kernels of ranks that share a device must all be resident at once.
+uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint32_t sms) {
+    switch (communicator.world()) {
+        case World::kThreads:
+        case World::kProcesses:
+            return 1;
+        case World::kDeterministic:
+            return kRacyBlocks;
+        case World::kCuda:
+            break;
+    }
+    return std::max(1u, std::min(sms, device_sms / static_cast<uint32_t>(communicator.ranks_on_device())));
+}
+
+uint32_t slots_for(World world, uint64_t rings, uint64_t packet_bytes) {
+    if (world == World::kDeterministic) return kRacyRingSlots;
+    const uint64_t slots = kBytesOfRings / (rings * packet_bytes);
+    return static_cast<uint32_t>(std::clamp<uint64_t>(slots, kFewestSlotsOfRows, kMostSlotsOfRows));
+}
+
+}  // namespace
+
+HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
+    struct Blocks {
+        uint32_t dispatch;
+        uint32_t combine;
+    };
+    const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
+    const Blocks own{blocks_for(communicator, device_sms, config.dispatch_sms),
+                     blocks_for(communicator, device_sms, config.combine_sms)};
+    std::vector<Blocks> all(config.num_ranks);
+    communicator.all_gather(&own, all.data(), sizeof(own), "ncclEpCreateGroup", config.timeout_ns);
+    Blocks fewest = own;
+    for (const Blocks& blocks : all) {
+        fewest = {std::min(fewest.dispatch, blocks.dispatch), std::min(fewest.combine, blocks.combine)};
+    }
+    dispatch_blocks = fewest.dispatch;
+    combine_blocks = fewest.combine;
+
+    geometry.num_ranks = config.num_ranks;
+    geometry.experts_per_rank = config.experts_per_rank();
+    geometry.max_tokens = config.max_tokens;
+    geometry.channels = std::max(dispatch_blocks, combine_blocks);
+    const uint64_t packet = align_up(config.max_token_bytes + align_up(sizeof(float) * kMaxTopk, 16), 128);
+    const uint64_t ring = packet * slots_for(communicator.world(), geometry.num_rings(), packet);
+    constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
+    require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
+            "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",
+            config.max_token_bytes, config.num_ranks, ring);
+    geometry.ring_bytes = static_cast<uint32_t>(ring);
+    memory = communicator.allocate_symmetric(geometry.arena_bytes(), config.timeout_ns);
+
+    state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));
+    HtState first{};
+    first.clock = uint64_t{1} << kHtTicketBits;  // zeroed words belong to no operation
+    communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
+    communicator.runtime().synchronize(nullptr);
+}
+
+}  // namespace crossdock

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory that a group's ranks share in high-throughput mode: one for all of its handles.
+#pragma once
+
+#include <memory>
+
+#include "core/group_config.h"
+#include "core/memory.h"
+#include "kernels/ht/arguments.h"
+
+namespace crossdock {
+
+struct HtArena {
+    HtGeometry geometry;
+    uint32_t dispatch_blocks;  // the same on every rank
+    uint32_t combine_blocks;
+    std::unique_ptr<SymmetricMemory> memory;
+    DeviceMemory state;  // HtState
+
+    // Collective.
+    HtArena(Communicator& communicator, const GroupConfig& config);
+};
+
+}  // namespace crossdock

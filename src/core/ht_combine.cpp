@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// ncclEpCombine in high-throughput mode: the caller's structs and tensors checked against the contract, and turned into
+// kernel arguments.
+#include "core/error.h"
+#include "core/ht_handle.h"
+#include "core/ht_plan.h"
+#include "core/structs.h"
+#include "kernels/ht/launch.h"
+
+namespace crossdock {
+
+void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
+                       const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
+    group_->expect_working();
+    const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
+    const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
+    const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
+    const unsigned int direction = enum_bits(settings.pass_direction);
+    require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
+            "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
+    const unsigned int recipe = enum_bits(settings.quant_recipe);
+    require(recipe == NCCL_EP_COMB_QUANT_NONE, ncclInvalidArgument,
+            "config->quant_recipe is {}, allowed in HT mode: 0 (none)", recipe);
+    const bool is_backward = direction == NCCL_EP_BWD_PASS;
+    DeviceScope device(group_->runtime());
+    expect_routing(stream);
+
+    const GroupConfig& config = group_->config();
+    Communicator& communicator = group_->communicator();
+    const Tensor tokens = read_tensor(communicator, inputs.tokens, "inputs->tokens");
+    const Tensor target = read_tensor(communicator, outputs.tokens, "outputs->tokens");
+    expect_dtype(tokens, {ncclBfloat16, ncclFloat16, ncclFloat32});
+    expect_dtype(target, {tokens.dtype});
+    expect_shape(tokens, {kAnySize, kAnySize}, "[received rows, hidden]");
+    expect_shape(target, {*num_tokens_, kAnySize}, "[rows of topk_idx, hidden]");
+    const Tensor& wide = target.num_elements() > 0 ? target : tokens;
+    for (const Tensor* tensor : {&tokens, &target}) {
+        if (tensor->num_elements() == 0) continue;
+        require(tensor->sizes[1] == wide.sizes[1], ncclInvalidArgument, "{}: dimension 1 is {}, expected as {}: {}",
+                tensor->name, tensor->sizes[1], wide.name, wide.sizes[1]);
+        require(tensor->row_bytes() % 16 == 0, ncclInvalidArgument,
+                "{} has rows of {} bytes, allowed: positive multiples of 16", tensor->name, tensor->row_bytes());
+        require(tensor->row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
+                "{} has rows of {} bytes, allowed: at most max_token_bytes ({})", tensor->name, tensor->row_bytes(),
+                config.max_token_bytes);
+        require(reinterpret_cast<uintptr_t>(tensor->data) % 16 == 0, ncclInvalidArgument,
+                "{} is at address {}, expected a multiple of 16", tensor->name, static_cast<void*>(tensor->data));
+    }
+    require(!overlap(tokens, target), ncclInvalidArgument, "outputs->tokens overlaps inputs->tokens");
+    expect_absent(inputs.scales, "inputs->scales", "in HT mode");
+    require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || tokens.window || tokens.num_elements() == 0,
+            ncclInvalidArgument, "the group's zero_copy is on: inputs->tokens must be window-backed");
+    learn_total(stream, false);
+    if (total_) expect_rows(tokens, stream, false);
+
+    HtCombineArgs args{};
+    args.common = common(OperationKind::kCombine, group_->ht_arena().combine_blocks);
+    args.dtype = kernel_dtype(tokens.dtype);
+    args.tokens = tokens.data;
+    args.token_rows = tokens.num_elements() == 0 ? 0 : tokens.sizes[0];
+    args.row_bytes = static_cast<uint32_t>(wide.row_bytes());
+    args.out_tokens = target.data;
+    if (is_backward) {
+        const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
+        expect_dtype(weights, {ncclFloat32});
+        const bool is_empty = weights.num_elements() == 0;
+        require((args.token_rows == 0) == is_empty, ncclInvalidArgument,
+                "inputs->tokens has {} rows, inputs->topk_weights {} elements: either both are empty or neither",
+                args.token_rows, weights.num_elements());
+        if (is_expert_major()) {
+            expect_shape(weights, {is_empty ? kAnySize : tokens.sizes[0]}, "[rows of inputs->tokens]");
+        } else {
+            expect_shape(weights, {is_empty ? kAnySize : tokens.sizes[0], is_empty ? kAnySize : routed_topk_},
+                         "[rows of inputs->tokens, the handle's top-k]");
+        }
+        const Tensor out_weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
+        expect_dtype(out_weights, {ncclFloat32});
+        expect_shape(out_weights, {*num_tokens_, *num_tokens_ == 0 ? kAnySize : routed_topk_},
+                     "[rows of topk_idx, the handle's top-k]");
+        args.weights = reinterpret_cast<const float*>(weights.data);
+        args.out_weights = reinterpret_cast<float*>(out_weights.data);
+        args.with_weights = true;
+    } else {
+        expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a forward pass");
+    }
+    // Expert-major rows of a token are summed before they travel, and weights travel with their rows.
+    args.common.has_windows = !is_expert_major() && !is_backward && tokens.window.has_value();
+    if (args.common.has_windows) args.token_windows = *tokens.window;
+    const LaunchShape shape = plan_ht_combine(*group_, args);
+    group_->before_operation(stream);
+    launch_ht_combine(group_->runtime(), args, shape, stream);
+    group_->after_operation(stream);
+}
+
+}  // namespace crossdock

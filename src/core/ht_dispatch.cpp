@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// ncclEpDispatch in high-throughput mode: the caller's structs and tensors checked against the contract, and turned
+// into kernel arguments.
+#include "core/error.h"
+#include "core/ht_handle.h"
+#include "core/ht_plan.h"
+#include "core/structs.h"
+#include "kernels/ht/launch.h"
+
+namespace crossdock {
+namespace {
+
+constexpr uint32_t kRowGranule = 16;  // bytes; what a bulk copy moves
+
+void expect_rows_of_granules(const Tensor& tensor) {
+    require(tensor.num_elements() == 0 || (tensor.row_bytes() > 0 && tensor.row_bytes() % kRowGranule == 0),
+            ncclInvalidArgument, "{} has rows of {} bytes, allowed: positive multiples of {}", tensor.name,
+            tensor.row_bytes(), kRowGranule);
+    require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument,
+            "{} is at address {}, expected a multiple of {}", tensor.name, static_cast<void*>(tensor.data),
+            kRowGranule);
+}
+
+// Bytes of a row of two tensors that carry the same rows, either of which may be empty.
+uint32_t shared_row_bytes(const Tensor& source, const Tensor& target) {
+    const size_t bytes = target.num_elements() > 0 ? target.row_bytes() : source.row_bytes();
+    require(source.num_elements() == 0 || target.num_elements() == 0 || source.row_bytes() == bytes,
+            ncclInvalidArgument, "{} has rows of {} bytes, expected as {}: {}", source.name, source.row_bytes(),
+            target.name, bytes);
+    return static_cast<uint32_t>(bytes);
+}
+
+}  // namespace
+
+void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclEpDispatchOutputs_t* caller_outputs,
+                        const ncclEpLayoutInfo_t* caller_info, const ncclEpDispatchConfig_t* caller_config,
+                        cudaStream_t stream) {
+    group_->expect_working();
+    const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, "inputs");
+    const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, "outputs");
+    const auto config = optional_struct(caller_config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, "config");
+    const auto info = optional_struct(caller_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, "layout_info");
+    const unsigned int direction = enum_bits(config.pass_direction);
+    require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
+            "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
+    const unsigned int recipe = enum_bits(config.quant_recipe);
+    require(recipe <= NCCL_EP_DISP_QUANT_FWD, ncclInvalidArgument,
+            "config->quant_recipe is {}, allowed in HT mode: 0 (none), 1 (forward)", recipe);
+    require(recipe != NCCL_EP_DISP_QUANT_FWD || config.round_scales == 0, ncclInvalidArgument,
+            "config->round_scales is {}, allowed with recipe forward: 0", config.round_scales);
+    DeviceScope device(group_->runtime());
+    const bool is_capturing = group_->runtime().is_capturing(stream);
+    require(!is_eager() || !is_capturing, ncclInvalidUsage,
+            "dispatch of an eager group (max_recv_tokens_per_rank 0) can not be captured: set a budget");
+    expect_routing(stream);
+
+    // Version switch: API v1 asks for no more rows than come.
+    const bool is_v1 = group_->config().api_version == 1 &&
+                       (caller_config == nullptr || caller_config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE);
+    HtDispatchArgs args{};
+    args.common = common(OperationKind::kDispatch, group_->ht_arena().dispatch_blocks);
+    read_dispatch_tensors(inputs, outputs, recipe == NCCL_EP_DISP_QUANT_FWD, args, stream,
+                          !is_eager() && (!is_v1 || is_capturing));
+    if (direction == NCCL_EP_BWD_PASS) {
+        expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a backward pass");
+        expect_absent(outputs.topk_weights, "outputs->topk_weights", "in a backward pass");
+        expect_absent(outputs.topk_idx, "outputs->topk_idx", "in a backward pass");
+    } else {
+        read_dispatch_labels(inputs, outputs, args, stream);
+        const unsigned int id_kind = is_expert_major() ? 0u : enum_bits(info.recv_topk_idx_kind);
+        require(id_kind <= NCCL_EP_EXPERT_ID_GLOBAL, ncclInvalidArgument,
+                "layout_info->recv_topk_idx_kind is {}, allowed: 0 (auto), 1 (local), 2 (global)", id_kind);
+        args.global_ids = id_kind == NCCL_EP_EXPERT_ID_GLOBAL;
+        if (is_expert_major()) args.counters = read_counters(info);
+    }
+    const LaunchShape shape = plan_ht_dispatch(*group_, args);
+    group_->before_operation(stream);
+    launch_ht_dispatch(group_->runtime(), args, shape, stream);
+    group_->after_operation(stream);
+}
+
+// A tensor of received rows is long enough: for the budget, or for what has come.
+void HtHandle::expect_rows(const Tensor& tensor, cudaStream_t stream, bool needs_all_rows) {
+    const size_t rows = tensor.ndim == 0 ? 0 : tensor.sizes[0];
+    if (needs_all_rows) {
+        require(rows >= budget(), ncclInvalidArgument,
+                "{} has {} rows, expected at least max_recv_tokens_per_rank ({})", tensor.name, rows, budget());
+        return;
+    }
+    if (rows >= budget()) return;
+    learn_total(stream, true);
+    if (!total_) return;
+    const uint32_t received = std::min(*total_, budget());
+    require(rows >= received, ncclInvalidArgument, "{} has {} rows, expected at least the {} received ones",
+            tensor.name, rows, received);
+}
+
+void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                     bool with_scales, HtDispatchArgs& args, cudaStream_t stream, bool needs_all_rows) {
+    const GroupConfig& config = group_->config();
+    Communicator& communicator = group_->communicator();
+    const Tensor source = read_tensor(communicator, inputs.tokens, "inputs->tokens");
+    const Tensor target = read_tensor(communicator, outputs.tokens, "outputs->tokens");
+    if (with_scales) {
+        expect_dtype(source, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2});
+    } else {
+        expect_dtype(source, {ncclBfloat16, ncclFloat16, ncclFloat32});
+    }
+    expect_dtype(target, {source.dtype});
+    expect_shape(source, {*num_tokens_, kAnySize}, "[rows of topk_idx, hidden]");
+    expect_shape(target, {kAnySize, kAnySize}, "[received rows, hidden]");
+    expect_rows_of_granules(source);
+    expect_rows_of_granules(target);
+    args.row_bytes = shared_row_bytes(source, target);
+    require(args.row_bytes <= config.max_token_bytes, ncclInvalidArgument,
+            "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", args.row_bytes,
+            config.max_token_bytes);
+    expect_rows(target, stream, needs_all_rows);
+    args.tokens = source.data;
+    args.out_tokens = target.data;
+    args.token_rows = target.num_elements() == 0 ? 0 : target.sizes[0];
+
+    std::optional<PeerMap> scale_window;
+    if (!with_scales) {
+        expect_absent(inputs.scales, "inputs->scales", "with recipe none");
+        expect_absent(outputs.scales, "outputs->scales", "with recipe none");
+    } else {
+        const Tensor scales = read_tensor(communicator, inputs.scales, "inputs->scales");
+        const Tensor out_scales = read_tensor(communicator, outputs.scales, "outputs->scales");
+        expect_dtype(scales, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
+        expect_dtype(out_scales, {scales.dtype});
+        expect_shape(scales, {*num_tokens_, kAnySize}, "[rows of topk_idx, scales per token]");
+        expect_shape(out_scales, {target.sizes[0], kAnySize}, "[rows of outputs->tokens, scales per token]");
+        expect_rows_of_granules(scales);
+        expect_rows_of_granules(out_scales);
+        args.scale_bytes = shared_row_bytes(scales, out_scales);
+        require(args.row_bytes + args.scale_bytes <= config.max_token_bytes, ncclInvalidArgument,
+                "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", args.row_bytes,
+                args.scale_bytes, config.max_token_bytes);
+        require(target.window.has_value() == out_scales.window.has_value() || target.num_elements() == 0,
+                ncclInvalidArgument,
+                "outputs->tokens and outputs->scales: either both are window-backed or neither, here only {}",
+                target.window ? "outputs->tokens" : "outputs->scales");
+        args.scales = scales.data;
+        args.out_scales = out_scales.data;
+        scale_window = out_scales.window;
+    }
+    require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || target.window || target.num_elements() == 0,
+            ncclInvalidArgument, "the group's zero_copy is on: outputs->tokens must be window-backed");
+    args.common.has_windows = !is_expert_major() && target.window && (!with_scales || scale_window);
+    if (args.common.has_windows) args.token_windows = *target.window;
+    if (args.common.has_windows && scale_window) args.scale_windows = *scale_window;
+}
+
+void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                    HtDispatchArgs& args, cudaStream_t stream) {
+    Communicator& communicator = group_->communicator();
+    const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
+    expect_dtype(weights, {ncclFloat32});
+    expect_shape(weights, {*num_tokens_, *num_tokens_ == 0 ? kAnySize : routed_topk_},
+                 "[rows of topk_idx, the handle's top-k]");
+    const Tensor out_weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
+    expect_dtype(out_weights, {ncclFloat32});
+    require((args.token_rows == 0) == (out_weights.num_elements() == 0), ncclInvalidArgument,
+            "outputs->tokens has {} rows, outputs->topk_weights {} elements: either both are empty or neither",
+            args.token_rows, out_weights.num_elements());
+    if (is_expert_major()) {
+        expect_absent(outputs.topk_idx, "outputs->topk_idx", "in expert-major layout");
+        require(out_weights.ndim == 1, ncclInvalidArgument,
+                "outputs->topk_weights has {} dimensions, expected 1 in expert-major layout: [rows]", out_weights.ndim);
+    } else {
+        const bool is_empty = out_weights.num_elements() == 0;
+        expect_shape(out_weights, {kAnySize, is_empty ? kAnySize : routed_topk_}, "[rows, the handle's top-k]");
+        const Tensor out_ids = read_tensor(communicator, outputs.topk_idx, "outputs->topk_idx");
+        expect_dtype(out_ids, {ncclInt64});
+        expect_shape(out_ids, {out_weights.sizes[0], is_empty ? kAnySize : routed_topk_},
+                     "[rows of outputs->topk_weights, the handle's top-k]");
+        args.out_topk_idx = reinterpret_cast<int64_t*>(out_ids.data);
+    }
+    // Labels have as many rows as the budget even for callers whose tokens may have fewer.
+    expect_rows(out_weights, stream, !is_eager());
+    args.label_rows = out_weights.num_elements() == 0 ? 0 : out_weights.sizes[0];
+    args.topk_weights = reinterpret_cast<const float*>(weights.data);
+    args.out_weights = reinterpret_cast<float*>(out_weights.data);
+    args.is_labelled = true;
+}
+
+}  // namespace crossdock

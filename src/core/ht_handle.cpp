@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/ht_handle.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/ht_plan.h"
+#include "core/structs.h"
+#include "kernels/ht/launch.h"
+
+namespace crossdock {
+namespace {
+
+// The top-k that the handle's memory is made for: -1 stands for whatever an Update brings.
+uint32_t checked_topk(const Group& group, ncclEpLayout_t layout, int num_topk) {
+    const GroupConfig& config = group.config();
+    require(layout == NCCL_EP_LAYOUT_EXPERT_MAJOR || layout == NCCL_EP_LAYOUT_FLAT, ncclInvalidArgument,
+            "layout is {}, allowed in HT mode: 1 (expert-major), 3 (flat)", enum_bits(layout));
+    const uint32_t largest = std::min<uint32_t>(kMaxTopk, config.num_experts);
+    require(num_topk <= 0 || static_cast<uint32_t>(num_topk) <= largest, ncclInvalidArgument,
+            "num_topk is {}, allowed: 1..{} (num_experts is {}), or -1", num_topk, largest, config.num_experts);
+    const uint32_t bound = config.num_topk > 0 ? std::min(config.num_topk, largest) : largest;
+    require(num_topk <= 0 || config.num_topk == 0 || static_cast<uint32_t>(num_topk) <= config.num_topk,
+            ncclInvalidUsage, "num_topk is {}, allowed: at most the group's config->num_topk ({})", num_topk,
+            config.num_topk);
+    return num_topk > 0 ? static_cast<uint32_t>(num_topk) : bound;
+}
+
+HtHandleGeometry geometry_of(const GroupConfig& config, uint32_t topk) {
+    return {config.num_ranks, config.experts_per_rank(), config.max_tokens, topk};
+}
+
+}  // namespace
+
+size_t HtHandle::memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t&, int num_topk) {
+    return geometry_of(group.config(), checked_topk(group, layout, num_topk)).bytes();
+}
+
+std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout,
+                                         const ncclEpHandleConfig_t& config, int num_topk,
+                                         const ncclEpTensor_t* handle_mem) {
+    const uint32_t topk = checked_topk(*group, layout, num_topk);
+    require(num_topk > 0 || num_topk == -1, ncclInvalidArgument, "num_topk is {}, allowed: 1 and more, or -1",
+            num_topk);
+    require(num_topk > 0 || handle_mem == nullptr || group->config().num_topk > 0, ncclInvalidArgument,
+            "num_topk is -1, allowed with handle_mem only where the group's config->num_topk is set");
+    const size_t alignment = config.dispatch_output_per_expert_alignment;
+    require(alignment <= (uint64_t{1} << 30), ncclInvalidArgument,
+            "config->dispatch_output_per_expert_alignment is {}, allowed: at most 2^30", alignment);
+    std::shared_ptr<HtHandle> handle(new HtHandle(group, layout, topk));
+    handle->alignment_ = alignment == 0 ? 1 : static_cast<uint32_t>(alignment);
+    if (handle->is_expert_major() && handle->is_eager()) {
+        require(group->config().num_topk > 0, ncclInvalidUsage,
+                "an expert-major handle of a group without max_recv_tokens_per_rank (eager) needs config->num_topk of "
+                "the group");
+    }
+    handle->is_topk_open_ = num_topk < 0;
+    handle->routed_topk_ = topk;
+    handle->bind_memory(handle_mem, handle->geometry().bytes());
+    handle->may_relocate_ = handle_mem != nullptr;
+    handle->host_total_ = static_cast<uint64_t*>(group->runtime().allocate_host_visible(sizeof(uint64_t)));
+    handle->join_group();
+    return handle;
+}
+
+HtHandle::~HtHandle() {
+    if (host_total_ != nullptr) group_->retire_host_visible(host_total_);
+}
+
+void HtHandle::release_memory() {
+    Handle::release_memory();
+    if (host_total_ != nullptr) group_->runtime().free_host_visible(host_total_);
+    host_total_ = nullptr;
+}
+
+HtHandleGeometry HtHandle::geometry() const { return geometry_of(group_->config(), topk_); }
+
+uint32_t HtHandle::budget() const {
+    const GroupConfig& config = group_->config();
+    if (!is_eager()) return config.max_recv_tokens;
+    const uint64_t rows = uint64_t{config.num_ranks} * config.max_tokens * std::max(1u, config.num_topk);
+    const uint64_t padding = is_expert_major() ? uint64_t{config.experts_per_rank()} * (alignment_ - 1) : 0;
+    return static_cast<uint32_t>(std::min<uint64_t>(rows + padding, UINT32_MAX));
+}
+
+HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
+    const HtArena& arena = group_->ht_arena();
+    HtCommon common{};
+    common.arena = arena.geometry;
+    common.offsets = HtOffsets::of(arena.geometry);
+    common.peers = arena.memory->peers;
+    common.rank = group_->rank();
+    common.state = reinterpret_cast<HtState*>(arena.state.data());
+    common.tables = HtTables::of(geometry(), memory_);
+    common.scope = group_->wait_scope(operation, number_);
+    common.expert_major = is_expert_major();
+    common.topk = routed_topk_;
+    common.num_tokens = num_tokens_.value_or(0);
+    common.budget = budget();
+    common.channels = channels;
+    return common;
+}
+
+HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info) const {
+    HtCounters counters{};
+    std::optional<ncclDataType_t> shared_dtype;
+    const auto read = [&](const ncclEpTensor_t* caller, const char* name, size_t extent, bool allows_64) -> void* {
+        if (caller == nullptr) return nullptr;
+        const Tensor tensor = read_tensor(group_->communicator(), caller, name);
+        if (allows_64) {
+            expect_dtype(tensor, {ncclInt32, ncclInt64});
+        } else {
+            expect_dtype(tensor, {ncclInt32});
+        }
+        require(tensor.ndim == 1 && tensor.sizes[0] >= extent, ncclInvalidArgument,
+                "{} has {} dimensions and {} elements, expected 1 dimension and at least {}", name, tensor.ndim,
+                tensor.num_elements(), extent);
+        require(!is_expert_major() || !shared_dtype || *shared_dtype == tensor.dtype, ncclInvalidArgument,
+                "{} is of type {}, expected that of the other counters: {}", name, dtype_name(tensor.dtype),
+                dtype_name(shared_dtype.value_or(ncclInt32)));
+        shared_dtype = tensor.dtype;
+        return tensor.data;
+    };
+    const size_t experts = group_->config().experts_per_rank();
+    counters.experts = read(info.expert_counters, "layout_info->expert_counters", experts, is_expert_major());
+    counters.are_64_bit = shared_dtype == ncclInt64;
+    if (is_expert_major()) {
+        counters.offsets = read(info.expert_offsets, "layout_info->expert_offsets", experts, true);
+        counters.are_64_bit = shared_dtype == ncclInt64;
+    }
+    counters.total = read(info.recv_total_counter, "layout_info->recv_total_counter", 1, true);
+    counters.total_is_64_bit = shared_dtype == ncclInt64 && counters.total != nullptr;
+    return counters;
+}
+
+void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* caller_info, cudaStream_t stream) {
+    group_->expect_working();
+    const GroupConfig& config = group_->config();
+    const Tensor topk_idx = read_tensor(group_->communicator(), caller, "topk_idx");
+    expect_dtype(topk_idx, {ncclInt32, ncclInt64});
+    if (is_topk_open_) {
+        require(topk_idx.ndim == 2 && topk_idx.sizes[1] > 0 && topk_idx.sizes[1] <= topk_, ncclInvalidArgument,
+                "topk_idx has {} dimensions and {} columns, expected [tokens, at most {}]", topk_idx.ndim,
+                topk_idx.sizes[1], topk_);
+    } else {
+        expect_shape(topk_idx, {kAnySize, topk_}, "[tokens, the handle's top-k]");
+    }
+    require(topk_idx.sizes[0] <= config.max_tokens, ncclInvalidArgument,
+            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", topk_idx.sizes[0],
+            config.max_tokens);
+    const auto info = optional_struct(caller_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, "layout_info");
+    const HtCounters counters = read_counters(info);
+
+    routed_topk_ = static_cast<uint32_t>(topk_idx.sizes[1]);
+    num_tokens_ = static_cast<uint32_t>(topk_idx.sizes[0]);
+    total_.reset();
+    const HtArena& arena = group_->ht_arena();
+    HtUpdateArgs args{};
+    args.common = common(OperationKind::kUpdate, std::max(arena.dispatch_blocks, arena.combine_blocks));
+    args.topk_idx = topk_idx.data;
+    args.ids_are_64_bit = topk_idx.dtype == ncclInt64;
+    args.alignment = is_expert_major() ? alignment_ : 1;
+    args.drops = config.overflow_policy == NCCL_EP_OVERFLOW_DROP;
+    args.counters = counters;
+    DeviceScope device(group_->runtime());
+    // In a graph the same number comes again with every replay; then the host does not rely on it.
+    args.host_total = group_->runtime().is_capturing(stream) ? nullptr : host_total_;
+    args.update_number = ++num_updates_ & UINT32_MAX;
+    const LaunchShape shape = plan_ht_update(*group_, args);
+    group_->before_operation(stream);
+    launch_ht_update(group_->runtime(), args, shape, stream);
+    has_routing_ = true;
+    was_captured_ = args.host_total == nullptr;
+    group_->after_operation(stream);
+}
+
+void HtHandle::learn_total(cudaStream_t stream, bool wait) {
+    if (total_ || was_captured_ || num_updates_ == 0) return;
+    const auto look = [&] {
+        const uint64_t seen = __atomic_load_n(host_total_, __ATOMIC_ACQUIRE);
+        if (seen >> 32 == (num_updates_ & UINT32_MAX)) total_ = static_cast<uint32_t>(seen);
+    };
+    look();
+    if (total_ || !wait) return;
+    group_->runtime().synchronize(stream);
+    look();
+    group_->expect_working();
+}
+
+void HtHandle::expect_routing(cudaStream_t stream) {
+    if (has_routing_) return;
+    require(may_relocate_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
+    DeviceScope device(group_->runtime());
+    require(
+        !group_->runtime().is_capturing(stream), ncclInvalidUsage,
+        "the routing in handle_mem must be known before a capture: call ncclEpUpdateHandle, or use the handle once");
+    HtRouting routing{};
+    group_->runtime().copy_to_host(&routing, memory_, sizeof(routing), stream);
+    require(routing.magic == kHtRoutingMagic && routing.topk <= topk_ && (is_topk_open_ || routing.topk == topk_) &&
+                routing.alignment == (is_expert_major() ? alignment_ : 1),
+            ncclInvalidUsage,
+            "the handle has no routing, and handle_mem holds none of a handle with the same layout, top-k and "
+            "alignment: call ncclEpUpdateHandle first");
+    routed_topk_ = routing.topk;
+    num_tokens_ = routing.num_tokens;
+    total_ = routing.total;
+    has_routing_ = true;
+}
+
+uint32_t HtHandle::num_received(cudaStream_t stream) {
+    group_->expect_working();
+    expect_routing(stream);
+    learn_total(stream, true);
+    require(total_.has_value(), ncclInvalidUsage, "the number of received rows of a captured update is not known here");
+    return std::min(*total_, budget());
+}
+
+void HtHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t) {
+    group_->expect_working();
+    optional_struct(config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, "config");  // operations are never split in HT mode
+}
+
+void HtHandle::set_sums(crossdockSums_t) {
+    fail(ncclInvalidUsage, "the handle is of an HT group: sums apply to LL expert-major handles");
+}
+
+}  // namespace crossdock

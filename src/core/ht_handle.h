@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A handle in high-throughput mode. All that an Update finds out lies in the handle's memory; the host keeps what it
+// needs to check arguments, as far as it knows it.
+#pragma once
+
+#include <optional>
+
+#include "core/handle.h"
+#include "core/tensor.h"
+#include "kernels/ht/arguments.h"
+
+namespace crossdock {
+
+class HtHandle final : public Handle {
+  public:
+    static size_t memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t& config,
+                               int num_topk);
+    // Local.
+    static std::shared_ptr<Handle> create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout,
+                                          const ncclEpHandleConfig_t& config, int num_topk,
+                                          const ncclEpTensor_t* handle_mem);
+    ~HtHandle() override;
+
+    void update(const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream) override;
+    void dispatch(const ncclEpDispatchInputs_t* inputs, const ncclEpDispatchOutputs_t* outputs,
+                  const ncclEpLayoutInfo_t* layout_info, const ncclEpDispatchConfig_t* config,
+                  cudaStream_t stream) override;
+    void combine(const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs,
+                 const ncclEpCombineConfig_t* config, cudaStream_t stream) override;
+    void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
+    void set_sums(crossdockSums_t sums) override;
+    void release_memory() override;
+
+    // Rows (flat) or padded slots (expert-major) of the current routing, within the budget; waits until they are known.
+    uint32_t num_received(cudaStream_t stream);
+
+  private:
+    using Handle::Handle;
+
+    HtHandleGeometry geometry() const;
+    HtCommon common(OperationKind operation, uint32_t channels) const;
+    bool is_eager() const { return group_->config().max_recv_tokens == 0; }
+    uint32_t budget() const;
+    // After them the number of tokens is known, and the total if that needs no waiting (or wait is set).
+    void expect_routing(cudaStream_t stream);
+    void learn_total(cudaStream_t stream, bool wait);
+    HtCounters read_counters(const ncclEpLayoutInfo_t& info) const;
+    void read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                               bool with_scales, HtDispatchArgs& args, cudaStream_t stream, bool needs_all_rows);
+    void read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                              HtDispatchArgs& args, cudaStream_t stream);
+    void expect_rows(const Tensor& tensor, cudaStream_t stream, bool needs_all_rows);
+
+    uint32_t alignment_ = 1;
+    bool is_topk_open_ = false;       // created with num_topk -1: each Update brings its own, up to topk_
+    uint32_t routed_topk_ = 0;        // of the current routing
+    bool may_relocate_ = false;       // the memory is the caller's: another handle may have written a routing there
+    uint64_t* host_total_ = nullptr;  // host-visible: (number of the update, total)
+    uint64_t num_updates_ = 0;
+
+    bool was_captured_ = false;           // the latest Update is part of a graph
+    std::optional<uint32_t> num_tokens_;  // of the current routing
+    std::optional<uint32_t> total_;
+};
+
+}  // namespace crossdock

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/ll_handle.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/ll_plan.h"
+#include "core/log.h"
+#include "core/structs.h"
+#include "kernels/ll/launch.h"
+
+namespace crossdock {
+namespace {
+
+void check_handle(const Group& group, ncclEpLayout_t layout, int num_topk) {
+    require(layout == NCCL_EP_LAYOUT_EXPERT_MAJOR || layout == NCCL_EP_LAYOUT_RANK_MAJOR, ncclInvalidArgument,
+            "layout is {}, allowed in LL mode: 1 (expert-major), 2 (rank-major)", enum_bits(layout));
+    const uint32_t largest = std::min<uint32_t>(kMaxTopk, group.config().num_experts);
+    require(num_topk > 0 && static_cast<uint32_t>(num_topk) <= largest, ncclInvalidArgument,
+            "num_topk is {}, allowed: 1..{} (num_experts is {})", num_topk, largest, group.config().num_experts);
+}
+
+}  // namespace
+
+size_t LlHandle::memory_bytes(const Group& group, ncclEpLayout_t layout, int num_topk) {
+    check_handle(group, layout, num_topk);
+    const GroupConfig& settings = group.config();
+    return LlHandleGeometry{settings.num_ranks, settings.experts_per_rank(), settings.max_tokens,
+                            static_cast<uint32_t>(num_topk)}
+        .bytes();
+}
+
+std::shared_ptr<Handle> LlHandle::create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout, int num_topk,
+                                         const ncclEpTensor_t* handle_mem) {
+    const size_t bytes = memory_bytes(*group, layout, num_topk);
+    std::shared_ptr<LlHandle> handle(new LlHandle(group, layout, static_cast<uint32_t>(num_topk)));
+    if (handle_mem != nullptr) handle->bind_memory(handle_mem, bytes);
+    const size_t arenas_before = group->num_arenas();
+    handle->arena_ = group->arena_for(layout, handle->topk_);
+    if (handle_mem == nullptr) handle->bind_memory(nullptr, bytes);
+    if (handle->is_expert_major() && group->config().sums_at_sender) handle->sums_ = CROSSDOCK_SUMS_SENDER;
+    // Nobody's kernels may start to wait for the others while these still set up memory: on a shared device they could
+    // not finish.
+    if (group->num_arenas() != arenas_before) {
+        group->communicator().barrier("ncclEpInitHandle", group->config().timeout_ns);
+    }
+    handle->join_group();
+    return handle;
+}
+
+void LlHandle::release_memory() {
+    Handle::release_memory();
+    arena_.reset();
+    pending_ = std::monostate{};
+}
+
+LlHandleGeometry LlHandle::geometry() const {
+    return {group_->config().num_ranks, group_->config().experts_per_rank(), group_->config().max_tokens, topk_};
+}
+
+LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
+    LlCommon common{};
+    common.arena = arena_->geometry;
+    common.offsets = LlOffsets::of(arena_->geometry);
+    common.peers = arena_->memory->peers;
+    common.rank = group_->rank();
+    common.halves = send_only ? kSendHalf : kSendHalf | kReceiveHalf;
+    common.state = reinterpret_cast<LlArenaState*>(arena_->state.data());
+    common.handle = LlHandleOffsets::of(geometry());
+    common.handle_memory = memory_;
+    common.scope = group_->wait_scope(operation, number_);
+    common.expert_major = is_expert_major();
+    const uint64_t experts_per_rank = group_->config().experts_per_rank();
+    common.rank_of_expert_mult =
+        static_cast<uint32_t>(((uint64_t{1} << kRankOfExpertShift) + experts_per_rank - 1) / experts_per_rank);
+    common.ids_are_64_bit = ids_are_64_bit_;
+    common.topk = topk_;
+    common.num_tokens = num_tokens_;
+    common.topk_idx = topk_idx_;
+    return common;
+}
+
+void LlHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* layout_info, cudaStream_t) {
+    group_->expect_working();
+    require(layout_info == nullptr, ncclInvalidArgument,
+            "layout_info must be NULL in LL mode: pass it to ncclEpDispatch");
+    const Tensor topk_idx = read_tensor(group_->communicator(), caller, "topk_idx");
+    expect_dtype(topk_idx, {ncclInt32, ncclInt64});
+    expect_shape(topk_idx, {kAnySize, topk_}, "[tokens, the handle's top-k]");
+    require(topk_idx.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument,
+            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", topk_idx.sizes[0],
+            group_->config().max_tokens);
+    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
+            "a send_only operation of this handle is pending: call ncclEpComplete first");
+    has_routing_ = true;
+    topk_idx_ = topk_idx.data;
+    ids_are_64_bit_ = topk_idx.dtype == ncclInt64;
+    num_tokens_ = static_cast<uint32_t>(topk_idx.sizes[0]);
+}
+
+void LlHandle::set_sums(crossdockSums_t sums) {
+    group_->expect_working();
+    require(is_expert_major(), ncclInvalidUsage,
+            "the handle's layout is rank-major, whose rows are summed by the caller: sums apply to LL expert-major "
+            "handles");
+    const unsigned int bits = enum_bits(sums);
+    require(bits <= CROSSDOCK_SUMS_SENDER, ncclInvalidArgument, "sums is {}, allowed: 0 (exact), 1 (sender)", bits);
+    sums_ = sums;
+}
+
+void LlHandle::expect_routing() const {
+    require(has_routing_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
+}
+
+void LlHandle::expect_may_start(bool send_only) const {
+    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
+            "a send_only operation of this handle is pending: call ncclEpComplete first");
+    require(!send_only || arena_->pending_splits < arena_->geometry.num_buffers - 1, ncclInvalidUsage,
+            "{} send_only operations of this group are pending, allowed: at most {}", arena_->pending_splits,
+            arena_->geometry.num_buffers - 1);
+}
+
+template <typename Args>
+void LlHandle::keep_pending(const Args& args) {
+    if ((args.common.halves & kReceiveHalf) != 0) return;
+    pending_ = args;
+    ++arena_->pending_splits;
+}
+
+void LlHandle::run(LlDispatchArgs& args, cudaStream_t stream) {
+    const LaunchShape shape = plan_ll_dispatch(*group_, args);
+    DeviceScope device(group_->runtime());
+    group_->before_operation(stream);
+    launch_ll_dispatch(group_->runtime(), args, shape, stream);
+    has_dispatched_ = true;
+    if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
+    group_->after_operation(stream);
+}
+
+void LlHandle::run(LlCombineArgs& args, cudaStream_t stream) {
+    const LaunchShape shape = plan_ll_combine(*group_, args);
+    DeviceScope device(group_->runtime());
+    group_->before_operation(stream);
+    launch_ll_combine(group_->runtime(), args, shape, stream);
+    if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
+    group_->after_operation(stream);
+}
+
+void LlHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) {
+    group_->expect_working();
+    optional_struct(config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, "config");
+    if (std::holds_alternative<std::monostate>(pending_)) return;
+    const auto pending = std::exchange(pending_, std::monostate{});
+    --arena_->pending_splits;
+    const auto receive = [&](auto args) {
+        args.common.halves = kReceiveHalf;
+        run(args, stream);
+    };
+    if (const auto* dispatch = std::get_if<LlDispatchArgs>(&pending)) receive(*dispatch);
+    if (const auto* combine = std::get_if<LlCombineArgs>(&pending)) receive(*combine);
+}
+
+void LlHandle::cancel_pending() {
+    if (std::holds_alternative<std::monostate>(pending_)) return;
+    const auto pending = std::exchange(pending_, std::monostate{});
+    --arena_->pending_splits;
+    const auto give_back = [&](auto args) {
+        args.common.halves = kReceiveHalf | kCancel;
+        run(args, nullptr);
+    };
+    try {
+        if (const auto* dispatch = std::get_if<LlDispatchArgs>(&pending)) give_back(*dispatch);
+        if (const auto* combine = std::get_if<LlCombineArgs>(&pending)) give_back(*combine);
+    } catch (const std::exception& error) {
+        debug(error.what());  // the group has failed: there is nothing left to give back
+    }
+}
+
+}  // namespace crossdock

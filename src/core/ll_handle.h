@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A handle in low-latency mode, with its pending send_only operation.
+#pragma once
+
+#include <variant>
+
+#include "core/handle.h"
+#include "core/tensor.h"
+#include "kernels/ll/arguments.h"
+
+namespace crossdock {
+
+class LlHandle final : public Handle {
+  public:
+    static size_t memory_bytes(const Group& group, ncclEpLayout_t layout, int num_topk);
+    // Collective only where the group must make an arena.
+    static std::shared_ptr<Handle> create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout, int num_topk,
+                                          const ncclEpTensor_t* handle_mem);
+
+    void update(const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream) override;
+    void dispatch(const ncclEpDispatchInputs_t* inputs, const ncclEpDispatchOutputs_t* outputs,
+                  const ncclEpLayoutInfo_t* layout_info, const ncclEpDispatchConfig_t* config,
+                  cudaStream_t stream) override;
+    void combine(const ncclEpCombineInputs_t* inputs, const ncclEpCombineOutputs_t* outputs,
+                 const ncclEpCombineConfig_t* config, cudaStream_t stream) override;
+    void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
+    void set_sums(crossdockSums_t sums) override;
+    void cancel_pending() override;
+    void release_memory() override;
+    void forget_routing() override { topk_idx_ = nullptr, has_routing_ = false; }
+
+  private:
+    using Handle::Handle;
+
+    LlHandleGeometry geometry() const;
+    LlCommon common(OperationKind operation, bool send_only) const;
+    void expect_routing() const;
+    void expect_may_start(bool send_only) const;
+    void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                              ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+                              std::optional<PeerMap>& token_window) const;
+    void read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                              ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+                              std::optional<PeerMap>& scale_window) const;
+    void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                               const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args) const;
+    void read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
+                             LlCombineArgs& args) const;
+    void run(LlDispatchArgs& args, cudaStream_t stream);
+    void run(LlCombineArgs& args, cudaStream_t stream);
+    // After a send half was issued: what Complete needs.
+    template <typename Args>
+    void keep_pending(const Args& args);
+
+    std::shared_ptr<LlArena> arena_;
+    crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
+
+    const void* topk_idx_ = nullptr;  // the caller's, borrowed
+    bool ids_are_64_bit_ = false;
+    uint32_t num_tokens_ = 0;
+
+    bool has_dispatched_ = false;
+    std::variant<std::monostate, LlDispatchArgs, LlCombineArgs> pending_;
+};
+
+}  // namespace crossdock

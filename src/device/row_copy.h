@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows between memories that the calling warp reaches, 16 bytes a lane.
+#pragma once
+
+#include "device/context.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// The same bytes to each of several places. Addresses and sizes are multiples of 16. On CPUs a copy may land late:
+// wait_row_copies comes before anybody is told of it.
+template <typename Target>
+CROSSDOCK_DEVICE void copy_row(const Ctx& ctx, const std::byte* source, uint32_t bytes, uint32_t num_targets,
+                               Target target_of) {
+#if defined(__CUDACC__)
+    constexpr uint32_t kAtOnce = 4;
+    for (uint32_t at = static_cast<uint32_t>(ctx.lane()) * 16; at < bytes; at += kAtOnce * kLanes * 16) {
+        Bytes16 parts[kAtOnce];
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+            const uint32_t part = at + i * kLanes * 16;
+            if (part < bytes) parts[i] = *reinterpret_cast<const Bytes16*>(source + part);
+        }
+        CROSSDOCK_ROLLED
+        for (uint32_t n = 0; n < num_targets; ++n) {
+            std::byte* target = target_of(n);
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kAtOnce; ++i) {
+                const uint32_t part = at + i * kLanes * 16;
+                if (part < bytes) *reinterpret_cast<Bytes16*>(target + part) = parts[i];
+            }
+        }
+    }
+#else
+    for (uint32_t n = 0; n < num_targets; ++n) ctx.warp().copy_async(target_of(n), source, bytes);
+#endif
+}
+
+CROSSDOCK_DEVICE void wait_row_copies(const Ctx& ctx) {
+#if !defined(__CUDACC__)
+    ctx.warp().wait_copies(0);
+#endif
+    ctx.warp_sync();
+}
+
+CROSSDOCK_DEVICE void zero_row(const Ctx& ctx, std::byte* target, uint32_t bytes) {
+#if defined(__CUDACC__)
+    for (uint32_t at = static_cast<uint32_t>(ctx.lane()) * 16; at < bytes; at += kLanes * 16)
+        *reinterpret_cast<Bytes16*>(target + at) = Bytes16{};
+#else
+    static_cast<void>(ctx);
+    std::memset(target, 0, bytes);
+#endif
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the high-throughput kernels receive, by value. Pointers are device memory of this rank unless said otherwise.
+#pragma once
+
+#include "device/numeric.h"
+#include "device/peer_map.h"
+#include "device/row_stage.h"
+#include "device/wait.h"
+#include "kernels/ht/geometry.h"
+
+namespace crossdock {
+
+// Advances by one operation a kernel, on the device, so that graph replays count too: every block takes a ticket, and
+// whoever takes the last one of a grid moves the epoch on.
+struct HtState {
+    uint64_t clock;       // epoch, and tickets taken (kHtTicketBits)
+    uint32_t arrived[2];  // blocks of the running kernel at its barriers; zero between kernels
+    uint32_t losses;      // of an update that counted tokens for masked ranks; sums up
+    uint32_t reserved;
+};
+inline constexpr uint32_t kHtTicketBits = 18;
+
+// The handle's memory, taken apart. A table [ranks][chunks] has `chunks` entries a rank, of which a source with fewer
+// tokens uses the first ones.
+struct HtTables {
+    HtRouting* routing;
+    int32_t* ids;             // [tokens][topk] global expert ids, -1: dropped
+    uint32_t* bases;          // [ranks] number of this rank's first row at each rank
+    uint32_t* source_tokens;  // [ranks]
+    uint32_t* expert_rows;    // [local experts] received rows
+    uint32_t* zones;          // [local experts + 1] expert-major: first slots; the last: padded total
+    uint32_t* sent_masks;     // [ranks][chunks] which tokens of a chunk go there
+    uint32_t* sent_firsts;    // [ranks][chunks + 1] how many tokens before that chunk go there
+    uint32_t* masks;          // [1 + local experts][ranks][chunks] which tokens of a source's chunk come here
+    uint32_t* firsts;         // [1 + local experts][ranks][chunks] number of the chunk's first row, among all rows
+                              // (column 0) or among those of an expert
+    uint64_t* bitmaps;        // [ranks][tokens][words] the local experts of a token
+    uint32_t chunks;
+    uint32_t words;
+
+    static HtTables of(const HtHandleGeometry& handle, std::byte* memory) {
+        const auto at = [&](uint64_t offset) { return reinterpret_cast<uint32_t*>(memory + offset); };
+        return {reinterpret_cast<HtRouting*>(memory),
+                reinterpret_cast<int32_t*>(memory + handle.ids_offset()),
+                at(handle.bases_offset()),
+                at(handle.source_tokens_offset()),
+                at(handle.expert_rows_offset()),
+                at(handle.zones_offset()),
+                at(handle.sent_masks_offset()),
+                at(handle.sent_firsts_offset()),
+                at(handle.masks_offset()),
+                at(handle.firsts_offset()),
+                reinterpret_cast<uint64_t*>(memory + handle.bitmaps_offset()),
+                handle.chunks(),
+                handle.bitmap_words()};
+    }
+};
+
+struct HtOffsets {
+    uint64_t entered;
+    uint64_t finished;
+    uint64_t tokens;
+    uint64_t bases;
+    uint64_t bitmaps;
+    uint64_t flags;
+    uint64_t credits;
+    uint64_t rings;
+
+    static constexpr HtOffsets of(const HtGeometry& arena) {
+        return {arena.entered_offset(), arena.finished_offset(), arena.tokens_offset(),  arena.bases_offset(),
+                arena.bitmaps_offset(), arena.flags_offset(),    arena.credits_offset(), arena.rings_offset()};
+    }
+};
+
+struct HtCommon {
+    HtGeometry arena;
+    HtOffsets offsets;  // of arena
+    PeerMap peers;      // the ranks' arenas
+    int rank;
+    HtState* state;
+    HtTables tables;
+    WaitScope scope;
+
+    bool expert_major;
+    uint32_t topk;
+    uint32_t num_tokens;  // of this rank
+    uint32_t budget;      // rows (flat) or slots (expert-major) that this rank may receive
+    uint32_t channels;    // of this operation: its blocks
+    bool has_windows;     // this rank's tensor may be reached by peers; a rank without rows may have none
+};
+
+// What a block knows of a peer, in shared memory.
+enum PeerState : uint32_t {
+    kAbsent = 0,
+    kEntered = 1,
+    kDirect = 2  // entered, and rows between the two ranks go straight to (or come straight from) the window
+};
+
+// Where the caller wants to have counts; any may be null.
+struct HtCounters {
+    void* experts;
+    void* offsets;
+    void* total;
+    bool are_64_bit;
+    bool total_is_64_bit;
+};
+
+struct HtUpdateArgs {
+    HtCommon common;
+    const void* topk_idx;  // [tokens][topk] global expert ids
+    bool ids_are_64_bit;
+    uint32_t alignment;  // of an expert's zone
+    bool drops;          // more than the budget is dropped; else it fails the group
+    HtCounters counters;
+    uint64_t* host_total;  // host-visible: the total, behind the handle's number of updates; may be null
+    uint64_t update_number;
+};
+
+// What a packet holds, one part behind the other; parts that go straight to their place have no bytes here.
+struct HtPacket {
+    uint32_t row_bytes;
+    uint32_t scale_bytes;
+    uint32_t weights;  // floats, in ascending order of the receiver's experts
+    uint32_t stride;   // of a ring's slots
+    uint32_t slots;    // of a ring
+
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t scales_at() const { return row_bytes; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t weights_at() const { return row_bytes + scale_bytes; }
+};
+
+// Offsets in a block's shared memory.
+struct HtShared {
+    uint32_t peers;       // u32 [ranks] PeerState
+    uint32_t plans;       // [warps][plan_bytes] HtPlan
+    uint32_t plan_bytes;  // of a warp
+    uint32_t stages;      // [producers][stage_bytes]
+    uint32_t stage_bytes;
+    uint32_t bytes;
+};
+
+struct HtCrew {
+    uint32_t warps_per_block;
+    uint32_t producers;    // the block's first warps; each has a stage
+    uint32_t chunk_bytes;  // of a row in one trip through a stage
+};
+
+struct HtDispatchArgs {
+    HtCommon common;
+    HtCrew crew;
+    HtShared shared;
+    HtPacket packets[2];  // by PeerState::kDirect: rows between ranks of which both have windows travel without
+    bool is_labelled;     // forward: weights travel, too
+    bool global_ids;
+
+    const std::byte* tokens;  // [tokens][row_bytes]
+    uint32_t row_bytes;
+    const std::byte* scales;  // [tokens][scale_bytes]
+    uint32_t scale_bytes;
+    const float* topk_weights;  // [tokens][topk]
+
+    std::byte* out_tokens;
+    std::byte* out_scales;
+    float* out_weights;     // flat [rows][topk], expert-major [rows]
+    int64_t* out_topk_idx;  // flat [rows][topk]
+    uint64_t token_rows;    // of out_tokens; no row beyond is written
+    uint64_t label_rows;    // of out_weights and out_topk_idx
+    PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
+    PeerMap scale_windows;
+
+    HtCounters counters;  // what Update found, again
+};
+
+struct HtCombineArgs {
+    HtCommon common;
+    HtCrew crew;
+    HtShared shared;
+    HtPacket packet;
+    DType dtype;
+    bool with_weights;  // backward: gradients of weights travel, too
+
+    const std::byte* tokens;  // [rows][row_bytes]
+    uint64_t token_rows;
+    uint32_t row_bytes;
+    const float* weights;  // flat [rows][topk], expert-major [rows]
+    PeerMap token_windows;
+
+    std::byte* out_tokens;  // [tokens][row_bytes]
+    float* out_weights;     // [tokens][topk]
+};
+
+}  // namespace crossdock

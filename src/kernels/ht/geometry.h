@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput: who has which word, ring and bitmap, used by hosts and kernels alike. docs/protocol.md draws it.
+//
+// The tokens of a rank are numbered in chunks of 32, so that a 32-bit mask says which tokens of a chunk go somewhere,
+// and a row's number is a chunk's first number plus a count of ones. Block b of every rank is channel b: it moves a
+// contiguous share of each rank's chunks. A ring (sender, receiver, channel) carries the packets of that channel.
+#pragma once
+
+#include "kernels/geometry.h"
+
+namespace crossdock {
+
+inline constexpr uint32_t kChunkTokens = 32;
+inline constexpr uint32_t kMaxRingSlots = 64;
+
+CROSSDOCK_HOST_DEVICE constexpr uint32_t num_chunks(uint32_t tokens) {
+    return (tokens + kChunkTokens - 1) / kChunkTokens;
+}
+
+// Symmetric memory: words that peers write, routing on its way in, and the rings.
+struct HtGeometry {
+    uint32_t num_ranks;
+    uint32_t experts_per_rank;
+    uint32_t max_tokens;  // a rank and operation
+    uint32_t channels;    // most blocks of an operation
+    uint32_t ring_bytes;  // of one ring
+
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rings() const { return uint64_t{num_ranks} * channels; }
+
+    // Byte offsets; each is the end of the part before it.
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t entered_offset() const { return 0; }  // u64 [2][ranks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t finished_offset() const {             // u64 [ranks]
+        return align_up(entered_offset() + 16 * uint64_t{num_ranks}, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t barrier_offset() const {  // u64 [2][ranks]
+        return align_up(finished_offset() + 8 * uint64_t{num_ranks}, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t tokens_offset() const {  // TaggedWord [ranks]
+        return align_up(barrier_offset() + 16 * uint64_t{num_ranks}, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // TaggedWord [ranks]
+        return align_up(tokens_offset() + 16 * uint64_t{num_ranks}, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // TaggedWord [ranks][tokens][words]
+        return align_up(bases_offset() + 16 * uint64_t{num_ranks}, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t flags_offset() const {  // u64 [ranks][channels][slots]
+        return align_up(bitmaps_offset() + 16 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t credits_offset() const {  // u64 [ranks][channels][slots]
+        return align_up(flags_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t rings_offset() const {  // [ranks][channels][ring bytes]
+        return align_up(credits_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return rings_offset() + num_rings() * ring_bytes; }
+};
+
+// What an Update found out, in the handle's memory: everything that dispatch and combine need, so that another handle
+// over the same memory can go on with it.
+struct HtRouting {
+    uint64_t magic;       // kHtRoutingMagic
+    uint32_t topk;        // of the routing
+    uint32_t alignment;   // of experts' zones
+    uint32_t num_tokens;  // of this rank
+    uint32_t num_rows;    // received, one for each (source, token); dropped ones included
+    uint32_t total;       // rows (flat) or padded slots (expert-major), dropped ones included
+    uint32_t reserved;
+};
+inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
+
+struct HtHandleGeometry {
+    uint32_t num_ranks;
+    uint32_t experts_per_rank;
+    uint32_t max_tokens;
+    uint32_t topk;
+
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t chunks() const { return num_chunks(max_tokens); }
+    // A column: one entry a chunk of each source. Column 0 counts rows, column 1 + e those for local expert e.
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t column_entries() const { return uint64_t{num_ranks} * chunks(); }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t columns() const { return 1 + experts_per_rank; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
+
+    // HtRouting comes first.
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t ids_offset() const { return 64; }  // i32 [tokens][topk], -1: dropped
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // u32 [ranks]: of this rank's rows at each rank
+        return align_up(ids_offset() + 4 * uint64_t{max_tokens} * topk, 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t source_tokens_offset() const {  // u32 [ranks]
+        return align_up(bases_offset() + 4 * uint64_t{num_ranks}, 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t expert_rows_offset() const {  // u32 [local experts]
+        return align_up(source_tokens_offset() + 4 * uint64_t{num_ranks}, 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t zones_offset() const {  // u32 [local experts + 1]: first slots
+        return align_up(expert_rows_offset() + 4 * uint64_t{experts_per_rank}, 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t sent_masks_offset() const {  // u32 [ranks][chunks]
+        return align_up(zones_offset() + 4 * (uint64_t{experts_per_rank} + 1), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t sent_firsts_offset() const {  // u32 [ranks][chunks + 1]
+        return align_up(sent_masks_offset() + 4 * column_entries(), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t masks_offset() const {  // u32 [columns][ranks][chunks]
+        return align_up(sent_firsts_offset() + 4 * (column_entries() + num_ranks), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t firsts_offset() const {  // u32 [columns][ranks][chunks]
+        return align_up(masks_offset() + 4 * columns() * column_entries(), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // u64 [ranks][tokens][words]
+        return align_up(firsts_offset() + 4 * columns() * column_entries(), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
+        return bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words();
+    }
+};
+
+}  // namespace crossdock

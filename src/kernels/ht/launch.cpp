@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/ht/launch.h"
+
+#include "kernels/ht/combine.h"
+#include "kernels/ht/dispatch.h"
+#include "kernels/ht/update.h"
+#include "runtime/cpu/executor.h"
+
+namespace crossdock {
+namespace {
+
+void run_combine(const Ctx& ctx, const HtCombineArgs& args) {
+    switch (args.dtype) {
+        case DType::kBf16:
+            return ht_combine<DType::kBf16>(ctx, args);
+        case DType::kF16:
+            return ht_combine<DType::kF16>(ctx, args);
+        case DType::kF32:
+            return ht_combine<DType::kF32>(ctx, args);
+    }
+}
+
+}  // namespace
+
+void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape,
+                      [[maybe_unused]] cudaStream_t stream) {
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::launch_ht_update(args, shape, stream);
+#endif
+}
+
+void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape,
+                        [[maybe_unused]] cudaStream_t stream) {
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::launch_ht_dispatch(args, shape, stream);
+#endif
+}
+
+void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape,
+                       [[maybe_unused]] cudaStream_t stream) {
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { run_combine(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::launch_ht_combine(args, shape, stream);
+#endif
+}
+
+}  // namespace crossdock

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches the high-throughput kernels in whatever world a runtime belongs to.
+#pragma once
+
+#include "kernels/ht/arguments.h"
+#include "runtime/runtime.h"
+
+namespace crossdock {
+
+// Error where the launch fails.
+void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+
+namespace cuda {
+void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+}  // namespace cuda
+
+}  // namespace crossdock

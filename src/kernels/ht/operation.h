@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the high-throughput operations share: their beginning, who goes where, and the rings.
+#pragma once
+
+#include "kernels/ht/arguments.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// ---- waits ----
+
+// A wait's time begins when it begins: with masks, a peer may be late because it has waited for a lost rank itself.
+// The calling lane; false: the peer is masked, the group has failed, or the time is over.
+template <typename Load, typename Ready>
+CROSSDOCK_DEVICE bool wait_for(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
+                               int peer, uint64_t expected, Load load, Ready ready) {
+    if (ready(load())) return true;
+    Operation own = operation;
+    own.start_ns = ctx.now_ns();
+    return wait_until(ctx, scope, own, step, peer, expected, load, ready);
+}
+
+// ---- an operation's beginning ----
+
+// The beginning of every block's shared memory.
+struct HtBlockHead {
+    uint64_t epoch;
+    uint64_t start_ns;
+    uint32_t verdict;
+};
+
+CROSSDOCK_DEVICE HtBlockHead* block_head(const Ctx& ctx) { return reinterpret_cast<HtBlockHead*>(ctx.shared_memory()); }
+
+// Two words a peer, taken in turn: nobody enters the operation after next before all have left this one.
+CROSSDOCK_DEVICE uint64_t* entered_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
+    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) +
+           (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
+}
+
+// The operation's number, the same on every rank. The first block tells every peer that this rank has come to it:
+// whatever was announced to it before has been read, and what its stream wrote before may be read. Ends with a barrier
+// of the block.
+CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
+    HtBlockHead* head = block_head(ctx);
+    if (thread_idx(ctx) == 0) {
+        const uint64_t clock = ctx.add_relaxed_device(&c.state->clock, 1);
+        const uint64_t epoch = clock >> kHtTicketBits;
+        const uint64_t ticket = clock & ((uint64_t{1} << kHtTicketBits) - 1);
+        if (ticket + 1 == static_cast<uint64_t>(ctx.num_blocks())) {
+            ctx.exchange_release_device(&c.state->clock, (epoch + 1) << kHtTicketBits);
+        }
+        head->epoch = epoch;
+        head->start_ns = ctx.now_ns();
+    }
+    ctx.block_sync();
+    Operation operation;
+    operation.epoch = head->epoch;
+    operation.start_ns = head->start_ns;
+    if (ctx.block_idx() == 0) {
+        CROSSDOCK_ROLLED
+        for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+            if (is_active(ctx, c.scope, peer))
+                ctx.store_release_system(entered_word(c, operation, peer, c.rank),
+                                         pack_word(operation.epoch, c.has_windows ? kDirect : kEntered));
+        }
+    }
+    return operation;
+}
+
+// The peer's state once it has entered this operation: then its words, rings and windows may be written. The calling
+// lane.
+CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer) {
+    if (!is_active(ctx, c.scope, peer) || has_failed(ctx, c.scope)) return kAbsent;
+    const uint64_t* word = entered_word(c, operation, c.rank, peer);
+    uint64_t seen = 0;
+    const bool came = wait_for(
+        ctx, c.scope, operation, WaitStep::kEntry, peer, operation.epoch,
+        [&] {
+            seen = ctx.load_acquire_system(word);
+            return word_epoch(seen);
+        },
+        [&](uint64_t epoch) { return epoch == operation.epoch; });
+    if (!came) return kAbsent;
+    return c.has_windows && word_payload(seen) == kDirect ? kDirect : kEntered;
+}
+
+// The same for all peers at once, into shared memory. Ends with a barrier of the block.
+CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers) {
+    CROSSDOCK_ROLLED
+    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+        peers[peer] = wait_entered(ctx, c, operation, peer);
+    }
+    ctx.block_sync();
+}
+
+// All blocks of this rank's kernel meet; at most once a kernel, which then ends with is_last_block. False: the group
+// has failed.
+CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
+    HtBlockHead* head = block_head(ctx);
+    const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
+    ctx.block_sync();
+    if (thread_idx(ctx) == 0) {
+        uint32_t* arrived = &c.state->arrived[0];
+        ctx.add_acq_rel_device(arrived, 1);
+        // Blocks that still wait for a peer come when that wait is over. No peer is to blame here.
+        WaitScope own = c.scope;
+        own.masking = 0;
+        own.timeout_ns *= 2;
+        const bool met = wait_for(
+            ctx, own, operation, WaitStep::kBarrier, c.rank, blocks,
+            [&] { return uint64_t{ctx.load_acquire_device(arrived)}; },
+            [&](uint64_t count) { return count >= blocks; });
+        head->verdict = met ? 1 : 0;
+    }
+    ctx.block_sync();
+    return head->verdict != 0;
+}
+
+// This block is the last of the kernel's to come here, once a kernel; what the others have written is visible to it.
+CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const HtCommon& c) {
+    HtBlockHead* head = block_head(ctx);
+    ctx.block_sync();
+    if (thread_idx(ctx) == 0) {
+        const bool is_last =
+            ctx.add_acq_rel_device(&c.state->arrived[1], 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
+        if (is_last) {
+            ctx.store_relaxed_device(&c.state->arrived[0], 0);
+            ctx.store_relaxed_device(&c.state->arrived[1], 0);
+        }
+        head->verdict = is_last ? 1 : 0;
+    }
+    ctx.block_sync();
+    return head->verdict != 0;
+}
+
+// ---- who goes where ----
+
+CROSSDOCK_DEVICE uint32_t ones_below(uint32_t mask, uint32_t bit) {
+    return static_cast<uint32_t>(number_of_ones(mask & ((1u << bit) - 1)));
+}
+
+// A channel's share of a source's chunks: [first, end).
+struct ChunkRange {
+    uint32_t first;
+    uint32_t end;
+
+    CROSSDOCK_DEVICE static ChunkRange of(uint32_t tokens, uint32_t channel, uint32_t channels) {
+        const uint32_t chunks = num_chunks(tokens);
+        const uint32_t share = (chunks + channels - 1) / channels;
+        const uint32_t first = channel * share < chunks ? channel * share : chunks;
+        return {first, first + share < chunks ? first + share : chunks};
+    }
+    CROSSDOCK_DEVICE uint32_t size() const { return end - first; }
+};
+
+// A row that this rank sends to a peer, or that a peer returns to it.
+struct SentRow {
+    bool exists;
+    uint32_t number;  // among this rank's rows for that peer
+    uint32_t packet;  // among those of this channel
+};
+
+CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t chunk, uint32_t bit, const ChunkRange& range) {
+    const HtTables& t = c.tables;
+    const uint32_t at = static_cast<uint32_t>(peer) * t.chunks;
+    const uint32_t mask = t.sent_masks[at + chunk];
+    if ((mask >> bit & 1) == 0) return {false, 0, 0};
+    const uint32_t* firsts = t.sent_firsts + at + static_cast<uint32_t>(peer);
+    const uint32_t number = firsts[chunk] + ones_below(mask, bit);
+    return {true, number, number - firsts[range.first]};
+}
+
+// A row that comes from a source, or goes back to it.
+struct ReceivedRow {
+    bool exists;
+    uint32_t number;  // among all received rows
+    uint32_t packet;  // among those of this source and channel
+};
+
+CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, int source, uint32_t chunk, uint32_t bit,
+                                          const ChunkRange& range) {
+    const HtTables& t = c.tables;
+    const uint32_t at = static_cast<uint32_t>(source) * t.chunks;
+    const uint32_t mask = t.masks[at + chunk];
+    if ((mask >> bit & 1) == 0) return {false, 0, 0};
+    const uint32_t number = t.firsts[at + chunk] + ones_below(mask, bit);
+    return {true, number, number - t.firsts[at + range.first]};
+}
+
+// Flat rows beyond the receiver's budget do not travel; both sides know. Expert-major rows do, since one of their slots
+// may lie within it.
+CROSSDOCK_DEVICE bool travels(const HtCommon& c, uint32_t row_number) {
+    return c.expert_major || row_number < c.budget;
+}
+
+CROSSDOCK_DEVICE const uint64_t* bitmap_of(const HtCommon& c, int source, uint32_t token) {
+    return c.tables.bitmaps +
+           (static_cast<uint64_t>(source) * c.arena.max_tokens + token) * static_cast<uint64_t>(c.tables.words);
+}
+
+// Expert-major: the slot of a row at a local expert that its token has.
+CROSSDOCK_DEVICE uint32_t slot_of(const HtCommon& c, uint32_t expert, int source, uint32_t chunk, uint32_t bit) {
+    const HtTables& t = c.tables;
+    const uint64_t at =
+        (uint64_t{1} + expert) * c.arena.num_ranks * t.chunks + static_cast<uint32_t>(source) * t.chunks + chunk;
+    return t.zones[expert] + t.firsts[at] + ones_below(t.masks[at], bit);
+}
+
+// A warp's list of a row's local experts, ascending, and where its rows are; in shared memory.
+struct HtPlan {
+    const std::byte** rows;  // [topk]
+    int32_t* experts;        // [topk] local ids (received rows) or global ones (own tokens), ascending
+    uint32_t* slots;         // [topk]
+    float* weights;          // [topk]
+    int32_t* ids;            // [topk] as the caller gave them
+
+    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
+        return static_cast<uint32_t>(align_up(24 * uint64_t{topk}, 16));
+    }
+    CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
+        std::byte* memory =
+            ctx.shared_memory() + shared.plans + shared.plan_bytes * static_cast<uint32_t>(ctx.warp_idx());
+        int32_t* words = reinterpret_cast<int32_t*>(memory + uint64_t{8} * topk);
+        return {reinterpret_cast<const std::byte**>(memory), words, reinterpret_cast<uint32_t*>(words + topk),
+                reinterpret_cast<float*>(words + 2 * topk), words + 3 * topk};
+    }
+};
+
+// The local experts of a received row, into the plan. Returns how many. One warp.
+CROSSDOCK_DEVICE uint32_t list_experts(const Ctx& ctx, const HtCommon& c, int source, uint32_t chunk, uint32_t bit,
+                                       const HtPlan& plan) {
+    const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
+    uint32_t num = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t base = 0; base < c.arena.experts_per_rank; base += kLanes) {
+        const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
+        const bool is_here = expert < c.arena.experts_per_rank && (bitmap[expert / 64] >> (expert % 64) & 1) != 0;
+        const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(is_here ? 1 : 0));
+        num += static_cast<uint32_t>(ctx.warp_sum(is_here ? 1 : 0));
+        if (!is_here || at >= c.topk) continue;
+        plan.experts[at] = static_cast<int32_t>(expert);
+        if (c.expert_major) plan.slots[at] = slot_of(c, expert, source, chunk, bit);
+    }
+    ctx.warp_sync();
+    return num < c.topk ? num : c.topk;
+}
+
+// The distinct experts of an own token, ascending, into plan.experts; each choice's place among them into plan.slots
+// (of a dropped one: topk). Returns how many. One warp.
+CROSSDOCK_DEVICE uint32_t sort_choices(const Ctx& ctx, const HtCommon& c, uint32_t token, const HtPlan& plan) {
+    const int32_t* ids = c.tables.ids + uint64_t{token} * c.topk;
+    CROSSDOCK_ROLLED
+    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) plan.ids[k] = ids[k];
+    ctx.warp_sync();
+    int num = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+        const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
+        const int32_t id = k < c.topk ? plan.ids[k] : -1;
+        uint32_t smaller = 0;
+        bool repeats = false;
+        CROSSDOCK_ROLLED
+        for (uint32_t j = 0; id >= 0 && j < c.topk; ++j) {
+            const int32_t other = plan.ids[j];
+            if (other == id && j < k) repeats = true;
+            if (other < 0 || other >= id) continue;
+            bool is_first = true;
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < j; ++i) is_first = is_first && plan.ids[i] != other;
+            smaller += is_first ? 1 : 0;
+        }
+        if (k < c.topk) plan.slots[k] = id >= 0 ? smaller : c.topk;
+        if (id >= 0 && !repeats) plan.experts[smaller] = id;
+        num += ctx.warp_sum(id >= 0 && !repeats ? 1 : 0);
+    }
+    ctx.warp_sync();
+    return static_cast<uint32_t>(num);
+}
+
+// How many of the sorted global ids are below that one.
+CROSSDOCK_DEVICE uint32_t experts_below(const HtPlan& plan, uint32_t num, int32_t id) {
+    uint32_t below = 0;
+    CROSSDOCK_ROLLED
+    while (below < num && plan.experts[below] < id) ++below;
+    return below;
+}
+
+// ---- rings ----
+
+// The ring from a sender to a receiver, in the receiver's memory; its credits lie in the sender's.
+struct Ring {
+    std::byte* packets;
+    uint64_t* flags;
+    uint64_t number;  // of the first slot, among all slots of the owner: for the checker
+
+    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, int owner, int sender, uint32_t channel) {
+        const uint64_t ring = static_cast<uint64_t>(sender) * c.arena.channels + channel;
+        return {c.peers.at(owner, c.offsets.rings + ring * c.arena.ring_bytes),
+                reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.flags)) + ring * kMaxRingSlots,
+                ring * kMaxRingSlots};
+    }
+};
+
+CROSSDOCK_DEVICE uint64_t* credits_of(const HtCommon& c, int owner, int receiver, uint32_t channel) {
+    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.credits)) +
+           (static_cast<uint64_t>(receiver) * c.arena.channels + channel) * kMaxRingSlots;
+}
+
+// The slot of that packet is free. The calling lane; false: the receiver is lost.
+CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const Operation& operation, int receiver,
+                                  uint32_t channel, uint32_t packet, uint32_t slots) {
+    if (packet < slots || ctx.skips_credit()) return is_active(ctx, c.scope, receiver);
+    const uint64_t* word = credits_of(c, c.rank, receiver, channel) + packet % slots;
+    const uint64_t expected = pack_word(operation.epoch, packet - slots);
+    return wait_for(
+        ctx, c.scope, operation, WaitStep::kCredit, receiver, expected, [&] { return ctx.load_acquire_system(word); },
+        [&](uint64_t seen) { return seen == expected; });
+}
+
+// The packet has come. The calling lane; false: it will not.
+CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Operation& operation, int sender,
+                                  const Ring& ring, uint32_t packet, uint32_t slots) {
+    if (!is_active(ctx, c.scope, sender)) return false;
+    const uint64_t* word = ring.flags + packet % slots;
+    const uint64_t expected = pack_word(operation.epoch, packet);
+    return wait_for(
+        ctx, c.scope, operation, WaitStep::kRow, sender, expected, [&] { return ctx.load_acquire_system(word); },
+        [&](uint64_t seen) { return seen == expected; });
+}
+
+CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, const Operation& operation, int receiver,
+                                          const Ring& ring, uint32_t packet, uint32_t slots) {
+    ctx.note_slot_written(c.rank, receiver, c.peers.at(receiver, 0), 0, ring.number + packet % slots,
+                          pack_word(operation.epoch, packet));
+}
+
+// Gives a packet's slot back once its bytes have been read: the loads have their values, so nothing is to be ordered.
+// One lane, behind a barrier of the lanes that read.
+CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const HtCommon& c, const Operation& operation, int sender,
+                                  uint32_t channel, const Ring& ring, uint32_t packet, uint32_t slots) {
+    ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), 0, ring.number + packet % slots,
+                       pack_word(operation.epoch, packet));
+    ctx.store_entered_system(credits_of(c, sender, c.rank, channel) + packet % slots,
+                             pack_word(operation.epoch, packet));
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput routing update: one kernel. Every rank tells every peer which of the peer's experts its tokens go to
+// (a bitmap a token, in words that announce themselves); the receiver numbers what will come, in order (source, token),
+// and tells each source where its rows begin. Nothing of it depends on who was faster. contract: nccl_ep.h,
+// ncclEpUpdateHandle; protocol: docs/protocol.md.
+#pragma once
+
+#include "kernels/ht/operation.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// ---- words of an update in the arenas ----
+
+CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
+}
+CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int writer) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + writer;
+}
+CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, int owner, int writer, uint32_t token) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bitmaps)) +
+           (static_cast<uint64_t>(writer) * c.arena.max_tokens + token) * c.tables.words;
+}
+
+// Where a rank's rows begin at a receiver, and what the receiver gets in all.
+CROSSDOCK_DEVICE uint64_t pack_base(uint32_t base, uint32_t total) { return uint64_t{total} << 32 | base; }
+
+CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
+                                       int peer, const TaggedWord* word, uint64_t& payload) {
+    const uint64_t tag = pack_word(operation.epoch, 0);
+    TaggedWord seen{};
+    const bool came = wait_for(
+        ctx, c.scope, operation, step, peer, tag,
+        [&] {
+            seen = ctx.load_tagged(word);
+            return seen.tag;
+        },
+        [&](uint64_t value) { return value == tag; });
+    payload = seen.payload;
+    return came;
+}
+
+// In a block's shared memory, behind its head.
+struct UpdateShared {
+    uint32_t* peers;   // [ranks] PeerState
+    uint32_t* tokens;  // [ranks] of each source
+
+    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t num_ranks) {
+        return static_cast<uint32_t>(align_up(sizeof(HtBlockHead), 16) + 8 * uint64_t{num_ranks});
+    }
+    CROSSDOCK_DEVICE static UpdateShared of(const Ctx& ctx, const HtCommon& c) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(ctx.shared_memory() + align_up(sizeof(HtBlockHead), 16));
+        return {words, words + c.arena.num_ranks};
+    }
+};
+
+CROSSDOCK_DEVICE uint32_t warp_of_grid(const Ctx& ctx) {
+    return static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
+}
+CROSSDOCK_DEVICE uint32_t warps_of_grid(const Ctx& ctx) {
+    return static_cast<uint32_t>(ctx.num_warps() * ctx.num_blocks());
+}
+
+// ---- send ----
+
+// Some of a token's choices, as global ids; -1: dropped.
+struct Choices {
+    static constexpr uint32_t kMost = 8;
+    int32_t ids[kMost];
+};
+
+CROSSDOCK_DEVICE Choices load_choices(const HtUpdateArgs& args, uint32_t token, uint32_t first) {
+    const HtCommon& c = args.common;
+    const int64_t experts = int64_t{c.arena.experts_per_rank} * c.arena.num_ranks;
+    Choices choices;
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < Choices::kMost; ++i) {
+        int64_t id = -1;
+        if (first + i < c.topk) {
+            const uint64_t at = uint64_t{token} * c.topk + first + i;
+            id = args.ids_are_64_bit ? static_cast<const int64_t*>(args.topk_idx)[at]
+                                     : static_cast<const int32_t*>(args.topk_idx)[at];
+        }
+        choices.ids[i] = id >= 0 && id < experts ? static_cast<int32_t>(id) : -1;
+    }
+    return choices;
+}
+
+// Those of the choices that are among 64 experts from `first` on.
+CROSSDOCK_DEVICE uint64_t bitmap_of_choices(const Choices& choices, int32_t first, int32_t num) {
+    uint64_t bits = 0;
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < Choices::kMost; ++i) {
+        const int32_t at = choices.ids[i] - first;
+        if (choices.ids[i] >= 0 && at >= 0 && at < num) bits |= uint64_t{1} << at;
+    }
+    return bits;
+}
+
+// A chunk of own tokens: remembers their choices, tells every peer. One warp.
+CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
+                                     uint32_t chunk, const uint32_t* peers) {
+    const HtCommon& c = args.common;
+    const HtTables& t = c.tables;
+    const uint32_t first = chunk * kChunkTokens;
+    const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
+    const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
+    const uint64_t tag = pack_word(operation.epoch, 0);
+    Choices choices{};
+    CROSSDOCK_ROLLED
+    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < c.topk; base += Choices::kMost) {
+            choices = load_choices(args, first + bit, base);
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < Choices::kMost; ++i) {
+                if (base + i < c.topk) t.ids[uint64_t{first + bit} * c.topk + base + i] = choices.ids[i];
+            }
+        }
+    }
+    const bool are_held = kLanes >= static_cast<int>(kChunkTokens) && c.topk <= Choices::kMost;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < c.arena.num_ranks; ++i) {
+        const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % c.arena.num_ranks;
+        uint32_t mask = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); peers[peer] != kAbsent && bit < num; bit += kLanes) {
+            TaggedWord* words = bitmap_words(c, static_cast<int>(peer), c.rank, first + bit);
+            CROSSDOCK_ROLLED
+            for (uint32_t w = 0; w < t.words; ++w) {
+                const int32_t here = experts - static_cast<int32_t>(64 * w);
+                uint64_t bits = 0;
+                CROSSDOCK_ROLLED
+                for (uint32_t base = 0; base < c.topk; base += Choices::kMost) {
+                    if (!are_held) choices = load_choices(args, first + bit, base);
+                    bits |=
+                        bitmap_of_choices(choices, static_cast<int32_t>(peer) * experts + static_cast<int32_t>(64 * w),
+                                          here < 64 ? here : 64);
+                }
+                if (bits != 0) mask |= 1u << bit;
+                ctx.store_tagged(words + w, bits, tag);
+            }
+        }
+        mask = ctx.warp_or(mask);
+        if (is_leader(ctx)) t.sent_masks[peer * t.chunks + chunk] = mask;
+    }
+}
+
+// ---- receive ----
+
+// A chunk of a source's tokens: keeps their bitmaps, and for each local expert which of the tokens come. One warp.
+CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int source,
+                                    uint32_t chunk, uint32_t tokens) {
+    const HtCommon& c = args.common;
+    const HtTables& t = c.tables;
+    const uint32_t first = chunk * kChunkTokens;
+    const uint32_t num = tokens - first < kChunkTokens ? tokens - first : kChunkTokens;
+    const uint64_t entry = static_cast<uint32_t>(source) * t.chunks + chunk;
+    const uint64_t column = uint64_t{c.arena.num_ranks} * t.chunks;
+    uint64_t* bitmaps = t.bitmaps + (static_cast<uint64_t>(source) * c.arena.max_tokens + first) * t.words;
+    uint32_t rows = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t w = 0; w < t.words; ++w) {
+        uint64_t own = 0;  // this lane's first token's
+        CROSSDOCK_ROLLED
+        for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
+            uint64_t bits = 0;
+            const TaggedWord* word = bitmap_words(c, c.rank, source, first + bit) + w;
+            if (!wait_tagged_word(ctx, c, operation, WaitStep::kRouting, source, word, bits)) bits = 0;
+            bitmaps[bit * t.words + w] = bits;
+            if (bits != 0) rows |= 1u << bit;
+            if (bit == static_cast<uint32_t>(ctx.lane())) own = bits;
+        }
+        ctx.warp_sync();
+        const uint32_t experts = c.arena.experts_per_rank - 64 * w < 64 ? c.arena.experts_per_rank - 64 * w : 64;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < experts; base += kLanes) {
+            uint32_t mine = 0;  // the mask of the lane's expert
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < kLanes && base + i < experts; ++i) {
+                uint32_t mask = static_cast<uint32_t>(own >> (base + i) & 1) << ctx.lane();
+                CROSSDOCK_ROLLED
+                for (uint32_t bit = static_cast<uint32_t>(ctx.lane()) + kLanes; bit < num; bit += kLanes)
+                    mask |= static_cast<uint32_t>(bitmaps[bit * t.words + w] >> (base + i) & 1) << bit;
+                mask = ctx.warp_or(mask);
+                if (static_cast<uint32_t>(ctx.lane()) == i) mine = mask;
+            }
+            const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
+            if (expert < experts) t.masks[(uint64_t{1} + 64 * w + expert) * column + entry] = mine;
+        }
+    }
+    rows = ctx.warp_or(rows);
+    if (is_leader(ctx)) t.masks[entry] = rows;
+}
+
+// ---- numbering ----
+
+// firsts[chunk] becomes base and the ones of the masks before it; returns base and all ones. One warp.
+CROSSDOCK_DEVICE uint32_t number_chunks(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t chunks,
+                                        uint32_t base) {
+    CROSSDOCK_ROLLED
+    for (uint32_t at = 0; at < chunks; at += kLanes) {
+        const uint32_t chunk = at + static_cast<uint32_t>(ctx.lane());
+        const int ones = chunk < chunks ? number_of_ones(masks[chunk]) : 0;
+        const int before = ctx.warp_sum_before(ones);
+        if (chunk < chunks) firsts[chunk] = base + static_cast<uint32_t>(before);
+        base += static_cast<uint32_t>(ctx.warp_sum(ones));
+    }
+    return base;
+}
+
+CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t column) {
+    const HtTables& t = c.tables;
+    uint32_t total = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
+        const uint64_t at = (uint64_t{column} * c.arena.num_ranks + source) * t.chunks;
+        const uint32_t chunks = num_chunks(shared.tokens[source]);
+        if (chunks == 0 && is_leader(ctx)) t.firsts[at] = total;
+        total = number_chunks(ctx, t.masks + at, t.firsts + at, chunks, total);
+    }
+    if (!is_leader(ctx)) return;
+    if (column == 0) {
+        t.routing->num_rows = total;
+    } else {
+        t.expert_rows[column - 1] = total;
+    }
+}
+
+CROSSDOCK_DEVICE void number_sent(const Ctx& ctx, const HtCommon& c, uint32_t peer) {
+    const HtTables& t = c.tables;
+    const uint32_t chunks = num_chunks(c.num_tokens);
+    uint32_t* firsts = t.sent_firsts + uint64_t{peer} * (t.chunks + 1);
+    const uint32_t total = number_chunks(ctx, t.sent_masks + uint64_t{peer} * t.chunks, firsts, chunks, 0);
+    if (is_leader(ctx)) firsts[chunks] = total;
+}
+
+// ---- what the caller wants to know ----
+
+// Flat rows of a local expert within the budget.
+CROSSDOCK_DEVICE uint32_t rows_within_budget(const HtCommon& c, const uint32_t* source_tokens, uint32_t expert) {
+    const HtTables& t = c.tables;
+    const uint64_t column = uint64_t{c.arena.num_ranks} * t.chunks * (uint64_t{1} + expert);
+    // The chunk that holds the first row beyond; before it, all rows count.
+    CROSSDOCK_ROLLED
+    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
+        CROSSDOCK_ROLLED
+        for (uint32_t chunk = 0; chunk < num_chunks(source_tokens[source]); ++chunk) {
+            const uint64_t entry = uint64_t{source} * t.chunks + chunk;
+            const uint32_t mask = t.masks[entry];
+            const uint32_t first = t.firsts[entry];
+            if (first + static_cast<uint32_t>(number_of_ones(mask)) <= c.budget) continue;
+            uint32_t inside = 0;
+            CROSSDOCK_ROLLED
+            for (uint32_t bit = 0; bit < kChunkTokens; ++bit) {
+                if (first + ones_below(mask, bit) < c.budget) inside |= 1u << bit;
+            }
+            return t.firsts[column + entry] + static_cast<uint32_t>(number_of_ones(t.masks[column + entry] & inside));
+        }
+    }
+    return t.expert_rows[expert];
+}
+
+CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at, uint32_t value) {
+    if (counters == nullptr) return;
+    if (is_64_bit) {
+        static_cast<int64_t*>(counters)[at] = value;
+    } else {
+        static_cast<int32_t*>(counters)[at] = static_cast<int32_t>(value);
+    }
+}
+
+// The zones' first slots and the totals. One warp.
+CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args) {
+    const HtCommon& c = args.common;
+    const HtTables& t = c.tables;
+    uint32_t slots = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t base = 0; base < c.arena.experts_per_rank; base += kLanes) {
+        const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
+        const bool is_expert = expert < c.arena.experts_per_rank;
+        const uint32_t rows = is_expert ? t.expert_rows[expert] : 0;
+        const int padded = static_cast<int>((rows + args.alignment - 1) / args.alignment * args.alignment);
+        const uint32_t zone = slots + static_cast<uint32_t>(ctx.warp_sum_before(padded));
+        if (is_expert) t.zones[expert] = zone;
+        slots += static_cast<uint32_t>(ctx.warp_sum(padded));
+    }
+    if (is_leader(ctx)) {
+        t.zones[c.arena.experts_per_rank] = slots;
+        t.routing->magic = kHtRoutingMagic;
+        t.routing->topk = c.topk;
+        t.routing->alignment = args.alignment;
+        t.routing->num_tokens = c.num_tokens;
+        t.routing->total = c.expert_major ? slots : t.routing->num_rows;
+    }
+    ctx.warp_sync();
+}
+
+// Counters as the contract wants them, from the tables; also on behalf of a dispatch. One block.
+CROSSDOCK_DEVICE void write_counters(const Ctx& ctx, const HtCommon& c, const HtCounters& counters) {
+    const HtTables& t = c.tables;
+    const bool overflows = t.routing->total > c.budget;
+    CROSSDOCK_ROLLED
+    for (uint32_t expert = static_cast<uint32_t>(thread_idx(ctx)); expert < c.arena.experts_per_rank;
+         expert += static_cast<uint32_t>(num_threads(ctx))) {
+        uint32_t count = t.expert_rows[expert];
+        if (c.expert_major) {
+            const uint32_t zone = t.zones[expert] < c.budget ? t.zones[expert] : c.budget;
+            const uint32_t end = t.zones[expert + 1] < c.budget ? t.zones[expert + 1] : c.budget;
+            count = end - zone;
+            write_counter(counters.offsets, counters.are_64_bit, expert, zone);
+        } else if (overflows && counters.experts != nullptr) {
+            count = rows_within_budget(c, t.source_tokens, expert);
+        }
+        write_counter(counters.experts, counters.are_64_bit, expert, count);
+    }
+    if (thread_idx(ctx) == 0) write_counter(counters.total, counters.total_is_64_bit, 0, t.routing->total);
+}
+
+// ---- the end: one block ----
+
+CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
+                                    const UpdateShared& shared) {
+    const HtCommon& c = args.common;
+    const HtTables& t = c.tables;
+    if (ctx.warp_idx() == 0) lay_out_zones(ctx, args);
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
+         i += static_cast<uint32_t>(num_threads(ctx)))
+        t.source_tokens[i] = shared.tokens[i];
+    ctx.block_sync();
+    const uint32_t total = t.routing->total;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
+         i += static_cast<uint32_t>(num_threads(ctx))) {
+        const int peer = static_cast<int>(i);
+        if (!is_active(ctx, c.scope, peer)) continue;
+        ctx.store_tagged(base_word(c, peer, c.rank), pack_base(t.firsts[uint64_t{i} * t.chunks], total),
+                         pack_word(operation.epoch, 0));
+    }
+    write_counters(ctx, c, args.counters);
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
+         i += static_cast<uint32_t>(num_threads(ctx))) {
+        const int peer = static_cast<int>(i);
+        uint64_t base = 0;
+        const bool came = is_active(ctx, c.scope, peer) && wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer,
+                                                                            base_word(c, c.rank, peer), base);
+        t.bases[i] = static_cast<uint32_t>(base);
+        const uint32_t their_total = static_cast<uint32_t>(base >> 32);
+        if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
+        if (came) continue;
+        // Nothing goes to who is lost.
+        CROSSDOCK_ROLLED
+        for (uint32_t chunk = 0; chunk < num_chunks(c.num_tokens); ++chunk) t.sent_masks[i * t.chunks + chunk] = 0;
+    }
+    if (thread_idx(ctx) == 0 && args.host_total != nullptr)
+        ctx.store_release_system(args.host_total, args.update_number << 32 | total);
+}
+
+CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
+    const HtCommon& c = args.common;
+    const int num_ranks = static_cast<int>(c.arena.num_ranks);
+    ctx.wait_for_previous_kernels();
+    const UpdateShared shared = UpdateShared::of(ctx, c);
+    const Operation operation = begin_operation(ctx, c);
+    wait_all_entered(ctx, c, operation, shared.peers);
+
+    CROSSDOCK_ROLLED
+    for (int peer = thread_idx(ctx); ctx.block_idx() == 0 && peer < num_ranks; peer += num_threads(ctx)) {
+        if (shared.peers[peer] != kAbsent)
+            ctx.store_tagged(tokens_word(c, peer, c.rank), c.num_tokens, pack_word(operation.epoch, 0));
+    }
+    CROSSDOCK_ROLLED
+    for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
+        announce_chunk(ctx, args, operation, chunk, shared.peers);
+
+    CROSSDOCK_ROLLED
+    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
+        uint64_t tokens = 0;
+        const bool came =
+            is_active(ctx, c.scope, source) &&
+            wait_tagged_word(ctx, c, operation, WaitStep::kCounts, source, tokens_word(c, c.rank, source), tokens);
+        shared.tokens[source] = came ? static_cast<uint32_t>(tokens) : 0;
+    }
+    ctx.block_sync();
+    CROSSDOCK_ROLLED
+    for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {
+        const int source = static_cast<int>(i % c.arena.num_ranks);
+        const uint32_t chunk = i / c.arena.num_ranks;
+        if (chunk < num_chunks(shared.tokens[source]))
+            receive_chunk(ctx, args, operation, source, chunk, shared.tokens[source]);
+    }
+    const bool met = meet_blocks(ctx, c, operation);
+    // Blocks may have lost a source at different moments; from here on they agree.
+    CROSSDOCK_ROLLED
+    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
+        if (!is_active(ctx, c.scope, source)) shared.tokens[source] = 0;
+    }
+    ctx.block_sync();
+    CROSSDOCK_ROLLED
+    for (uint32_t i = warp_of_grid(ctx); met && i < 1 + c.arena.experts_per_rank + c.arena.num_ranks;
+         i += warps_of_grid(ctx)) {
+        if (i < 1 + c.arena.experts_per_rank) {
+            number_column(ctx, c, shared, i);
+        } else {
+            number_sent(ctx, c, i - 1 - c.arena.experts_per_rank);
+        }
+    }
+    if (is_last_block(ctx, c) && met) finish_update(ctx, args, operation, shared);
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
