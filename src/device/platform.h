@@ -9,8 +9,9 @@
 #define CROSSDOCK_DEVICE __device__ __forceinline__
 #define CROSSDOCK_HOST_DEVICE __host__ __device__ __forceinline__
 #define CROSSDOCK_WORLD gpu
-#define CROSSDOCK_DEVICE_RARE __device__ __noinline__  // off the short path: kept out of the code that runs every time
-#define CROSSDOCK_UNROLL _Pragma("unroll")             // so that a small array stays in registers
+#define CROSSDOCK_DEVICE_RARE \
+    inline __device__ __noinline__            // off the short path: kept out of the code that runs every time
+#define CROSSDOCK_UNROLL _Pragma("unroll")    // so that a small array stays in registers
 #define CROSSDOCK_ROLLED _Pragma("unroll 1")  // a kernel that runs some microseconds waits for every line of its code
 #else
 #define CROSSDOCK_DEVICE inline
