@@ -35,10 +35,10 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     expect_shape(target, {*num_tokens_, kAnySize}, "[rows of topk_idx, hidden]");
     const Tensor& wide = target.num_elements() > 0 ? target : tokens;
     for (const Tensor* tensor : {&tokens, &target}) {
-        if (tensor->num_elements() == 0) continue;
+        if (tensor->sizes[0] == 0) continue;
         require(tensor->sizes[1] == wide.sizes[1], ncclInvalidArgument, "{}: dimension 1 is {}, expected as {}: {}",
                 tensor->name, tensor->sizes[1], wide.name, wide.sizes[1]);
-        require(tensor->row_bytes() % 16 == 0, ncclInvalidArgument,
+        require(tensor->row_bytes() > 0 && tensor->row_bytes() % 16 == 0, ncclInvalidArgument,
                 "{} has rows of {} bytes, allowed: positive multiples of 16", tensor->name, tensor->row_bytes());
         require(tensor->row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
                 "{} has rows of {} bytes, allowed: at most max_token_bytes ({})", tensor->name, tensor->row_bytes(),

@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kRowGranule = 16;  // bytes; what a bulk copy moves
 
 void expect_rows_of_granules(const Tensor& tensor) {
-    require(tensor.num_elements() == 0 || (tensor.row_bytes() > 0 && tensor.row_bytes() % kRowGranule == 0),
+    require(tensor.sizes[0] == 0 || (tensor.row_bytes() > 0 && tensor.row_bytes() % kRowGranule == 0),
             ncclInvalidArgument, "{} has rows of {} bytes, allowed: positive multiples of {}", tensor.name,
             tensor.row_bytes(), kRowGranule);
     require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument,
@@ -22,12 +22,12 @@ void expect_rows_of_granules(const Tensor& tensor) {
 }
 
 // Bytes of a row of two tensors that carry the same rows, either of which may be empty.
-uint32_t shared_row_bytes(const Tensor& source, const Tensor& target) {
+size_t shared_row_bytes(const Tensor& source, const Tensor& target) {
     const size_t bytes = target.num_elements() > 0 ? target.row_bytes() : source.row_bytes();
     require(source.num_elements() == 0 || target.num_elements() == 0 || source.row_bytes() == bytes,
             ncclInvalidArgument, "{} has rows of {} bytes, expected as {}: {}", source.name, source.row_bytes(),
             target.name, bytes);
-    return static_cast<uint32_t>(bytes);
+    return bytes;
 }
 
 }  // namespace
@@ -111,10 +111,11 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     expect_shape(target, {kAnySize, kAnySize}, "[received rows, hidden]");
     expect_rows_of_granules(source);
     expect_rows_of_granules(target);
-    args.row_bytes = shared_row_bytes(source, target);
-    require(args.row_bytes <= config.max_token_bytes, ncclInvalidArgument,
-            "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", args.row_bytes,
+    const size_t row_bytes = shared_row_bytes(source, target);
+    require(row_bytes <= config.max_token_bytes, ncclInvalidArgument,
+            "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", row_bytes,
             config.max_token_bytes);
+    args.row_bytes = static_cast<uint32_t>(row_bytes);
     expect_rows(target, stream, needs_all_rows);
     args.tokens = source.data;
     args.out_tokens = target.data;
@@ -133,10 +134,11 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         expect_shape(out_scales, {target.sizes[0], kAnySize}, "[rows of outputs->tokens, scales per token]");
         expect_rows_of_granules(scales);
         expect_rows_of_granules(out_scales);
-        args.scale_bytes = shared_row_bytes(scales, out_scales);
-        require(args.row_bytes + args.scale_bytes <= config.max_token_bytes, ncclInvalidArgument,
-                "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", args.row_bytes,
-                args.scale_bytes, config.max_token_bytes);
+        const size_t scale_bytes = shared_row_bytes(scales, out_scales);
+        require(scale_bytes <= config.max_token_bytes - row_bytes, ncclInvalidArgument,
+                "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", row_bytes, scale_bytes,
+                config.max_token_bytes);
+        args.scale_bytes = static_cast<uint32_t>(scale_bytes);
         require(target.window.has_value() == out_scales.window.has_value() || target.num_elements() == 0,
                 ncclInvalidArgument,
                 "outputs->tokens and outputs->scales: either both are window-backed or neither, here only {}",

@@ -102,9 +102,8 @@ struct Spoiled {
 
 // Makes every call of the table, each spoiled in its way: it gets its code, the sentence has its word, nothing is
 // written; and then the group still works.
-template <typename Call, size_t count>
-void check_refusals(RankContext& context, ncclEpLayout_t layout, const Spoiled<Call> (&table)[count]) {
-    Victim victim(context, layout);
+template <typename Call, typename CallVictim, size_t count>
+void check_refusals(RankContext& context, CallVictim& victim, const Spoiled<Call> (&table)[count]) {
     for (const Spoiled<Call>& row : table) {
         Call call(victim);
         row.spoil(call);
@@ -120,6 +119,12 @@ void check_refusals(RankContext& context, ncclEpLayout_t layout, const Spoiled<C
         if (result == ncclSuccess) throw StopProgram(row.name);
     }
     victim.check_working();
+}
+
+template <typename Call, size_t count>
+void check_refusals(RankContext& context, ncclEpLayout_t layout, const Spoiled<Call> (&table)[count]) {
+    Victim victim(context, layout);
+    check_refusals(context, victim, table);
 }
 
 }  // namespace crossdock::testing

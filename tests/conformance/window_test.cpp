@@ -6,26 +6,12 @@
 #include "layer.h"
 #include "options.h"
 #include "random_problem.h"
+#include "scoped_arena.h"
 
 namespace crossdock::testing {
 namespace {
 
 constexpr size_t kWindowBytes = 48u << 20;
-
-// Owns a window for the length of a scope.
-class ScopedArena {
-  public:
-    explicit ScopedArena(RankContext& context, size_t bytes = kWindowBytes)
-        : context_(context), arena_{context.make_window(bytes), 0} {}
-    ~ScopedArena() { context_.destroy_window(arena_.window); }
-    ScopedArena(const ScopedArena&) = delete;
-    ScopedArena& operator=(const ScopedArena&) = delete;
-    WindowArena* get() { return &arena_; }
-
-  private:
-    RankContext& context_;
-    WindowArena arena_;
-};
 
 Problem rank_major_problem(int num_ranks, uint64_t seed) {
     Problem problem;
@@ -42,7 +28,7 @@ Problem rank_major_problem(int num_ranks, uint64_t seed) {
 // over them.
 void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t mode, Naming naming,
                   bool keep_outputs) {
-    ScopedArena arena(context);
+    ScopedArena arena(context, kWindowBytes);
     ncclEpGroupConfig_t config = group_config_for(context, {&problem});
     config.zero_copy = mode;
     Group group(context, context.comm(), config);

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput: captured updates, dispatches and combines do at every replay what eager calls do, with the routing
+// that their buffers hold by then.
+#include <gtest/gtest.h>
+
+#include "ht_random_problem.h"
+#include "options.h"
+#include "scoped_arena.h"
+
+namespace crossdock::testing {
+namespace {
+
+void on_gpus(const RankProgram& program) {
+    on_each_world({WorldKind::kGpu, WorldKind::kGpuProcesses},
+                  [&](const WorldSpec& spec) { expect_clean(spec, ranks_or(2), std::nullopt, program); });
+}
+
+// One graph of update, dispatch and combine.
+Graph capture_step(RankContext& context, HtLayer& layer, ncclEpPassDir_t direction) {
+    return context.capture(layer.stream(), [&] {
+        RANK_OK(context, layer.update());
+        RANK_OK(context, layer.dispatch(direction));
+        RANK_OK(context, layer.combine(direction));
+    });
+}
+
+void replay(RankContext& context, HtLayer& layer, Graph step, ncclEpPassDir_t direction, const HtProblem& next) {
+    layer.refill(next);
+    layer.prepare_update();
+    layer.prepare_dispatch();
+    layer.prepare_combine();
+    context.launch(step, layer.stream());
+    layer.check_update();
+    layer.check_dispatch(direction);
+    layer.check_combine(direction);
+}
+
+TEST(HtGraph, ReplaysFollowTheRoutingInTheBuffers) {
+    on_gpus([](RankContext& context) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const bool windows : {false, true}) {
+                for (const bool drops : {false, true}) {
+                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                    problem.drops = drops;
+                    if (drops) problem.budget = static_cast<size_t>(problem.max_tokens) + 2;
+                    ScopedArena arena(context, kHtWindowBytes);
+                    {
+                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        HtLayer layer(context, group.get(), problem,
+                                      {.arena = windows ? arena.get() : nullptr,
+                                       .output_windows = windows,
+                                       .combine_windows = windows});
+                        const Graph forward = capture_step(context, layer, NCCL_EP_FWD_PASS);
+                        const Graph backward = capture_step(context, layer, NCCL_EP_BWD_PASS);
+                        for (uint64_t step = 0; step < 12; ++step) {
+                            const bool back = step % 3 == 2;
+                            replay(context, layer, back ? backward : forward,
+                                   back ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS, rerouted(problem, 100 + step, true));
+                        }
+                        context.barrier();
+                    }
+                }
+            }
+        }
+    });
+}
+
+TEST(HtGraph, SeveralGraphsAlternateWithEagerCalls) {
+    on_gpus([](RankContext& context) {
+        HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 2);
+        const HtProblem expert_major = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
+        flat.budget = expert_major.budget;
+        Group group(context, context.comm(), ht_config_for(context, {&flat, &expert_major}));
+        HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
+        const Graph step_a = capture_step(context, a, NCCL_EP_FWD_PASS);
+        const Graph step_b = capture_step(context, b, NCCL_EP_BWD_PASS);
+        // A handle that is made after a capture leaves the graphs alone.
+        context.barrier();
+        HtLayer c(context, group.get(), expert_major);
+        context.barrier();
+        Random random(4);
+        for (int step = 0; step < 30; ++step) {
+            switch (random.below(4)) {
+                case 0:
+                    replay(context, a, step_a, NCCL_EP_FWD_PASS, rerouted(flat, random.bits(), true));
+                    break;
+                case 1:
+                    replay(context, b, step_b, NCCL_EP_BWD_PASS, rerouted(expert_major, random.bits(), true));
+                    break;
+                case 2:
+                    a.route(rerouted(flat, random.bits(), true));
+                    a.round_trip();
+                    break;
+                default:
+                    c.route(rerouted(expert_major, random.bits()));
+                    c.round_trip();
+                    break;
+            }
+        }
+    });
+}
+
+TEST(HtGraph, ReplaysBackToBackDoNotOvertakeEachOther) {
+    on_gpus([](RankContext& context) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 6);
+            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            HtLayer layer(context, group.get(), problem);
+            layer.prepare_update();
+            layer.prepare_dispatch();
+            layer.prepare_combine();
+            const Graph step = capture_step(context, layer, NCCL_EP_FWD_PASS);
+            for (int i = 0; i < 200; ++i) context.launch(step, layer.stream());
+            context.synchronize(layer.stream());
+            layer.check_update();
+            layer.check_dispatch();
+            layer.check_combine();
+        }
+    });
+}
+
+// The rows of an eager dispatch are only known after its update, which a capture cannot wait for. Combine and update
+// may be captured.
+TEST(HtGraph, EagerDispatchesAreNotCaptured) {
+    on_gpus([](RankContext& context) {
+        HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
+        problem.budget = 0;
+        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+        HtLayer layer(context, group.get(), problem);
+        layer.round_trip();
+        layer.prepare_combine();
+        const Graph combine = context.capture(layer.stream(), [&] {
+            RANK_REFUSED(context, ncclInvalidUsage, "captur", layer.dispatch());
+            RANK_OK(context, layer.combine());
+        });
+        context.launch(combine, layer.stream());
+        layer.check_combine();
+        layer.round_trip();
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// All routing of a high-throughput handle lies in its memory: another handle over the same memory works with it.
+#include <gtest/gtest.h>
+
+#include "ht_random_problem.h"
+#include "options.h"
+
+namespace crossdock::testing {
+namespace {
+
+// The first handle routes and runs forward; the second one, which is never updated, runs backward, and forward again.
+void relocate(RankContext& context, const HtProblem& problem, bool first_stays) {
+    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+    const cudaStream_t stream = context.make_stream();
+    const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, stream);
+    for (uint64_t step = 0; step < 3; ++step) {
+        HtProblem routed = rerouted(problem, problem.seed + step);
+        // The width of the ids is part of what is kept.
+        routed.index_type = step % 2 == 0 ? ncclInt32 : ncclInt64;
+        auto first =
+            std::make_unique<HtLayer>(context, group.get(), routed, HtOptions{.handle_memory = memory.get()}, stream);
+        first->pass(NCCL_EP_FWD_PASS);
+        context.synchronize(stream);
+        if (!first_stays) first.reset();
+        HtLayer second(context, group.get(), routed, {.handle_memory = memory.get(), .without_update = true}, stream);
+        second.change_data(problem.seed + 100 + step);
+        second.pass(NCCL_EP_BWD_PASS);
+        second.pass(NCCL_EP_BWD_PASS);
+        second.round_trip();
+        // And it may be updated like any other.
+        first.reset();
+        second.route(rerouted(routed, problem.seed + 200 + step));
+        second.pass(NCCL_EP_FWD_PASS);
+        second.pass(NCCL_EP_BWD_PASS);
+        memory->check_guards("the handle's memory");
+    }
+}
+
+TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const bool first_stays : {false, true}) {
+            const Seeds seeds = seeds_or(40'001, seeds_in(spec.kind, 16));
+            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+                const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
+                const HtProblem problem = random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 512});
+                SCOPED_TRACE(problem.describe());
+                WorldSpec seeded = spec;
+                seeded.deterministic.seed = seed;
+                expect_clean(seeded, num_ranks, seed,
+                             [=](RankContext& context) { relocate(context, problem, first_stays); });
+            }
+        }
+    });
+}
+
+// Combine relies on the update only, and dispatch on nothing else either: any number of them, in any order.
+TEST(HtRelocation, BackwardComesWithoutForward) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
+                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                HtLayer layer(context, group.get(), problem);
+                layer.prepare_combine();
+                RANK_OK(context, layer.combine());
+                layer.check_combine();
+                for (int i = 0; i < 3; ++i) layer.pass(NCCL_EP_BWD_PASS);
+                layer.pass(NCCL_EP_FWD_PASS);
+            });
+        }
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

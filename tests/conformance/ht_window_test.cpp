@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput: tensors in windows, in plain memory and in any mixture give the same bits; promised windows must be
+// there.
+#include <gtest/gtest.h>
+
+#include "ht_random_problem.h"
+#include "options.h"
+#include "scoped_arena.h"
+
+namespace crossdock::testing {
+namespace {
+
+struct Path {
+    bool output_windows;
+    bool combine_windows;
+    bool other_windows;
+    ncclEpZeroCopyMode_t zero_copy;
+    Naming naming;
+};
+
+constexpr Path kPaths[] = {
+    {false, false, false, NCCL_EP_ZERO_COPY_AUTO, Naming::kData},
+    {true, false, false, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+    {false, true, false, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowAndData},
+    {true, true, false, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowOnly},
+    {true, true, false, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly},
+    {true, true, true, NCCL_EP_ZERO_COPY_ON, Naming::kWindowAndData},
+    {true, true, true, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+};
+
+TEST(HtWindow, EveryPathGivesTheSameBits) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        const Seeds seeds = seeds_or(80'001, seeds_in(spec.kind, 12));
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+            const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
+            const HtProblem problem = random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 1024});
+            SCOPED_TRACE(problem.describe());
+            WorldSpec seeded = spec;
+            seeded.deterministic.seed = seed;
+            expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
+                std::vector<std::byte> first;
+                for (const Path& path : kPaths) {
+                    ScopedArena arena(context, kHtWindowBytes);
+                    {
+                        ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                        config.zero_copy = path.zero_copy;
+                        Group group(context, context.comm(), config);
+                        HtLayer layer(context, group.get(), problem,
+                                      {.arena = arena.get(),
+                                       .naming = path.naming,
+                                       .output_windows = path.output_windows,
+                                       .combine_windows = path.combine_windows,
+                                       .other_windows = path.other_windows,
+                                       .in_place = path.output_windows == path.combine_windows});
+                        layer.round_trip();
+                        const std::vector<std::byte> combined = layer.combined();
+                        if (first.empty()) first = combined;
+                        RANK_CHECK(context, combined == first, "path {} gives other bits", &path - kPaths);
+                        context.barrier();
+                    }
+                }
+            });
+        }
+    });
+}
+
+TEST(HtWindow, PromisedWindowsMustBeThere) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 11);
+                ScopedArena arena(context, kHtWindowBytes);
+                {
+                    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                    config.zero_copy = NCCL_EP_ZERO_COPY_ON;
+                    Group group(context, context.comm(), config);
+                    HtLayer plain(context, group.get(), problem);
+                    HtLayer half(context, group.get(), problem, {.arena = arena.get(), .output_windows = true});
+                    plain.prepare_dispatch();
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", plain.dispatch());
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", plain.dispatch(NCCL_EP_BWD_PASS));
+                    plain.prepare_combine();
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", plain.combine());
+                    plain.check_nothing_was_written();
+                    half.prepare_dispatch();
+                    RANK_OK(context, half.dispatch());
+                    half.check_dispatch();
+                    half.prepare_combine();
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", half.combine());
+                    context.barrier();
+                }
+            });
+        }
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing
