@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first byte chooses the world: one rank on a communicator of threads, or two ranks in the deterministic world,
-// whose seed is the second byte. The rest is the ranks' program.
+// The first byte chooses the world, one rank on a communicator of threads, or two ranks in the deterministic world,
+// whose seed is the second byte, and whether there are high-throughput groups. The rest is the ranks' program.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,19 +29,20 @@ struct Kept {
 
 struct Pair {
     Input input;
+    bool has_ht;
     bool is_stoppable;
     Kept kept;
 };
 
 void run_one_of_two(ncclComm_t comm, int rank, void* context) {
     auto& pair = *static_cast<Pair*>(context);
-    Session(comm, pair.input, pair.is_stoppable, rank == 1, pair.kept.memory).run();
+    Session(comm, pair.input, pair.has_ht, pair.is_stoppable, rank == 1, pair.kept.memory).run();
 }
 
-void run_two_ranks(Input input, uint8_t seed, bool is_stoppable) {
+void run_two_ranks(Input input, uint8_t seed, bool has_ht, bool is_stoppable) {
     crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
     config.seed = seed;
-    Pair pair{input, is_stoppable, {}};
+    Pair pair{input, has_ht, is_stoppable, {}};
     const ncclResult_t result = crossdockRunDeterministic(2, &config, run_one_of_two, &pair, nullptr);
     // Ranks that make the same calls cannot break the protocol, and one that ends early only makes the other's calls
     // fail.
@@ -52,13 +53,13 @@ void run_two_ranks(Input input, uint8_t seed, bool is_stoppable) {
     }
 }
 
-void run_one_rank(Input input) {
+void run_one_rank(Input input, bool has_ht) {
     ncclComm_t comm = nullptr;
     if (crossdockCommInitAll(&comm, 1) != ncclSuccess) {
         std::abort();
     }
     Kept kept;
-    Session(comm, input, false, false, kept.memory).run();
+    Session(comm, input, has_ht, false, false, kept.memory).run();
     if (crossdockCommDestroy(comm) != ncclSuccess) {
         std::abort();
     }
@@ -81,10 +82,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         return -1;
     }
     const Input input(data + 2, size - 2);
+    const bool has_ht = data[0] >= 192;
     if (data[0] % 4 == 0) {
-        run_one_rank(input);
+        run_one_rank(input, has_ht);
     } else {
-        run_two_ranks(input, data[1], data[0] % 4 == 3);
+        run_two_ranks(input, data[1], has_ht, data[0] % 4 == 3);
     }
     return 0;
 }

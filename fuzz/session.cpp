@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fuzz/session.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -49,8 +50,8 @@ size_t bytes_of(const ncclEpTensor_t& tensor) {
 
 }  // namespace
 
-Session::Session(ncclComm_t comm, Input input, bool is_stoppable, bool stops, std::vector<void*>& keep)
-    : comm_(comm), input_(input), is_stoppable_(is_stoppable), stops_(stops) {
+Session::Session(ncclComm_t comm, Input input, bool has_ht, bool is_stoppable, bool stops, std::vector<void*>& keep)
+    : comm_(comm), input_(input), has_ht_(has_ht), is_stoppable_(is_stoppable), stops_(stops) {
     expect(crossdockCommCount(comm, &num_ranks_), "crossdockCommCount");
     if (input_.byte() % 2 == 1) {
         expect(crossdockMemAlloc(&window_memory_, kWindowBytes), "crossdockMemAlloc");
@@ -123,6 +124,7 @@ FuzzTensor& Session::make_tensor(ncclDataType_t dtype, std::initializer_list<siz
         made.extents[dimension++] = extent;
     }
     if (input_.rarely()) {
+        const size_t first_extent = rows_are_fixed_ ? 1 : 0;
         switch (input_.below(6)) {
             case 0:
                 descriptor.ndim = input_.below(5);
@@ -131,7 +133,7 @@ FuzzTensor& Session::make_tensor(ncclDataType_t dtype, std::initializer_list<siz
                 descriptor.datatype = static_cast<ncclDataType_t>(input_.below(16));
                 break;
             case 2:
-                made.extents[input_.below(4)] = input_.or_edge(input_.byte());
+                made.extents[std::max<size_t>(first_extent, input_.below(4))] = input_.or_edge(input_.byte());
                 break;
             case 3:
                 descriptor.magic ^= 1u << input_.below(32);
@@ -140,7 +142,7 @@ FuzzTensor& Session::make_tensor(ncclDataType_t dtype, std::initializer_list<siz
                 descriptor.size = input_.byte();
                 break;
             default:
-                made.extents[input_.below(4)] = size_t{1} << (input_.below(64));
+                made.extents[std::max<size_t>(first_extent, input_.below(4))] = size_t{1} << (input_.below(64));
         }
     }
     set_memory(made);
@@ -196,10 +198,10 @@ ncclEpTensor_t* Session::make_routing(const Handle& handle, uint32_t num_tokens)
     return input_.rarely() ? nullptr : &routing.descriptor;
 }
 
-ncclEpLayout_t Session::choose_layout() {
+ncclEpLayout_t Session::choose_layout(const Group& group) {
     const uint8_t choice = input_.byte();
     return choice < 140   ? NCCL_EP_LAYOUT_EXPERT_MAJOR
-           : choice < 240 ? NCCL_EP_LAYOUT_RANK_MAJOR
+           : choice < 240 ? (group.is_ht ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_RANK_MAJOR)
                           : static_cast<ncclEpLayout_t>(choice - 240);
 }
 

@@ -42,10 +42,10 @@ struct Padded {
 
 class Session {
   public:
-    // is_stoppable: bytes between the calls may say that a rank ends there, without a word to the others, and `stops`
-    // that it is this one. keep: where memory goes that peers may write even when this rank has ended, because they do
-    // not know; the caller frees it with crossdockMemFree when all have.
-    Session(ncclComm_t comm, Input input, bool is_stoppable, bool stops, std::vector<void*>& keep);
+    // has_ht: groups may be high-throughput ones. is_stoppable: bytes between the calls may say that a rank ends there,
+    // without a word to the others, and `stops` that it is this one. keep: where memory goes that peers may write even
+    // when this rank has ended, because they do not know; the caller frees it with crossdockMemFree when all have.
+    Session(ncclComm_t comm, Input input, bool has_ht, bool is_stoppable, bool stops, std::vector<void*>& keep);
     ~Session();
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
@@ -57,6 +57,8 @@ class Session {
         ncclEpGroup_t group = nullptr;
         uint32_t num_experts = 1;
         uint32_t max_tokens = 1;
+        bool is_ht = false;
+        uint32_t budget = 0;
     };
     struct Handle {
         ncclEpHandle_t handle = nullptr;
@@ -65,6 +67,7 @@ class Session {
         uint32_t topk = 1;
         uint32_t num_tokens = 0;
         uint32_t hidden = 16;
+        uint32_t alignment = 0;
     };
 
     // session.cpp: what calls are made of, and what holds after them.
@@ -75,7 +78,9 @@ class Session {
     ncclEpTensor_t* make_routing(const Handle& handle, uint32_t num_tokens);
     void set_memory(FuzzTensor& made);
     void expect(ncclResult_t result, const char* call);
-    ncclEpLayout_t choose_layout();
+    ncclEpLayout_t choose_layout(const Group& group);
+    // High throughput: rows of a receive tensor that are enough for every routing.
+    size_t num_rows(const Handle& handle) const;
     // Live ones mostly; rarely one that is destroyed, or none.
     Group choose_group();
     Handle* choose_handle();
@@ -115,11 +120,18 @@ class Session {
     void inspect();
     void use_communicators();
 
+    // session_ht_calls.cpp: the same for high-throughput handles and groups.
+    void choose_ht_config(ncclEpGroupConfig_t& config);
+    void fill_numbers(const Handle& handle, ncclEpLayoutInfo_t& layout_info);
+    void dispatch_ht(Handle& handle);
+    void combine_ht(const Handle& handle);
+
     static constexpr int kMaxSteps = 48;
     static constexpr size_t kWindowBytes = 32768;
 
     ncclComm_t comm_;
     Input input_;
+    bool has_ht_;
     bool is_stoppable_;
     bool stops_;
     int num_ranks_ = 1;
@@ -130,6 +142,9 @@ class Session {
     void* window_memory_ = nullptr;
     ncclWindow_t window_ = nullptr;
     bool window_is_used_ = false;  // in the call at hand: two tensors must not overlap
+    // Whether numbers of rows stay as they are: too few may be an error on one rank only, where fewer come, and then
+    // ranks would make different operations.
+    bool rows_are_fixed_ = false;
 };
 
 }  // namespace crossdock::fuzz

@@ -77,11 +77,15 @@ void Session::create_group() {
     whole.zero_copy = static_cast<ncclEpZeroCopyMode_t>(input_.or_edge(input_.below(3)));
     whole.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(input_.rarely() ? input_.byte() : 0);
     whole.num_topk = input_.rarely() ? input_.or_edge(input_.byte()) : 0;
+    if (has_ht_ && input_.below(4) != 0) {
+        choose_ht_config(whole);
+    }
     if (const uint8_t hooks = input_.byte(); hooks >= 192) {
         allocations_left = hooks >= 248 ? static_cast<int>(input_.below(4)) : 1000;
         whole.alloc = {hooks == 200 ? nullptr : allocate_hook, hooks == 201 ? nullptr : free_hook, &allocations_left};
     }
-    Group made{sentinel<ncclEpGroup_t>(), whole.num_experts, whole.max_dispatch_tokens_per_rank};
+    Group made{sentinel<ncclEpGroup_t>(), whole.num_experts, whole.max_dispatch_tokens_per_rank,
+               whole.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT, whole.max_recv_tokens_per_rank};
     const ncclResult_t result = ncclEpCreateGroup(input_.rarely() ? nullptr : &made.group,
                                                   input_.rarely() ? nullptr : comm_, break_struct(config));
     expect_untouched(result, made.group, sentinel<ncclEpGroup_t>(), "ncclEpCreateGroup");
@@ -97,11 +101,13 @@ void Session::init_handle() {
     Handle made;
     made.handle = sentinel<ncclEpHandle_t>();
     made.group = choose_group();
-    made.layout = choose_layout();
+    made.layout = choose_layout(made.group);
     const auto topk = static_cast<int>(input_.or_edge(1 + input_.below(4)));
     made.topk = static_cast<uint32_t>(topk);
     Padded<ncclEpHandleConfig_t> config;
-    config.whole.dispatch_output_per_expert_alignment = input_.or_edge(0);
+    config.whole.dispatch_output_per_expert_alignment =
+        input_.or_edge(made.group.is_ht ? (1u << input_.below(4)) / 2 : 0);
+    made.alignment = static_cast<uint32_t>(config.whole.dispatch_output_per_expert_alignment);
     ncclEpTensor_t* memory = nullptr;
     if (input_.byte() >= 192) {
         size_t bytes = input_.byte();
@@ -130,15 +136,17 @@ void Session::create_handle() {
     Handle made;
     made.handle = sentinel<ncclEpHandle_t>();
     made.group = choose_group();
-    made.layout = choose_layout();
+    made.layout = choose_layout(made.group);
     made.topk = 1 + input_.below(4);
     made.num_tokens = input_.below(made.group.max_tokens % 64 + 2);
     Padded<ncclEpHandleConfig_t> config;
     Padded<ncclEpLayoutInfo_t> layout_info;
     ncclEpTensor_t* routing = make_routing(made, made.num_tokens);
-    const ncclResult_t result = ncclEpCreateHandle(&made.handle, made.group.group, made.layout, routing,
-                                                   input_.rarely() ? break_struct(layout_info) : nullptr,
-                                                   input_.below(2) == 0 ? nullptr : break_struct(config), nullptr);
+    fill_numbers(made, layout_info.whole);
+    const ncclResult_t result =
+        ncclEpCreateHandle(&made.handle, made.group.group, made.layout, routing,
+                           input_.rarely() != made.group.is_ht ? break_struct(layout_info) : nullptr,
+                           input_.below(2) == 0 ? nullptr : break_struct(config), nullptr);
     if (result != ncclSuccess && made.handle != nullptr) {
         expect_untouched(result, made.handle, sentinel<ncclEpHandle_t>(), "ncclEpCreateHandle");
     }
@@ -154,9 +162,11 @@ void Session::handle_mem_size() {
     Padded<ncclEpHandleConfig_t> config;
     const size_t before = 0x5a5a;
     size_t bytes = before;
-    const ncclResult_t result = ncclEpHandleMemSize(
-        choose_group().group, choose_layout(), input_.below(2) == 0 ? nullptr : break_struct(config),
-        input_.rarely() ? nullptr : &bytes, static_cast<int>(input_.or_edge(1 + input_.below(8))));
+    const Group group = choose_group();
+    const ncclEpLayout_t layout = choose_layout(group);
+    const ncclResult_t result =
+        ncclEpHandleMemSize(group.group, layout, input_.below(2) == 0 ? nullptr : break_struct(config),
+                            input_.rarely() ? nullptr : &bytes, static_cast<int>(input_.or_edge(1 + input_.below(8))));
     expect_untouched(result, bytes, before, "ncclEpHandleMemSize");
     expect(result, "ncclEpHandleMemSize");
 }
@@ -166,8 +176,10 @@ void Session::update_handle() {
     const uint32_t num_tokens = input_.below(handle.group.max_tokens % 64 + 2);
     Padded<ncclEpLayoutInfo_t> layout_info;
     ncclEpTensor_t* routing = make_routing(handle, num_tokens);
+    fill_numbers(handle, layout_info.whole);
+    const bool is_told = input_.rarely() != handle.group.is_ht;
     const ncclResult_t result =
-        ncclEpUpdateHandle(handle.handle, routing, input_.rarely() ? break_struct(layout_info) : nullptr, nullptr);
+        ncclEpUpdateHandle(handle.handle, routing, is_told ? break_struct(layout_info) : nullptr, nullptr);
     expect(result, "ncclEpUpdateHandle");
     if (result == ncclSuccess) {
         handle.num_tokens = num_tokens;
@@ -176,6 +188,10 @@ void Session::update_handle() {
 
 void Session::dispatch() {
     Handle& handle = *choose_handle();
+    if (handle.group.is_ht) {
+        dispatch_ht(handle);
+        return;
+    }
     const bool is_expert_major = handle.layout != NCCL_EP_LAYOUT_RANK_MAJOR;
     const auto num_ranks = static_cast<size_t>(num_ranks_);
     const size_t max_tokens = handle.group.max_tokens;
@@ -219,6 +235,10 @@ void Session::dispatch() {
 
 void Session::combine() {
     const Handle& handle = *choose_handle();
+    if (handle.group.is_ht) {
+        combine_ht(handle);
+        return;
+    }
     const bool is_expert_major = handle.layout != NCCL_EP_LAYOUT_RANK_MAJOR;
     const auto num_ranks = static_cast<size_t>(num_ranks_);
     const size_t max_tokens = handle.group.max_tokens;
