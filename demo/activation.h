@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// SiLU with the same bits on every machine, CPU or GPU. The libraries' exp differ in their last bits, so this one is
-// made of IEEE operations only; the files that include it are compiled without contraction of products and sums.
+// SiLU and its derivative with the same bits on every machine, CPU or GPU. The libraries' exp differ in their last
+// bits, so this one is made of IEEE operations only; the files that include it are compiled without contraction of
+// products and sums.
 #pragma once
 
 #ifdef __CUDACC__
@@ -27,9 +28,20 @@ CROSSDOCK_HOST_DEVICE inline double portable_exp(double x) {
     return ldexp(sum, static_cast<int>(power));
 }
 
+CROSSDOCK_HOST_DEVICE inline double sigmoid(float x) {
+    const double bounded = x < -700.0f ? -700.0 : x > 700.0f ? 700.0 : static_cast<double>(x);
+    return 1.0 / (1.0 + portable_exp(-bounded));
+}
+
 CROSSDOCK_HOST_DEVICE inline float silu(float x) {
     const double bounded = x < -700.0f ? -700.0 : x > 700.0f ? 700.0 : static_cast<double>(x);
     return static_cast<float>(static_cast<double>(x) / (1.0 + portable_exp(-bounded)));
+}
+
+// Its derivative.
+CROSSDOCK_HOST_DEVICE inline float silu_slope(float x) {
+    const double part = sigmoid(x);
+    return static_cast<float>(part * (1.0 + static_cast<double>(x) * (1.0 - part)));
 }
 
 }  // namespace crossdock::demo

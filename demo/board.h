@@ -11,19 +11,32 @@
 
 namespace crossdock::demo {
 
-enum class Stage { kRoute, kDispatch, kExperts, kCombine };
-inline constexpr int kNumStages = 4;
+// The backward ones: high throughput only.
+enum class Stage { kRoute, kDispatch, kExperts, kCombine, kBackwardDispatch, kBackwardExperts, kBackwardCombine };
+inline constexpr int kNumForwardStages = 4;
+inline constexpr int kNumStages = 7;
+
+// Values beside those of the dense layer.
+struct Comparison {
+    uint64_t num_values = 0;
+    uint64_t num_nonzero = 0;  // of them, not zero in the reference
+    uint64_t num_above_bound = 0;
+    double largest_error = 0;
+    double bound_of_largest = 0;  // of the value with the largest error
+    double largest_part = 0;      // of a value's own bound
+
+    void add(double value, double expected, double bound);
+    void add(const Comparison& other);
+    bool passed() const { return num_values > 0 && num_nonzero > 0 && num_above_bound == 0; }
+};
 
 // What one rank writes about itself.
 struct RankReport {
     std::atomic<int> steps_done;
     std::atomic<int> experts_checked;
-    uint64_t num_values;   // compared output values
-    uint64_t num_nonzero;  // of them, not zero in the reference
-    uint64_t num_above_bound;
-    double largest_error;  // and the bound of that value
-    double bound_of_largest;
-    double largest_part;  // of a value's own bound
+    Comparison outputs;
+    Comparison token_gradients;  // high throughput
+    Comparison weight_gradients;
     double reference_s;
 };
 

@@ -18,7 +18,7 @@ using tools::Random;
 using tools::round_to_bfloat16;
 
 // What a stream of random numbers is drawn for.
-enum class Purpose : uint64_t { kWord = 1, kRouter = 2, kExpert = 3 };
+enum class Purpose : uint64_t { kWord = 1, kRouter = 2, kExpert = 3, kGradient = 4 };
 
 Random random_for(const LayerShape& shape, Purpose purpose, uint64_t index) {
     return Random(tools::mix_bits(shape.seed * 4 + static_cast<uint64_t>(purpose)) ^ index);
@@ -95,6 +95,13 @@ void embed(const LayerShape& shape, uint32_t word, int64_t previous, uint16_t* r
     }
 }
 
+void draw_gradient(const LayerShape& shape, size_t position, uint16_t* row) {
+    Random random = random_for(shape, Purpose::kGradient, position);
+    for (int i = 0; i < shape.hidden; ++i) {
+        row[i] = float_to_bfloat16(random.symmetric());
+    }
+}
+
 Router::Router(const LayerShape& shape) : shape_(shape) {
     Random random = random_for(shape, Purpose::kRouter, 0);
     matrix_ =
@@ -159,6 +166,99 @@ void run_expert(const LayerShape& shape, const ExpertWeights& weights, const uin
         multiply(gate.data(), intermediate, weights.down, hidden, outputs.data());
         std::transform(outputs.begin(), outputs.begin() + static_cast<ptrdiff_t>(num_values), results + first * hidden,
                        float_to_bfloat16);
+    }
+}
+
+namespace {
+
+std::vector<float> transposed_matrix(const std::vector<float>& matrix, size_t num_rows, size_t num_columns) {
+    std::vector<float> transposed(matrix.size());
+    for (size_t row = 0; row < num_rows; ++row) {
+        for (size_t column = 0; column < num_columns; ++column) {
+            transposed[column * num_rows + row] = matrix[row * num_columns + column];
+        }
+    }
+    return transposed;
+}
+
+// Of one tile of rows, all in fp32 with bf16 values.
+class BackwardTile {
+  public:
+    BackwardTile(const LayerShape& shape, const ExpertWeights& weights, const TransposedExpert& transposed)
+        : hidden_(static_cast<size_t>(shape.hidden)),
+          intermediate_(static_cast<size_t>(shape.intermediate)),
+          weights_(weights),
+          transposed_(transposed),
+          inputs_(kRowTile * hidden_),
+          gradients_(kRowTile * hidden_),
+          results_(kRowTile * hidden_),
+          up_part_(kRowTile * hidden_),
+          gate_(kRowTile * intermediate_),
+          up_(kRowTile * intermediate_),
+          inner_(kRowTile * intermediate_),
+          inner_gradients_(kRowTile * intermediate_) {}
+
+    void run(const uint16_t* rows, const uint16_t* gradients, size_t num_rows, uint16_t* row_gradients,
+             float* products) {
+        // A last tile that is not full computes leftovers of the one before, and nobody looks at them.
+        std::transform(rows, rows + num_rows * hidden_, inputs_.begin(), bfloat16_to_float);
+        std::transform(gradients, gradients + num_rows * hidden_, gradients_.begin(), bfloat16_to_float);
+        multiply(inputs_.data(), hidden_, weights_.gate, intermediate_, gate_.data());
+        multiply(inputs_.data(), hidden_, weights_.up, intermediate_, up_.data());
+        multiply(gradients_.data(), hidden_, transposed_.down, intermediate_, inner_gradients_.data());
+        for (size_t i = 0; i < gate_.size(); ++i) {
+            const float activated = round_to_bfloat16(silu(gate_[i]));
+            const float activated_gradient = round_to_bfloat16(inner_gradients_[i] * up_[i]);
+            inner_[i] = round_to_bfloat16(activated * up_[i]);
+            up_[i] = round_to_bfloat16(inner_gradients_[i] * activated);
+            gate_[i] = round_to_bfloat16(activated_gradient * silu_slope(gate_[i]));
+        }
+        multiply(inner_.data(), intermediate_, weights_.down, hidden_, results_.data());
+        for (size_t r = 0; r < num_rows; ++r) {
+            products[r] = 0;
+            for (size_t i = r * hidden_; i < (r + 1) * hidden_; ++i) {
+                products[r] += results_[i] * gradients_[i];
+            }
+        }
+        multiply(gate_.data(), intermediate_, transposed_.gate, hidden_, results_.data());
+        multiply(up_.data(), intermediate_, transposed_.up, hidden_, up_part_.data());
+        for (size_t i = 0; i < num_rows * hidden_; ++i) {
+            row_gradients[i] = float_to_bfloat16(results_[i] + up_part_[i]);
+        }
+    }
+
+  private:
+    size_t hidden_;
+    size_t intermediate_;
+    const ExpertWeights& weights_;
+    const TransposedExpert& transposed_;
+    std::vector<float> inputs_;
+    std::vector<float> gradients_;  // of the results
+    std::vector<float> results_;    // later: what comes through gate of the rows' gradients
+    std::vector<float> up_part_;    // what comes through up
+    std::vector<float> gate_;       // later: its gradients
+    std::vector<float> up_;         // later: its gradients
+    std::vector<float> inner_;      // silu(gate) * up
+    std::vector<float> inner_gradients_;
+};
+
+}  // namespace
+
+TransposedExpert transpose(const LayerShape& shape, const ExpertWeights& weights) {
+    const auto hidden = static_cast<size_t>(shape.hidden);
+    const auto intermediate = static_cast<size_t>(shape.intermediate);
+    return {transposed_matrix(weights.gate, hidden, intermediate), transposed_matrix(weights.up, hidden, intermediate),
+            transposed_matrix(weights.down, intermediate, hidden)};
+}
+
+void run_expert_backward(const LayerShape& shape, const ExpertWeights& weights, const TransposedExpert& transposed,
+                         const uint16_t* rows, const uint16_t* gradients, size_t num_rows, uint16_t* row_gradients,
+                         float* products) {
+    const auto hidden = static_cast<size_t>(shape.hidden);
+    BackwardTile tile(shape, weights, transposed);
+    for (size_t first = 0; first < num_rows; first += kRowTile) {
+        tile.run(rows + first * hidden, gradients + first * hidden, std::min(kRowTile, num_rows - first),
+                 row_gradients + first * hidden, products + first);
     }
 }
 

@@ -30,6 +30,9 @@ class Router {
     std::vector<float> matrix_;  // [hidden][num_experts]
 };
 
+// The bf16 row [hidden] that a loss gives as the gradient of the output of the token at this place of the text.
+void draw_gradient(const LayerShape& shape, size_t position, uint16_t* row);
+
 // Matrices of one expert; every value is a bf16 value.
 struct ExpertWeights {
     std::vector<float> gate;  // [hidden][intermediate]
@@ -42,5 +45,22 @@ ExpertWeights make_expert(const LayerShape& shape, int expert);
 // rows [num_rows][hidden] bf16 -> results, likewise; they may be the same memory.
 void run_expert(const LayerShape& shape, const ExpertWeights& weights, const uint16_t* rows, size_t num_rows,
                 uint16_t* results);
+
+// What the backward pass takes in addition.
+struct TransposedExpert {
+    std::vector<float> gate;  // [intermediate][hidden]
+    std::vector<float> up;    // [intermediate][hidden]
+    std::vector<float> down;  // [hidden][intermediate]
+};
+
+TransposedExpert transpose(const LayerShape& shape, const ExpertWeights& weights);
+
+// The backward pass of rows that are computed once more: rows and the gradients of their results -> the gradients of
+// the rows [num_rows][hidden] bf16, and the products of results and their gradients [num_rows], summed in fp32 in the
+// order of the index: the gradient of the weight that the result is multiplied with. In bf16 are also the gradients of
+// silu(gate) * up, of gate and of up, and each of the two products that make up a row's gradient.
+void run_expert_backward(const LayerShape& shape, const ExpertWeights& weights, const TransposedExpert& transposed,
+                         const uint16_t* rows, const uint16_t* gradients, size_t num_rows, uint16_t* row_gradients,
+                         float* products);
 
 }  // namespace crossdock::demo

@@ -68,10 +68,13 @@ class Progress {
     tools::ProgressLine line_;
 };
 
-int run(const Options& options) {
+int run(Options options) {
     const Text text = read_text(options.text_path);
-    const size_t tokens_per_step =
-        static_cast<size_t>(options.num_ranks) * static_cast<size_t>(options.tokens_per_rank);
+    const auto num_ranks = static_cast<size_t>(options.num_ranks);
+    if (options.tokens_per_rank == 0) {
+        options.tokens_per_rank = static_cast<int>((text.tokens.size() + num_ranks - 1) / num_ranks);
+    }
+    const size_t tokens_per_step = num_ranks * static_cast<size_t>(options.tokens_per_rank);
     const size_t num_tokens =
         options.num_steps == 0 ? text.tokens.size()
                                : std::min(text.tokens.size(), tokens_per_step * static_cast<size_t>(options.num_steps));

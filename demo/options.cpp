@@ -10,17 +10,28 @@ namespace crossdock::demo {
 
 using tools::integer_range;
 
+namespace {
+
+constexpr int kMaxLowLatencyTokens = 512;
+
+}  // namespace
+
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
     CLI::App app(
         "One Mixture-of-Experts layer on real text: route, dispatch, compute, combine, and compare with the same "
         "layer computed without any communication.",
         "crossdock_demo");
+    std::string mode = "ll";
     bool processes = false;
     bool threads = false;
     std::string device = "cpu";
     int num_experts = 0;
     LayerShape& layer = options.layer;
 
+    app.add_option(
+           "--mode", mode,
+           "ll: low latency, step by step; ht: high throughput, the whole text at once, forward and backward (ll)")
+        ->check(tools::one_of({"ll", "ht"}));
     app.add_option("--text", options.text_path,
                    "text file (default: licence texts of this system, or this project's documents)");
     app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
@@ -36,13 +47,16 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->check(tools::one_of({"cpu", "cuda"}));
     app.add_option("--json", options.json_path, "also write the report for machines to FILE")
         ->check(tools::writable_file());
-    app.add_option("--tokens", options.tokens_per_rank, "tokens a rank and step, at most (128)")
-        ->check(integer_range(1, 512));
-    app.add_option("--steps", options.num_steps, "steps, 0: the whole text (6)")->check(integer_range(0, 1000000));
-    app.add_option("--hidden", layer.hidden, "elements of a token, a multiple of 8 (512)")
-        ->check(integer_range(8, 32768));
-    app.add_option("--intermediate", layer.intermediate, "width inside an expert (256)")
-        ->check(integer_range(1, 65536));
+    app.add_option("--tokens", options.tokens_per_rank, "tokens a rank and step, at most (ll: 128; ht: the whole text)")
+        ->check(integer_range(1, 1048576));
+    CLI::Option* steps_option = app.add_option("--steps", options.num_steps, "ll: steps, 0: the whole text (6)")
+                                    ->check(integer_range(0, 1000000));
+    CLI::Option* hidden_option =
+        app.add_option("--hidden", layer.hidden, "elements of a token, a multiple of 8 (ll: 512; ht: 256)")
+            ->check(integer_range(8, 32768));
+    CLI::Option* intermediate_option =
+        app.add_option("--intermediate", layer.intermediate, "width inside an expert (ll: 256; ht: 64)")
+            ->check(integer_range(1, 65536));
     app.add_option("--experts", num_experts, "experts, a multiple of the ranks (8 a rank)")
         ->check(integer_range(1, 65536));
     app.add_option("--topk", layer.topk, "experts a token (4)")->check(integer_range(1, 32));
@@ -51,6 +65,22 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         return status;
     }
 
+    if (mode == "ht") {
+        // Backward costs twice what forward does, and a whole text is long.
+        options.mode = Mode::kHighThroughput;
+        layer.hidden = *hidden_option ? layer.hidden : 256;
+        layer.intermediate = *intermediate_option ? layer.intermediate : 64;
+        if (*steps_option) {
+            return tools::refuse(app, "--steps: goes with --mode ll only; ht takes the text in one step");
+        }
+        options.num_steps = 1;
+    } else {
+        options.tokens_per_rank = options.tokens_per_rank > 0 ? options.tokens_per_rank : 128;
+        if (options.tokens_per_rank > kMaxLowLatencyTokens) {
+            return tools::refuse(app, fmt::format("--tokens: {} is more than {}, --mode ll's most",
+                                                  options.tokens_per_rank, kMaxLowLatencyTokens));
+        }
+    }
     layer.num_experts = num_experts > 0 ? num_experts : 8 * options.num_ranks;
     if (layer.num_experts % options.num_ranks != 0) {
         return tools::refuse(

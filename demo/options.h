@@ -8,6 +8,7 @@
 
 namespace crossdock::demo {
 
+enum class Mode { kLowLatency, kHighThroughput };
 enum class World { kProcesses, kThreads, kDeterministic, kCuda };
 
 // Sizes of the layer; the seed draws all its weights.
@@ -22,12 +23,15 @@ struct LayerShape {
 struct Options {
     std::string text_path;  // empty: the texts that are found here
     std::string json_path;  // empty: none
+    Mode mode = Mode::kLowLatency;
     World world = World::kProcesses;
     uint64_t schedule_seed = 0;  // deterministic world
     int num_ranks = 8;
-    int tokens_per_rank = 128;  // in one step
-    int num_steps = 6;          // 0: to the end of the text
+    int tokens_per_rank = 0;  // in one step; 0 (high throughput): all of the text
+    int num_steps = 6;        // 0: to the end of the text. High throughput: 1
     LayerShape layer;
+
+    bool is_high_throughput() const { return mode == Mode::kHighThroughput; }
 };
 
 // Fills options. Holds the exit status where the program must end: after --help, or after a sentence about an argument.

@@ -16,6 +16,10 @@ struct RankTokens {
     std::vector<int32_t> experts;   // [tokens][topk]
     std::vector<float> weights;     // [tokens][topk]
     std::vector<uint16_t> outputs;  // [tokens][hidden] bf16
+    // High throughput:
+    std::vector<uint16_t> gradients;        // of the outputs, likewise
+    std::vector<uint16_t> token_gradients;  // what came out of the backward pass, likewise
+    std::vector<float> weight_gradients;    // [tokens][topk]
 };
 
 // Computes every expert over its tokens, sums in fp64, and writes the comparison into the report.
@@ -26,5 +30,11 @@ struct RankTokens {
 //     |output - s| <= u |s| + (1 + u) g S.
 // The fp64 sum is off by at most K 2^-53 S, which the bound adds.
 void compare_with_reference(const LayerShape& shape, const RankTokens& tokens, RankReport& report);
+
+// The same with the backward pass. Here three roundings lie on the way of each term of an output or token gradient:
+// the weighted row is rounded, the sum of those that one rank computed may be, and the result is. With n = K + 1 fp32
+// steps, g = n 2^-24 / (1 - n 2^-24):  |output - s| <= ((1 + u)^3 (1 + g) - 1) S, and what the fp64 sum is off by.
+// A gradient of a router's weight is carried, not summed: it must be equal.
+void compare_backward_with_reference(const LayerShape& shape, const RankTokens& tokens, RankReport& report);
 
 }  // namespace crossdock::demo

@@ -16,7 +16,7 @@ using tools::Colour;
 using tools::paint;
 
 constexpr double kMegabyte = 1e6;
-constexpr const char* kStageNames[kNumStages] = {"route", "dispatch", "experts", "combine"};
+constexpr const char* kStageNames[kNumForwardStages] = {"route", "dispatch", "experts", "combine"};
 
 // 1234567 -> 1,234,567
 std::string grouped(uint64_t number) {
@@ -31,7 +31,10 @@ void print_title(const std::string& title) { fmt::print("\n{}\n", paint(Colour::
 
 void print_ranks(const Summary& summary) {
     print_title(
-        "What dispatch carried, rank by rank (a row is a token on its way to one expert; combine brings it back)");
+        summary.has_backward
+            ? "What dispatch delivered, rank by rank (a row is a token for one expert; a rank gets it only once)"
+            : "What dispatch carried, rank by rank (a row is a token on its way to one expert; combine brings "
+              "it back)");
     fmt::print("  {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9}   {}\n", "rank", "tokens", "rows out", "rows in",
                "own rows", "MB out", "MB in", "load");
     uint64_t most_rows = 1;
@@ -91,12 +94,30 @@ void print_busiest(const Options& options, const Summary& summary) {
     fmt::print("\n");
 }
 
-void print_step(const std::string& label, const double (&seconds)[kNumStages]) {
+void print_step_heading(const char* label) {
+    fmt::print("  {:>8} {:>10} {:>10} {:>10} {:>10} {:>10}\n", label, kStageNames[0], kStageNames[1], kStageNames[2],
+               kStageNames[3], "sum");
+}
+
+void print_step(const std::string& label, const double* seconds) {
     fmt::print("  {:>8}", label);
-    for (double stage : seconds) {
-        fmt::print(" {:>10.3f}", stage * 1e3);
+    for (int stage = 0; stage < kNumForwardStages; ++stage) {
+        fmt::print(" {:>10.3f}", seconds[stage] * 1e3);
     }
-    fmt::print(" {:>10.3f}\n", std::accumulate(std::begin(seconds), std::end(seconds), 0.0) * 1e3);
+    fmt::print(" {:>10.3f}\n", std::accumulate(seconds, seconds + kNumForwardStages, 0.0) * 1e3);
+}
+
+// Of high throughput.
+void print_passes(const Options& options, const Summary& summary) {
+    print_title(options.world == World::kDeterministic
+                    ? "Time, ms (all ranks take turns on one thread: a stage includes the others' work)"
+                    : "Time, ms (the slowest rank's; dispatch and combine include waiting for late ranks)");
+    print_step_heading("pass");
+    const double* seconds = summary.step_times[0].seconds;
+    print_step("forward", seconds);
+    const double* backward = seconds + static_cast<int>(Stage::kBackwardDispatch);
+    fmt::print("  {:>8} {:>10} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.3f}\n", "backward", "-", backward[0] * 1e3,
+               backward[1] * 1e3, backward[2] * 1e3, (backward[0] + backward[1] + backward[2]) * 1e3);
 }
 
 void print_times(const Options& options, const Summary& summary) {
@@ -105,16 +126,15 @@ void print_times(const Options& options, const Summary& summary) {
         options.world == World::kDeterministic
             ? "Time of each step, ms (all ranks take turns on one thread: a stage includes the others' work)"
             : "Time of each step, ms (the slowest rank's; dispatch and combine include waiting for late ranks)");
-    fmt::print("  {:>8} {:>10} {:>10} {:>10} {:>10} {:>10}\n", "step", kStageNames[0], kStageNames[1], kStageNames[2],
-               kStageNames[3], "sum");
+    print_step_heading("step");
     for (size_t step = 0; step < std::min(summary.step_times.size(), kMaxLines); ++step) {
         print_step(std::to_string(step + 1), summary.step_times[step].seconds);
     }
     if (summary.step_times.size() > kMaxLines) {
         fmt::print("  {:>8}\n", "...");
     }
-    double medians[kNumStages];
-    for (int stage = 0; stage < kNumStages; ++stage) {
+    double medians[kNumForwardStages];
+    for (int stage = 0; stage < kNumForwardStages; ++stage) {
         std::vector<double> samples;
         for (const StageTimes& times : summary.step_times) {
             samples.push_back(times.seconds[stage]);
@@ -124,12 +144,35 @@ void print_times(const Options& options, const Summary& summary) {
     print_step("median", medians);
 }
 
+void print_comparison(const char* name, const Comparison& comparison) {
+    fmt::print("  {:26} {:>12} {:>12} {:>14.3e} {:>14.3e} {:>11.1f} %\n", name, grouped(comparison.num_values),
+               grouped(comparison.num_nonzero), comparison.largest_error, comparison.bound_of_largest,
+               comparison.largest_part * 100);
+}
+
+// Of high throughput.
+void print_gradient_check(const Summary& summary) {
+    print_title("Compared with the same layer computed densely, without communication, forward and backward");
+    fmt::print("  {:26} {:>12} {:>12} {:>14} {:>14} {:>13}\n", "", "values", "not zero", "largest error",
+               "allowed there", "most of bound");
+    print_comparison("outputs", summary.outputs);
+    print_comparison("gradients of tokens", summary.token_gradients);
+    print_comparison("gradients of their weights", summary.weight_gradients);
+    fmt::print(
+        "  bound of the first two: a row's, a rank's sum's and the result's rounding to bf16, and the sum's in\n"
+        "  fp32, for each value by itself; the weights' gradients must be equal\n");
+    fmt::print("  rows that arrived at every expert: {}; reference computed in {:.2f} s\n",
+               summary.counts_agree ? "exactly those that were routed to it" : "NOT those that were routed to it",
+               summary.reference_s);
+}
+
 void print_check(const Summary& summary) {
     print_title("Compared with the same layer computed densely, without communication");
-    fmt::print("  {} values, {} of them not zero; reference computed in {:.2f} s\n", grouped(summary.num_values),
-               grouped(summary.num_nonzero), summary.reference_s);
+    const Comparison& outputs = summary.outputs;
+    fmt::print("  {} values, {} of them not zero; reference computed in {:.2f} s\n", grouped(outputs.num_values),
+               grouped(outputs.num_nonzero), summary.reference_s);
     fmt::print("  largest error {:.3e}, where {:.3e} is allowed; nearest to its bound: {:.1f} % of it\n",
-               summary.largest_error, summary.bound_of_largest, summary.largest_part * 100);
+               outputs.largest_error, outputs.bound_of_largest, outputs.largest_part * 100);
     fmt::print("  bound: one rounding to bf16 plus the sum's K roundings in fp32, for each value by itself\n");
     fmt::print("  rows that arrived at every expert, in every step: {}\n",
                summary.counts_agree ? "exactly those that were routed to it" : "NOT those that were routed to it");
@@ -148,8 +191,13 @@ void print_heading(const Options& options, const Text& text, size_t num_tokens, 
     fmt::print("  text   {}: {} of its {} tokens\n", text.name, grouped(num_tokens), grouped(text.tokens.size()));
     fmt::print("  layer  hidden {}, {} SwiGLU experts of width {} ({} a rank), top-{}, bf16, seed {}\n", layer.hidden,
                layer.num_experts, layer.intermediate, layer.num_experts / options.num_ranks, layer.topk, layer.seed);
-    fmt::print("  steps  {} of up to {} tokens a rank; low latency, expert-major\n", num_steps,
-               options.tokens_per_rank);
+    if (options.is_high_throughput()) {
+        fmt::print("  step   one of up to {} tokens a rank; high throughput, expert-major, forward and backward\n",
+                   grouped(static_cast<uint64_t>(options.tokens_per_rank)));
+    } else {
+        fmt::print("  steps  {} of up to {} tokens a rank; low latency, expert-major\n", num_steps,
+                   options.tokens_per_rank);
+    }
     std::fflush(stdout);
 }
 
@@ -158,8 +206,13 @@ void print_report(const Options& options, const Summary& summary) {
         print_ranks(summary);
         print_heat_map(summary);
         print_busiest(options, summary);
-        print_times(options, summary);
-        print_check(summary);
+        if (summary.has_backward) {
+            print_passes(options, summary);
+            print_gradient_check(summary);
+        } else {
+            print_times(options, summary);
+            print_check(summary);
+        }
     }
     for (const std::string& failure : summary.failures) {
         fmt::print("  {}\n", failure);
@@ -174,7 +227,10 @@ void print_report(const Options& options, const Summary& summary) {
                    summary.failures.size() == 1 ? "" : "s");
     } else {
         fmt::print("{}  {} of {} values are outside their bounds, row counts {}\n", paint(Colour::kRed, "FAIL"),
-                   grouped(summary.num_above_bound), grouped(summary.num_values),
+                   grouped(summary.outputs.num_above_bound + summary.token_gradients.num_above_bound +
+                           summary.weight_gradients.num_above_bound),
+                   grouped(summary.outputs.num_values + summary.token_gradients.num_values +
+                           summary.weight_gradients.num_values),
                    summary.counts_agree ? "agree" : "differ");
     }
 }

@@ -11,11 +11,25 @@ namespace crossdock::demo {
 
 using Json = nlohmann::ordered_json;
 
+namespace {
+
+Json to_json(const Comparison& comparison) {
+    return {{"values", comparison.num_values},
+            {"nonzero", comparison.num_nonzero},
+            {"above_bound", comparison.num_above_bound},
+            {"largest_error", comparison.largest_error},
+            {"bound_of_largest", comparison.bound_of_largest},
+            {"largest_part_of_bound", comparison.largest_part}};
+}
+
+}  // namespace
+
 void write_json(const std::string& path, const Options& options, const Text& text, const Summary& summary) {
     const LayerShape& layer = options.layer;
     Json json;
     json["passed"] = summary.passed();
     json["failures"] = summary.failures;
+    json["mode"] = options.is_high_throughput() ? "ht" : "ll";
     json["world"] = world_name(options.world);
     if (options.world == World::kDeterministic) {
         json["schedule_seed"] = options.schedule_seed;
@@ -55,14 +69,19 @@ void write_json(const std::string& path, const Options& options, const Text& tex
                                  {"dispatch_s", times.seconds[static_cast<int>(Stage::kDispatch)]},
                                  {"experts_s", times.seconds[static_cast<int>(Stage::kExperts)]},
                                  {"combine_s", times.seconds[static_cast<int>(Stage::kCombine)]}});
+        if (summary.has_backward) {
+            Json& step = json["steps"].back();
+            step["backward_dispatch_s"] = times.seconds[static_cast<int>(Stage::kBackwardDispatch)];
+            step["backward_experts_s"] = times.seconds[static_cast<int>(Stage::kBackwardExperts)];
+            step["backward_combine_s"] = times.seconds[static_cast<int>(Stage::kBackwardCombine)];
+        }
     }
-    json["check"] = {{"values", summary.num_values},
-                     {"nonzero", summary.num_nonzero},
-                     {"above_bound", summary.num_above_bound},
-                     {"largest_error", summary.largest_error},
-                     {"bound_of_largest", summary.bound_of_largest},
-                     {"largest_part_of_bound", summary.largest_part},
-                     {"row_counts_agree", summary.counts_agree}};
+    json["check"] = to_json(summary.outputs);
+    json["check"]["row_counts_agree"] = summary.counts_agree;
+    if (summary.has_backward) {
+        json["check"]["token_gradients"] = to_json(summary.token_gradients);
+        json["check"]["weight_gradients"] = to_json(summary.weight_gradients);
+    }
     std::ofstream file(path);
     // Words of the text may be cut or badly encoded UTF-8; such bytes are replaced.
     file << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';

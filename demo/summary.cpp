@@ -63,16 +63,9 @@ void find_busiest(const Options& options, const Text& text, size_t num_tokens, c
 void add_reports(Board& board, Summary& summary) {
     for (size_t rank = 0; rank < board.reports.size(); ++rank) {
         const RankReport& report = board.reports[rank];
-        summary.num_values += report.num_values;
-        summary.num_nonzero += report.num_nonzero;
-        summary.num_above_bound += report.num_above_bound;
-        if (!(report.largest_error <= summary.largest_error)) {
-            summary.largest_error = report.largest_error;
-            summary.bound_of_largest = report.bound_of_largest;
-        }
-        if (!(report.largest_part <= summary.largest_part)) {
-            summary.largest_part = report.largest_part;
-        }
+        summary.outputs.add(report.outputs);
+        summary.token_gradients.add(report.token_gradients);
+        summary.weight_gradients.add(report.weight_gradients);
         summary.reference_s = std::max(summary.reference_s, report.reference_s);
     }
     for (int step = 0; step < board.num_steps; ++step) {
@@ -94,6 +87,7 @@ Summary summarise(const Options& options, const Text& text, size_t num_tokens, B
     Summary summary;
     summary.num_tokens = num_tokens;
     summary.row_bytes = static_cast<uint64_t>(options.layer.hidden) * 2;
+    summary.has_backward = options.is_high_throughput();
     summary.ranks.resize(num_ranks);
     summary.traffic.resize(num_ranks * num_ranks);
     summary.expert_rows.resize(static_cast<size_t>(options.layer.num_experts));

@@ -31,19 +31,18 @@ struct Summary {
     int busiest_expert = 0;
     std::vector<std::pair<std::string, uint64_t>> busiest_words;  // most frequent first, at most 8
     std::vector<StageTimes> step_times;                           // [steps], of the slowest rank in each stage
-    uint64_t num_values = 0;
-    uint64_t num_nonzero = 0;
-    uint64_t num_above_bound = 0;
-    double largest_error = 0;
-    double bound_of_largest = 0;
-    double largest_part = 0;
+    Comparison outputs;
+    bool has_backward = false;
+    Comparison token_gradients;
+    Comparison weight_gradients;
     double reference_s = 0;     // of the slowest rank
     bool counts_agree = false;  // every expert received exactly the rows that were routed to it, in every step
     double total_s = 0;
     std::vector<std::string> failures;  // sentences of ranks that did not end well; the rest is then incomplete
 
     bool passed() const {
-        return failures.empty() && counts_agree && num_values > 0 && num_nonzero > 0 && num_above_bound == 0;
+        return failures.empty() && counts_agree && outputs.passed() &&
+               (!has_backward || (token_gradients.passed() && weight_gradients.passed()));
     }
 };
 

@@ -24,6 +24,16 @@ inline ncclEpGroupConfig_t low_latency_config(unsigned num_experts, unsigned max
     return config;
 }
 
+// The configuration of a high-throughput group with a fixed budget: a rank receives at most max_received rows (flat) or
+// padded slots (expert-major) a step, which is at least max_tokens; row_bytes is a multiple of 16.
+inline ncclEpGroupConfig_t high_throughput_config(unsigned num_experts, unsigned max_tokens, unsigned max_received,
+                                                  unsigned row_bytes) {
+    ncclEpGroupConfig_t config = low_latency_config(num_experts, max_tokens, row_bytes);
+    config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
+    config.max_recv_tokens_per_rank = max_received;
+    return config;
+}
+
 // Owns a group; move-only. Made and destroyed collectively, after the handles and before the communicator.
 class Group {
   public:
@@ -61,6 +71,11 @@ class Handle {
     // Binds the routing [B, K] of the next operations; low latency borrows its memory until the combine is done.
     void update(Tensor& topk_idx, cudaStream_t stream = nullptr) {
         check(ncclEpUpdateHandle(handle_, topk_idx.get(), nullptr, stream));
+    }
+
+    // The same in high throughput, where it is collective; layout_info receives what is asked for.
+    void update(Tensor& topk_idx, const ncclEpLayoutInfo_t& layout_info, cudaStream_t stream = nullptr) {
+        check(ncclEpUpdateHandle(handle_, topk_idx.get(), &layout_info, stream));
     }
 
     // Low latency, expert-major: tokens [B, H] -> received [L, R*M, H], of which counters [L] says how many are valid.
