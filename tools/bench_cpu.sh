@@ -14,6 +14,9 @@ measure() {
 }
 
 for world in threads processes; do
+    measure "cpu-ht-$world" --mode ht --world "$world" --ranks 4 --iterations 10
+    measure "cpu-ht-$world-windows" --mode ht --world "$world" --ranks 4 --windows --iterations 10
+    measure "cpu-ht-$world-expert-major" --mode ht --layout em --world "$world" --ranks 4 --iterations 10
     measure "cpu-$world" --world "$world" --tokens 128 --iterations 30
     measure "cpu-$world-rank-major" --world "$world" --layout rm --tokens 128 --iterations 30
     measure "cpu-$world-two-ranks" --world "$world" --ranks 2 --tokens 1 --iterations 1000

@@ -28,7 +28,7 @@ ldd "$out"/bin/* | awk '$2 == "=>" {print $3}' | sort -u | while read -r library
 done
 strip "$out"/bin/* "$(readlink -f "$out/lib/libnccl_ep.so")"
 cp tools/gpu_run.sh "$out/run"
-cp tools/bench_ll.sh "$out/bench_ll"
+cp tools/bench_gpu.sh "$out/bench_gpu"
 
 size_mib=$(du -sm "$out" | cut -f1)
 if [ "$size_mib" -gt $limit_mib ]; then

@@ -86,11 +86,16 @@ for name in ${steps//,/ }; do
                     --seeds 3 --gtest_filter='-Exhaustive.*'
             done
             ;;
-        demo) step demo "$here/bin/crossdock_demo" --device cuda ;;
+        demo)
+            step demo "$here/bin/crossdock_demo" --device cuda
+            step demo-ht "$here/bin/crossdock_demo" --mode ht --device cuda
+            ;;
         bench)
             for count in ${ranks//,/ }; do
                 step "bench-$count" "$here/bin/ep_bench" --world gpu --ranks "$count" --validate \
                     --json "$results/bench-$count.json"
+                step "bench-ht-$count" "$here/bin/ep_bench" --world gpu --mode ht --ranks "$count" --tokens 1024 \
+                    --validate --json "$results/bench-ht-$count.json"
             done
             ;;
         memcheck | racecheck | synccheck) checked "$name" ;;

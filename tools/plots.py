@@ -29,11 +29,14 @@ def draw(plot):
         axes.set(title=title, xlabel=plot.x_label, xscale="log", yscale="log", xticks=x)
         axes.minorticks_off()
     for axes in panels:  # they share their y axis: after all curves
-        axes.set_ylim(bottom=1)
-        axes.set_yticks([y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if y <= axes.get_ylim()[1]])
+        if plot.mode == "ll":
+            axes.set_ylim(bottom=1)
+        low, high = axes.get_ylim()
+        axes.set_yticks([y for y in (factor * 10**power for power in range(6) for factor in (1, 2, 5))
+                         if low <= y <= high])
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(ScalarFormatter())
-    panels[0].set_ylabel("period, us")
+    panels[0].set_ylabel(plot.y_label)
     panels[-1].legend(frameon=False, fontsize=7.5)
     figure.tight_layout()
     figure.savefig(results.ROOT / "docs" / plot.file,

@@ -47,6 +47,7 @@ class Run:
         self.common = document["case"]
         self.ranks = self.common["ranks"]
         self.machine = document["machine"]
+        self.is_high_throughput = self.common["mode"] == "ht"
 
     def cases(self):
         return self.document["results"]
@@ -86,14 +87,15 @@ def load():
 
 def machines(runs):
     """The GPU machines that were measured, as the ends of the runs' names: 4xh200, ..."""
-    return sorted({name.rsplit("-", 1)[1] for name in runs if name.startswith("ll-")})
+    return sorted({name.rsplit("-", 1)[1] for name in runs if name.startswith(("ll-", "ht-"))})
 
 
 class Plot:
     """Times of Crossdock against one setting: a panel a run, a curve an operation."""
 
-    def __init__(self, file, machine, title, x_label, has_bound, panels):
-        self.file, self.machine, self.title, self.x_label = file, machine, title, x_label
+    def __init__(self, mode, file, machine, title, x_label, has_bound, panels):
+        self.mode, self.file, self.machine, self.title, self.x_label = mode, file, machine, title, x_label
+        self.y_label = "period, us" if mode == "ll" else "launch to end, us"
         self.has_bound = has_bound  # whether 1.35 floors + 6 us belong into it
         self.panels = panels  # (title, {operation: [(x, time, floor, bound), ...]})
 
@@ -102,22 +104,29 @@ class Plot:
         return hashlib.sha256(json.dumps(self.panels).encode()).hexdigest()
 
 
-PLOTS = [("tokens", "Time against tokens a rank", "tokens a rank", "tokens", True,
+# Mode, kind, title, x axis, setting, whether the bound belongs into it, runs with their panels' titles.
+PLOTS = [("ll", "tokens", "Time against tokens a rank", "tokens a rank", "tokens", True,
           {"ll-tokens": "rank-major in windows", "ll-expert-major-tokens": "expert-major"}),
-         ("sms", "Time against SMs", "SMs at most", "max_num_sms", False,
-          {"ll-sms": "rank-major in windows, 128 tokens", "ll-expert-major-sms": "expert-major, 128 tokens"})]
+         ("ll", "sms", "Time against SMs", "SMs at most", "max_num_sms", False,
+          {"ll-sms": "rank-major in windows, 128 tokens", "ll-expert-major-sms": "expert-major, 128 tokens"}),
+         ("ht", "tokens", "High throughput: time against tokens a rank", "tokens a rank", "tokens", False,
+          {"ht-tokens": "flat in windows", "ht-expert-major-tokens": "expert-major in windows"}),
+         ("ht", "sms", "High throughput: time against SMs", "SMs at most", "max_num_sms", False,
+          {"ht-sms": "flat in windows, 4096 tokens", "ht-expert-major-sms": "expert-major in windows, 4096 tokens"})]
 
 
 def plots(runs):
     """All plots that there are results for."""
     found = []
-    for kind, title, x_label, key, has_bound, names in PLOTS:
+    for mode, kind, title, x_label, key, has_bound, names in PLOTS:
         for machine in machines(runs):
             present = [(text, runs[f"{name}-{machine}"]) for name, text in names.items() if f"{name}-{machine}" in runs]
-            panels = [(text, {operation: [(run.setting(row.case, key), row.period, row.floor, round(row.bound, 3))
+            panels = [(text, {operation: [(run.setting(row.case, key),
+                                           row.period if mode == "ll" else row.value("time_us"),
+                                           row.floor, round(row.bound, 3))
                                           for row in run.rows((operation,), own_only=True)]
                               for operation in ("dispatch", "combine")})
                       for text, run in present]
             if panels:
-                found.append(Plot(f"ll_{kind}_{machine}.svg", machine, title, x_label, has_bound, panels))
+                found.append(Plot(mode, f"{mode}_{kind}_{machine}.svg", machine, title, x_label, has_bound, panels))
     return found

@@ -14,10 +14,11 @@ import pathlib
 import re
 import sys
 
+import ht_tables
 import results
+from table_parts import KERNEL, LAUNCH, METRICS, PERIOD, shape, table, us, wrap
 
 # What is aimed at, by number of ranks: text, run, tokens, operation, by what it is measured, us.
-PERIOD, KERNEL, LAUNCH = "period", "kernel", "launch to end"
 GOALS = {
     4: [
         ("rank-major in windows, dispatch", "ll-rank-major-windows", 128, "dispatch", PERIOD, 18),
@@ -42,26 +43,6 @@ GOALS = {
         ("FP8 quantised in dispatch, expert-major", "ll-fp8", 128, "dispatch", KERNEL, 19),
     ],
 }
-METRICS = {PERIOD: "device_us", KERNEL: "kernel_us", LAUNCH: "time_us"}
-
-
-def us(value):
-    """Three significant figures, up to whole microseconds."""
-    return "-" if value is None else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
-
-
-def table(headings, rows):
-    """Lines of a table; a heading that ends in `:` is of numbers."""
-    line = lambda cells: "| " + " | ".join(str(cell) for cell in cells) + " |"
-    rule = "|" + "|".join("---:" if heading.endswith(":") else "---" for heading in headings) + "|"
-    return [line(heading.rstrip(":") for heading in headings), rule, *map(line, rows), ""]
-
-
-def shape(run):
-    hidden, topk, experts = (run.setting(run.cases()[0], key) for key in ("hidden", "topk", "experts"))
-    return f"hidden {hidden}, top-{topk} of {experts} experts"
-
-
 def goal_table(runs, machine, goals):
     rows, other_name = [], "another library"
     for text, name, tokens, operation, by, goal in goals:
@@ -90,13 +71,14 @@ def readme(runs):
             event on an idle stream. The floor is the bulk writes of the bytes that must leave a rank, measured in the
             same run.""")
         lines += goal_table(runs, machine, GOALS[run.ranks])
-    lines += cpu_table(runs)
+    lines += ht_tables.readme(runs)
+    lines += cpu_table(runs) + ht_tables.cpu_table(runs)
     return lines + wrap("""All other figures are in [docs/performance.md](docs/performance.md), their sources with
         commands and machine in [bench/results](bench/results).""")
 
 
 def cpu_table(runs):
-    cpu = sorted((run for name, run in runs.items() if name.startswith("cpu-")),
+    cpu = sorted((run for name, run in runs.items() if name.startswith("cpu-") and not run.is_high_throughput),
                  key=lambda run: (-run.ranks, run.common["layout"], run.common["world"]))
     if not cpu:
         return []
@@ -137,7 +119,7 @@ def describe(run):
     common = run.common
     words = [common["layout"]]
     words += ["windows"] if common["windows"] else []
-    words += ["sender's sums"] if common["sums"] == "sender" else []
+    words += ["sender's sums"] if common.get("sums") == "sender" else []
     words += [common["recipe"]] if common["recipe"] != "none" else []
     return ", ".join(words)
 
@@ -171,14 +153,14 @@ def sweep_tables(runs, machine):
 
 
 def pictures(runs, machine):
-    return [line for plot in results.plots(runs) if plot.machine == machine
+    return [line for plot in results.plots(runs) if plot.machine == machine and plot.mode == "ll"
             for line in (f"![{plot.title}]({plot.file})", "")]
 
 
 def skew_table(runs, machine):
     rows = []
     for run in runs.values():
-        if run.name.endswith("-" + machine) and run.common["routing"] != "uniform":
+        if run.name.endswith("-" + machine) and run.common["routing"] != "uniform" and not run.is_high_throughput:
             rows += [(run.common["routing"], describe(run), row.operation, results.library_name(row.library),
                       us(row.period), us(row.floor)) for row in run.rows()]
     return ["### Skewed routing", "", *wrap("The floor is that of the rank with most bytes."), *table(
@@ -225,19 +207,12 @@ def performance(runs):
         lines += [f"## {run.ranks} ranks: {run.machine['gpu'].split(';')[0]}", ""]
         lines += wrap(f"""{run.machine['gpu'].split('; ')[1]}; {run.machine['cpu']}. Unless a table says otherwise:
             {shape(run)}, BF16, uniform routing.""")
-        for part in (details_table, pictures, sweep_tables, skew_table, overlap_table, start_up_table):
-            lines += part(runs, machine)
-    cpu = cpu_table(runs)
+        if any(name.startswith("ll-") and name.endswith("-" + machine) for name in runs):
+            for part in (details_table, pictures, sweep_tables, skew_table, overlap_table, start_up_table):
+                lines += part(runs, machine)
+        lines += ht_tables.performance(runs, machine)
+    cpu = cpu_table(runs) + ht_tables.cpu_table(runs)
     return lines + (["## CPU", ""] + cpu if cpu else [])
-
-
-def wrap(text, width=118):
-    lines = [""]
-    for word in text.split():
-        if len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + word
-    return lines + [""]
 
 
 DOCUMENTS = {"README.md": readme, "docs/performance.md": performance}
