@@ -111,6 +111,15 @@ void Session::expect(ncclResult_t result, const char* call) {
     window_is_used_ = false;
 }
 
+void Session::expect_update(ncclResult_t result, const Handle& handle, const char* call) {
+    if (handle.group.is_ht && result == ncclInvalidUsage) {
+        for (FuzzTensor* made : tensors_of_call_) {
+            made->before = made->memory;
+        }
+    }
+    expect(result, call);
+}
+
 FuzzTensor& Session::make_tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents) {
     FuzzTensor& made = tensors_.emplace_back();
     ncclEpTensor_t& descriptor = made.descriptor;

@@ -78,6 +78,8 @@ class Session {
     ncclEpTensor_t* make_routing(const Handle& handle, uint32_t num_tokens);
     void set_memory(FuzzTensor& made);
     void expect(ncclResult_t result, const char* call);
+    // An update of a high-throughput handle that brings too many rows fails its group after it has told how many.
+    void expect_update(ncclResult_t result, const Handle& handle, const char* call);
     ncclEpLayout_t choose_layout(const Group& group);
     // High throughput: rows of a receive tensor that are enough for every routing.
     size_t num_rows(const Handle& handle) const;

@@ -150,7 +150,7 @@ void Session::create_handle() {
     if (result != ncclSuccess && made.handle != nullptr) {
         expect_untouched(result, made.handle, sentinel<ncclEpHandle_t>(), "ncclEpCreateHandle");
     }
-    expect(result, "ncclEpCreateHandle");
+    expect_update(result, made, "ncclEpCreateHandle");
     if (result == ncclSuccess) {
         handles_.push_back(made);
     }
@@ -180,7 +180,7 @@ void Session::update_handle() {
     const bool is_told = input_.rarely() != handle.group.is_ht;
     const ncclResult_t result =
         ncclEpUpdateHandle(handle.handle, routing, is_told ? break_struct(layout_info) : nullptr, nullptr);
-    expect(result, "ncclEpUpdateHandle");
+    expect_update(result, handle, "ncclEpUpdateHandle");
     if (result == ncclSuccess) {
         handle.num_tokens = num_tokens;
     }

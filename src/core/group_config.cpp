@@ -68,6 +68,10 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->max_recv_tokens_per_rank is {}, allowed in HT mode: 0 (eager) or at least "
             "max_dispatch_tokens_per_rank ({})",
             given.max_recv_tokens_per_rank, given.max_dispatch_tokens_per_rank);
+    require(!is_ht || given.max_recv_tokens_per_rank != 0 || given.version != 1, ncclInvalidArgument,
+            "config->max_recv_tokens_per_rank is 0 (eager), allowed for callers of API version 1: at least "
+            "max_dispatch_tokens_per_rank ({})",
+            given.max_dispatch_tokens_per_rank);
     require(given.num_topk <= given.num_experts, ncclInvalidArgument,
             "config->num_topk is {}, allowed: at most num_experts ({})", given.num_topk, given.num_experts);
     const unsigned int zero_copy = enum_bits(given.zero_copy);

@@ -73,7 +73,9 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
                 Group group(context, context.comm(), ht_config_for(context, {&problem}));
                 HtLayer layer(context, group.get(), problem);
                 for (const int tokens : {0, problem.max_tokens}) {
-                    for (const int64_t id : {-1, 0, problem.num_experts - 1, problem.num_experts}) {
+                    // The last two become experts of this group where 32 bits are all that is looked at.
+                    for (const int64_t id : {int64_t{-1}, int64_t{0}, int64_t{problem.num_experts} - 1,
+                                             int64_t{problem.num_experts}, int64_t{1} << 32, INT64_MIN + 1}) {
                         for (reference::RankInput& rank : problem.ranks) {
                             rank.num_tokens = tokens;
                             rank.ids.assign(static_cast<size_t>(tokens * problem.num_topk), id);

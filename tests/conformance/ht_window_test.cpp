@@ -64,6 +64,33 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
     });
 }
 
+// Windows are each rank's own affair: where the sender has none, or the receiver, rows take the other path.
+TEST(HtWindow, RanksMayDiffer) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const bool outputs : {false, true}) {
+                expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                    const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 12);
+                    ScopedArena arena(context, kHtWindowBytes);
+                    {
+                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        const bool has_window = context.rank() % 2 == 0;
+                        HtLayer layer(context, group.get(), problem,
+                                      {.arena = arena.get(),
+                                       .output_windows = outputs && has_window,
+                                       .combine_windows = !outputs && has_window});
+                        for (uint64_t step = 0; step < 4; ++step) {
+                            layer.round_trip();
+                            layer.route(rerouted(problem, 120 + step));
+                        }
+                        context.barrier();
+                    }
+                });
+            }
+        }
+    });
+}
+
 TEST(HtWindow, PromisedWindowsMustBeThere) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
