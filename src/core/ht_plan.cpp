@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
+constexpr uint32_t kGpuLanes = 32;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 struct Staffing {
@@ -33,17 +34,19 @@ Staffing staffing_for(World world, Staffing gpu) {
     return gpu;
 }
 
-HtPacket packet_of(const HtGeometry& arena, uint32_t row_bytes, uint32_t scale_bytes, uint32_t weights) {
-    HtPacket packet{row_bytes, scale_bytes, weights, 0, 0};
-    const uint64_t bytes = uint64_t{packet.weights_at()} + align_up(sizeof(float) * weights, 16);
-    packet.stride = static_cast<uint32_t>(align_up(std::max<uint64_t>(bytes, 1), 128));
-    packet.slots = std::min(kMaxRingSlots, arena.ring_bytes / packet.stride);
-    return packet;
+HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
+    const uint32_t stride = static_cast<uint32_t>(align_up(std::max<uint64_t>(packet_bytes, 1), 128));
+    return {stride, std::min(kMaxRingSlots, ring_bytes / stride)};
 }
 
-// As many stages as fit, of at most `wanted`.
+HtSlots slots_of_labels(const HtCommon& common) {
+    const uint32_t weights = std::min(common.topk, common.arena.experts_per_rank);
+    return slots_for(kLabelRingBytes, sizeof(float) * kChunkTokens * weights);
+}
+static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
+
+// As many senders as their stages fit, of at most those wanted.
 HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, const char* what) {
-    const uint32_t consumers = crew.warps_per_block - crew.producers;
     HtShared shared{};
     const auto compute = [&] {
         uint64_t at = align_up(sizeof(HtBlockHead), 16);
@@ -51,20 +54,22 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, const
         at = align_up(at + 4 * uint64_t{common.arena.num_ranks}, 16);
         shared.plans = static_cast<uint32_t>(at);
         shared.plan_bytes = HtPlan::bytes(common.topk);
-        at = align_up(at + uint64_t{shared.plan_bytes} * crew.warps_per_block, 128);
+        at = align_up(at + uint64_t{shared.plan_bytes} * crew.warps(), 16);
+        shared.unflagged = static_cast<uint32_t>(at);
+        const uint32_t lanes = group.communicator().world() == World::kCuda ? kGpuLanes : 1;
+        at = align_up(at + uint64_t{8} * kFlagBatch * lanes * crew.producers, 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes, 128));
-        const uint64_t bytes = at + uint64_t{shared.stage_bytes} * crew.producers;
+        const uint64_t bytes = at + uint64_t{shared.stage_bytes} * crew.stages();
         shared.bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX));
         return shared.bytes;
     };
-    while (compute() > group.runtime().max_shared_bytes() && crew.producers > 1) {
-        --crew.producers;
-        crew.warps_per_block = crew.producers + consumers;
+    while (compute() > group.runtime().max_shared_bytes() && crew.producers + crew.consumers > 2) {
+        --(crew.producers > 1 ? crew.producers : crew.consumers);
     }
     require(shared.bytes <= group.runtime().max_shared_bytes(), ncclInvalidArgument,
-            "{}: a block needs {} bytes of shared memory for a stage of {} bytes, the device has {}", what,
-            shared.bytes, crew.chunk_bytes, group.runtime().max_shared_bytes());
+            "{}: a block needs {} bytes of shared memory for stages of {} bytes, the device has {}", what, shared.bytes,
+            crew.chunk_bytes, group.runtime().max_shared_bytes());
     return shared;
 }
 
@@ -79,7 +84,7 @@ LaunchShape shape_of(const Group& group, const HtCommon& common, const HtCrew& c
                      uint32_t row_bytes) {
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
-    return {static_cast<int>(common.channels), static_cast<int>(crew.warps_per_block), shared.bytes, false,
+    return {static_cast<int>(common.channels), static_cast<int>(crew.warps()), shared.bytes, false,
             moved > kCpuCacheBytes};
 }
 
@@ -87,37 +92,32 @@ LaunchShape shape_of(const Group& group, const HtCommon& common, const HtCrew& c
 
 LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
     const World world = group.communicator().world();
-    const Staffing staffing = staffing_for(world, {kGpuUpdateWarps, 0});
-    const uint32_t warps = world == World::kDeterministic ? 3 : staffing.producers;
+    const uint32_t warps = world == World::kCuda ? kGpuUpdateWarps : world == World::kDeterministic ? 3 : 1;
     return {static_cast<int>(args.common.channels), static_cast<int>(warps),
             UpdateShared::bytes(args.common.arena.num_ranks)};
 }
 
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     const HtCommon& common = args.common;
-    const uint32_t weights = args.is_labelled ? std::min(common.topk, common.arena.experts_per_rank) : 0;
-    args.packets[0] = packet_of(common.arena, args.row_bytes, args.scale_bytes, weights);
-    args.packets[1] = packet_of(common.arena, 0, 0, weights);
-    // Packets without rows are soon received.
+    args.rows = slots_for(common.arena.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
+    args.labels = slots_of_labels(common);
+    // Rows that go straight to their places are not received.
     const Staffing staffing =
-        staffing_for(group.communicator().world(), common.has_windows ? Staffing{14, 4} : Staffing{12, 8});
-    args.crew.producers = staffing.producers;
-    args.crew.warps_per_block = staffing.producers + staffing.consumers;
-    args.crew.chunk_bytes = chunk_bytes(group, args.row_bytes, args.scale_bytes);
+        staffing_for(group.communicator().world(), common.has_windows ? Staffing{7, 4} : Staffing{4, 7});
+    args.crew = {staffing.producers, staffing.consumers, 2, common.has_windows ? 0u : 1u,
+                 chunk_bytes(group, args.row_bytes, args.scale_bytes)};
     args.shared = lay_out(group, common, args.crew, "dispatch");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }
 
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const HtCommon& common = args.common;
-    const uint32_t weights = args.with_weights ? std::min(common.topk, common.arena.experts_per_rank) : 0;
-    args.packet = packet_of(common.arena, args.row_bytes, 0, weights);
+    args.rows = slots_for(common.arena.ring_bytes, args.row_bytes);
+    args.labels = slots_of_labels(common);
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
     const Staffing staffing =
-        staffing_for(group.communicator().world(), common.has_windows ? Staffing{2, 18} : Staffing{12, 8});
-    args.crew.producers = staffing.producers;
-    args.crew.warps_per_block = staffing.producers + staffing.consumers;
-    args.crew.chunk_bytes = chunk_bytes(group, args.row_bytes, 0);
+        staffing_for(group.communicator().world(), common.has_windows ? Staffing{2, 18} : Staffing{7, 12});
+    args.crew = {staffing.producers, staffing.consumers, 2, 0, chunk_bytes(group, args.row_bytes, 0)};
     args.shared = lay_out(group, common, args.crew, "combine");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }

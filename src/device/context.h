@@ -107,6 +107,12 @@ class Ctx {
         return ptx::add_acq_rel_device(word, value);
     }
     CROSSDOCK_DEVICE void fence_system() const { __threadfence_system(); }
+    // Bytes whose stores this thread has awaited (RowStage::wait_stores) come before all words that it stores from now
+    // on (with store_entered_system).
+    CROSSDOCK_DEVICE void fence_landed() const {
+        ptx::fence_proxy_async();
+        __threadfence_system();
+    }
     // What was read by ordinary loads comes before global memory is read by asynchronous copies.
     CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async_global(); }
 
@@ -229,6 +235,7 @@ class Ctx {
         return __atomic_fetch_add(word, value, __ATOMIC_ACQ_REL);
     }
     void fence_system() const {}  // only release stores publish data on the CPU
+    void fence_landed() const {}
     void fence_async_copies() const {}
     int add_shared(int* counter, int value) const {
         const int before = *counter;  // fibers switch only where they wait

@@ -68,6 +68,8 @@ class RowStage {
     }
     // This thread's stores have read their sources.
     CROSSDOCK_DEVICE void wait_reusable(const Ctx&) const { ptx::bulk_wait_group_read(); }
+    // What the latest load has read may be overwritten.
+    CROSSDOCK_DEVICE void release_source(const Ctx&) const {}
 
   private:
     uint64_t* barrier_;
@@ -113,6 +115,7 @@ class RowStage {
         ctx.warp().wait_copies(0);
         *head_ = Head{};
     }
+    void release_source(const Ctx& ctx) const { wait_reusable(ctx); }
 
   private:
     struct Head {

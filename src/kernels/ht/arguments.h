@@ -56,19 +56,35 @@ struct HtTables {
     }
 };
 
+// One kind of rings: where they are in every arena.
+struct HtRings {
+    uint64_t flags;
+    uint64_t credits;
+    uint64_t packets;
+    uint32_t ring_bytes;
+    uint32_t kind;  // 0: rows, 1: labels
+};
+
 struct HtOffsets {
     uint64_t entered;
     uint64_t finished;
     uint64_t tokens;
     uint64_t bases;
     uint64_t bitmaps;
-    uint64_t flags;
-    uint64_t credits;
-    uint64_t rings;
+    uint64_t done;
+    HtRings rows;
+    HtRings labels;
 
     static constexpr HtOffsets of(const HtGeometry& arena) {
-        return {arena.entered_offset(), arena.finished_offset(), arena.tokens_offset(),  arena.bases_offset(),
-                arena.bitmaps_offset(), arena.flags_offset(),    arena.credits_offset(), arena.rings_offset()};
+        return {
+            arena.entered_offset(),
+            arena.finished_offset(),
+            arena.tokens_offset(),
+            arena.bases_offset(),
+            arena.bitmaps_offset(),
+            arena.done_offset(),
+            {arena.flags_offset(), arena.credits_offset(), arena.rings_offset(), arena.ring_bytes, 0},
+            {arena.label_flags_offset(), arena.label_credits_offset(), arena.label_rings_offset(), kLabelRingBytes, 1}};
     }
 };
 
@@ -116,16 +132,10 @@ struct HtUpdateArgs {
     uint64_t update_number;
 };
 
-// What a packet holds, one part behind the other; parts that go straight to their place have no bytes here.
-struct HtPacket {
-    uint32_t row_bytes;
-    uint32_t scale_bytes;
-    uint32_t weights;  // floats, in ascending order of the receiver's experts
-    uint32_t stride;   // of a ring's slots
-    uint32_t slots;    // of a ring
-
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t scales_at() const { return row_bytes; }
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t weights_at() const { return row_bytes + scale_bytes; }
+// The slots of a ring: a packet of rows holds a row and its scales, one of labels the weights of a chunk.
+struct HtSlots {
+    uint32_t stride;
+    uint32_t num;
 };
 
 // Offsets in a block's shared memory.
@@ -133,23 +143,34 @@ struct HtShared {
     uint32_t peers;       // u32 [ranks] PeerState
     uint32_t plans;       // [warps][plan_bytes] HtPlan
     uint32_t plan_bytes;  // of a warp
-    uint32_t stages;      // [producers][stage_bytes]
+    uint32_t unflagged;   // u64 [warps][kFlagBatch][lanes]: packets whose flags are still to be raised
+    uint32_t stages;      // [stages][stage_bytes]: those of the first warp, of the second, ...
     uint32_t stage_bytes;
     uint32_t bytes;
 };
 
+inline constexpr uint32_t kFlagBatch = 2;
+
 struct HtCrew {
-    uint32_t warps_per_block;
-    uint32_t producers;    // the block's first warps; each has a stage
+    uint32_t producers;  // the block's first warps send, the others receive
+    uint32_t consumers;
+    uint32_t producer_stages;  // of a warp
+    uint32_t consumer_stages;
     uint32_t chunk_bytes;  // of a row in one trip through a stage
+
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const { return producers + consumers; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
+        return producers * producer_stages + consumers * consumer_stages;
+    }
 };
 
 struct HtDispatchArgs {
     HtCommon common;
     HtCrew crew;
     HtShared shared;
-    HtPacket packets[2];  // by PeerState::kDirect: rows between ranks of which both have windows travel without
-    bool is_labelled;     // forward: weights travel, too
+    HtSlots rows;
+    HtSlots labels;
+    bool is_labelled;  // forward: weights travel, too
     bool global_ids;
 
     const std::byte* tokens;  // [tokens][row_bytes]
@@ -174,7 +195,8 @@ struct HtCombineArgs {
     HtCommon common;
     HtCrew crew;
     HtShared shared;
-    HtPacket packet;
+    HtSlots rows;
+    HtSlots labels;
     DType dtype;
     bool with_weights;  // backward: gradients of weights travel, too
 

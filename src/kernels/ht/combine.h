@@ -10,18 +10,40 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// The gradients of a token's weights, from the packets of its ranks (plan.rows, numbered as the ranks are listed in
-// plan.ids' upper part). One warp.
-CROSSDOCK_DEVICE float weight_of_choice(const HtCombineArgs& args, const HtPlan& plan, uint32_t num_rows,
-                                        uint32_t num_experts, int32_t id, const uint32_t* ranks) {
-    const int32_t experts = static_cast<int32_t>(args.common.arena.experts_per_rank);
-    const int32_t rank = id / experts;
-    uint32_t at = 0;
+// The gradients of a chunk's weights, from all of its ranks; what nobody sends is 0. One warp.
+CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
+                                      uint32_t chunk, const ChunkRange& range) {
+    const HtCommon& c = args.common;
+    const uint32_t first = chunk * kChunkTokens;
+    const uint32_t tokens = c.num_tokens > first ? c.num_tokens - first : 0;
+    const uint32_t num = (tokens < kChunkTokens ? tokens : kChunkTokens) * c.topk;
+    float* out = args.out_weights + uint64_t{first} * c.topk;
     CROSSDOCK_ROLLED
-    while (at < num_rows && ranks[at] != static_cast<uint32_t>(rank)) ++at;
-    if (at == num_rows) return 0.0f;
-    const uint32_t place = experts_below(plan, num_experts, id) - experts_below(plan, num_experts, rank * experts);
-    return reinterpret_cast<const float*>(plan.rows[at] + args.packet.weights_at())[place];
+    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) out[i] = 0.0f;
+    ctx.warp_sync();
+    const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
+    CROSSDOCK_ROLLED
+    for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
+        const uint32_t mask = c.tables.sent_masks[peer * c.tables.chunks + chunk];
+        if (mask == 0 || peer_states(ctx, args.shared)[peer] == kAbsent) continue;
+        receive_labels(ctx, c, args.labels, operation, static_cast<int>(peer), chunk - range.first, mask,
+                       [&](uint32_t bit, const float* weights) {
+                           if (weights == nullptr || bit >= tokens) return;
+                           const int32_t* ids = c.tables.ids + uint64_t{first + bit} * c.topk;
+                           const int32_t end = static_cast<int32_t>(peer + 1) * experts;
+                           uint32_t at = 0;
+                           CROSSDOCK_ROLLED
+                           for (int32_t from = static_cast<int32_t>(peer) * experts;; ++at) {
+                               const NextExpert next = NextExpert::of(c, first + bit, from, end);
+                               if (next.id < 0) return;
+                               CROSSDOCK_ROLLED
+                               for (uint32_t k = 0; k < c.topk; ++k) {
+                                   if (ids[k] == next.id) out[bit * c.topk + k] = weights[at];
+                               }
+                               from = next.id + 1;
+                           }
+                       });
+    }
 }
 
 template <DType kDType>
@@ -31,28 +53,22 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     const uint32_t token = chunk * kChunkTokens + bit;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
-    const bool has_weights = args.with_weights;
-    const uint32_t num_experts = has_weights ? sort_choices(ctx, c, token, plan) : 0;
-    // plan.weights is not needed here: it holds the ranks of the rows.
-    uint32_t* ranks = reinterpret_cast<uint32_t*>(plan.weights);
+    const uint32_t* states = peer_states(ctx, args.shared);
     uint32_t num = 0;
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.arena.num_ranks; base += kLanes) {
         const uint32_t peer = base + static_cast<uint32_t>(ctx.lane());
+        const int rank = static_cast<int>(peer);
         const std::byte* row = nullptr;
-        if (peer < c.arena.num_ranks) {
-            const int rank = static_cast<int>(peer);
-            const SentRow sent = sent_row(c, rank, chunk, bit, range);
-            const uint32_t number = c.tables.bases[peer] + sent.number;
-            if (sent.exists && travels(c, number)) {
-                const uint32_t state = peer_states(ctx, args.shared)[peer];
-                if (state == kDirect) {
-                    row = args.token_windows.at(rank, uint64_t{number} * args.row_bytes);
-                } else if (state == kEntered) {
-                    const Ring ring = Ring::of(c, c.rank, rank, channel);
-                    if (wait_packet(ctx, c, operation, rank, ring, sent.packet, args.packet.slots))
-                        row = ring.packets + uint64_t{sent.packet % args.packet.slots} * args.packet.stride;
-                }
+        SentRow sent{false, 0, 0};
+        if (peer < c.arena.num_ranks && states[peer] != kAbsent) sent = sent_row(c, rank, chunk, bit, range);
+        if (sent.exists && travels(c, c.tables.bases[peer] + sent.number)) {
+            const uint64_t number = c.tables.bases[peer] + sent.number;
+            const Ring ring = Ring::of(c, c.offsets.rows, c.rank, rank, channel);
+            if (states[peer] == kDirect) {
+                row = args.token_windows.at(rank, number * args.row_bytes);
+            } else if (wait_packet(ctx, c, operation, rank, ring, sent.packet, args.rows.num)) {
+                row = ring.packets + uint64_t{sent.packet % args.rows.num} * args.rows.stride;
             }
         }
         const int has_row = row != nullptr ? 1 : 0;
@@ -60,43 +76,50 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         num += static_cast<uint32_t>(ctx.warp_sum(has_row));
         if (row != nullptr) {
             plan.rows[at] = row;
-            ranks[at] = peer;
+            plan.ranks[at] = peer;
+            plan.slots[at] = sent.packet;
         }
     }
     ctx.warp_sync();
     if (token < c.num_tokens) {
         sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType),
                          args.out_tokens + uint64_t{token} * args.row_bytes);
-        CROSSDOCK_ROLLED
-        for (uint32_t k = static_cast<uint32_t>(ctx.lane()); has_weights && k < c.topk; k += kLanes) {
-            args.out_weights[uint64_t{token} * c.topk + k] =
-                plan.ids[k] < 0 ? 0.0f : weight_of_choice(args, plan, num, num_experts, plan.ids[k], ranks);
-        }
     }
     ctx.warp_sync();
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-        const int rank = static_cast<int>(ranks[i]);
-        if (peer_states(ctx, args.shared)[rank] != kEntered) continue;
-        const SentRow sent = sent_row(c, rank, chunk, bit, range);
-        give_credit(ctx, c, operation, rank, channel, Ring::of(c, c.rank, rank, channel), sent.packet,
-                    args.packet.slots);
+        const int rank = static_cast<int>(plan.ranks[i]);
+        if (states[rank] == kEntered)
+            give_credit(ctx, c, c.offsets.rows, operation, rank, channel,
+                        Ring::of(c, c.offsets.rows, c.rank, rank, channel), plan.slots[i], args.rows.num);
     }
     ctx.warp_sync();
 }
 
+// warp: among the `warps` of this block that receive. Weights of a chunk come before its rows.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
+    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const uint32_t tokens = c.tables.routing->num_tokens;
-    const ChunkRange range = ChunkRange::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
+    const ChunkRange own = ChunkRange::of(tokens, channel, c.channels);
+    const uint32_t most = args.with_weights ? most_chunks(c, channel) : 0;
     CROSSDOCK_ROLLED
-    for (uint32_t at = warp; at < range.size() * kChunkTokens; at += warps) {
-        const uint32_t token = range.first * kChunkTokens + at;
-        if (token < tokens) {
-            sum_token<kDType>(ctx, args, operation, range, range.first + at / kChunkTokens, at % kChunkTokens);
+    for (uint32_t i = 0; i < most || i < own.size(); ++i) {
+        CROSSDOCK_ROLLED
+        for (uint32_t n = warp; args.with_weights && n < c.arena.num_ranks; n += warps) {
+            const uint32_t home = (static_cast<uint32_t>(c.rank) + n) % c.arena.num_ranks;
+            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel, c.channels);
+            if (i < range.size() && peer_states(ctx, args.shared)[home] != kAbsent)
+                return_weights(ctx, args, operation, static_cast<int>(home), range.first + i, range);
         }
+        if (i >= own.size()) continue;
+        const uint32_t chunk = own.first + i;
+        if (args.with_weights && i % warps == warp) collect_weights(ctx, args, operation, chunk, own);
+        CROSSDOCK_ROLLED
+        for (uint32_t bit = warp; bit < kChunkTokens && chunk * kChunkTokens + bit < tokens; bit += warps)
+            sum_token<kDType>(ctx, args, operation, own, chunk, bit);
     }
 }
 
@@ -125,17 +148,16 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
 template <DType kDType>
 CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     const HtCommon& c = args.common;
-    init_stage(ctx, args.crew, args.shared);
+    init_stages(ctx, args.crew, args.shared);
     ctx.wait_for_previous_kernels();
     const Operation operation = begin_operation(ctx, c);
     uint32_t* states = peer_states(ctx, args.shared);
     wait_all_entered(ctx, c, operation, states);
     const bool runs = !has_failed(ctx, c.scope);
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const uint32_t producers = args.crew.producers;
-    if (runs && warp < producers) return_rows<kDType>(ctx, args, operation);
-    if (runs && warp >= producers)
-        sum_tokens<kDType>(ctx, args, operation, warp - producers, args.crew.warps_per_block - producers);
+    if (runs && warp < args.crew.producers) RowReturner<kDType>(ctx, args, operation).run(ctx);
+    if (runs && warp >= args.crew.producers)
+        sum_tokens<kDType>(ctx, args, operation, warp - args.crew.producers, args.crew.consumers);
     // Tokens that the routing does not know of come home as zeros.
     const uint64_t known = c.tables.routing->num_tokens;
     CROSSDOCK_ROLLED

@@ -4,113 +4,182 @@
 #pragma once
 
 #include "device/sum_rows.h"
-#include "kernels/ht/dispatch_send.h"
+#include "kernels/ht/labels.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// Expert-major: the rows of a token here, null where dropped, into plan.rows.
-CROSSDOCK_DEVICE void list_rows(const Ctx& ctx, const HtCombineArgs& args, uint32_t num, const HtPlan& plan) {
-    const HtCommon& c = args.common;
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-        const uint32_t slot = plan.slots[i];
-        const bool is_here = slot < c.budget && slot < args.token_rows;
-        plan.rows[i] = is_here ? args.tokens + uint64_t{slot} * args.row_bytes : nullptr;
-    }
-    ctx.warp_sync();
-}
+// What a warp does one after the other: a part of a row that goes home, or nothing where there is no such row.
+struct ReturnStep {
+    uint32_t at;     // of the token, among those of its home in this channel
+    uint32_t n;      // of its home, counted from this rank on
+    uint32_t first;  // byte of the row
 
-// The gradients of a row's weights, in ascending order of its experts, into its packet. One warp.
-CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, uint32_t num, uint32_t row_number,
-                                     const HtPlan& plan, std::byte* packet) {
-    const HtCommon& c = args.common;
-    float* weights = reinterpret_cast<float*>(packet + args.packet.weights_at());
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-        const uint64_t row = c.expert_major ? plan.slots[i] : row_number;
-        const bool is_here = row < c.budget && row < args.token_rows;
-        weights[i] = !is_here ? 0.0f : args.weights[c.expert_major ? row : row * c.topk + i];
+    CROSSDOCK_DEVICE int home(const HtCommon& c) const {
+        return static_cast<int>((static_cast<uint32_t>(c.rank) + n) % c.arena.num_ranks);
     }
-}
+    CROSSDOCK_DEVICE ReturnStep next(const HtCombineArgs& args, bool has_row) const {
+        if (has_row && first + args.crew.chunk_bytes < args.row_bytes) return {at, n, first + args.crew.chunk_bytes};
+        if (n + 1 < args.common.arena.num_ranks) return {at, n + 1, 0};
+        return {at + args.crew.producers, 0, 0};
+    }
+};
 
 template <DType kDType>
-CROSSDOCK_DEVICE void return_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int home,
-                                 uint32_t chunk, uint32_t bit, const ReceivedRow& row, const RowStage& stage,
-                                 uint32_t& round) {
-    const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
-    const Ring ring = Ring::of(c, home, c.rank, channel);
-    const uint32_t slot = row.packet % args.packet.slots;
-    std::byte* packet = ring.packets + uint64_t{slot} * args.packet.stride;
-    uint32_t num = 0;
-    if (c.expert_major || args.with_weights) num = list_experts(ctx, c, home, chunk, bit, plan);
-    if (c.expert_major) list_rows(ctx, args, num, plan);
-    const bool is_here = c.expert_major || row.number < args.token_rows;
-    const bool has_credit =
-        ctx.warp_broadcast(
-            is_leader(ctx) && wait_credit(ctx, c, operation, home, channel, row.packet, args.packet.slots) ? 1u : 0u) !=
-        0;
-    if (!has_credit) return;
-    if (is_leader(ctx)) note_packet_written(ctx, c, operation, home, ring, row.packet, args.packet.slots);
-    CROSSDOCK_ROLLED
-    for (uint32_t first = 0; is_here && first < args.row_bytes; first += args.crew.chunk_bytes) {
-        const uint32_t left = args.row_bytes - first;
-        const uint32_t part = left < args.crew.chunk_bytes ? left : args.crew.chunk_bytes;
-        if (c.expert_major) {
-            sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, first / dtype_bytes(kDType), part / dtype_bytes(kDType),
-                             stage.data() - first);
-            stage.filled();
-        } else if (is_leader(ctx)) {
-            stage.load(ctx, args.tokens + uint64_t{row.number} * args.row_bytes + first, part);
-            stage.wait_loaded(ctx, round++);
-        }
-        ctx.warp_sync();
-        if (is_leader(ctx)) {
-            stage.store(ctx, packet + first, 0, part);
-            stage.end_group(ctx);
-            stage.wait_reusable(ctx);
-        }
-        ctx.warp_sync();
-    }
-    if (args.with_weights) return_weights(ctx, args, num, row.number, plan, packet);
-    ctx.warp_sync();
-    if (is_leader(ctx)) {
-        RowStage::wait_stores(ctx);
-        ctx.store_landed_system(ring.flags + slot, pack_word(operation.epoch, row.packet));
-    }
-    ctx.warp_sync();
-}
+class RowReturner {
+  public:
+    CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+        : args_(args),
+          operation_(operation),
+          channel_(static_cast<uint32_t>(ctx.block_idx())),
+          end_(most_chunks(args.common, channel_) * kChunkTokens),
+          plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)),
+          batch_(ctx, args.shared) {}
 
-template <DType kDType>
-CROSSDOCK_DEVICE void return_rows(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation) {
-    const HtCommon& c = args.common;
-    const RowStage stage = stage_of_warp(ctx, args.shared);
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const uint32_t num_ranks = c.arena.num_ranks;
-    uint32_t round = 0;
-    uint32_t most = 0;  // chunks of a home
-    CROSSDOCK_ROLLED
-    for (uint32_t home = 0; home < num_ranks; ++home) {
-        const uint32_t size = ChunkRange::of(c.tables.source_tokens[home], channel, c.channels).size();
-        most = size > most ? size : most;
-    }
-    CROSSDOCK_ROLLED
-    for (uint32_t at = static_cast<uint32_t>(ctx.warp_idx()); at < most * kChunkTokens; at += args.crew.producers) {
+    // The row of a step sets out for its stage while the one before is on its way home.
+    CROSSDOCK_DEVICE void run(const Ctx& ctx) {
+        ReturnStep step{static_cast<uint32_t>(ctx.warp_idx()), 0, 0};
+        ReceivedRow row = find(ctx, step);
+        if (row.exists) fetch(ctx, step, row, 0);
         CROSSDOCK_ROLLED
-        for (uint32_t i = 0; i < num_ranks; ++i) {
-            const uint32_t home = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
-            if (peer_states(ctx, args.shared)[home] != kEntered) continue;
-            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel, c.channels);
-            const uint32_t chunk = range.first + at / kChunkTokens;
-            if (chunk >= range.end) continue;
-            const ReceivedRow row = received_row(c, static_cast<int>(home), chunk, at % kChunkTokens, range);
-            if (!row.exists || !travels(c, row.number)) continue;
-            return_row<kDType>(ctx, args, operation, static_cast<int>(home), chunk, at % kChunkTokens, row, stage,
-                               round);
+        for (uint32_t round = 0; row.exists; ++round) {
+            ReturnStep next = step.next(args_, true);
+            ReceivedRow next_row = next.first > 0 ? row : find(ctx, next);
+            if (!args_.common.expert_major && next_row.exists) fetch(ctx, next, next_row, round + 1);
+            if (step.first == 0) has_credit_ = wait_for_slot(ctx, step, row);
+            if (args_.common.expert_major) {
+                sum(ctx, step, row, round);
+            } else if (is_loaded(row)) {
+                stage(ctx, round).wait_loaded(ctx, loads_done_[round % 2]++);
+            }
+            ctx.warp_sync();
+            if (has_credit_ && is_leader(ctx)) send(ctx, step, row, round);
+            if (step.first + args_.crew.chunk_bytes >= args_.row_bytes) {
+                if (has_credit_ && is_leader(ctx)) batch_.add(step.home(args_.common), row.packet);
+                if (ctx.warp_any(batch_.is_full())) flush(ctx);
+            }
+            ctx.warp_sync();
+            step = next;
+            row = next_row;
         }
+        flush(ctx);
+        RowStage::wait_stores(ctx);
     }
+
+  private:
+    CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
+        return stage_of_warp(ctx, args_.crew, args_.shared, round % 2);
+    }
+    CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
+    CROSSDOCK_DEVICE uint32_t part(const ReturnStep& step) const {
+        const uint32_t left = args_.row_bytes - step.first;
+        return left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+    }
+    CROSSDOCK_DEVICE bool is_loaded(const ReceivedRow& row) const {
+        return !args_.common.expert_major && row.number < args_.token_rows;
+    }
+
+    // The row of that step; where there is none, moves on to the next step that has one.
+    CROSSDOCK_DEVICE ReceivedRow find(const Ctx& ctx, ReturnStep& step) const {
+        const HtCommon& c = args_.common;
+        CROSSDOCK_ROLLED
+        for (; step.at < end_; step = step.next(args_, false)) {
+            const int home = step.home(c);
+            if (peer_states(ctx, args_.shared)[home] != kEntered) continue;
+            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel_, c.channels);
+            if (step.at / kChunkTokens >= range.size()) continue;
+            const ReceivedRow row =
+                received_row(c, home, range.first + step.at / kChunkTokens, step.at % kChunkTokens, range);
+            if (row.exists && travels(c, row.number)) return row;
+        }
+        return {false, 0, 0};
+    }
+
+    CROSSDOCK_DEVICE void fetch(const Ctx& ctx, const ReturnStep& step, const ReceivedRow& row, uint32_t round) const {
+        if (!is_loaded(row)) return;
+        const RowStage to = stage(ctx, round);
+        if (is_leader(ctx)) {
+            to.wait_reusable(ctx);
+            to.load(ctx, args_.tokens + uint64_t{row.number} * args_.row_bytes + step.first, part(step));
+        }
+        ctx.warp_sync();
+    }
+
+    // Before it waits, what has been sent is announced.
+    CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const ReturnStep& step, const ReceivedRow& row) {
+        const HtCommon& c = args_.common;
+        const int home = step.home(c);
+        const bool is_free = has_credit(ctx, c, c.offsets.rows, operation_, home, channel_, row.packet, args_.rows.num);
+        if (!ctx.warp_all(is_free)) flush(ctx);
+        bool may_send = false;
+        if (is_leader(ctx)) {
+            may_send = wait_credit(ctx, c, c.offsets.rows, operation_, home, channel_, row.packet, args_.rows.num);
+            if (may_send)
+                note_packet_written(ctx, c, c.offsets.rows, operation_, home,
+                                    Ring::of(c, c.offsets.rows, home, c.rank, channel_), row.packet, args_.rows.num);
+        }
+        return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
+    }
+
+    // Expert-major: the token's rows here, summed into a stage.
+    CROSSDOCK_DEVICE void sum(const Ctx& ctx, const ReturnStep& step, const ReceivedRow&, uint32_t round) const {
+        const HtCommon& c = args_.common;
+        const int home = step.home(c);
+        const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel_, c.channels);
+        const uint32_t num = list_slots(ctx, c, home, range.first + step.at / kChunkTokens, step.at % kChunkTokens,
+                                        args_.token_rows, plan_);
+        CROSSDOCK_ROLLED
+        for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes)
+            plan_.rows[i] = args_.tokens + uint64_t{plan_.slots[i]} * args_.row_bytes;
+        const RowStage to = stage(ctx, round);
+        to.wait_reusable(ctx);
+        ctx.warp_sync();
+        sum_rows<kDType>(ctx, PointerTerms{plan_.rows, num}, step.first / dtype_bytes(kDType),
+                         part(step) / dtype_bytes(kDType), to.data() - step.first);
+        to.filled();
+    }
+
+    CROSSDOCK_DEVICE void send(const Ctx& ctx, const ReturnStep& step, const ReceivedRow& row, uint32_t round) const {
+        const HtCommon& c = args_.common;
+        const Ring ring = Ring::of(c, c.offsets.rows, step.home(c), c.rank, channel_);
+        if (c.expert_major || is_loaded(row))
+            stage(ctx, round)
+                .store(ctx, ring.packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride + step.first, 0,
+                       part(step));
+        RowStage::end_group(ctx);
+    }
+
+    const HtCombineArgs& args_;
+    const Operation& operation_;
+    uint32_t channel_;
+    uint32_t end_;
+    HtPlan plan_;
+    FlagBatch batch_;
+    bool has_credit_ = false;
+    uint32_t loads_done_[2] = {0, 0};
+};
+
+// The gradients of a chunk's weights go back to the home of its tokens.
+CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int home,
+                                     uint32_t chunk, const ChunkRange& range) {
+    const HtCommon& c = args.common;
+    const uint32_t entry = static_cast<uint32_t>(home) * c.tables.chunks + chunk;
+    const uint32_t mask = c.tables.masks[entry];
+    if (mask == 0) return;
+    send_labels(ctx, c, args.labels, operation, home, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
+        const uint64_t* bitmap = bitmap_of(c, home, chunk * kChunkTokens + bit);
+        const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
+        uint32_t num = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t w = 0; w < c.tables.words; ++w) {
+            CROSSDOCK_ROLLED
+            for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1, ++num) {
+                const uint64_t at = c.expert_major ? slot_of(c, 64 * w + lowest_one(bits), home, chunk, bit) : row;
+                const bool is_here = at < c.budget && at < args.token_rows;
+                weights[num] = !is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num];
+            }
+        }
+    });
 }
 
 }  // namespace CROSSDOCK_WORLD

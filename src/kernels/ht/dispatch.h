@@ -10,23 +10,22 @@ inline namespace CROSSDOCK_WORLD {
 
 CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
-    init_stage(ctx, args.crew, args.shared);
+    init_stages(ctx, args.crew, args.shared);
     ctx.wait_for_previous_kernels();
     const Operation operation = begin_operation(ctx, c);
     wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared));
     if (has_failed(ctx, c.scope)) return;
-    if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters);
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     if (warp < args.crew.producers) {
-        send_tokens(ctx, args, operation);
-        return;
+        RowSender(ctx, args, operation).run(ctx);
+    } else {
+        const uint32_t receiver = warp - args.crew.producers;
+        receive_tokens(ctx, args, operation, receiver, args.crew.consumers);
+        const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
+        fill_gaps(ctx, args, receiver * blocks + static_cast<uint32_t>(ctx.block_idx()), args.crew.consumers * blocks);
     }
-    const uint32_t receivers = args.crew.warps_per_block - args.crew.producers;
-    receive_tokens(ctx, args, operation, warp - args.crew.producers, receivers);
-    fill_gaps(
-        ctx, args,
-        (warp - args.crew.producers) * static_cast<uint32_t>(ctx.num_blocks()) + static_cast<uint32_t>(ctx.block_idx()),
-        receivers * static_cast<uint32_t>(ctx.num_blocks()));
+    if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters);
+    if (c.has_windows) exchange_done(ctx, args, operation);
 }
 
 }  // namespace CROSSDOCK_WORLD

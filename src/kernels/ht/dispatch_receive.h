@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput dispatch, receive half: a warp takes a packet, brings what it holds to its rows, and gives the slot
-// back. Rows that peers write themselves need only their labels.
+// High-throughput dispatch, receive half: a warp takes a packet, brings the row to its places, and gives the slot back.
+// Rows that peers store to their places themselves need only their labels.
 #pragma once
 
 #include "device/row_copy.h"
@@ -10,70 +10,120 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// A flat row's local experts and weights, ascending, then -1 and 0. One warp.
-CROSSDOCK_DEVICE void label_flat_row(const Ctx& ctx, const HtDispatchArgs& args, uint64_t row, uint32_t num,
-                                     const int32_t* experts, const float* weights) {
+// ---- labels ----
+
+// A received row's weights to its slots, or beside its local experts, which come in ascending order, then -1 and 0. One
+// lane.
+CROSSDOCK_DEVICE void label_row(const HtDispatchArgs& args, int source, uint32_t chunk, uint32_t bit, uint64_t row,
+                                const float* weights) {
     const HtCommon& c = args.common;
+    if (!c.expert_major && row >= args.label_rows) return;
+    const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
     const int64_t first_expert =
         args.global_ids ? int64_t{c.rank} * static_cast<int64_t>(c.arena.experts_per_rank) : int64_t{0};
+    uint32_t num = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-        args.out_topk_idx[row * c.topk + k] = k < num ? first_expert + experts[k] : int64_t{-1};
-        args.out_weights[row * c.topk + k] = k < num && weights != nullptr ? weights[k] : 0.0f;
+    for (uint32_t w = 0; w < c.tables.words; ++w) {
+        CROSSDOCK_ROLLED
+        for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1) {
+            const uint32_t expert = 64 * w + lowest_one(bits);
+            const float weight = weights != nullptr ? weights[num] : 0.0f;
+            if (c.expert_major) {
+                const uint32_t slot = slot_of(c, expert, source, chunk, bit);
+                if (slot < c.budget && slot < args.label_rows) args.out_weights[slot] = weight;
+            } else {
+                args.out_topk_idx[row * c.topk + num] = first_expert + expert;
+                args.out_weights[row * c.topk + num] = weight;
+            }
+            ++num;
+        }
+    }
+    CROSSDOCK_ROLLED
+    for (; !c.expert_major && num < c.topk; ++num) {
+        args.out_topk_idx[row * c.topk + num] = -1;
+        args.out_weights[row * c.topk + num] = 0.0f;
     }
 }
 
-// One row of a source, from its packet, if that comes, into all of its places; zeros otherwise. One warp.
+CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
+                                      int source, uint32_t chunk, const ChunkRange& range) {
+    const HtCommon& c = args.common;
+    const uint32_t entry = static_cast<uint32_t>(source) * c.tables.chunks + chunk;
+    const uint32_t mask = c.tables.masks[entry];
+    if (mask == 0) return;
+    receive_labels(ctx, c, args.labels, operation, source, chunk - range.first, mask,
+                   [&](uint32_t bit, const float* weights) {
+                       const uint32_t row = c.tables.firsts[entry] + ones_below(mask, bit);
+                       if (travels(c, row)) label_row(args, source, chunk, bit, row, weights);
+                   });
+}
+
+// ---- rows ----
+
+// The places of a received row, in whole rows of the tensors, into plan.slots. Returns how many. One warp.
+CROSSDOCK_DEVICE uint32_t list_places(const Ctx& ctx, const HtDispatchArgs& args, int source, uint32_t chunk,
+                                      uint32_t bit, uint32_t row, const HtPlan& plan) {
+    if (args.common.expert_major) return list_slots(ctx, args.common, source, chunk, bit, args.token_rows, plan);
+    if (is_leader(ctx)) plan.slots[0] = row;
+    ctx.warp_sync();
+    return row < args.token_rows ? 1 : 0;
+}
+
+// A packet's row through the warp's stage; when it returns, the packet has been read. One lane.
+template <typename Place>
+CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const HtDispatchArgs& args, const std::byte* packet, uint32_t num,
+                                  Place place, uint32_t& round) {
+    const RowStage stage = stage_of_warp(ctx, args.crew, args.shared, 0);
+    CROSSDOCK_ROLLED
+    for (uint32_t first = 0; first < args.row_bytes; first += args.crew.chunk_bytes) {
+        const uint32_t left = args.row_bytes - first;
+        const uint32_t bytes = left < args.crew.chunk_bytes ? left : args.crew.chunk_bytes;
+        stage.wait_reusable(ctx);
+        stage.load(ctx, packet + first, bytes);
+        stage.wait_loaded(ctx, round++);
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < num; ++i) stage.store(ctx, place(i) + first, 0, bytes);
+        stage.end_group(ctx);
+    }
+    stage.release_source(ctx);
+}
+
+// One row of a source, from its packet, if that comes; zeros otherwise. One warp.
 CROSSDOCK_DEVICE void receive_row(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, int source,
-                                  uint32_t chunk, uint32_t bit, const ReceivedRow& row) {
+                                  uint32_t chunk, uint32_t bit, const ReceivedRow& row, uint32_t& round) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
-    const HtPacket& packet = packet_with(ctx, args, source);
-    const uint32_t num = args.is_labelled || c.expert_major ? list_experts(ctx, c, source, chunk, bit, plan) : 0;
-    const Ring ring = Ring::of(c, c.rank, source, channel);
+    const uint32_t num = list_places(ctx, args, source, chunk, bit, row.number, plan);
+    const Ring ring = Ring::of(c, c.offsets.rows, c.rank, source, channel);
     const bool came =
         ctx.warp_broadcast(
-            is_leader(ctx) && wait_packet(ctx, c, operation, source, ring, row.packet, packet.slots) ? 1u : 0u) != 0;
-    const std::byte* in_ring = ring.packets + uint64_t{row.packet % packet.slots} * packet.stride;
-    const float* weights = came ? reinterpret_cast<const float*>(in_ring + packet.weights_at()) : nullptr;
-    if (args.is_labelled && !c.expert_major && row.number < args.label_rows)
-        label_flat_row(ctx, args, row.number, num, plan.experts, weights);
-
-    // Expert-major: a place for every local expert within budget and tensors.
-    uint32_t num_places = 1;
-    if (c.expert_major) {
-        num_places = 0;
+            is_leader(ctx) && wait_packet(ctx, c, operation, source, ring, row.packet, args.rows.num) ? 1u : 0u) != 0;
+    const std::byte* packet = ring.packets + uint64_t{row.packet % args.rows.num} * args.rows.stride;
+    if (came) {
+        if (args.scale_bytes > 0) {
+            copy_row(ctx, packet + args.row_bytes, args.scale_bytes, num,
+                     [&](uint32_t i) { return args.out_scales + uint64_t{plan.slots[i]} * args.scale_bytes; });
+        }
+        const auto place = [&](uint32_t i) { return args.out_tokens + uint64_t{plan.slots[i]} * args.row_bytes; };
+        if (args.crew.consumer_stages > 0) {
+            ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
+            if (is_leader(ctx)) copy_staged(ctx, args, packet, num, place, round);
+        } else {
+            copy_row(ctx, packet, args.row_bytes, num, place);
+        }
+        wait_row_copies(ctx);
+        if (is_leader(ctx))
+            give_credit(ctx, c, c.offsets.rows, operation, source, channel, ring, row.packet, args.rows.num);
+    } else {
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < num; ++i) {
-            const uint32_t slot = plan.slots[i];
-            if (slot >= c.budget) continue;
-            if (is_leader(ctx) && args.is_labelled && slot < args.label_rows)
-                args.out_weights[slot] = weights != nullptr ? weights[i] : 0.0f;
-            if (slot >= args.token_rows) continue;
-            if (is_leader(ctx)) plan.ids[num_places] = static_cast<int32_t>(slot);
-            ++num_places;
+            zero_row(ctx, args.out_tokens + uint64_t{plan.slots[i]} * args.row_bytes, args.row_bytes);
+            if (args.scale_bytes > 0)
+                zero_row(ctx, args.out_scales + uint64_t{plan.slots[i]} * args.scale_bytes, args.scale_bytes);
         }
-        ctx.warp_sync();
-    } else if (row.number >= args.token_rows) {
-        num_places = 0;
     }
-    const auto place_in = [&](std::byte* tensor, uint32_t bytes, uint32_t i) {
-        const uint64_t at = c.expert_major ? static_cast<uint32_t>(plan.ids[i]) : row.number;
-        return tensor + at * bytes;
-    };
-    const auto bring = [&](std::byte* tensor, const std::byte* part, uint32_t bytes) {
-        if (came) {
-            copy_row(ctx, part, bytes, num_places, [&](uint32_t i) { return place_in(tensor, bytes, i); });
-        } else {
-            for (uint32_t i = 0; i < num_places; ++i) zero_row(ctx, place_in(tensor, bytes, i), bytes);
-        }
-    };
-    if (packet.row_bytes > 0 || !came) bring(args.out_tokens, in_ring, args.row_bytes);
-    if (args.scale_bytes > 0 && (packet.scale_bytes > 0 || !came))
-        bring(args.out_scales, in_ring + packet.scales_at(), args.scale_bytes);
-    wait_row_copies(ctx);
-    if (came && is_leader(ctx)) give_credit(ctx, c, operation, source, channel, ring, row.packet, packet.slots);
+    ctx.warp_sync();
 }
 
 // Rows of experts' zones that nobody sends, and labels behind the last row. All receiving warps of the grid.
@@ -105,30 +155,69 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
     }
 }
 
-// warp: among the `warps` of this block that receive.
+// warp: among the `warps` of this block that receive. Weights of a chunk come before its rows, own ones before others'.
 CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
                                      uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const uint32_t num_ranks = c.arena.num_ranks;
-    uint32_t most = 0;  // chunks of a source
+    const uint32_t* states = peer_states(ctx, args.shared);
+    const ChunkRange own = ChunkRange::of(c.tables.routing->num_tokens, channel, c.channels);
+    const uint32_t most = most_chunks(c, channel);
+    uint32_t round = 0;  // loads of this warp's stage
     CROSSDOCK_ROLLED
-    for (uint32_t source = 0; source < num_ranks; ++source) {
-        const uint32_t size = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels).size();
-        most = size > most ? size : most;
+    for (uint32_t i = 0; i < most || i < own.size(); ++i) {
+        CROSSDOCK_ROLLED
+        for (uint32_t n = warp; args.is_labelled && i < own.size() && n < num_ranks; n += warps) {
+            const uint32_t peer = (static_cast<uint32_t>(c.rank) + n) % num_ranks;
+            if (states[peer] != kAbsent) send_weights(ctx, args, operation, static_cast<int>(peer), own.first + i, own);
+        }
+        CROSSDOCK_ROLLED
+        for (uint32_t n = warp; args.is_labelled && n < num_ranks; n += warps) {
+            const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - n) % num_ranks;
+            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
+            if (i < range.size())
+                receive_weights(ctx, args, operation, static_cast<int>(source), range.first + i, range);
+        }
+        CROSSDOCK_ROLLED
+        for (uint32_t bit = warp; bit < kChunkTokens; bit += warps) {
+            CROSSDOCK_ROLLED
+            for (uint32_t n = 0; n < num_ranks; ++n) {
+                const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - n) % num_ranks;
+                const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
+                if (states[source] == kDirect || i >= range.size()) continue;
+                const ReceivedRow row = received_row(c, static_cast<int>(source), range.first + i, bit, range);
+                if (!row.exists || !travels(c, row.number)) continue;
+                receive_row(ctx, args, operation, static_cast<int>(source), range.first + i, bit, row, round);
+            }
+        }
+    }
+    RowStage::wait_stores(ctx);
+}
+
+// ---- rows that peers store themselves ----
+
+CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, int owner, int writer) {
+    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.done)) +
+           (static_cast<uint64_t>(writer) * c.arena.channels + static_cast<uint32_t>(ctx.block_idx()));
+}
+
+// This channel's rows have all landed, here and there. The whole block, after its warps' last stores.
+CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation) {
+    const HtCommon& c = args.common;
+    const uint32_t* states = peer_states(ctx, args.shared);
+    ctx.block_sync();
+    CROSSDOCK_ROLLED
+    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+        if (states[peer] == kDirect) ctx.store_release_system(done_word(ctx, c, peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
-    for (uint32_t at = warp; at < most * kChunkTokens; at += warps) {
-        CROSSDOCK_ROLLED
-        for (uint32_t i = 0; i < num_ranks; ++i) {
-            const uint32_t source = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
-            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
-            const uint32_t chunk = range.first + at / kChunkTokens;
-            if (chunk >= range.end) continue;
-            const ReceivedRow row = received_row(c, static_cast<int>(source), chunk, at % kChunkTokens, range);
-            if (!row.exists || !travels(c, row.number)) continue;
-            receive_row(ctx, args, operation, static_cast<int>(source), chunk, at % kChunkTokens, row);
-        }
+    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+        if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
+        const uint64_t* done = done_word(ctx, c, c.rank, peer);
+        wait_for(
+            ctx, c.scope, operation, WaitStep::kRow, peer, operation.epoch,
+            [&] { return ctx.load_acquire_system(done); }, [&](uint64_t epoch) { return epoch >= operation.epoch; });
     }
 }
 

@@ -6,153 +6,166 @@
 // for what comes earlier in that order. So there is always somebody who can go on, however small the rings are.
 #pragma once
 
-#include "kernels/ht/operation.h"
+#include "kernels/ht/labels.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtShared& shared) {
-    return RowStage(ctx.shared_memory() + shared.stages + shared.stage_bytes * static_cast<uint32_t>(ctx.warp_idx()));
-}
+// What a warp does one after the other: a part of a token's row, to some peers, a lane a peer.
+struct SendStep {
+    uint32_t at;     // of the token, among those of the channel
+    uint32_t base;   // the first of the peers
+    uint32_t first;  // byte of the row; row_bytes: its scales
 
-// Followed by a barrier of the block.
-CROSSDOCK_DEVICE void init_stage(const Ctx& ctx, const HtCrew& crew, const HtShared& shared) {
-    if (ctx.warp_idx() < static_cast<int>(crew.producers) && is_leader(ctx)) {
-        stage_of_warp(ctx, shared).init();
-        RowStage::initialised();
+    CROSSDOCK_DEVICE bool is_first() const { return first == 0; }
+    CROSSDOCK_DEVICE bool is_last(const HtDispatchArgs& args) const {
+        return args.scale_bytes > 0 ? first == args.row_bytes : first + args.crew.chunk_bytes >= args.row_bytes;
     }
-}
-
-CROSSDOCK_DEVICE uint32_t* peer_states(const Ctx& ctx, const HtShared& shared) {
-    return reinterpret_cast<uint32_t*>(ctx.shared_memory() + shared.peers);
-}
-
-CROSSDOCK_DEVICE const HtPacket& packet_with(const Ctx& ctx, const HtDispatchArgs& args, int peer) {
-    return args.packets[peer_states(ctx, args.shared)[peer] == kDirect ? 1 : 0];
-}
-
-// The weights of a token's choices at a peer, in ascending order of its experts, into a packet. One lane.
-CROSSDOCK_DEVICE void send_weights(const HtDispatchArgs& args, const HtPlan& plan, uint32_t num, int peer,
-                                   std::byte* target) {
-    const int32_t experts = static_cast<int32_t>(args.common.arena.experts_per_rank);
-    float* weights = reinterpret_cast<float*>(target);
-    uint32_t at = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t i = experts_below(plan, num, peer * experts); i < num && plan.experts[i] < (peer + 1) * experts; ++i)
-        weights[at++] = plan.weights[i];
-}
-
-// What a lane keeps of its peer while a token's row passes.
-struct Target {
-    bool exists;
-    uint64_t flag;  // the packet's number
-    uint64_t* flag_word;
-    std::byte* row;
-    std::byte* scales;
-    std::byte* weights;
+    CROSSDOCK_DEVICE uint32_t bytes(const HtDispatchArgs& args) const {
+        if (first == args.row_bytes) return args.scale_bytes;
+        const uint32_t left = args.row_bytes - first;
+        return left < args.crew.chunk_bytes ? left : args.crew.chunk_bytes;
+    }
+    CROSSDOCK_DEVICE const std::byte* source(const HtDispatchArgs& args, uint32_t token) const {
+        return first == args.row_bytes ? args.scales + uint64_t{token} * args.scale_bytes
+                                       : args.tokens + uint64_t{token} * args.row_bytes + first;
+    }
+    CROSSDOCK_DEVICE SendStep next(const HtDispatchArgs& args) const {
+        if (!is_last(args)) {
+            const uint32_t end = first + args.crew.chunk_bytes;
+            return {at, base, end < args.row_bytes ? end : args.row_bytes};
+        }
+        if (base + kLanes < args.common.arena.num_ranks) return {at, base + kLanes, 0};
+        return {at + args.crew.producers, 0, 0};
+    }
 };
 
-CROSSDOCK_DEVICE Target target_at(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, int peer,
-                                  const ChunkRange& range, uint32_t chunk, uint32_t bit) {
-    const HtCommon& c = args.common;
-    Target target{};
-    const uint32_t state = peer_states(ctx, args.shared)[peer];
-    if (state == kAbsent) return target;
-    const SentRow sent = sent_row(c, peer, chunk, bit, range);
-    if (!sent.exists) return target;
-    const HtPacket& packet = packet_with(ctx, args, peer);
-    const uint32_t number = c.tables.bases[peer] + sent.number;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    if (!travels(c, number) || !wait_credit(ctx, c, operation, peer, channel, sent.packet, packet.slots)) return target;
-    const Ring ring = Ring::of(c, peer, c.rank, channel);
-    const uint32_t slot = sent.packet % packet.slots;
-    std::byte* in_ring = ring.packets + uint64_t{slot} * packet.stride;
-    note_packet_written(ctx, c, operation, peer, ring, sent.packet, packet.slots);
-    target.exists = true;
-    target.flag = pack_word(operation.epoch, sent.packet);
-    target.flag_word = ring.flags + slot;
-    target.row = in_ring;
-    target.scales = in_ring + packet.scales_at();
-    target.weights = in_ring + packet.weights_at();
-    if (state == kDirect) {
-        target.row = args.token_windows.at(peer, uint64_t{number} * args.row_bytes);
-        target.scales = args.scale_windows.at(peer, uint64_t{number} * args.scale_bytes);
-    }
-    return target;
-}
+// Where a lane's peer wants the row.
+struct Target {
+    bool exists;
+    bool is_direct;
+    uint32_t packet;
+    std::byte* row;
+    std::byte* scales;
+};
 
-// All peers of a token, a lane a peer.
-CROSSDOCK_DEVICE void send_token(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
-                                 const ChunkRange& range, uint32_t chunk, uint32_t bit, const RowStage& stage,
-                                 uint32_t& round) {
-    const HtCommon& c = args.common;
-    const uint32_t token = chunk * kChunkTokens + bit;
-    const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
-    uint32_t num = 0;
-    const bool is_given = token < c.num_tokens;  // a handle over another's memory may be told of fewer tokens
-    const bool has_weights = args.is_labelled && is_given;
-    if (has_weights) {
-        num = sort_choices(ctx, c, token, plan);
-        // Of equal choices the last one counts.
-        CROSSDOCK_ROLLED
-        for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-            bool is_last = plan.slots[k] < c.topk;
-            CROSSDOCK_ROLLED
-            for (uint32_t j = k + 1; is_last && j < c.topk; ++j) is_last = plan.ids[j] != plan.ids[k];
-            if (is_last) plan.weights[plan.slots[k]] = args.topk_weights[uint64_t{token} * c.topk + k];
-        }
-        ctx.warp_sync();
-    }
-    CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.arena.num_ranks; base += kLanes) {
-        const uint32_t peer = base + static_cast<uint32_t>(ctx.lane());
+class RowSender {
+  public:
+    CROSSDOCK_DEVICE RowSender(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation)
+        : args_(args),
+          operation_(operation),
+          channel_(static_cast<uint32_t>(ctx.block_idx())),
+          range_(ChunkRange::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
+          batch_(ctx, args.shared) {}
+
+    CROSSDOCK_DEVICE void run(const Ctx& ctx) {
+        // A handle over another's memory may be told of fewer tokens.
+        const uint32_t routed = args_.common.tables.routing->num_tokens;
+        const uint32_t tokens = routed < args_.common.num_tokens ? routed : args_.common.num_tokens;
+        const uint32_t before = range_.first * kChunkTokens;
+        const uint32_t all = range_.size() * kChunkTokens;
+        const uint32_t end = tokens <= before ? 0 : tokens - before < all ? tokens - before : all;
+        SendStep step{static_cast<uint32_t>(ctx.warp_idx()), 0, 0};
+        if (step.at < end) load(ctx, step, 0);
         Target target{};
-        if (peer < c.arena.num_ranks)
-            target = target_at(ctx, args, operation, static_cast<int>(peer), range, chunk, bit);
-        if (!ctx.warp_any(target.exists)) continue;
-        // In parts of a stage, the last of which takes the scales along.
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; is_given && first < args.row_bytes; first += args.crew.chunk_bytes) {
-            const uint32_t left = args.row_bytes - first;
-            const uint32_t part = left < args.crew.chunk_bytes ? left : args.crew.chunk_bytes;
-            if (is_leader(ctx)) stage.load(ctx, args.tokens + uint64_t{token} * args.row_bytes + first, part);
-            stage.wait_loaded(ctx, round++);
-            if (target.exists) stage.store(ctx, target.row + first, 0, part);
-            stage.end_group(ctx);
-            stage.wait_reusable(ctx);
-            ctx.warp_sync();
+        for (uint32_t round = 0; step.at < end; ++round) {
+            const SendStep next = step.next(args_);
+            if (next.at < end) {
+                stage(ctx, round + 1).wait_reusable(ctx);
+                ctx.warp_sync();
+                load(ctx, next, round + 1);
+            }
+            if (step.is_first()) target = target_of(ctx, step);
+            const RowStage from = stage(ctx, round);
+            from.wait_loaded(ctx, round / 2);
+            if (target.exists)
+                from.store(ctx, step.first == args_.row_bytes ? target.scales : target.row + step.first, 0,
+                           step.bytes(args_));
+            RowStage::end_group(ctx);
+            if (step.is_last(args_)) {
+                if (target.exists && !target.is_direct)
+                    batch_.add(static_cast<int>(step.base) + ctx.lane(), target.packet);
+                if (ctx.warp_any(batch_.is_full())) flush(ctx);
+            }
+            step = next;
         }
-        if (is_given && args.scale_bytes > 0) {
-            if (is_leader(ctx)) stage.load(ctx, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes);
-            stage.wait_loaded(ctx, round++);
-            if (target.exists) stage.store(ctx, target.scales, 0, args.scale_bytes);
-            stage.end_group(ctx);
-            stage.wait_reusable(ctx);
-            ctx.warp_sync();
-        }
-        if (target.exists) {
-            if (has_weights) send_weights(args, plan, num, static_cast<int>(peer), target.weights);
-            RowStage::wait_stores(ctx);
-            ctx.store_landed_system(target.flag_word, target.flag);
-        }
-        ctx.warp_sync();
+        flush(ctx);
+        // Rows that went straight to their places are announced by the block, when all of its warps are here.
+        RowStage::wait_stores(ctx);
+        ctx.fence_landed();
     }
-}
 
-CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation) {
-    const HtCommon& c = args.common;
-    const RowStage stage = stage_of_warp(ctx, args.shared);
-    const uint32_t tokens = c.tables.routing->num_tokens;
-    const ChunkRange range = ChunkRange::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
-    uint32_t round = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t at = static_cast<uint32_t>(ctx.warp_idx()); at < range.size() * kChunkTokens;
-         at += args.crew.producers) {
-        const uint32_t chunk = range.first + at / kChunkTokens;
-        const uint32_t bit = at % kChunkTokens;
-        if (chunk * kChunkTokens + bit >= tokens) break;
-        send_token(ctx, args, operation, range, chunk, bit, stage, round);
+  private:
+    CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
+        return stage_of_warp(ctx, args_.crew, args_.shared, round % 2);
     }
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const SendStep& step, uint32_t round) const {
+        const uint32_t token = range_.first * kChunkTokens + step.at;
+        if (is_leader(ctx)) stage(ctx, round).load(ctx, step.source(args_, token), step.bytes(args_));
+    }
+    CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
+
+    // Waits for a free slot where one is needed; before that, what has been sent is announced.
+    CROSSDOCK_DEVICE Target target_of(const Ctx& ctx, const SendStep& step) {
+        const HtCommon& c = args_.common;
+        const uint32_t peer = step.base + static_cast<uint32_t>(ctx.lane());
+        const int rank = static_cast<int>(peer);
+        Target target{};
+        bool must_wait = false;
+        uint32_t number = 0;
+        if (peer < c.arena.num_ranks && peer_states(ctx, args_.shared)[peer] != kAbsent) {
+            const SentRow sent =
+                sent_row(c, rank, range_.first + step.at / kChunkTokens, step.at % kChunkTokens, range_);
+            number = c.tables.bases[peer] + sent.number;
+            target.exists = sent.exists && travels(c, number);
+            target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
+            target.packet = sent.packet;
+            must_wait = target.exists && !target.is_direct &&
+                        !has_credit(ctx, c, c.offsets.rows, operation_, rank, channel_, sent.packet, args_.rows.num);
+        }
+        if (ctx.warp_any(must_wait)) flush(ctx);
+        if (!target.exists) return target;
+        if (target.is_direct) {
+            target.row = args_.token_windows.at(rank, uint64_t{number} * args_.row_bytes);
+            if (args_.scale_bytes > 0)
+                target.scales = args_.scale_windows.at(rank, uint64_t{number} * args_.scale_bytes);
+            return target;
+        }
+        if (!wait_credit(ctx, c, c.offsets.rows, operation_, rank, channel_, target.packet, args_.rows.num)) return {};
+        const Ring ring = Ring::of(c, c.offsets.rows, rank, c.rank, channel_);
+        note_packet_written(ctx, c, c.offsets.rows, operation_, rank, ring, target.packet, args_.rows.num);
+        target.row = ring.packets + uint64_t{target.packet % args_.rows.num} * args_.rows.stride;
+        target.scales = target.row + args_.row_bytes;
+        return target;
+    }
+
+    const HtDispatchArgs& args_;
+    const Operation& operation_;
+    uint32_t channel_;
+    ChunkRange range_;
+    FlagBatch batch_;
+};
+
+// The weights of a chunk of own tokens to one peer.
+CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, int peer,
+                                   uint32_t chunk, const ChunkRange& range) {
+    const HtCommon& c = args.common;
+    const uint32_t mask = c.tables.sent_masks[static_cast<uint32_t>(peer) * c.tables.chunks + chunk];
+    if (mask == 0) return;
+    const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
+    send_labels(ctx, c, args.labels, operation, peer, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
+        const uint32_t token = chunk * kChunkTokens + bit;
+        if (token >= c.num_tokens) return;
+        uint32_t num = 0;
+        CROSSDOCK_ROLLED
+        for (int32_t from = peer * experts;;) {
+            const NextExpert next = NextExpert::of(c, token, from, (peer + 1) * experts);
+            if (next.id < 0) return;
+            weights[num++] = args.topk_weights[uint64_t{token} * c.topk + next.choice];
+            from = next.id + 1;
+        }
+    });
 }
 
 }  // namespace CROSSDOCK_WORLD

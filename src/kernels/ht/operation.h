@@ -139,6 +139,10 @@ CROSSDOCK_DEVICE uint32_t ones_below(uint32_t mask, uint32_t bit) {
     return static_cast<uint32_t>(number_of_ones(mask & ((1u << bit) - 1)));
 }
 
+CROSSDOCK_DEVICE uint32_t lowest_one(uint64_t bits) {
+    return static_cast<uint32_t>(number_of_ones((bits & (~bits + 1)) - 1));
+}
+
 // A channel's share of a source's chunks: [first, end).
 struct ChunkRange {
     uint32_t first;
@@ -152,6 +156,17 @@ struct ChunkRange {
     }
     CROSSDOCK_DEVICE uint32_t size() const { return end - first; }
 };
+
+// The most chunks that a source has in this channel.
+CROSSDOCK_DEVICE uint32_t most_chunks(const HtCommon& c, uint32_t channel) {
+    uint32_t most = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
+        const uint32_t size = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels).size();
+        most = size > most ? size : most;
+    }
+    return most;
+}
 
 // A row that this rank sends to a peer, or that a peer returns to it.
 struct SentRow {
@@ -206,83 +221,44 @@ CROSSDOCK_DEVICE uint32_t slot_of(const HtCommon& c, uint32_t expert, int source
     return t.zones[expert] + t.firsts[at] + ones_below(t.masks[at], bit);
 }
 
-// A warp's list of a row's local experts, ascending, and where its rows are; in shared memory.
+// What a warp knows of the row that it works on; in shared memory.
 struct HtPlan {
     const std::byte** rows;  // [topk]
-    int32_t* experts;        // [topk] local ids (received rows) or global ones (own tokens), ascending
     uint32_t* slots;         // [topk]
-    float* weights;          // [topk]
-    int32_t* ids;            // [topk] as the caller gave them
+    uint32_t* ranks;         // [topk]
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
-        return static_cast<uint32_t>(align_up(24 * uint64_t{topk}, 16));
+        return static_cast<uint32_t>(align_up(16 * uint64_t{topk}, 16));
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
         std::byte* memory =
             ctx.shared_memory() + shared.plans + shared.plan_bytes * static_cast<uint32_t>(ctx.warp_idx());
-        int32_t* words = reinterpret_cast<int32_t*>(memory + uint64_t{8} * topk);
-        return {reinterpret_cast<const std::byte**>(memory), words, reinterpret_cast<uint32_t*>(words + topk),
-                reinterpret_cast<float*>(words + 2 * topk), words + 3 * topk};
+        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
+        return {reinterpret_cast<const std::byte**>(memory), words, words + topk};
     }
 };
 
-// The local experts of a received row, into the plan. Returns how many. One warp.
-CROSSDOCK_DEVICE uint32_t list_experts(const Ctx& ctx, const HtCommon& c, int source, uint32_t chunk, uint32_t bit,
-                                       const HtPlan& plan) {
+// Expert-major: a received row's slots that lie within both limits, in ascending order of experts, into plan.slots.
+// Returns how many. One warp.
+CROSSDOCK_DEVICE uint32_t list_slots(const Ctx& ctx, const HtCommon& c, int source, uint32_t chunk, uint32_t bit,
+                                     uint64_t limit, const HtPlan& plan) {
     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
     uint32_t num = 0;
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.arena.experts_per_rank; base += kLanes) {
         const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
-        const bool is_here = expert < c.arena.experts_per_rank && (bitmap[expert / 64] >> (expert % 64) & 1) != 0;
+        bool is_here = expert < c.arena.experts_per_rank && (bitmap[expert / 64] >> (expert % 64) & 1) != 0;
+        uint32_t slot = 0;
+        if (is_here) {
+            slot = slot_of(c, expert, source, chunk, bit);
+            is_here = slot < c.budget && slot < limit;
+        }
         const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(is_here ? 1 : 0));
         num += static_cast<uint32_t>(ctx.warp_sum(is_here ? 1 : 0));
-        if (!is_here || at >= c.topk) continue;
-        plan.experts[at] = static_cast<int32_t>(expert);
-        if (c.expert_major) plan.slots[at] = slot_of(c, expert, source, chunk, bit);
+        if (is_here) plan.slots[at] = slot;
     }
     ctx.warp_sync();
-    return num < c.topk ? num : c.topk;
-}
-
-// The distinct experts of an own token, ascending, into plan.experts; each choice's place among them into plan.slots
-// (of a dropped one: topk). Returns how many. One warp.
-CROSSDOCK_DEVICE uint32_t sort_choices(const Ctx& ctx, const HtCommon& c, uint32_t token, const HtPlan& plan) {
-    const int32_t* ids = c.tables.ids + uint64_t{token} * c.topk;
-    CROSSDOCK_ROLLED
-    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) plan.ids[k] = ids[k];
-    ctx.warp_sync();
-    int num = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.topk; base += kLanes) {
-        const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
-        const int32_t id = k < c.topk ? plan.ids[k] : -1;
-        uint32_t smaller = 0;
-        bool repeats = false;
-        CROSSDOCK_ROLLED
-        for (uint32_t j = 0; id >= 0 && j < c.topk; ++j) {
-            const int32_t other = plan.ids[j];
-            if (other == id && j < k) repeats = true;
-            if (other < 0 || other >= id) continue;
-            bool is_first = true;
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < j; ++i) is_first = is_first && plan.ids[i] != other;
-            smaller += is_first ? 1 : 0;
-        }
-        if (k < c.topk) plan.slots[k] = id >= 0 ? smaller : c.topk;
-        if (id >= 0 && !repeats) plan.experts[smaller] = id;
-        num += ctx.warp_sum(id >= 0 && !repeats ? 1 : 0);
-    }
-    ctx.warp_sync();
-    return static_cast<uint32_t>(num);
-}
-
-// How many of the sorted global ids are below that one.
-CROSSDOCK_DEVICE uint32_t experts_below(const HtPlan& plan, uint32_t num, int32_t id) {
-    uint32_t below = 0;
-    CROSSDOCK_ROLLED
-    while (below < num && plan.experts[below] < id) ++below;
-    return below;
+    return num;
 }
 
 // ---- rings ----
@@ -293,28 +269,35 @@ struct Ring {
     uint64_t* flags;
     uint64_t number;  // of the first slot, among all slots of the owner: for the checker
 
-    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, int owner, int sender, uint32_t channel) {
+    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, const HtRings& rings, int owner, int sender, uint32_t channel) {
         const uint64_t ring = static_cast<uint64_t>(sender) * c.arena.channels + channel;
-        return {c.peers.at(owner, c.offsets.rings + ring * c.arena.ring_bytes),
-                reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.flags)) + ring * kMaxRingSlots,
+        return {c.peers.at(owner, rings.packets + ring * rings.ring_bytes),
+                reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.flags)) + ring * kMaxRingSlots,
                 ring * kMaxRingSlots};
     }
 };
 
-CROSSDOCK_DEVICE uint64_t* credits_of(const HtCommon& c, int owner, int receiver, uint32_t channel) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.credits)) +
-           (static_cast<uint64_t>(receiver) * c.arena.channels + channel) * kMaxRingSlots;
+CROSSDOCK_DEVICE uint64_t* credit_word(const HtCommon& c, const HtRings& rings, int owner, int receiver,
+                                       uint32_t channel, uint32_t slot) {
+    return reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.credits)) +
+           ((static_cast<uint64_t>(receiver) * c.arena.channels + channel) * kMaxRingSlots + slot);
 }
 
 // The slot of that packet is free. The calling lane; false: the receiver is lost.
-CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const Operation& operation, int receiver,
-                                  uint32_t channel, uint32_t packet, uint32_t slots) {
+CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
+                                  int receiver, uint32_t channel, uint32_t packet, uint32_t slots) {
     if (packet < slots || ctx.skips_credit()) return is_active(ctx, c.scope, receiver);
-    const uint64_t* word = credits_of(c, c.rank, receiver, channel) + packet % slots;
+    const uint64_t* word = credit_word(c, rings, c.rank, receiver, channel, packet % slots);
     const uint64_t expected = pack_word(operation.epoch, packet - slots);
     return wait_for(
         ctx, c.scope, operation, WaitStep::kCredit, receiver, expected, [&] { return ctx.load_acquire_system(word); },
         [&](uint64_t seen) { return seen == expected; });
+}
+CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
+                                 int receiver, uint32_t channel, uint32_t packet, uint32_t slots) {
+    return packet < slots ||
+           ctx.load_relaxed_system(credit_word(c, rings, c.rank, receiver, channel, packet % slots)) ==
+               pack_word(operation.epoch, packet - slots);
 }
 
 // The packet has come. The calling lane; false: it will not.
@@ -328,21 +311,81 @@ CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Opera
         [&](uint64_t seen) { return seen == expected; });
 }
 
-CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, const Operation& operation, int receiver,
-                                          const Ring& ring, uint32_t packet, uint32_t slots) {
-    ctx.note_slot_written(c.rank, receiver, c.peers.at(receiver, 0), 0, ring.number + packet % slots,
-                          pack_word(operation.epoch, packet));
+CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, const HtRings& rings,
+                                          const Operation& operation, int receiver, const Ring& ring, uint32_t packet,
+                                          uint32_t slots) {
+    ctx.note_slot_written(c.rank, receiver, c.peers.at(receiver, 0), static_cast<int>(rings.kind),
+                          ring.number + packet % slots, pack_word(operation.epoch, packet));
 }
 
 // Gives a packet's slot back once its bytes have been read: the loads have their values, so nothing is to be ordered.
 // One lane, behind a barrier of the lanes that read.
-CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const HtCommon& c, const Operation& operation, int sender,
-                                  uint32_t channel, const Ring& ring, uint32_t packet, uint32_t slots) {
-    ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), 0, ring.number + packet % slots,
+CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
+                                  int sender, uint32_t channel, const Ring& ring, uint32_t packet, uint32_t slots) {
+    ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), static_cast<int>(rings.kind), ring.number + packet % slots,
                        pack_word(operation.epoch, packet));
-    ctx.store_entered_system(credits_of(c, sender, c.rank, channel) + packet % slots,
+    ctx.store_entered_system(credit_word(c, rings, sender, c.rank, channel, packet % slots),
                              pack_word(operation.epoch, packet));
 }
+
+// ---- stages ----
+
+CROSSDOCK_DEVICE uint32_t* peer_states(const Ctx& ctx, const HtShared& shared) {
+    return reinterpret_cast<uint32_t*>(ctx.shared_memory() + shared.peers);
+}
+
+// The warp's stage number i.
+CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtCrew& crew, const HtShared& shared, uint32_t i) {
+    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t before =
+        warp < crew.producers ? warp * crew.producer_stages
+                              : crew.producers * crew.producer_stages + (warp - crew.producers) * crew.consumer_stages;
+    return RowStage(ctx.shared_memory() + shared.stages + shared.stage_bytes * (before + i));
+}
+
+// Followed by a barrier of the block.
+CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtCrew& crew, const HtShared& shared) {
+    const uint32_t stages =
+        ctx.warp_idx() < static_cast<int>(crew.producers) ? crew.producer_stages : crew.consumer_stages;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; is_leader(ctx) && i < stages; ++i) stage_of_warp(ctx, crew, shared, i).init();
+    RowStage::initialised();
+}
+
+// Flags of packets, raised some at a time: what it costs to know that rows have landed is paid once for all of them.
+// Every lane has its own packets; all lanes come along.
+class FlagBatch {
+  public:
+    CROSSDOCK_DEVICE FlagBatch(const Ctx& ctx, const HtShared& shared)
+        : packets_(reinterpret_cast<uint64_t*>(ctx.shared_memory() + shared.unflagged) +
+                   static_cast<uint32_t>(ctx.warp_idx()) * kFlagBatch * kLanes + static_cast<uint32_t>(ctx.lane())) {}
+
+    // The lane's latest group of stores is that packet's.
+    CROSSDOCK_DEVICE void add(int receiver, uint32_t packet) {
+        packets_[num_++ * kLanes] = uint64_t{static_cast<uint32_t>(receiver)} << 32 | packet;
+    }
+    CROSSDOCK_DEVICE bool is_full() const { return num_ == kFlagBatch; }
+
+    CROSSDOCK_DEVICE void flush(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots) {
+        if (num_ > 0) {
+            RowStage::wait_stores(ctx);
+            ctx.fence_landed();
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < num_; ++i) {
+                const uint32_t packet = static_cast<uint32_t>(packets_[i * kLanes]);
+                const Ring ring = Ring::of(c, c.offsets.rows, static_cast<int>(packets_[i * kLanes] >> 32), c.rank,
+                                           static_cast<uint32_t>(ctx.block_idx()));
+                ctx.store_entered_system(ring.flags + packet % slots, pack_word(operation.epoch, packet));
+            }
+            num_ = 0;
+        }
+        ctx.warp_sync();
+    }
+
+  private:
+    uint64_t* packets_;
+    uint32_t num_ = 0;
+};
 
 }  // namespace CROSSDOCK_WORLD
 }  // namespace crossdock

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routing weights travel beside the rows, a chunk of tokens at a time: with dispatch to the ranks of the experts, their
+// gradients back with combine. A packet has, for each row of the chunk, the weights of the receiving (or returning)
+// rank's experts in ascending order. A lane takes a token.
+#pragma once
+
+#include "kernels/ht/operation.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// The most weights of a row at one rank.
+CROSSDOCK_DEVICE uint32_t weights_per_row(const HtCommon& c) {
+    return c.topk < c.arena.experts_per_rank ? c.topk : c.arena.experts_per_rank;
+}
+
+// The next of an own token's experts, from that global id on and below `end`, and its last choice; -1: none.
+struct NextExpert {
+    int32_t id;
+    uint32_t choice;
+
+    CROSSDOCK_DEVICE static NextExpert of(const HtCommon& c, uint32_t token, int32_t from, int32_t end) {
+        const int32_t* ids = c.tables.ids + uint64_t{token} * c.topk;
+        NextExpert next{end, 0};
+        CROSSDOCK_ROLLED
+        for (uint32_t k = 0; k < c.topk; ++k) {
+            const int32_t id = ids[k];
+            if (id >= from && id < end && id <= next.id) next = {id, k};
+        }
+        return next.id < end ? next : NextExpert{-1, 0};
+    }
+};
+
+// Packet `number` to a peer: fill(bit, weights) by a lane a token of the mask. One warp.
+template <typename Fill>
+CROSSDOCK_DEVICE void send_labels(const Ctx& ctx, const HtCommon& c, const HtSlots& slots, const Operation& operation,
+                                  int peer, uint32_t number, uint32_t mask, Fill fill) {
+    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const bool may_send = ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, c.offsets.labels, operation, peer,
+                                                                           channel, number, slots.num)
+                                                 ? 1u
+                                                 : 0u) != 0;
+    if (!may_send) return;
+    const Ring ring = Ring::of(c, c.offsets.labels, peer, c.rank, channel);
+    if (is_leader(ctx)) note_packet_written(ctx, c, c.offsets.labels, operation, peer, ring, number, slots.num);
+    float* weights = reinterpret_cast<float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
+    const uint32_t per_row = weights_per_row(c);
+    CROSSDOCK_ROLLED
+    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
+        if ((mask >> bit & 1) != 0) fill(bit, weights + ones_below(mask, bit) * per_row);
+    }
+    ctx.warp_sync();
+    if (is_leader(ctx)) ctx.store_release_system(ring.flags + number % slots.num, pack_word(operation.epoch, number));
+    ctx.warp_sync();
+}
+
+// Packet `number` of a sender: take(bit, weights) by a lane a token; weights are null where the packet does not come.
+// One warp.
+template <typename Take>
+CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const HtSlots& slots,
+                                     const Operation& operation, int sender, uint32_t number, uint32_t mask,
+                                     Take take) {
+    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const Ring ring = Ring::of(c, c.offsets.labels, c.rank, sender, channel);
+    const bool came =
+        ctx.warp_broadcast(is_leader(ctx) && wait_packet(ctx, c, operation, sender, ring, number, slots.num) ? 1u
+                                                                                                             : 0u) != 0;
+    const float* weights = reinterpret_cast<const float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
+    const uint32_t per_row = weights_per_row(c);
+    CROSSDOCK_ROLLED
+    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
+        if ((mask >> bit & 1) != 0) take(bit, came ? weights + ones_below(mask, bit) * per_row : nullptr);
+    }
+    ctx.warp_sync();
+    if (came && is_leader(ctx))
+        give_credit(ctx, c, c.offsets.labels, operation, sender, channel, ring, number, slots.num);
+    ctx.warp_sync();
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
