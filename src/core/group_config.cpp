@@ -20,7 +20,8 @@ struct CallerConfig : ncclEpGroupConfig_t {
 static_assert(sizeof(CallerConfig) == 120, "the appended fields lie at 112 and 116");
 
 constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
-constexpr uint64_t kLongestTimeoutNs = uint64_t{1} << 62;  // deadlines are sums of a clock and this
+constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
+                                       << 48;  // three days; deadlines are sums of a clock and this times ranks
 
 // What high throughput takes unless told otherwise: docs/performance.md has the curves.
 constexpr uint32_t kHtDispatchSms = 16;

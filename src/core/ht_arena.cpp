@@ -59,7 +59,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     geometry.experts_per_rank = config.experts_per_rank();
     geometry.max_tokens = config.max_tokens;
     geometry.channels = std::max(dispatch_blocks, combine_blocks);
-    const uint64_t packet = align_up(config.max_token_bytes + align_up(sizeof(float) * kMaxTopk, 16), 128);
+    const uint64_t packet = align_up(config.max_token_bytes, 128);
     const uint64_t ring = packet * slots_for(communicator.world(), geometry.num_rings(), packet);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,

@@ -139,7 +139,7 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* finished = word(c.rank, peer);
         wait_for(
-            ctx, c.scope, operation, WaitStep::kFinished, peer, operation.epoch,
+            ctx, c, operation, WaitStep::kFinished, peer, operation.epoch,
             [&] { return ctx.load_acquire_system(finished); },
             [&](uint64_t epoch) { return epoch >= operation.epoch; });
     }

@@ -216,8 +216,8 @@ CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, 
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* done = done_word(ctx, c, c.rank, peer);
         wait_for(
-            ctx, c.scope, operation, WaitStep::kRow, peer, operation.epoch,
-            [&] { return ctx.load_acquire_system(done); }, [&](uint64_t epoch) { return epoch >= operation.epoch; });
+            ctx, c, operation, WaitStep::kRow, peer, operation.epoch, [&] { return ctx.load_acquire_system(done); },
+            [&](uint64_t epoch) { return epoch >= operation.epoch; });
     }
 }
 

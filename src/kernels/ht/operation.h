@@ -9,14 +9,20 @@ inline namespace CROSSDOCK_WORLD {
 
 // ---- waits ----
 
-// A wait's time begins when it begins: with masks, a peer may be late because it has waited for a lost rank itself.
-// The calling lane; false: the peer is masked, the group has failed, or the time is over.
+// A wait's time begins when it begins: with masks, a peer may be late because it has waited for a lost rank itself. A
+// rank that waits for itself waits for a part of it that waits for a peer: that part's time is over first, and the peer
+// is to blame. The calling lane; false: the peer is masked, the group has failed, or the time is over.
 template <typename Load, typename Ready>
-CROSSDOCK_DEVICE bool wait_for(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
-                               int peer, uint64_t expected, Load load, Ready ready) {
+CROSSDOCK_DEVICE bool wait_for(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step, int peer,
+                               uint64_t expected, Load load, Ready ready) {
     if (ready(load())) return true;
     Operation own = operation;
     own.start_ns = ctx.now_ns();
+    WaitScope scope = c.scope;
+    if (peer == c.rank) {
+        scope.masking = 0;
+        scope.timeout_ns *= c.arena.num_ranks + 1;
+    }
     return wait_until(ctx, scope, own, step, peer, expected, load, ready);
 }
 
@@ -74,7 +80,7 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
     const uint64_t* word = entered_word(c, operation, c.rank, peer);
     uint64_t seen = 0;
     const bool came = wait_for(
-        ctx, c.scope, operation, WaitStep::kEntry, peer, operation.epoch,
+        ctx, c, operation, WaitStep::kEntry, peer, operation.epoch,
         [&] {
             seen = ctx.load_acquire_system(word);
             return word_epoch(seen);
@@ -102,12 +108,8 @@ CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Opera
     if (thread_idx(ctx) == 0) {
         uint32_t* arrived = &c.state->arrived[0];
         ctx.add_acq_rel_device(arrived, 1);
-        // Blocks that still wait for a peer come when that wait is over. No peer is to blame here.
-        WaitScope own = c.scope;
-        own.masking = 0;
-        own.timeout_ns *= 2;
         const bool met = wait_for(
-            ctx, own, operation, WaitStep::kBarrier, c.rank, blocks,
+            ctx, c, operation, WaitStep::kBarrier, c.rank, blocks,
             [&] { return uint64_t{ctx.load_acquire_device(arrived)}; },
             [&](uint64_t count) { return count >= blocks; });
         head->verdict = met ? 1 : 0;
@@ -290,7 +292,7 @@ CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const HtRin
     const uint64_t* word = credit_word(c, rings, c.rank, receiver, channel, packet % slots);
     const uint64_t expected = pack_word(operation.epoch, packet - slots);
     return wait_for(
-        ctx, c.scope, operation, WaitStep::kCredit, receiver, expected, [&] { return ctx.load_acquire_system(word); },
+        ctx, c, operation, WaitStep::kCredit, receiver, expected, [&] { return ctx.load_acquire_system(word); },
         [&](uint64_t seen) { return seen == expected; });
 }
 CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
@@ -307,7 +309,7 @@ CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Opera
     const uint64_t* word = ring.flags + packet % slots;
     const uint64_t expected = pack_word(operation.epoch, packet);
     return wait_for(
-        ctx, c.scope, operation, WaitStep::kRow, sender, expected, [&] { return ctx.load_acquire_system(word); },
+        ctx, c, operation, WaitStep::kRow, sender, expected, [&] { return ctx.load_acquire_system(word); },
         [&](uint64_t seen) { return seen == expected; });
 }
 

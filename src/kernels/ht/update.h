@@ -31,7 +31,7 @@ CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const 
     const uint64_t tag = pack_word(operation.epoch, 0);
     TaggedWord seen{};
     const bool came = wait_for(
-        ctx, c.scope, operation, step, peer, tag,
+        ctx, c, operation, step, peer, tag,
         [&] {
             seen = ctx.load_tagged(word);
             return seen.tag;
