@@ -8,32 +8,33 @@ from table_parts import KERNEL, LAUNCH, METRICS, PERIOD, shape, table, us, wrap
 # Of a library, whatever the operation.
 MEMORY, START_UP = "MiB a rank", "ms"
 
-# What is aimed at, by number of ranks: text, run, SMs (0: the default), operation, by what it is measured, us.
+# What is aimed at, by number of ranks: text, run, operation, by what it is measured, us.
 GOALS = {
     4: [
-        ("flat in windows, dispatch", "ht-flat-windows", 16, "dispatch", LAUNCH, 475),
-        ("flat in windows, combine", "ht-flat-windows", 24, "combine", LAUNCH, 490),
-        ("flat in windows, both", "ht-flat-windows", 0, "pair", PERIOD, 950),
-        ("flat in windows, dispatch", "ht-flat-windows", 8, "dispatch", LAUNCH, 520),
-        ("flat in windows, combine", "ht-flat-windows", 8, "combine", LAUNCH, 600),
-        ("expert-major in windows, dispatch", "ht-expert-major-windows", 24, "dispatch", LAUNCH, 510),
-        ("expert-major in windows, combine", "ht-expert-major-windows", 24, "combine", LAUNCH, 510),
-        ("flat, staged, dispatch", "ht-flat", 0, "dispatch", LAUNCH, 540),
-        ("flat, staged, combine", "ht-flat", 0, "combine", LAUNCH, 550),
-        ("flat in windows, FP8 with scales, dispatch", "ht-flat-fp8-windows", 0, "dispatch", LAUNCH, 255),
-        ("flat in windows, dispatch", "ht-flat-windows-8192", 0, "dispatch", LAUNCH, 945),
-        ("flat in windows, combine", "ht-flat-windows-8192", 0, "combine", LAUNCH, 960),
-        ("update of the routing", "ht-flat-windows", 0, "update", KERNEL, 20),
-        ("flat, staged, memory", "ht-flat", 0, "dispatch", MEMORY, 240),
-        ("flat in windows, memory", "ht-flat-windows", 0, "dispatch", MEMORY, 40),
-        ("group, handle and first operations", "ht-flat-windows", 16, "dispatch", START_UP, 300),
+        ("flat in windows, dispatch", "ht-flat-windows-16-sms", "dispatch", LAUNCH, 475),
+        ("flat in windows, combine", "ht-flat-windows-24-sms", "combine", LAUNCH, 490),
+        ("flat in windows, both", "ht-flat-windows", "pair", PERIOD, 950),
+        ("flat in windows, dispatch", "ht-flat-windows-8-sms", "dispatch", LAUNCH, 520),
+        ("flat in windows, combine", "ht-flat-windows-8-sms", "combine", LAUNCH, 600),
+        ("expert-major in windows, dispatch", "ht-expert-major-windows-24-sms", "dispatch", LAUNCH, 510),
+        ("expert-major in windows, combine", "ht-expert-major-windows-24-sms", "combine", LAUNCH, 510),
+        ("flat, staged, dispatch", "ht-flat", "dispatch", LAUNCH, 540),
+        ("flat, staged, combine", "ht-flat", "combine", LAUNCH, 550),
+        ("flat in windows, FP8 with scales, dispatch", "ht-flat-fp8-windows", "dispatch", LAUNCH, 255),
+        ("flat in windows, dispatch", "ht-flat-windows-8192", "dispatch", LAUNCH, 945),
+        ("flat in windows, combine", "ht-flat-windows-8192", "combine", LAUNCH, 960),
+        ("update of the routing", "ht-flat-windows", "update", KERNEL, 20),
+        ("flat, staged, memory", "ht-flat", "dispatch", MEMORY, 240),
+        ("flat in windows, memory", "ht-flat-windows", "dispatch", MEMORY, 40),
+        ("group, handle and first operations", "ht-flat-windows-16-sms", "dispatch", START_UP, 300),
     ],
 }
 OPERATIONS = ("update", "dispatch", "combine", "pair")
 
 # The runs beside another library, and the sweeps: setting, heading, run.
-COMPARED = ["ht-flat-windows", "ht-flat", "ht-expert-major-windows", "ht-expert-major", "ht-flat-fp8-windows",
-            "ht-flat-windows-8192", "ht-flat-backward", "ht-zipf"]
+COMPARED = ["ht-flat-windows-16-sms", "ht-flat-windows-24-sms", "ht-flat-windows-8-sms", "ht-flat-windows", "ht-flat",
+            "ht-expert-major-windows-24-sms", "ht-expert-major", "ht-flat-fp8-windows", "ht-flat-windows-8192",
+            "ht-flat-backward", "ht-zipf"]
 SWEEPS = [("tokens", "tokens", "ht-tokens"), ("tokens", "tokens", "ht-expert-major-tokens"),
           ("max_num_sms", "SMs at most", "ht-sms"), ("max_num_sms", "SMs at most", "ht-expert-major-sms"),
           ("hidden", "hidden size", "ht-hidden"), ("topk", "top-k", "ht-topk")]
@@ -63,7 +64,7 @@ def part(row):
 def readme(runs):
     lines = []
     for machine in results.machines(runs):
-        run = runs.get(f"ht-flat-windows-{machine}")
+        run = runs.get(f"ht-flat-windows-16-sms-{machine}")
         if run is None or run.ranks not in GOALS:
             continue
         model = run.machine["gpu"].split(",")[0]
@@ -77,9 +78,9 @@ def readme(runs):
 
 def goal_table(runs, machine, goals):
     rows, other_name = [], "another library"
-    for text, name, max_num_sms, operation, by, goal in goals:
+    for text, name, operation, by, goal in goals:
         run = runs.get(f"{name}-{machine}")
-        own, other = (run and run.row(operation, is_own, max_num_sms=max_num_sms) for is_own in (True, False))
+        own, other = (run and run.row(operation, is_own) for is_own in (True, False))
         if not own:
             continue
         if other:
