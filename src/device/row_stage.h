@@ -93,7 +93,7 @@ class RowStage {
         }
     }
     void loaded_for_block(const Ctx& ctx) const { ctx.warp().wait_copies(0); }
-    void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies(0); }
+    void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies_to(data_); }
 
     // Where the data is to be read or filled in by kernels themselves.
     std::byte* data() const { return data_; }
@@ -112,7 +112,7 @@ class RowStage {
         if (!ctx.skips_store_wait()) ctx.warp().wait_copies(0);
     }
     void wait_reusable(const Ctx& ctx) const {
-        ctx.warp().wait_copies(0);
+        ctx.warp().wait_sources_read();
         *head_ = Head{};
     }
     void release_source(const Ctx& ctx) const { wait_reusable(ctx); }

@@ -90,6 +90,9 @@ class LocalWarp final : public Warp {
     void wait_copies(int) override {
         if (launch->streams_rows) finish_stream_copies();
     }
+    // Copies have read their sources when they are issued; whoever looks at a target in this warp sees them.
+    void wait_copies_to(const void*) override {}
+    void wait_sources_read() override {}
     bool is_lazy() const override { return false; }
     bool is_killed() const override { return false; }
     Fault fault() const override { return Fault::kNone; }

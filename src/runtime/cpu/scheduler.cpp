@@ -123,8 +123,8 @@ void Scheduler::all_are_idle() {
 void Scheduler::advance_to(uint64_t time_ns) {
     now_ns_ = std::max(now_ns_, time_ns);
     while (!copies_.empty() && copies_.front().lands_at_ns <= now_ns_) {
-        const Copy copy = copies_.front();
         std::pop_heap(copies_.begin(), copies_.end());
+        const Copy copy = std::move(copies_.back());
         copies_.pop_back();
         finish_copy(copy, true);
     }
@@ -136,19 +136,42 @@ void Scheduler::copy_async(void* target, const void* source, size_t bytes, bool 
     const uint64_t delay_ns = 1 + random_.below(std::max<uint64_t>(config_.max_copy_delay_ns, 1));
     task.pending_copies.push_back(task.num_copies);
     copies_.push_back(
-        {now_ns_ + delay_ns, num_copies_++, &task, task.num_copies++, target, source, bytes, is_lost_if_killed});
+        {now_ns_ + delay_ns, num_copies_++, &task, task.num_copies++, target, source, bytes, is_lost_if_killed, {}});
     std::push_heap(copies_.begin(), copies_.end());
     note_progress();
 }
 
+template <typename Pending>
+void Scheduler::block_while(Pending pending) {
+    Task& task = current();
+    task.awaits_copies = true;
+    const bool unwinds = std::exchange(task.unwinds_on_deadlock, false);  // a copy in flight is no deadlock
+    while (pending()) block();
+    task.unwinds_on_deadlock = unwinds;
+    task.awaits_copies = false;
+}
+
 void Scheduler::wait_copies(int max_pending) {
     Task& task = current();
-    task.awaited_copies = max_pending;
-    const bool unwinds = std::exchange(task.unwinds_on_deadlock, false);  // a copy in flight is no deadlock
     const uint64_t num_awaited = task.num_copies - std::min(task.num_copies, static_cast<uint64_t>(max_pending));
-    while (!task.pending_copies.empty() && task.pending_copies.front() < num_awaited) block();
-    task.unwinds_on_deadlock = unwinds;
-    task.awaited_copies = -1;
+    block_while([&] { return !task.pending_copies.empty() && task.pending_copies.front() < num_awaited; });
+}
+
+void Scheduler::wait_copies_to(const void* target) {
+    const Task* task = &current();
+    block_while([&] {
+        return std::any_of(copies_.begin(), copies_.end(),
+                           [&](const Copy& copy) { return copy.task == task && copy.target == target; });
+    });
+}
+
+void Scheduler::read_sources() {
+    for (Copy& copy : copies_) {
+        if (copy.task != &current() || !copy.read.empty()) continue;
+        const auto* source = static_cast<const std::byte*>(copy.source);
+        copy.read.assign(source, source + copy.bytes);
+        copy.source = copy.read.data();
+    }
 }
 
 void Scheduler::finish_copy(const Copy& copy, bool lands) {
@@ -156,7 +179,7 @@ void Scheduler::finish_copy(const Copy& copy, bool lands) {
     Task& task = *copy.task;
     auto& pending = task.pending_copies;
     pending.erase(std::lower_bound(pending.begin(), pending.end(), copy.number));
-    if (task.awaited_copies >= 0) wake(task);
+    if (task.awaits_copies) wake(task);
     note_progress();
 }
 
@@ -205,11 +228,11 @@ void Scheduler::kill() {
     killed_ = true;
     std::vector<Copy> in_flight;
     in_flight.swap(copies_);
-    for (const Copy& copy : in_flight) {
+    for (Copy& copy : in_flight) {
         if (copy.task->rank == config_.killed_rank && copy.is_lost_if_killed && random_.one_in(2)) {
             finish_copy(copy, false);
         } else {
-            copies_.push_back(copy);
+            copies_.push_back(std::move(copy));
         }
     }
     std::make_heap(copies_.begin(), copies_.end());

@@ -34,7 +34,7 @@ struct Task {
     uint64_t deadline_ns = UINT64_MAX;     // of the wait that it polls for
     uint64_t num_copies = 0;               // asynchronous copies issued
     std::vector<uint64_t> pending_copies;  // numbers of those that have not landed, ascending
-    int awaited_copies = -1;               // >= 0: blocked until at most so many of the latest are pending
+    bool awaits_copies = false;
     bool blocked = false;
     bool unwinds_on_deadlock = true;  // false while it awaits what is certain to come, such as its launch's end
 };
@@ -70,6 +70,10 @@ class Scheduler {
     // rank's kernel, which runs on, would compute with what was there before.
     void copy_async(void* target, const void* source, size_t bytes, bool is_lost_if_killed);
     void wait_copies(int max_pending);
+    // The caller's copies that begin at `target` have landed.
+    void wait_copies_to(const void* target);
+    // The caller's copies take what their sources hold now; when they land stays as it is.
+    void read_sources();
 
     uint64_t now_ns() const { return now_ns_; }
     uint64_t num_steps() const { return num_steps_; }
@@ -93,6 +97,7 @@ class Scheduler {
         const void* source;
         size_t bytes;
         bool is_lost_if_killed;
+        std::vector<std::byte> read;               // what was read ahead of time; then `source` points here
         bool operator<(const Copy& other) const {  // std::push_heap keeps the largest in front: the next to land
             return lands_at_ns != other.lands_at_ns ? lands_at_ns > other.lands_at_ns : order > other.order;
         }
@@ -103,6 +108,9 @@ class Scheduler {
     void all_are_idle();
     void advance_to(uint64_t time_ns);
     void finish_copy(const Copy& copy, bool lands);
+    // Blocks while pending(), which copies that land may change.
+    template <typename Pending>
+    void block_while(Pending pending);
     void kill();
     void declare_deadlock();
     void suspend();

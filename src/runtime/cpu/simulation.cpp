@@ -63,6 +63,8 @@ class SimulatedWarp final : public Warp {
         scheduling_point();
     }
     void wait_copies(int max_pending) override { scheduler().wait_copies(max_pending); }
+    void wait_copies_to(const void* target) override { scheduler().wait_copies_to(target); }
+    void wait_sources_read() override { scheduler().read_sources(); }
     bool is_lazy() const override { return true; }
 
     bool is_killed() const override { return scheduler().is_killed(launch_->rank); }
