@@ -12,9 +12,9 @@ namespace {
 
 constexpr uint32_t kRacyBlocks = 2;     // the deterministic world: several, for their interleavings
 constexpr uint32_t kRacyRingSlots = 3;  // and rings that are often full
-constexpr uint32_t kMostSlotsOfRows = 16;
+constexpr uint32_t kMostSlotsOfRows = 32;
 constexpr uint32_t kFewestSlotsOfRows = 2;
-constexpr uint64_t kBytesOfRings = uint64_t{24} << 20;  // of a rank, where that is enough for the fewest slots
+constexpr uint64_t kBytesOfRings = uint64_t{34} << 20;  // of a rank, where that is enough for the fewest slots
 
 // Blocks of an operation on this rank; kernels of ranks that share a device must all be resident at once.
 uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint32_t sms) {

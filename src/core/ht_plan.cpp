@@ -13,25 +13,14 @@ namespace {
 constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuLanes = 32;
+constexpr uint32_t kFewestPieceBytes = 4096;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
-struct Staffing {
-    uint32_t producers;
-    uint32_t consumers;
-};
-
-// On CPUs one warp sends and one receives: they are fibers of one thread.
-Staffing staffing_for(World world, Staffing gpu) {
-    switch (world) {
-        case World::kThreads:
-        case World::kProcesses:
-            return {1, 1};
-        case World::kDeterministic:
-            return {2, 2};
-        case World::kCuda:
-            break;
-    }
-    return gpu;
+// On CPUs a warp of each kind: they are fibers of one thread.
+HtCrew crew_for(World world, HtCrew gpu) {
+    if (world == World::kCuda) return gpu;
+    const uint32_t warps = world == World::kDeterministic ? 2 : 1;
+    return {warps, warps, std::min(gpu.labellers, 1u), gpu.producer_stages, gpu.consumer_stages, gpu.chunk_bytes};
 }
 
 HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
@@ -46,7 +35,7 @@ HtSlots slots_of_labels(const HtCommon& common) {
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
 
 // As many senders as their stages fit, of at most those wanted.
-HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, const char* what) {
+HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint32_t tail_bytes, const char* what) {
     HtShared shared{};
     const auto compute = [&] {
         uint64_t at = align_up(sizeof(HtBlockHead), 16);
@@ -59,32 +48,32 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, const
         const uint32_t lanes = group.communicator().world() == World::kCuda ? kGpuLanes : 1;
         at = align_up(at + uint64_t{8} * kFlagBatch * lanes * crew.producers, 128);
         shared.stages = static_cast<uint32_t>(at);
-        shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes, 128));
+        shared.stage_bytes =
+            static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes + tail_bytes, 128));
         const uint64_t bytes = at + uint64_t{shared.stage_bytes} * crew.stages();
         shared.bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX));
         return shared.bytes;
     };
-    while (compute() > group.runtime().max_shared_bytes() && crew.producers + crew.consumers > 2) {
+    while (compute() > group.runtime().max_shared_bytes() && (crew.producers > 1 || crew.consumers > 1)) {
         --(crew.producers > 1 ? crew.producers : crew.consumers);
     }
     require(shared.bytes <= group.runtime().max_shared_bytes(), ncclInvalidArgument,
             "{}: a block needs {} bytes of shared memory for stages of {} bytes, the device has {}", what, shared.bytes,
-            crew.chunk_bytes, group.runtime().max_shared_bytes());
+            crew.chunk_bytes + tail_bytes, group.runtime().max_shared_bytes());
     return shared;
 }
 
-uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t scale_bytes) {
-    const uint32_t most = std::max(row_bytes, scale_bytes);
-    // A row's scales go through a stage in one piece.
-    return group.communicator().world() == World::kCuda ? std::max(std::min(row_bytes, kGpuChunkBytes), scale_bytes)
-                                                        : most;
+uint32_t chunk_bytes(const Group& group, uint32_t row_bytes) {
+    return group.communicator().world() == World::kCuda ? std::min(row_bytes, kGpuChunkBytes) : row_bytes;
 }
 
 LaunchShape shape_of(const Group& group, const HtCommon& common, const HtCrew& crew, const HtShared& shared,
                      uint32_t row_bytes) {
+    // Not where ranks share a device: one's next kernel could take the place that another's waits for.
+    const bool is_alone = group.communicator().ranks_on_device() == 1;
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
-    return {static_cast<int>(common.channels), static_cast<int>(crew.warps()), shared.bytes, false,
+    return {static_cast<int>(common.channels), static_cast<int>(crew.warps()), shared.bytes, is_alone,
             moved > kCpuCacheBytes};
 }
 
@@ -94,19 +83,18 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
     const World world = group.communicator().world();
     const uint32_t warps = world == World::kCuda ? kGpuUpdateWarps : world == World::kDeterministic ? 3 : 1;
     return {static_cast<int>(args.common.channels), static_cast<int>(warps),
-            UpdateShared::bytes(args.common.arena.num_ranks)};
+            UpdateShared::bytes(args.common.arena.num_ranks), group.communicator().ranks_on_device() == 1};
 }
 
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     const HtCommon& common = args.common;
     args.rows = slots_for(common.arena.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
     args.labels = slots_of_labels(common);
-    // Rows that go straight to their places are not received.
-    const Staffing staffing =
-        staffing_for(group.communicator().world(), common.has_windows ? Staffing{7, 4} : Staffing{4, 7});
-    args.crew = {staffing.producers, staffing.consumers, 2, common.has_windows ? 0u : 1u,
-                 chunk_bytes(group, args.row_bytes, args.scale_bytes)};
-    args.shared = lay_out(group, common, args.crew, "dispatch");
+    const uint32_t chunk = chunk_bytes(group, args.row_bytes);
+    // Rows that go straight to their places are not received, but for those of ranks without windows.
+    args.crew = crew_for(group.communicator().world(),
+                         common.has_windows ? HtCrew{7, 1, 4, 2, 0, chunk} : HtCrew{8, 7, 4, 1, 1, chunk});
+    args.shared = lay_out(group, common, args.crew, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }
 
@@ -114,11 +102,19 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const HtCommon& common = args.common;
     args.rows = slots_for(common.arena.ring_bytes, args.row_bytes);
     args.labels = slots_of_labels(common);
+    const uint32_t chunk = chunk_bytes(group, args.row_bytes);
+    const uint32_t labellers = args.with_weights ? 2 : 0;
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
-    const Staffing staffing =
-        staffing_for(group.communicator().world(), common.has_windows ? Staffing{2, 18} : Staffing{7, 12});
-    args.crew = {staffing.producers, staffing.consumers, 2, 0, chunk_bytes(group, args.row_bytes, 0)};
-    args.shared = lay_out(group, common, args.crew, "combine");
+    args.crew = crew_for(group.communicator().world(), common.has_windows ? HtCrew{1, 19, 0, 2, 0, chunk}
+                                                       : common.expert_major
+                                                           ? HtCrew{13, 7 - labellers, labellers, 1, 0, chunk}
+                                                           : HtCrew{12, 8 - labellers, labellers, 1, 0, chunk});
+    const bool is_gpu = group.communicator().world() == World::kCuda;
+    args.piece_bytes =
+        is_gpu ? std::min(args.row_bytes, std::max(kFewestPieceBytes, args.row_bytes / 2 / 16 * 16)) : args.row_bytes;
+    args.piece_bytes = std::max(args.piece_bytes, 16u);
+    args.pieces = std::max(1u, (args.row_bytes + args.piece_bytes - 1) / args.piece_bytes);
+    args.shared = lay_out(group, common, args.crew, 0, "combine");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }
 

@@ -39,6 +39,13 @@ class RowStage {
         ptx::mbarrier_arrive_expect_bytes(barrier_, bytes);
         ptx::bulk_load(data_, source, bytes, barrier_);
     }
+    // The same with a tail from elsewhere (none: 0 bytes) behind the first part.
+    CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes, const std::byte* tail,
+                               uint32_t tail_bytes) const {
+        ptx::mbarrier_arrive_expect_bytes(barrier_, bytes + tail_bytes);
+        ptx::bulk_load(data_, source, bytes, barrier_);
+        if (tail_bytes > 0) ptx::bulk_load(data_ + bytes, tail, tail_bytes, barrier_);
+    }
     CROSSDOCK_DEVICE void loaded_for_block(const Ctx&) const {}
     // The load number `round` of this stage (0 is the first one).
     CROSSDOCK_DEVICE void wait_loaded(const Ctx&, uint32_t round) const {
@@ -91,6 +98,11 @@ class RowStage {
         } else {
             *head_ = {source, bytes};
         }
+    }
+    void load(const Ctx& ctx, const std::byte* source, uint32_t bytes, const std::byte* tail,
+              uint32_t tail_bytes) const {
+        load(ctx, source, bytes);
+        if (tail_bytes > 0) ctx.warp().copy_async(data_ + bytes, tail, tail_bytes);
     }
     void loaded_for_block(const Ctx& ctx) const { ctx.warp().wait_copies(0); }
     void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies_to(data_); }

@@ -35,19 +35,67 @@ struct PointerTerms {
     CROSSDOCK_DEVICE float weight(uint32_t) const { return 1.0f; }
 };
 
-// Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in
-// 16 bytes.
-template <DType kDType, typename Terms>
-CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Terms& terms, uint32_t first, uint32_t num, std::byte* out) {
 #if defined(__CUDACC__)
+template <DType kDType>
+CROSSDOCK_DEVICE void add_weighted(const Bytes16& part, float weight, float (&sums)[16 / dtype_bytes(kDType)]) {
     constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+    CROSSDOCK_UNROLL
+    for (uint32_t e = 0; e < 2 * kPerWord; ++e) {
+        const uint64_t packed = e < kPerWord ? part.low : part.high;
+        sums[e] = fused_multiply_add(weight, element_of<kDType>(packed, e % kPerWord), sums[e]);
+    }
+}
+
+template <DType kDType>
+CROSSDOCK_DEVICE Bytes16 packed_sums(const float (&sums)[16 / dtype_bytes(kDType)]) {
+    constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+    Bytes16 sum{};
+    CROSSDOCK_UNROLL
+    for (uint32_t e = 0; e < kPerWord; ++e) {
+        sum.low |= packed_element<kDType>(sums[e], e);
+        sum.high |= packed_element<kDType>(sums[kPerWord + e], e);
+    }
+    return sum;
+}
+
+// At most kRows rows: all of their parts are under way before the first is added.
+template <DType kDType, uint32_t kRows, uint32_t kVectors, typename Terms>
+CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Terms& terms, uint32_t begin, uint32_t end, std::byte* out) {
+    constexpr uint32_t kStep = kLanes * 16;
+    CROSSDOCK_ROLLED
+    for (uint32_t at = begin + static_cast<uint32_t>(ctx.lane()) * 16; at < end; at += kVectors * kStep) {
+        Bytes16 parts[kRows][kVectors] = {};
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kRows; ++i) {
+            const std::byte* row = i < terms.count ? terms.row(i) : nullptr;
+            CROSSDOCK_UNROLL
+            for (uint32_t v = 0; v < kVectors; ++v) {
+                if (row != nullptr && at + v * kStep < end)
+                    parts[i][v] = *reinterpret_cast<const Bytes16*>(row + at + v * kStep);
+            }
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v) {
+            float sums[16 / dtype_bytes(kDType)] = {};
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kRows; ++i) {
+                if (i < terms.count && terms.row(i) != nullptr)
+                    add_weighted<kDType>(parts[i][v], terms.weight(i), sums);
+            }
+            if (at + v * kStep < end) *reinterpret_cast<Bytes16*>(out + at + v * kStep) = packed_sums<kDType>(sums);
+        }
+    }
+}
+
+template <DType kDType, typename Terms>
+CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Terms& terms, uint32_t begin, uint32_t end, std::byte* out) {
     constexpr uint32_t kRowsAtOnce = 4;  // under way together
     constexpr uint32_t kVectorsAtOnce = 2;
     constexpr uint32_t kStep = kLanes * 16;
-    const uint32_t end = (first + num) * dtype_bytes(kDType);
-    for (uint32_t at = first * dtype_bytes(kDType) + static_cast<uint32_t>(ctx.lane()) * 16; at < end;
-         at += kVectorsAtOnce * kStep) {
-        float sums[kVectorsAtOnce][2 * kPerWord] = {};
+    CROSSDOCK_ROLLED
+    for (uint32_t at = begin + static_cast<uint32_t>(ctx.lane()) * 16; at < end; at += kVectorsAtOnce * kStep) {
+        float sums[kVectorsAtOnce][16 / dtype_bytes(kDType)] = {};
+        CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < terms.count; base += kRowsAtOnce) {
             Bytes16 parts[kRowsAtOnce][kVectorsAtOnce];
             CROSSDOCK_UNROLL
@@ -64,22 +112,30 @@ CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Terms& terms, uint32_t firs
                 if (base + i >= terms.count || terms.row(base + i) == nullptr) continue;
                 const float weight = terms.weight(base + i);
                 CROSSDOCK_UNROLL
-                for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
-                    for (uint32_t e = 0; e < 2 * kPerWord; ++e) {
-                        const uint64_t packed = e < kPerWord ? parts[i][v].low : parts[i][v].high;
-                        sums[v][e] = fused_multiply_add(weight, element_of<kDType>(packed, e % kPerWord), sums[v][e]);
-                    }
-                }
+                for (uint32_t v = 0; v < kVectorsAtOnce; ++v) add_weighted<kDType>(parts[i][v], weight, sums[v]);
             }
         }
+        CROSSDOCK_UNROLL
         for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
-            Bytes16 sum{};
-            for (uint32_t e = 0; e < kPerWord; ++e) {
-                sum.low |= packed_element<kDType>(sums[v][e], e);
-                sum.high |= packed_element<kDType>(sums[v][kPerWord + e], e);
-            }
-            if (at + v * kStep < end) *reinterpret_cast<Bytes16*>(out + at + v * kStep) = sum;
+            if (at + v * kStep < end) *reinterpret_cast<Bytes16*>(out + at + v * kStep) = packed_sums<kDType>(sums[v]);
         }
+    }
+}
+#endif
+
+// Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in
+// 16 bytes.
+template <DType kDType, typename Terms>
+CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Terms& terms, uint32_t first, uint32_t num, std::byte* out) {
+#if defined(__CUDACC__)
+    const uint32_t begin = first * dtype_bytes(kDType);
+    const uint32_t end = begin + num * dtype_bytes(kDType);
+    if (terms.count <= 2) {
+        sum_few_rows<kDType, 2, 4>(ctx, terms, begin, end, out);
+    } else if (terms.count <= 4) {
+        sum_few_rows<kDType, 4, 2>(ctx, terms, begin, end, out);
+    } else {
+        sum_many_rows<kDType>(ctx, terms, begin, end, out);
     }
 #else
     static_cast<void>(ctx);

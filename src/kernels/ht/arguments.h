@@ -15,8 +15,7 @@ namespace crossdock {
 struct HtState {
     uint64_t clock;       // epoch, and tickets taken (kHtTicketBits)
     uint32_t arrived[2];  // blocks of the running kernel at its barriers; zero between kernels
-    uint32_t losses;      // of an update that counted tokens for masked ranks; sums up
-    uint32_t reserved;
+    uint32_t claimed[2];  // by epoch % 2: work that warps of all blocks have taken; cleared by the operation before
 };
 inline constexpr uint32_t kHtTicketBits = 18;
 
@@ -149,16 +148,17 @@ struct HtShared {
     uint32_t bytes;
 };
 
-inline constexpr uint32_t kFlagBatch = 2;
+inline constexpr uint32_t kFlagBatch = 4;
 
 struct HtCrew {
-    uint32_t producers;  // the block's first warps send, the others receive
+    uint32_t producers;  // the block's first warps send rows, the next ones receive them, the last ones see to weights
     uint32_t consumers;
-    uint32_t producer_stages;  // of a warp
+    uint32_t labellers;
+    uint32_t producer_stages;  // of a warp: 1 or 2
     uint32_t consumer_stages;
     uint32_t chunk_bytes;  // of a row in one trip through a stage
 
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const { return producers + consumers; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const { return producers + consumers + labellers; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
         return producers * producer_stages + consumers * consumer_stages;
     }
@@ -208,6 +208,8 @@ struct HtCombineArgs {
 
     std::byte* out_tokens;  // [tokens][row_bytes]
     float* out_weights;     // [tokens][topk]
+    uint32_t piece_bytes;   // of a token that a warp takes at once, where rows are read where they lie
+    uint32_t pieces;
 };
 
 }  // namespace crossdock

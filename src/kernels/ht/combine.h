@@ -46,11 +46,11 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
     }
 }
 
+// Bytes [first, first + bytes) of an own token.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
-                                const ChunkRange& range, uint32_t chunk, uint32_t bit) {
+                                const ChunkRange& range, uint32_t token, uint32_t first, uint32_t bytes) {
     const HtCommon& c = args.common;
-    const uint32_t token = chunk * kChunkTokens + bit;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
     const uint32_t* states = peer_states(ctx, args.shared);
@@ -61,7 +61,8 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         const int rank = static_cast<int>(peer);
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
-        if (peer < c.arena.num_ranks && states[peer] != kAbsent) sent = sent_row(c, rank, chunk, bit, range);
+        if (peer < c.arena.num_ranks && states[peer] != kAbsent)
+            sent = sent_row(c, rank, token / kChunkTokens, token % kChunkTokens, range);
         if (sent.exists && travels(c, c.tables.bases[peer] + sent.number)) {
             const uint64_t number = c.tables.bases[peer] + sent.number;
             const Ring ring = Ring::of(c, c.offsets.rows, c.rank, rank, channel);
@@ -82,7 +83,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     }
     ctx.warp_sync();
     if (token < c.num_tokens) {
-        sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType),
+        sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
                          args.out_tokens + uint64_t{token} * args.row_bytes);
     }
     ctx.warp_sync();
@@ -96,30 +97,49 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.warp_sync();
 }
 
-// warp: among the `warps` of this block that receive. Weights of a chunk come before its rows.
+// warp: among the `warps` of this block that receive. Rows that are read where they lie need no order: then pieces of
+// tokens are taken by whoever is free, and all warps end together.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const uint32_t tokens = c.tables.routing->num_tokens;
-    const ChunkRange own = ChunkRange::of(tokens, channel, c.channels);
-    const uint32_t most = args.with_weights ? most_chunks(c, channel) : 0;
+    const ChunkRange own = ChunkRange::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
+    if (are_all_direct(ctx, c, args.shared)) {
+        CROSSDOCK_ROLLED
+        for (;;) {
+            const uint32_t piece = claim_next(ctx, c, operation);
+            const uint32_t token = piece / args.pieces;
+            if (token >= tokens) return;
+            const uint32_t first = piece % args.pieces * args.piece_bytes;
+            const uint32_t left = args.row_bytes - first;
+            sum_token<kDType>(ctx, args, operation, own, token, first,
+                              left < args.piece_bytes ? left : args.piece_bytes);
+        }
+    }
+    const uint32_t end = own.end * kChunkTokens < tokens ? own.end * kChunkTokens : tokens;
+    CROSSDOCK_ROLLED
+    for (uint32_t token = own.first * kChunkTokens + warp; token < end; token += warps)
+        sum_token<kDType>(ctx, args, operation, own, token, 0, args.row_bytes);
+}
+
+// warp: among the `warps` of this block that see to weights. A chunk's go home before own ones are awaited.
+CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
+                                         uint32_t warp, uint32_t warps) {
+    const HtCommon& c = args.common;
+    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const ChunkRange own = ChunkRange::of(c.tables.routing->num_tokens, channel, c.channels);
+    const uint32_t most = most_chunks(c, channel);
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < most || i < own.size(); ++i) {
         CROSSDOCK_ROLLED
-        for (uint32_t n = warp; args.with_weights && n < c.arena.num_ranks; n += warps) {
+        for (uint32_t n = warp; n < c.arena.num_ranks; n += warps) {
             const uint32_t home = (static_cast<uint32_t>(c.rank) + n) % c.arena.num_ranks;
             const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel, c.channels);
             if (i < range.size() && peer_states(ctx, args.shared)[home] != kAbsent)
                 return_weights(ctx, args, operation, static_cast<int>(home), range.first + i, range);
         }
-        if (i >= own.size()) continue;
-        const uint32_t chunk = own.first + i;
-        if (args.with_weights && i % warps == warp) collect_weights(ctx, args, operation, chunk, own);
-        CROSSDOCK_ROLLED
-        for (uint32_t bit = warp; bit < kChunkTokens && chunk * kChunkTokens + bit < tokens; bit += warps)
-            sum_token<kDType>(ctx, args, operation, own, chunk, bit);
+        if (i < own.size() && i % warps == warp) collect_weights(ctx, args, operation, own.first + i, own);
     }
 }
 
@@ -154,10 +174,17 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     uint32_t* states = peer_states(ctx, args.shared);
     wait_all_entered(ctx, c, operation, states);
     const bool runs = !has_failed(ctx, c.scope);
+    const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    if (runs && warp < args.crew.producers) RowReturner<kDType>(ctx, args, operation).run(ctx);
-    if (runs && warp >= args.crew.producers)
-        sum_tokens<kDType>(ctx, args, operation, warp - args.crew.producers, args.crew.consumers);
+    if (!runs) {
+        // Nothing is sent, read or awaited.
+    } else if (warp < crew.producers) {
+        RowReturner<kDType>(ctx, args, operation).run(ctx);
+    } else if (warp < crew.producers + crew.consumers) {
+        sum_tokens<kDType>(ctx, args, operation, warp - crew.producers, crew.consumers);
+    } else {
+        exchange_gradients(ctx, args, operation, warp - crew.producers - crew.consumers, crew.labellers);
+    }
     // Tokens that the routing does not know of come home as zeros.
     const uint64_t known = c.tables.routing->num_tokens;
     CROSSDOCK_ROLLED

@@ -38,19 +38,22 @@ class RowReturner {
 
     // The row of a step sets out for its stage while the one before is on its way home.
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
+        const bool prefetches = args_.crew.producer_stages > 1;
         ReturnStep step{static_cast<uint32_t>(ctx.warp_idx()), 0, 0};
         ReceivedRow row = find(ctx, step);
-        if (row.exists) fetch(ctx, step, row, 0);
+        if (prefetches) fetch(ctx, step, row, 0);
         CROSSDOCK_ROLLED
         for (uint32_t round = 0; row.exists; ++round) {
             ReturnStep next = step.next(args_, true);
             ReceivedRow next_row = next.first > 0 ? row : find(ctx, next);
-            if (!args_.common.expert_major && next_row.exists) fetch(ctx, next, next_row, round + 1);
+            fetch(ctx, prefetches ? next : step, prefetches ? next_row : row, prefetches ? round + 1 : round);
             if (step.first == 0) has_credit_ = wait_for_slot(ctx, step, row);
             if (args_.common.expert_major) {
                 sum(ctx, step, row, round);
             } else if (is_loaded(row)) {
-                stage(ctx, round).wait_loaded(ctx, loads_done_[round % 2]++);
+                const uint32_t bit = 1u << round % args_.crew.producer_stages;
+                stage(ctx, round).wait_loaded(ctx, (phases_ & bit) != 0 ? 1 : 0);
+                phases_ ^= bit;
             }
             ctx.warp_sync();
             if (has_credit_ && is_leader(ctx)) send(ctx, step, row, round);
@@ -68,7 +71,7 @@ class RowReturner {
 
   private:
     CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
-        return stage_of_warp(ctx, args_.crew, args_.shared, round % 2);
+        return stage_of_warp(ctx, args_.crew, args_.shared, round % args_.crew.producer_stages);
     }
     CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
     CROSSDOCK_DEVICE uint32_t part(const ReturnStep& step) const {
@@ -96,7 +99,7 @@ class RowReturner {
     }
 
     CROSSDOCK_DEVICE void fetch(const Ctx& ctx, const ReturnStep& step, const ReceivedRow& row, uint32_t round) const {
-        if (!is_loaded(row)) return;
+        if (!row.exists || !is_loaded(row)) return;
         const RowStage to = stage(ctx, round);
         if (is_leader(ctx)) {
             to.wait_reusable(ctx);
@@ -156,7 +159,7 @@ class RowReturner {
     HtPlan plan_;
     FlagBatch batch_;
     bool has_credit_ = false;
-    uint32_t loads_done_[2] = {0, 0};
+    uint32_t phases_ = 0;  // bit i: of the next load of stage i
 };
 
 // The gradients of a chunk's weights go back to the home of its tokens.

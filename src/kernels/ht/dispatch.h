@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput dispatch: one kernel; the first warps of each block send, the others receive. contract: nccl_ep.h,
-// ncclEpDispatch; protocol: docs/protocol.md.
+// High-throughput dispatch: one kernel; some warps of each block send, some receive, some see to weights. contract:
+// nccl_ep.h, ncclEpDispatch; protocol: docs/protocol.md.
 #pragma once
 
 #include "kernels/ht/dispatch_receive.h"
@@ -15,14 +15,17 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const Operation operation = begin_operation(ctx, c);
     wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared));
     if (has_failed(ctx, c.scope)) return;
+    const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    if (warp < args.crew.producers) {
+    if (warp < crew.producers) {
         RowSender(ctx, args, operation).run(ctx);
+    } else if (warp < crew.producers + crew.consumers) {
+        receive_rows(ctx, args, operation, warp - crew.producers, crew.consumers);
     } else {
-        const uint32_t receiver = warp - args.crew.producers;
-        receive_tokens(ctx, args, operation, receiver, args.crew.consumers);
+        const uint32_t labeller = warp - crew.producers - crew.consumers;
         const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
-        fill_gaps(ctx, args, receiver * blocks + static_cast<uint32_t>(ctx.block_idx()), args.crew.consumers * blocks);
+        fill_gaps(ctx, args, labeller * blocks + static_cast<uint32_t>(ctx.block_idx()), crew.labellers * blocks);
+        if (args.is_labelled) exchange_weights(ctx, args, operation, labeller, crew.labellers);
     }
     if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters);
     if (c.has_windows) exchange_done(ctx, args, operation);

@@ -155,44 +155,54 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
     }
 }
 
-// warp: among the `warps` of this block that receive. Weights of a chunk come before its rows, own ones before others'.
-CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
-                                     uint32_t warp, uint32_t warps) {
+// warp: among the `warps` of this block that receive.
+CROSSDOCK_DEVICE void receive_rows(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
+                                   uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const uint32_t num_ranks = c.arena.num_ranks;
-    const uint32_t* states = peer_states(ctx, args.shared);
+    const uint32_t end = are_all_direct(ctx, c, args.shared) ? 0 : most_chunks(c, channel) * kChunkTokens;
+    uint32_t round = 0;  // loads of this warp's stage
+    CROSSDOCK_ROLLED
+    for (uint32_t at = warp; at < end; at += warps) {
+        CROSSDOCK_ROLLED
+        for (uint32_t n = 0; n < num_ranks; ++n) {
+            const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - n) % num_ranks;
+            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
+            const uint32_t chunk = range.first + at / kChunkTokens;
+            if (peer_states(ctx, args.shared)[source] == kDirect || chunk >= range.end) continue;
+            const ReceivedRow row = received_row(c, static_cast<int>(source), chunk, at % kChunkTokens, range);
+            if (!row.exists || !travels(c, row.number)) continue;
+            receive_row(ctx, args, operation, static_cast<int>(source), chunk, at % kChunkTokens, row, round);
+        }
+    }
+    RowStage::wait_stores(ctx);
+}
+
+// warp: among the `warps` of this block that see to weights. Own ones of a chunk before others'.
+CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
+                                       uint32_t warp, uint32_t warps) {
+    const HtCommon& c = args.common;
+    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t num_ranks = c.arena.num_ranks;
     const ChunkRange own = ChunkRange::of(c.tables.routing->num_tokens, channel, c.channels);
     const uint32_t most = most_chunks(c, channel);
-    uint32_t round = 0;  // loads of this warp's stage
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < most || i < own.size(); ++i) {
         CROSSDOCK_ROLLED
-        for (uint32_t n = warp; args.is_labelled && i < own.size() && n < num_ranks; n += warps) {
+        for (uint32_t n = warp; i < own.size() && n < num_ranks; n += warps) {
             const uint32_t peer = (static_cast<uint32_t>(c.rank) + n) % num_ranks;
-            if (states[peer] != kAbsent) send_weights(ctx, args, operation, static_cast<int>(peer), own.first + i, own);
+            if (peer_states(ctx, args.shared)[peer] != kAbsent)
+                send_weights(ctx, args, operation, static_cast<int>(peer), own.first + i, own);
         }
         CROSSDOCK_ROLLED
-        for (uint32_t n = warp; args.is_labelled && n < num_ranks; n += warps) {
+        for (uint32_t n = warp; n < num_ranks; n += warps) {
             const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - n) % num_ranks;
             const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
             if (i < range.size())
                 receive_weights(ctx, args, operation, static_cast<int>(source), range.first + i, range);
         }
-        CROSSDOCK_ROLLED
-        for (uint32_t bit = warp; bit < kChunkTokens; bit += warps) {
-            CROSSDOCK_ROLLED
-            for (uint32_t n = 0; n < num_ranks; ++n) {
-                const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - n) % num_ranks;
-                const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
-                if (states[source] == kDirect || i >= range.size()) continue;
-                const ReceivedRow row = received_row(c, static_cast<int>(source), range.first + i, bit, range);
-                if (!row.exists || !travels(c, row.number)) continue;
-                receive_row(ctx, args, operation, static_cast<int>(source), range.first + i, bit, row, round);
-            }
-        }
     }
-    RowStage::wait_stores(ctx);
 }
 
 // ---- rows that peers store themselves ----

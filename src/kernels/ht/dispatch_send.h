@@ -11,32 +11,19 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// What a warp does one after the other: a part of a token's row, to some peers, a lane a peer.
+// What a warp does one after the other: a part of a token's row, to some peers, a lane a peer. The last part takes the
+// row's scales along.
 struct SendStep {
-    uint32_t at;     // of the token, among those of the channel
+    uint32_t token;
     uint32_t base;   // the first of the peers
-    uint32_t first;  // byte of the row; row_bytes: its scales
+    uint32_t first;  // byte of the row
 
-    CROSSDOCK_DEVICE bool is_first() const { return first == 0; }
-    CROSSDOCK_DEVICE bool is_last(const HtDispatchArgs& args) const {
-        return args.scale_bytes > 0 ? first == args.row_bytes : first + args.crew.chunk_bytes >= args.row_bytes;
-    }
     CROSSDOCK_DEVICE uint32_t bytes(const HtDispatchArgs& args) const {
-        if (first == args.row_bytes) return args.scale_bytes;
         const uint32_t left = args.row_bytes - first;
         return left < args.crew.chunk_bytes ? left : args.crew.chunk_bytes;
     }
-    CROSSDOCK_DEVICE const std::byte* source(const HtDispatchArgs& args, uint32_t token) const {
-        return first == args.row_bytes ? args.scales + uint64_t{token} * args.scale_bytes
-                                       : args.tokens + uint64_t{token} * args.row_bytes + first;
-    }
-    CROSSDOCK_DEVICE SendStep next(const HtDispatchArgs& args) const {
-        if (!is_last(args)) {
-            const uint32_t end = first + args.crew.chunk_bytes;
-            return {at, base, end < args.row_bytes ? end : args.row_bytes};
-        }
-        if (base + kLanes < args.common.arena.num_ranks) return {at, base + kLanes, 0};
-        return {at + args.crew.producers, 0, 0};
+    CROSSDOCK_DEVICE bool is_last(const HtDispatchArgs& args) const {
+        return first + args.crew.chunk_bytes >= args.row_bytes;
     }
 };
 
@@ -56,32 +43,34 @@ class RowSender {
           operation_(operation),
           channel_(static_cast<uint32_t>(ctx.block_idx())),
           range_(ChunkRange::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
-          batch_(ctx, args.shared) {}
-
-    CROSSDOCK_DEVICE void run(const Ctx& ctx) {
+          claims_(are_all_direct(ctx, args.common, args.shared)),
+          batch_(ctx, args.shared) {
         // A handle over another's memory may be told of fewer tokens.
-        const uint32_t routed = args_.common.tables.routing->num_tokens;
-        const uint32_t tokens = routed < args_.common.num_tokens ? routed : args_.common.num_tokens;
-        const uint32_t before = range_.first * kChunkTokens;
-        const uint32_t all = range_.size() * kChunkTokens;
-        const uint32_t end = tokens <= before ? 0 : tokens - before < all ? tokens - before : all;
-        SendStep step{static_cast<uint32_t>(ctx.warp_idx()), 0, 0};
-        if (step.at < end) load(ctx, step, 0);
+        const uint32_t routed = args.common.tables.routing->num_tokens;
+        end_ = routed < args.common.num_tokens ? routed : args.common.num_tokens;
+        if (!claims_ && range_.end * kChunkTokens < end_) end_ = range_.end * kChunkTokens;
+    }
+
+    // A row sets out for its stage while the one before is on its way to its ranks, where there is a stage for it.
+    CROSSDOCK_DEVICE void run(const Ctx& ctx) {
+        const bool prefetches = args_.crew.producer_stages > 1;
+        SendStep step{claims_ ? claim_next(ctx, args_.common, operation_)
+                              : range_.first * kChunkTokens + static_cast<uint32_t>(ctx.warp_idx()),
+                      0, 0};
+        if (prefetches) load(ctx, step, 0);
         Target target{};
         CROSSDOCK_ROLLED
-        for (uint32_t round = 0; step.at < end; ++round) {
-            const SendStep next = step.next(args_);
-            if (next.at < end) {
-                stage(ctx, round + 1).wait_reusable(ctx);
-                ctx.warp_sync();
-                load(ctx, next, round + 1);
-            }
-            if (step.is_first()) target = target_of(ctx, step);
+        for (uint32_t round = 0; step.token < end_; ++round) {
+            const SendStep next = next_step(ctx, step);
+            load(ctx, prefetches ? next : step, prefetches ? round + 1 : round);
+            if (step.first == 0) target = target_of(ctx, step);
             const RowStage from = stage(ctx, round);
-            from.wait_loaded(ctx, round / 2);
-            if (target.exists)
-                from.store(ctx, step.first == args_.row_bytes ? target.scales : target.row + step.first, 0,
-                           step.bytes(args_));
+            from.wait_loaded(ctx, round / args_.crew.producer_stages);
+            if (target.exists) {
+                from.store(ctx, target.row + step.first, 0, step.bytes(args_));
+                if (args_.scale_bytes > 0 && step.is_last(args_))
+                    from.store(ctx, target.scales, step.bytes(args_), args_.scale_bytes);
+            }
             RowStage::end_group(ctx);
             if (step.is_last(args_)) {
                 if (target.exists && !target.is_direct)
@@ -98,11 +87,23 @@ class RowSender {
 
   private:
     CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
-        return stage_of_warp(ctx, args_.crew, args_.shared, round % 2);
+        return stage_of_warp(ctx, args_.crew, args_.shared, round % args_.crew.producer_stages);
+    }
+    CROSSDOCK_DEVICE SendStep next_step(const Ctx& ctx, const SendStep& step) const {
+        if (!step.is_last(args_)) return {step.token, step.base, step.first + args_.crew.chunk_bytes};
+        if (step.base + kLanes < args_.common.arena.num_ranks) return {step.token, step.base + kLanes, 0};
+        return {claims_ ? claim_next(ctx, args_.common, operation_) : step.token + args_.crew.producers, 0, 0};
     }
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const SendStep& step, uint32_t round) const {
-        const uint32_t token = range_.first * kChunkTokens + step.at;
-        if (is_leader(ctx)) stage(ctx, round).load(ctx, step.source(args_, token), step.bytes(args_));
+        if (step.token >= end_) return;
+        const RowStage to = stage(ctx, round);
+        to.wait_reusable(ctx);
+        ctx.warp_sync();
+        if (!is_leader(ctx)) return;
+        const bool with_scales = args_.scale_bytes > 0 && step.is_last(args_);
+        to.load(ctx, args_.tokens + uint64_t{step.token} * args_.row_bytes + step.first, step.bytes(args_),
+                with_scales ? args_.scales + uint64_t{step.token} * args_.scale_bytes : nullptr,
+                with_scales ? args_.scale_bytes : 0);
     }
     CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
 
@@ -115,8 +116,7 @@ class RowSender {
         bool must_wait = false;
         uint32_t number = 0;
         if (peer < c.arena.num_ranks && peer_states(ctx, args_.shared)[peer] != kAbsent) {
-            const SentRow sent =
-                sent_row(c, rank, range_.first + step.at / kChunkTokens, step.at % kChunkTokens, range_);
+            const SentRow sent = sent_row(c, rank, step.token / kChunkTokens, step.token % kChunkTokens, range_);
             number = c.tables.bases[peer] + sent.number;
             target.exists = sent.exists && travels(c, number);
             target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
@@ -144,6 +144,8 @@ class RowSender {
     const Operation& operation_;
     uint32_t channel_;
     ChunkRange range_;
+    bool claims_;  // tokens are taken one by one by whoever is free
+    uint32_t end_;
     FlagBatch batch_;
 };
 

@@ -63,6 +63,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
     operation.epoch = head->epoch;
     operation.start_ns = head->start_ns;
     if (ctx.block_idx() == 0) {
+        if (thread_idx(ctx) == 0) ctx.store_relaxed_device(&c.state->claimed[(operation.epoch + 1) % 2], 0);
         CROSSDOCK_ROLLED
         for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
             if (is_active(ctx, c.scope, peer))
@@ -97,6 +98,13 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
         peers[peer] = wait_entered(ctx, c, operation, peer);
     }
     ctx.block_sync();
+}
+
+// The next piece of work that no warp has taken yet. One warp.
+CROSSDOCK_DEVICE uint32_t claim_next(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
+    uint32_t next = 0;
+    if (is_leader(ctx)) next = ctx.add_acq_rel_device(&c.state->claimed[operation.epoch % 2], 1);
+    return ctx.warp_broadcast(next);
 }
 
 // All blocks of this rank's kernel meet; at most once a kernel, which then ends with is_last_block. False: the group
@@ -336,6 +344,15 @@ CROSSDOCK_DEVICE uint32_t* peer_states(const Ctx& ctx, const HtShared& shared) {
     return reinterpret_cast<uint32_t*>(ctx.shared_memory() + shared.peers);
 }
 
+// No peer takes or sends packets: then nothing keeps warps from taking tokens in any order.
+CROSSDOCK_DEVICE bool are_all_direct(const Ctx& ctx, const HtCommon& c, const HtShared& shared) {
+    bool are = true;
+    CROSSDOCK_ROLLED
+    for (uint32_t peer = static_cast<uint32_t>(ctx.lane()); peer < c.arena.num_ranks; peer += kLanes)
+        are = are && peer_states(ctx, shared)[peer] != kEntered;
+    return ctx.warp_all(are);
+}
+
 // The warp's stage number i.
 CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtCrew& crew, const HtShared& shared, uint32_t i) {
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
@@ -347,8 +364,10 @@ CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtCrew& crew, cons
 
 // Followed by a barrier of the block.
 CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtCrew& crew, const HtShared& shared) {
-    const uint32_t stages =
-        ctx.warp_idx() < static_cast<int>(crew.producers) ? crew.producer_stages : crew.consumer_stages;
+    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t stages = warp < crew.producers                    ? crew.producer_stages
+                            : warp < crew.producers + crew.consumers ? crew.consumer_stages
+                                                                     : 0;
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; is_leader(ctx) && i < stages; ++i) stage_of_warp(ctx, crew, shared, i).init();
     RowStage::initialised();
