@@ -26,6 +26,7 @@ constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
 // What high throughput takes unless told otherwise: docs/performance.md has the curves.
 constexpr uint32_t kHtDispatchSms = 16;
 constexpr uint32_t kHtCombineSms = 24;
+constexpr uint32_t kHtUpdateSms = 64;
 
 // per-operation variable, NCCL_EP_COMM_SMS, per-operation field, max_num_sms, the mode's own.
 uint32_t resolve_sms(const std::optional<uint32_t>& operation_variable, const std::optional<uint32_t>& variable,
@@ -124,6 +125,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
                                       given.max_num_sms, is_ht ? kHtDispatchSms : device_sms, device_sms);
     config.combine_sms = resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms,
                                      given.max_num_sms, is_ht ? kHtCombineSms : device_sms, device_sms);
+    config.update_sms = resolve_sms({}, environment.comm_sms, 0, given.max_num_sms, kHtUpdateSms, device_sms);
     config.alloc = given.alloc;
     config.masking = given.enable_mask != 0 && !is_ht;  // the contract ignores it in HT mode
     config.timeout_ns = environment.timeout_ns.value_or(given.timeout_ns != 0 ? given.timeout_ns : kDefaultTimeoutNs);

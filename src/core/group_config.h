@@ -20,6 +20,7 @@ struct GroupConfig {
     uint32_t num_topk = 0;          // 0: not given
     uint32_t dispatch_sms = 0;      // most blocks of an operation
     uint32_t combine_sms = 0;
+    uint32_t update_sms = 0;
     ncclEpAllocConfig_t alloc{};
     bool masking = false;
     uint64_t timeout_ns = 0;

@@ -54,6 +54,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     }
     dispatch_blocks = fewest.dispatch;
     combine_blocks = fewest.combine;
+    update_blocks = blocks_for(communicator, device_sms, config.update_sms);
 
     geometry.num_ranks = config.num_ranks;
     geometry.experts_per_rank = config.experts_per_rank();

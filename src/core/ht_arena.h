@@ -14,6 +14,7 @@ struct HtArena {
     HtGeometry geometry;
     uint32_t dispatch_blocks;  // the same on every rank
     uint32_t combine_blocks;
+    uint32_t update_blocks;  // this rank's
     std::unique_ptr<SymmetricMemory> memory;
     DeviceMemory state;  // HtState
 

@@ -154,9 +154,8 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     routed_topk_ = static_cast<uint32_t>(topk_idx.sizes[1]);
     num_tokens_ = static_cast<uint32_t>(topk_idx.sizes[0]);
     total_.reset();
-    const HtArena& arena = group_->ht_arena();
     HtUpdateArgs args{};
-    args.common = common(OperationKind::kUpdate, std::max(arena.dispatch_blocks, arena.combine_blocks));
+    args.common = common(OperationKind::kUpdate, group_->ht_arena().update_blocks);
     args.topk_idx = topk_idx.data;
     args.ids_are_64_bit = topk_idx.dtype == ncclInt64;
     args.alignment = is_expert_major() ? alignment_ : 1;

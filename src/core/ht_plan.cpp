@@ -29,7 +29,7 @@ HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
 }
 
 HtSlots slots_of_labels(const HtCommon& common) {
-    const uint32_t weights = std::min(common.topk, common.arena.experts_per_rank);
+    const uint32_t weights = weights_per_row(common.topk, common.arena.experts_per_rank);
     return slots_for(kLabelRingBytes, sizeof(float) * kChunkTokens * weights);
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
@@ -93,7 +93,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     const uint32_t chunk = chunk_bytes(group, args.row_bytes);
     // Rows that go straight to their places are not received, but for those of ranks without windows.
     args.crew = crew_for(group.communicator().world(),
-                         common.has_windows ? HtCrew{7, 1, 4, 2, 0, chunk} : HtCrew{8, 7, 4, 1, 1, chunk});
+                         common.has_windows ? HtCrew{14, 1, 4, 2, 0, chunk} : HtCrew{6, 9, 4, 1, 1, chunk});
     args.shared = lay_out(group, common, args.crew, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }

@@ -94,6 +94,18 @@ __device__ __forceinline__ uint16_t e4m3_pair_of(float low, float high) {
     return pair;
 }
 
+// Two floats as bf16 or f16, to nearest even; NaN is 0x7FFF.
+__device__ __forceinline__ uint32_t bf16_pair_of(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ uint32_t f16_pair_of(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 // That many threads of the block meet at one of its named barriers (0 is that of all threads).
 __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

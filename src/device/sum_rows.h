@@ -47,15 +47,19 @@ CROSSDOCK_DEVICE void add_weighted(const Bytes16& part, float weight, float (&su
 }
 
 template <DType kDType>
-CROSSDOCK_DEVICE Bytes16 packed_sums(const float (&sums)[16 / dtype_bytes(kDType)]) {
-    constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
-    Bytes16 sum{};
-    CROSSDOCK_UNROLL
-    for (uint32_t e = 0; e < kPerWord; ++e) {
-        sum.low |= packed_element<kDType>(sums[e], e);
-        sum.high |= packed_element<kDType>(sums[kPerWord + e], e);
+CROSSDOCK_DEVICE uint64_t packed_word(const float* values) {
+    if constexpr (kDType == DType::kF32) {
+        return uint64_t{bits_of(values[1])} << 32 | bits_of(values[0]);
+    } else if constexpr (kDType == DType::kBf16) {
+        return uint64_t{ptx::bf16_pair_of(values[2], values[3])} << 32 | ptx::bf16_pair_of(values[0], values[1]);
+    } else {
+        return uint64_t{ptx::f16_pair_of(values[2], values[3])} << 32 | ptx::f16_pair_of(values[0], values[1]);
     }
-    return sum;
+}
+
+template <DType kDType>
+CROSSDOCK_DEVICE Bytes16 packed_sums(const float (&sums)[16 / dtype_bytes(kDType)]) {
+    return {packed_word<kDType>(sums), packed_word<kDType>(sums + 8 / dtype_bytes(kDType))};
 }
 
 // At most kRows rows: all of their parts are under way before the first is added.

@@ -172,6 +172,7 @@ CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, 
     send_labels(ctx, c, args.labels, operation, home, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
         const uint64_t* bitmap = bitmap_of(c, home, chunk * kChunkTokens + bit);
         const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
+        WeightWriter writer(weights);
         uint32_t num = 0;
         CROSSDOCK_ROLLED
         for (uint32_t w = 0; w < c.tables.words; ++w) {
@@ -179,9 +180,10 @@ CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, 
             for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1, ++num) {
                 const uint64_t at = c.expert_major ? slot_of(c, 64 * w + lowest_one(bits), home, chunk, bit) : row;
                 const bool is_here = at < c.budget && at < args.token_rows;
-                weights[num] = !is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num];
+                writer.add(!is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num]);
             }
         }
+        writer.flush();
     });
 }
 

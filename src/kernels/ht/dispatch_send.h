@@ -159,14 +159,15 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, c
     send_labels(ctx, c, args.labels, operation, peer, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
         const uint32_t token = chunk * kChunkTokens + bit;
         if (token >= c.num_tokens) return;
-        uint32_t num = 0;
+        WeightWriter writer(weights);
         CROSSDOCK_ROLLED
         for (int32_t from = peer * experts;;) {
             const NextExpert next = NextExpert::of(c, token, from, (peer + 1) * experts);
-            if (next.id < 0) return;
-            weights[num++] = args.topk_weights[uint64_t{token} * c.topk + next.choice];
+            if (next.id < 0) break;
+            writer.add(args.topk_weights[uint64_t{token} * c.topk + next.choice]);
             from = next.id + 1;
         }
+        writer.flush();
     });
 }
 

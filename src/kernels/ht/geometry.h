@@ -18,6 +18,11 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t num_chunks(uint32_t tokens) {
     return (tokens + kChunkTokens - 1) / kChunkTokens;
 }
 
+// A row's weights in a packet: room for the most that one rank can have, in stores of 16 bytes.
+CROSSDOCK_HOST_DEVICE constexpr uint32_t weights_per_row(uint32_t topk, uint32_t experts_per_rank) {
+    return static_cast<uint32_t>(align_up(topk < experts_per_rank ? topk : experts_per_rank, 4));
+}
+
 // Symmetric memory: words that peers write, routing on its way in, and the rings.
 struct HtGeometry {
     uint32_t num_ranks;

@@ -9,10 +9,27 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// The most weights of a row at one rank.
-CROSSDOCK_DEVICE uint32_t weights_per_row(const HtCommon& c) {
-    return c.topk < c.arena.experts_per_rank ? c.topk : c.arena.experts_per_rank;
-}
+// Puts weights one behind the other into a packet, four at a time.
+class WeightWriter {
+  public:
+    CROSSDOCK_DEVICE explicit WeightWriter(float* target) : target_(reinterpret_cast<Bytes16*>(target)) {}
+
+    CROSSDOCK_DEVICE void add(float weight) {
+        const uint64_t bits = uint64_t{bits_of(weight)} << (32 * (num_ % 2));
+        (num_ < 2 ? four_.low : four_.high) |= bits;
+        if (++num_ == 4) flush();
+    }
+    CROSSDOCK_DEVICE void flush() {
+        if (num_ > 0) *target_++ = four_;
+        four_ = {};
+        num_ = 0;
+    }
+
+  private:
+    Bytes16* target_;
+    Bytes16 four_{};
+    uint32_t num_ = 0;
+};
 
 // The next of an own token's experts, from that global id on and below `end`, and its last choice; -1: none.
 struct NextExpert {
@@ -44,7 +61,7 @@ CROSSDOCK_DEVICE void send_labels(const Ctx& ctx, const HtCommon& c, const HtSlo
     const Ring ring = Ring::of(c, c.offsets.labels, peer, c.rank, channel);
     if (is_leader(ctx)) note_packet_written(ctx, c, c.offsets.labels, operation, peer, ring, number, slots.num);
     float* weights = reinterpret_cast<float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
-    const uint32_t per_row = weights_per_row(c);
+    const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
         if ((mask >> bit & 1) != 0) fill(bit, weights + ones_below(mask, bit) * per_row);
@@ -66,7 +83,7 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
         ctx.warp_broadcast(is_leader(ctx) && wait_packet(ctx, c, operation, sender, ring, number, slots.num) ? 1u
                                                                                                              : 0u) != 0;
     const float* weights = reinterpret_cast<const float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
-    const uint32_t per_row = weights_per_row(c);
+    const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
         if ((mask >> bit & 1) != 0) take(bit, came ? weights + ones_below(mask, bit) * per_row : nullptr);
