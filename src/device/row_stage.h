@@ -92,27 +92,23 @@ class RowStage {
     void init() const { *head_ = Head{}; }
     static void initialised() {}
 
-    void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) const {
-        if (ctx.warp().is_lazy()) {
-            ctx.warp().copy_async(data_, source, bytes);
-        } else {
-            *head_ = {source, bytes};
-        }
-    }
+    void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) const { load(ctx, source, bytes, nullptr, 0); }
     void load(const Ctx& ctx, const std::byte* source, uint32_t bytes, const std::byte* tail,
               uint32_t tail_bytes) const {
-        load(ctx, source, bytes);
+        const bool is_lazy = ctx.warp().is_lazy();
+        *head_ = {is_lazy ? nullptr : source, is_lazy ? 0 : bytes, bytes + tail_bytes};
+        if (is_lazy) ctx.warp().copy_async(data_, source, bytes);
         if (tail_bytes > 0) ctx.warp().copy_async(data_ + bytes, tail, tail_bytes);
     }
     void loaded_for_block(const Ctx& ctx) const { ctx.warp().wait_copies(0); }
-    void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies_to(data_); }
+    void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies_to(data_, head_->bytes); }
 
     // Where the data is to be read or filled in by kernels themselves.
     std::byte* data() const { return data_; }
     void filled() const {}
 
     void store(const Ctx& ctx, std::byte* target, uint32_t at, uint32_t bytes) const {
-        const auto [from, loaded] = *head_;
+        const auto [from, loaded, all] = *head_;
         const uint32_t remembered = at < loaded ? (bytes < loaded - at ? bytes : loaded - at) : 0;
         if (remembered > 0) ctx.warp().copy_async(target, from + at, remembered);
         if (bytes > remembered) {
@@ -132,7 +128,8 @@ class RowStage {
   private:
     struct Head {
         const std::byte* loaded_from = nullptr;
-        uint32_t loaded_bytes = 0;
+        uint32_t loaded_bytes = 0;  // of the first part, if it is only remembered
+        uint32_t bytes = 0;         // of the latest load
     };
     static_assert(sizeof(Head) <= kStageHeadBytes, "a stage's head must hold it");
 

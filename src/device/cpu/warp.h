@@ -57,8 +57,8 @@ class Warp {
     virtual void copy_async(void* target, const void* source, size_t bytes) = 0;
     // Blocks until at most max_pending of this warp's latest copies have not landed.
     virtual void wait_copies(int max_pending) = 0;
-    // Blocks until this warp's copies that begin at `target` have landed.
-    virtual void wait_copies_to(const void* target) = 0;
+    // Blocks until this warp's copies into [target, target + bytes) have landed.
+    virtual void wait_copies_to(const void* target, size_t bytes) = 0;
     // Blocks until all of this warp's copies have read their sources; they may land later.
     virtual void wait_sources_read() = 0;
     virtual bool is_lazy() const = 0;

@@ -91,7 +91,7 @@ class LocalWarp final : public Warp {
         if (launch->streams_rows) finish_stream_copies();
     }
     // Copies have read their sources when they are issued; whoever looks at a target in this warp sees them.
-    void wait_copies_to(const void*) override {}
+    void wait_copies_to(const void*, size_t) override {}
     void wait_sources_read() override {}
     bool is_lazy() const override { return false; }
     bool is_killed() const override { return false; }

@@ -157,11 +157,13 @@ void Scheduler::wait_copies(int max_pending) {
     block_while([&] { return !task.pending_copies.empty() && task.pending_copies.front() < num_awaited; });
 }
 
-void Scheduler::wait_copies_to(const void* target) {
+void Scheduler::wait_copies_to(const void* target, size_t bytes) {
     const Task* task = &current();
+    const auto* first = static_cast<const std::byte*>(target);
     block_while([&] {
-        return std::any_of(copies_.begin(), copies_.end(),
-                           [&](const Copy& copy) { return copy.task == task && copy.target == target; });
+        return std::any_of(copies_.begin(), copies_.end(), [&](const Copy& copy) {
+            return copy.task == task && copy.target >= first && copy.target < first + bytes;
+        });
     });
 }
 

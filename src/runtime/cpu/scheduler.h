@@ -70,8 +70,8 @@ class Scheduler {
     // rank's kernel, which runs on, would compute with what was there before.
     void copy_async(void* target, const void* source, size_t bytes, bool is_lost_if_killed);
     void wait_copies(int max_pending);
-    // The caller's copies that begin at `target` have landed.
-    void wait_copies_to(const void* target);
+    // The caller's copies into [target, target + bytes) have landed.
+    void wait_copies_to(const void* target, size_t bytes);
     // The caller's copies take what their sources hold now; when they land stays as it is.
     void read_sources();
 

@@ -63,7 +63,7 @@ class SimulatedWarp final : public Warp {
         scheduling_point();
     }
     void wait_copies(int max_pending) override { scheduler().wait_copies(max_pending); }
-    void wait_copies_to(const void* target) override { scheduler().wait_copies_to(target); }
+    void wait_copies_to(const void* target, size_t bytes) override { scheduler().wait_copies_to(target, bytes); }
     void wait_sources_read() override { scheduler().read_sources(); }
     bool is_lazy() const override { return true; }
 
