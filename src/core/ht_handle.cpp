@@ -45,8 +45,14 @@ std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, nc
     require(num_topk > 0 || handle_mem == nullptr || group->config().num_topk > 0, ncclInvalidArgument,
             "num_topk is -1, allowed with handle_mem only where the group's config->num_topk is set");
     const size_t alignment = config.dispatch_output_per_expert_alignment;
-    require(alignment <= (uint64_t{1} << 30), ncclInvalidArgument,
-            "config->dispatch_output_per_expert_alignment is {}, allowed: at most 2^30", alignment);
+    // Slots are numbered in 31 bits, those of zones that are all but padding included.
+    const uint64_t experts = group->config().experts_per_rank();
+    const uint64_t rows = uint64_t{group->config().num_ranks} * group->config().max_tokens;
+    const uint64_t slots = rows * std::min<uint64_t>(topk, experts);
+    const uint64_t most = slots < INT32_MAX ? (INT32_MAX - slots) / experts : 0;
+    require(layout != NCCL_EP_LAYOUT_EXPERT_MAJOR || alignment <= std::max<uint64_t>(most, 1), ncclInvalidArgument,
+            "config->dispatch_output_per_expert_alignment is {}, allowed with {} experts a rank: at most {}", alignment,
+            experts, most);
     std::shared_ptr<HtHandle> handle(new HtHandle(group, layout, topk));
     handle->alignment_ = alignment == 0 ? 1 : static_cast<uint32_t>(alignment);
     if (handle->is_expert_major() && handle->is_eager()) {

@@ -184,7 +184,7 @@ TEST(HtBadGroup, Handles) {
             RANK_REFUSED(context, ncclInvalidArgument, "num_topk",
                          init(kLayout, static_cast<int>(group_config.num_experts) + 1, nullptr));
             RANK_REFUSED(context, ncclInvalidUsage, "num_topk", init(kLayout, 4, nullptr));
-            for (const size_t alignment : {size_t{3}, size_t{12}, ~size_t{0}}) {
+            for (const size_t alignment : {size_t{3}, size_t{12}, ~size_t{0}, size_t{1} << 30, size_t{1} << 40}) {
                 config.dispatch_output_per_expert_alignment = alignment;
                 RANK_REFUSED(context, ncclInvalidArgument, "dispatch_output_per_expert_alignment",
                              init(kLayout, 2, nullptr));

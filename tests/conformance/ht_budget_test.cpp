@@ -94,6 +94,25 @@ TEST(HtBudget, WhatDoesNotFitIsDroppedInOrder) {
     });
 }
 
+// One zone's padding alone exceeds the budget.
+TEST(HtBudget, AlignmentsMayExceedTheBudget) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            for (const size_t alignment : {16, 64, 4096}) {
+                HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
+                problem.alignment = alignment;
+                problem.budget = 15;
+                problem.drops = true;
+                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                HtLayer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});
+                layer.round_trip();
+                layer.route(rerouted(problem, alignment));
+                layer.round_trip();
+            }
+        });
+    });
+}
+
 // Nothing is left for some expert, some token, or some rank.
 TEST(HtBudget, RandomRoutingsAreDroppedInOrder) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {

@@ -84,6 +84,27 @@ TEST(HtCompatibility, TheNumberOfReceivedRowsIsTold) {
     });
 }
 
+// A handle that was made without K takes that of its update.
+TEST(HtCompatibility, KMayComeWithTheUpdate) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const int group_topk : {0, 3, 5}) {
+                expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                    problem.group_topk = group_topk;
+                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    HtLayer layer(context, group.get(), problem, {.open_topk = true});
+                    for (const int num_topk : {3, 1, 2}) {
+                        problem.num_topk = num_topk;
+                        layer.route(rerouted(problem, static_cast<uint64_t>(num_topk)));
+                        layer.round_trip();
+                    }
+                });
+            }
+        }
+    });
+}
+
 // The books of an allocator that gives `limit` pieces.
 struct Books {
     int limit = 1 << 30;

@@ -121,8 +121,9 @@ ncclResult_t HtLayer::make_handle() {
     const Buffer* const memory = handle_memory_ ? handle_memory_.get() : options_.handle_memory;
     std::optional<Tensor> tensor;
     if (memory != nullptr) tensor.emplace(ncclUint8, std::initializer_list<size_t>{memory->bytes()}, *memory);
+    const int num_topk = options_.open_topk ? -1 : problem_.num_topk;
     const ncclResult_t result =
-        ncclEpInitHandle(&handle_, group_, problem_.layout, given, problem_.num_topk, tensor ? tensor->get() : nullptr);
+        ncclEpInitHandle(&handle_, group_, problem_.layout, given, num_topk, tensor ? tensor->get() : nullptr);
     return result == ncclSuccess && !options_.without_update ? update() : result;
 }
 

@@ -24,6 +24,7 @@ struct HtOptions {
     bool combine_windows = false;  // combine's input tokens do
     bool other_windows = false;    // all other tensors do
     bool create_in_one_call = false;
+    bool open_topk = false;  // ncclEpInitHandle without K
     bool own_handle_memory = false;
     Buffer* handle_memory = nullptr;  // the memory to make the handle over
     bool without_update = false;      // the handle is made without one: that memory is routed, or an update follows
