@@ -93,7 +93,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     const uint32_t chunk = chunk_bytes(group, args.row_bytes);
     // Rows that go straight to their places are not received, but for those of ranks without windows.
     args.crew = crew_for(group.communicator().world(),
-                         common.has_windows ? HtCrew{14, 1, 4, 2, 0, chunk} : HtCrew{6, 9, 4, 1, 1, chunk});
+                         common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk} : HtCrew{4, 11, 4, 1, 1, chunk});
     args.shared = lay_out(group, common, args.crew, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }
@@ -107,7 +107,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
     args.crew = crew_for(group.communicator().world(), common.has_windows ? HtCrew{1, 19, 0, 2, 0, chunk}
                                                        : common.expert_major
-                                                           ? HtCrew{13, 7 - labellers, labellers, 1, 0, chunk}
+                                                           ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk}
                                                            : HtCrew{12, 8 - labellers, labellers, 1, 0, chunk});
     const bool is_gpu = group.communicator().world() == World::kCuda;
     args.piece_bytes =

@@ -123,24 +123,24 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, cons
         sum_token<kDType>(ctx, args, operation, own, token, 0, args.row_bytes);
 }
 
-// warp: among the `warps` of this block that see to weights. A chunk's go home before own ones are awaited.
+// warp: among the `warps` of this block that see to weights.
 CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
                                          uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t num_ranks = c.arena.num_ranks;
     const ChunkRange own = ChunkRange::of(c.tables.routing->num_tokens, channel, c.channels);
-    const uint32_t most = most_chunks(c, channel);
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < most || i < own.size(); ++i) {
-        CROSSDOCK_ROLLED
-        for (uint32_t n = warp; n < c.arena.num_ranks; n += warps) {
-            const uint32_t home = (static_cast<uint32_t>(c.rank) + n) % c.arena.num_ranks;
-            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel, c.channels);
-            if (i < range.size() && peer_states(ctx, args.shared)[home] != kAbsent)
-                return_weights(ctx, args, operation, static_cast<int>(home), range.first + i, range);
-        }
-        if (i < own.size() && i % warps == warp) collect_weights(ctx, args, operation, own.first + i, own);
-    }
+    const auto send = [&](uint32_t i) {
+        const uint32_t home = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
+        const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel, c.channels);
+        if (i / num_ranks < range.size() && peer_states(ctx, args.shared)[home] != kAbsent)
+            return_weights(ctx, args, operation, static_cast<int>(home), range.first + i / num_ranks, range);
+    };
+    // All of a chunk's come together: what nobody sends is 0.
+    const auto receive = [&](uint32_t i) {
+        if (i % num_ranks == 0) collect_weights(ctx, args, operation, own.first + i / num_ranks, own);
+    };
+    share_labels(warp, warps, most_chunks(c, channel) * num_ranks, own.size() * num_ranks, num_ranks, send, receive);
 }
 
 // Nobody's rows may be overwritten while peers still read them: everybody says when it has finished. One block, after

@@ -179,30 +179,25 @@ CROSSDOCK_DEVICE void receive_rows(const Ctx& ctx, const HtDispatchArgs& args, c
     RowStage::wait_stores(ctx);
 }
 
-// warp: among the `warps` of this block that see to weights. Own ones of a chunk before others'.
+// warp: among the `warps` of this block that see to weights.
 CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
                                        uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const uint32_t num_ranks = c.arena.num_ranks;
     const ChunkRange own = ChunkRange::of(c.tables.routing->num_tokens, channel, c.channels);
-    const uint32_t most = most_chunks(c, channel);
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < most || i < own.size(); ++i) {
-        CROSSDOCK_ROLLED
-        for (uint32_t n = warp; i < own.size() && n < num_ranks; n += warps) {
-            const uint32_t peer = (static_cast<uint32_t>(c.rank) + n) % num_ranks;
-            if (peer_states(ctx, args.shared)[peer] != kAbsent)
-                send_weights(ctx, args, operation, static_cast<int>(peer), own.first + i, own);
-        }
-        CROSSDOCK_ROLLED
-        for (uint32_t n = warp; n < num_ranks; n += warps) {
-            const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - n) % num_ranks;
-            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
-            if (i < range.size())
-                receive_weights(ctx, args, operation, static_cast<int>(source), range.first + i, range);
-        }
-    }
+    const auto send = [&](uint32_t i) {
+        const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
+        if (peer_states(ctx, args.shared)[peer] != kAbsent)
+            send_weights(ctx, args, operation, static_cast<int>(peer), own.first + i / num_ranks, own);
+    };
+    const auto receive = [&](uint32_t i) {
+        const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - i % num_ranks) % num_ranks;
+        const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
+        if (i / num_ranks < range.size())
+            receive_weights(ctx, args, operation, static_cast<int>(source), range.first + i / num_ranks, range);
+    };
+    share_labels(warp, warps, own.size() * num_ranks, most_chunks(c, channel) * num_ranks, num_ranks, send, receive);
 }
 
 // ---- rows that peers store themselves ----

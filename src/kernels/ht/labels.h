@@ -94,5 +94,31 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
     ctx.warp_sync();
 }
 
+// Who does what among the warps that see to weights: the first half sends, the others receive; a single one does both,
+// a chunk at a time. Pieces (chunk of a channel, peer) are taken in the order of chunks, so nobody waits for a later
+// one.
+template <typename Send, typename Receive>
+CROSSDOCK_DEVICE void share_labels(uint32_t warp, uint32_t warps, uint32_t sent_pieces, uint32_t received_pieces,
+                                   uint32_t pieces_per_chunk, Send send, Receive receive) {
+    if (warps == 1) {
+        CROSSDOCK_ROLLED
+        for (uint32_t at = 0; at < sent_pieces || at < received_pieces; at += pieces_per_chunk) {
+            CROSSDOCK_ROLLED
+            for (uint32_t i = at; i < at + pieces_per_chunk && i < sent_pieces; ++i) send(i);
+            CROSSDOCK_ROLLED
+            for (uint32_t i = at; i < at + pieces_per_chunk && i < received_pieces; ++i) receive(i);
+        }
+        return;
+    }
+    const uint32_t senders = warps / 2;
+    if (warp < senders) {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = warp; i < sent_pieces; i += senders) send(i);
+    } else {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = warp - senders; i < received_pieces; i += warps - senders) receive(i);
+    }
+}
+
 }  // namespace CROSSDOCK_WORLD
 }  // namespace crossdock
