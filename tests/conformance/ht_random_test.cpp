@@ -62,6 +62,33 @@ TEST(HtRandom, ManyTokensMatchTheReference) {
     });
 }
 
+// Long stretches of tokens send a rank nothing, in no step with anything that a ring may count.
+TEST(HtRandom, StretchesWithoutRowsForARankMatchTheReference) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const int stretch : {32, 71}) {
+                HtProblem problem = plain_ht_problem(ranks_or(2), layout, 1);
+                problem.max_tokens = 7000;
+                problem.num_topk = 1;
+                problem.hidden = problem.combine_hidden = 8;
+                problem.budget = problem.most_rows();
+                for (reference::RankInput& rank : problem.ranks) {
+                    rank.num_tokens = problem.max_tokens;
+                    rank.ids.clear();
+                    // Two stretches of three go to one rank, the third to the others in turn.
+                    for (int token = 0; token < problem.max_tokens; ++token)
+                        rank.ids.push_back(token / stretch % 3 == 0 ? token % problem.num_experts : 0);
+                    rank.weights.assign(rank.ids.size(), 0.5f);
+                }
+                expect_clean(spec, problem.num_ranks, std::nullopt, [=](RankContext& context) {
+                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    HtLayer(context, group.get(), problem).round_trip();
+                });
+            }
+        }
+    });
+}
+
 // Nobody has tokens, nobody has experts for them, everybody wants one expert.
 TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {

@@ -25,7 +25,7 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
     CROSSDOCK_ROLLED
     for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
         const uint32_t mask = c.tables.sent_masks[peer * c.tables.chunks + chunk];
-        if (mask == 0 || peer_states(ctx, args.shared)[peer] == kAbsent) continue;
+        if (peer_states(ctx, args.shared)[peer] == kAbsent) continue;
         receive_labels(ctx, c, args.labels, operation, static_cast<int>(peer), chunk - range.first, mask,
                        [&](uint32_t bit, const float* weights) {
                            if (weights == nullptr || bit >= tokens) return;

@@ -168,7 +168,6 @@ CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, 
     const HtCommon& c = args.common;
     const uint32_t entry = static_cast<uint32_t>(home) * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
-    if (mask == 0) return;
     send_labels(ctx, c, args.labels, operation, home, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
         const uint64_t* bitmap = bitmap_of(c, home, chunk * kChunkTokens + bit);
         const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);

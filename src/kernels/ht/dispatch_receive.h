@@ -50,7 +50,6 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args
     const HtCommon& c = args.common;
     const uint32_t entry = static_cast<uint32_t>(source) * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
-    if (mask == 0) return;
     receive_labels(ctx, c, args.labels, operation, source, chunk - range.first, mask,
                    [&](uint32_t bit, const float* weights) {
                        const uint32_t row = c.tables.firsts[entry] + ones_below(mask, bit);

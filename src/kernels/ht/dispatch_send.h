@@ -154,7 +154,6 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, c
                                    uint32_t chunk, const ChunkRange& range) {
     const HtCommon& c = args.common;
     const uint32_t mask = c.tables.sent_masks[static_cast<uint32_t>(peer) * c.tables.chunks + chunk];
-    if (mask == 0) return;
     const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
     send_labels(ctx, c, args.labels, operation, peer, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
         const uint32_t token = chunk * kChunkTokens + bit;

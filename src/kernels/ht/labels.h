@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing weights travel beside the rows, a chunk of tokens at a time: with dispatch to the ranks of the experts, their
 // gradients back with combine. A packet has, for each row of the chunk, the weights of the receiving (or returning)
-// rank's experts in ascending order. A lane takes a token.
+// rank's experts in ascending order. A lane takes a token. Every chunk has a packet for every rank, an empty one too:
+// a later packet waits for the credit of the one that had its slot before.
 #pragma once
 
 #include "kernels/ht/operation.h"
