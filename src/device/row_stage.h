@@ -57,7 +57,8 @@ class RowStage {
     // By every thread that wrote into the data, before the barrier behind which the stores are issued.
     CROSSDOCK_DEVICE void filled() const { ptx::fence_proxy_async(); }
 
-    CROSSDOCK_DEVICE void store(const Ctx&, std::byte* target, uint32_t at, uint32_t bytes) const {
+    // is_read_soon: the target should stay in the caches.
+    CROSSDOCK_DEVICE void store(const Ctx&, std::byte* target, uint32_t at, uint32_t bytes, bool = false) const {
         ptx::bulk_store(target, data_ + at, bytes);
     }
     CROSSDOCK_DEVICE static void end_group(const Ctx&) { ptx::bulk_commit_group(); }
@@ -107,12 +108,12 @@ class RowStage {
     std::byte* data() const { return data_; }
     void filled() const {}
 
-    void store(const Ctx& ctx, std::byte* target, uint32_t at, uint32_t bytes) const {
+    void store(const Ctx& ctx, std::byte* target, uint32_t at, uint32_t bytes, bool is_read_soon = false) const {
         const auto [from, loaded, all] = *head_;
         const uint32_t remembered = at < loaded ? (bytes < loaded - at ? bytes : loaded - at) : 0;
-        if (remembered > 0) ctx.warp().copy_async(target, from + at, remembered);
+        if (remembered > 0) ctx.warp().copy_async(target, from + at, remembered, is_read_soon);
         if (bytes > remembered) {
-            ctx.warp().copy_async(target + remembered, data_ + at + remembered, bytes - remembered);
+            ctx.warp().copy_async(target + remembered, data_ + at + remembered, bytes - remembered, is_read_soon);
         }
     }
     static void end_group(const Ctx&) {}

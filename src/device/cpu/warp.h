@@ -53,8 +53,8 @@ class Warp {
 
     // Asynchronous copy, complete at the latest when wait_copies says so. Immediate in the threads and processes worlds
     // (is_lazy() false); in the deterministic one it reads its source and writes its target at some later time, in any
-    // order.
-    virtual void copy_async(void* target, const void* source, size_t bytes) = 0;
+    // order. is_read_soon: the target should stay in the caches.
+    virtual void copy_async(void* target, const void* source, size_t bytes, bool is_read_soon = false) = 0;
     // Blocks until at most max_pending of this warp's latest copies have not landed.
     virtual void wait_copies(int max_pending) = 0;
     // Blocks until this warp's copies into [target, target + bytes) have landed.

@@ -148,7 +148,7 @@ class RowReturner {
         if (c.expert_major || is_loaded(row))
             stage(ctx, round)
                 .store(ctx, ring.packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride + step.first, 0,
-                       part(step));
+                       part(step), true);
         RowStage::end_group(ctx);
     }
 

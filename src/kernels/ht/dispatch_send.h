@@ -67,7 +67,7 @@ class RowSender {
             const RowStage from = stage(ctx, round);
             from.wait_loaded(ctx, round / args_.crew.producer_stages);
             if (target.exists) {
-                from.store(ctx, target.row + step.first, 0, step.bytes(args_));
+                from.store(ctx, target.row + step.first, 0, step.bytes(args_), !target.is_direct);
                 if (args_.scale_bytes > 0 && step.is_last(args_))
                     from.store(ctx, target.scales, step.bytes(args_), args_.scale_bytes);
             }

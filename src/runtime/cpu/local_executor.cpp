@@ -74,8 +74,8 @@ class LocalWarp final : public Warp {
 
     void scheduling_point() override {}
 
-    void copy_async(void* target, const void* source, size_t bytes) override {
-        if (launch->streams_rows) {
+    void copy_async(void* target, const void* source, size_t bytes, bool is_read_soon) override {
+        if (launch->streams_rows && !is_read_soon) {
             stream_copy(target, source, bytes);
         } else {
             std::memcpy(target, source, bytes);

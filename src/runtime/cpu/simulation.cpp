@@ -56,7 +56,7 @@ class SimulatedWarp final : public Warp {
         if (scheduler().random().one_in(kSwitchOneIn)) scheduler().yield();
     }
 
-    void copy_async(void* target, const void* source, size_t bytes) override {
+    void copy_async(void* target, const void* source, size_t bytes, bool) override {
         const auto* first = static_cast<const std::byte*>(target);
         const bool stays = first >= shared_memory && first < shared_memory + block_->shared.bytes();
         scheduler().copy_async(target, source, bytes, !stays);
