@@ -173,7 +173,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     const Operation operation = begin_operation(ctx, c);
     uint32_t* states = peer_states(ctx, args.shared);
     wait_all_entered(ctx, c, operation, states);
-    const bool runs = !has_failed(ctx, c.scope);
+    const bool runs = block_goes_on(ctx, c);
     const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     if (!runs) {

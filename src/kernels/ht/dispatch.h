@@ -14,7 +14,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     ctx.wait_for_previous_kernels();
     const Operation operation = begin_operation(ctx, c);
     wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared));
-    if (has_failed(ctx, c.scope)) return;
+    if (!block_goes_on(ctx, c)) return;
     const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     if (warp < crew.producers) {

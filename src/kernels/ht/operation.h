@@ -100,6 +100,15 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
     ctx.block_sync();
 }
 
+// Nobody has failed so far, as one thread sees it: all warps of the block go on, or none. Ends with a barrier of the
+// block.
+CROSSDOCK_DEVICE bool block_goes_on(const Ctx& ctx, const HtCommon& c) {
+    HtBlockHead* head = block_head(ctx);
+    if (thread_idx(ctx) == 0) head->verdict = has_failed(ctx, c.scope) ? 0 : 1;
+    ctx.block_sync();
+    return head->verdict != 0;
+}
+
 // The next piece of work that no warp has taken yet. One warp.
 CROSSDOCK_DEVICE uint32_t claim_next(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
     uint32_t next = 0;
