@@ -108,7 +108,8 @@ struct HtCommon {
 enum PeerState : uint32_t {
     kAbsent = 0,
     kEntered = 1,
-    kDirect = 2  // entered, and rows between the two ranks go straight to (or come straight from) the window
+    kDirect = 2  // entered, and rows between the two ranks go straight to (or come straight from) the tensor: a window,
+                 // or this rank's own
 };
 
 // Where the caller wants to have counts; any may be null.

@@ -66,7 +66,9 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         if (sent.exists && travels(c, c.tables.bases[peer] + sent.number)) {
             const uint64_t number = c.tables.bases[peer] + sent.number;
             const Ring ring = Ring::of(c, c.offsets.rows, c.rank, rank, channel);
-            if (states[peer] == kDirect) {
+            if (rank == c.rank && states[peer] == kDirect) {
+                if (number < args.token_rows) row = args.tokens + number * args.row_bytes;
+            } else if (states[peer] == kDirect) {
                 row = args.token_windows.at(rank, number * args.row_bytes);
             } else if (wait_packet(ctx, c, operation, rank, ring, sent.packet, args.rows.num)) {
                 row = ring.packets + uint64_t{sent.packet % args.rows.num} * args.rows.stride;

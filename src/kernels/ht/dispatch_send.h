@@ -127,9 +127,13 @@ class RowSender {
         if (ctx.warp_any(must_wait)) flush(ctx);
         if (!target.exists) return target;
         if (target.is_direct) {
-            target.row = args_.token_windows.at(rank, uint64_t{number} * args_.row_bytes);
+            const bool is_own = rank == c.rank;
+            const uint64_t row_at = uint64_t{number} * args_.row_bytes;
+            const uint64_t scales_at = uint64_t{number} * args_.scale_bytes;
+            target.exists = !is_own || number < args_.token_rows;
+            target.row = is_own ? args_.out_tokens + row_at : args_.token_windows.at(rank, row_at);
             if (args_.scale_bytes > 0)
-                target.scales = args_.scale_windows.at(rank, uint64_t{number} * args_.scale_bytes);
+                target.scales = is_own ? args_.out_scales + scales_at : args_.scale_windows.at(rank, scales_at);
             return target;
         }
         if (!wait_credit(ctx, c, c.offsets.rows, operation_, rank, channel_, target.packet, args_.rows.num)) return {};

@@ -88,7 +88,8 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
         },
         [&](uint64_t epoch) { return epoch == operation.epoch; });
     if (!came) return kAbsent;
-    return c.has_windows && word_payload(seen) == kDirect ? kDirect : kEntered;
+    const bool is_direct = peer == c.rank ? !c.expert_major : c.has_windows && word_payload(seen) == kDirect;
+    return is_direct ? kDirect : kEntered;
 }
 
 // The same for all peers at once, into shared memory. Ends with a barrier of the block.
