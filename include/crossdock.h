@@ -116,6 +116,31 @@ ncclResult_t crossdockCommWindowDeregister(ncclComm_t comm, ncclWindow_t window)
 
 /* ---- Groups and handles ---- */
 
+/* What ncclEpGroupConfig_t has no field for. */
+typedef struct {
+    unsigned int size;  /* sizeof(crossdockGroupOptions_t) */
+    unsigned int magic; /* NCCL_EP_MAGIC */
+    int ht_masks;       /* 1: the HT group goes on without ranks that do not answer, see below. 0: it fails */
+} crossdockGroupOptions_t;
+
+#define CROSSDOCK_GROUP_OPTIONS_INIT \
+    { sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0 }
+
+/* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank (InvalidUsage otherwise).
+ * InvalidArgument: group NULL, ht_masks not 0 or 1, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group,
+ * which has config->enable_mask.
+ *
+ * An HT group with masks. A rank that is silent for the timeout while another waits for it is masked there, the
+ * asynchronous error becomes 1, and the operation goes on: nothing more is sent to the rank or awaited from it. Its
+ * rows that an update has counted already read as zeros with weights 0; a combine that loses it adds, for each token,
+ * its whole row or nothing. From the next update on it has no rows, and own tokens for its experts are dropped
+ * (crossdockHandleDroppedTokens). ncclEpMaskQuery, ncclEpMaskUpdate, ncclEpMaskClean, ncclEpGetAsyncError and
+ * ncclEpErrorClear work as in LL groups; the rank's own entry stays 1. After ncclEpMaskClean every handle must be
+ * updated before it is used again (InvalidUsage). A rank that stops in the middle of an operation that writes into
+ * windows, and goes on after others have masked it, may still write rows of that operation there. */
+ncclResult_t crossdockCreateGroup(ncclEpGroup_t* group, ncclComm_t comm, const ncclEpGroupConfig_t* config,
+                                  const crossdockGroupOptions_t* options);
+
 /* The last wait that expired in this group on this rank. */
 typedef struct {
     unsigned int size;     /* in: sizeof(crossdockDiagnosis_t) */
@@ -128,7 +153,7 @@ typedef struct {
     uint64_t handle;       /* number of the handle within its group, in order of creation, from 1; 0: none */
     uint64_t epoch;        /* the operation's number within the group */
     uint64_t expected;     /* the awaited value ... */
-    uint64_t seen;         /* ... and the last one seen */
+    uint64_t seen;         /* ... and the last one seen; step "report": the rank that waited for the peer and told */
     uint64_t elapsed_us;   /* from the operation's start on this rank */
 } crossdockDiagnosis_t;
 
@@ -155,6 +180,13 @@ typedef enum {
 /* Applies to combines issued from now on. Every rank sets the same. Handles start with SENDER if the environment says
  * CROSSDOCK_SENDER_SUMS=1 when the group is created, else with EXACT. InvalidUsage: not an LL expert-major handle. */
 ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums);
+
+/* Writes to *count, device memory of 8 bytes, how many pairs of an own token and a masked rank the handle's current
+ * routing has dropped: the token has experts on that rank, which was masked when ncclEpUpdateHandle ended. Other ranks
+ * still get the token. Rows that overflow_policy drop leaves out are not among them: recv_total_counter minus the
+ * budget tells those. 0 in groups without masks. Enqueued on the stream, behind the update; capturable.
+ * InvalidArgument: count NULL. InvalidUsage: an LL handle, or one without routing. */
+ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count, cudaStream_t stream);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

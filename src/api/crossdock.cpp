@@ -27,6 +27,15 @@ __attribute__((constructor)) void print_banner() {
 
 const char* crossdockGetLastError(void) { return crossdock::last_error(); }
 
+ncclResult_t crossdockCreateGroup(ncclEpGroup_t* group, ncclComm_t comm, const ncclEpGroupConfig_t* config,
+                                  const crossdockGroupOptions_t* options) {
+    return crossdock::boundary([&] {
+        crossdock::require(group != nullptr, ncclInvalidArgument, "group is NULL");
+        auto made = crossdock::Group::create(crossdock::communicator_of(comm), config, options);
+        *group = static_cast<ncclEpGroup_t>(crossdock::groups().add(std::move(made)));
+    });
+}
+
 ncclResult_t crossdockGroupDiagnosis(ncclEpGroup_t group, crossdockDiagnosis_t* diagnosis) {
     return crossdock::boundary([&] {
         const auto found = crossdock::groups().find(group);
@@ -45,4 +54,8 @@ ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, 
 
 ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->set_sums(sums); });
+}
+
+ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count, cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->dropped_tokens(count, stream); });
 }

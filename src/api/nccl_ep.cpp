@@ -49,7 +49,7 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor) {
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config) {
     return boundary([&] {
         expect_output(ep_group, "ep_group");
-        auto group = crossdock::Group::create(crossdock::communicator_of(comm), config);
+        auto group = crossdock::Group::create(crossdock::communicator_of(comm), config, nullptr);
         *ep_group = static_cast<ncclEpGroup_t>(groups().add(std::move(group)));
     });
 }

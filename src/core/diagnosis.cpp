@@ -48,6 +48,8 @@ const char* name_of(WaitStep step) {
             return "routing";
         case WaitStep::kFinished:
             return "finished";
+        case WaitStep::kReport:
+            return "report";
     }
     return "";
 }
@@ -75,6 +77,12 @@ std::string describe(const crossdockDiagnosis_t& diagnosis) {
             "the group has failed: operation {} of rank {} ({} of handle {}) found every buffer held by a pending "
             "send_only operation",
             diagnosis.epoch, diagnosis.rank, diagnosis.operation, diagnosis.handle);
+    }
+    if (std::strcmp(diagnosis.step, "report") == 0) {
+        return fmt::format(
+            "the group has failed: rank {} waited in vain for rank {}, of which rank {} was told in {} (operation {}, "
+            "handle {})",
+            diagnosis.seen, diagnosis.peer, diagnosis.rank, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
     }
     return fmt::format(
         "the group has failed: rank {} waited {} us for rank {} in {} (operation {}, handle {}, step {}: expected {}, "

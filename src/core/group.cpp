@@ -17,9 +17,10 @@ constexpr uint32_t kExplicitTopk = 32;  // the largest that an explicit buffer s
 
 }  // namespace
 
-std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* caller) {
+std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* caller,
+                                     const crossdockGroupOptions_t* options) {
     const Environment environment = Environment::read();
-    const GroupConfig config = GroupConfig::resolve(*communicator, caller, environment);
+    const GroupConfig config = GroupConfig::resolve(*communicator, caller, options, environment);
     DeviceScope device(communicator->runtime());
     config.expect_equal_on_all_ranks(*communicator);
     std::shared_ptr<Group> group(new Group(std::move(communicator), config));

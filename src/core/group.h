@@ -13,6 +13,7 @@
 #include "crossdock.h"
 #include "device/wait.h"
 #include "fabric/communicator.h"
+#include "kernels/mask_exchange.h"
 
 namespace crossdock {
 
@@ -20,8 +21,9 @@ class Handle;
 
 class Group {
   public:
-    // Collective.
-    static std::shared_ptr<Group> create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* config);
+    // Collective. options may be null.
+    static std::shared_ptr<Group> create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* config,
+                                         const crossdockGroupOptions_t* options);
 
     // Local. Frees what a failed creation has taken; a group that was destroyed holds nothing any more.
     ~Group();
@@ -61,6 +63,7 @@ class Group {
     void mask_query(int* mask_status, cudaStream_t stream);
     void mask_update(const int* mask, cudaStream_t stream);
     void mask_clean(cudaStream_t stream);
+    uint32_t num_cleans() const { return num_cleans_; }
     int async_error() const;
     void clear_error();
 
@@ -71,6 +74,7 @@ class Group {
   private:
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
     void expect_masks() const;
+    MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset) const;
     void preallocate();
     void sweep_retired();
 

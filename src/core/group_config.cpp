@@ -42,15 +42,20 @@ void expect_sms(const char* field, uint32_t value, uint32_t device_sms) {
 }  // namespace
 
 GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
-                                 const Environment& environment) {
+                                 const crossdockGroupOptions_t* caller_options, const Environment& environment) {
     require(caller != nullptr, ncclInvalidArgument, "config is NULL");
     const auto given = copy_struct<CallerConfig>(caller, NCCL_EP_GROUP_CONFIG_V1_SIZE, "config");
+    const auto options = optional_struct(caller_options, sizeof(crossdockGroupOptions_t), "options");
     const unsigned int algorithm = enum_bits(given.algorithm);
     const uint32_t num_ranks = static_cast<uint32_t>(communicator.num_ranks());
     const bool is_ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
 
     require(algorithm <= NCCL_EP_ALGO_HIGH_THROUGHPUT, ncclInvalidArgument,
             "config->algorithm is {}, allowed: 0 (low latency), 1 (high throughput)", algorithm);
+    require(options.ht_masks == 0 || options.ht_masks == 1, ncclInvalidArgument,
+            "options->ht_masks is {}, allowed: 0 (off), 1 (on)", options.ht_masks);
+    require(options.ht_masks == 0 || is_ht, ncclInvalidUsage,
+            "options->ht_masks is 1, allowed for algorithm 1 (high throughput): set config->enable_mask");
     require(given.num_experts > 0 && given.num_experts % num_ranks == 0, ncclInvalidArgument,
             "config->num_experts is {}, allowed: positive multiples of the {} ranks", given.num_experts, num_ranks);
     // Kernels find an expert's rank by a product that must keep its upper bits.
@@ -127,7 +132,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
                                      given.max_num_sms, is_ht ? kHtCombineSms : device_sms, device_sms);
     config.update_sms = resolve_sms({}, environment.comm_sms, 0, given.max_num_sms, kHtUpdateSms, device_sms);
     config.alloc = given.alloc;
-    config.masking = given.enable_mask != 0 && !is_ht;  // the contract ignores it in HT mode
+    // The contract ignores enable_mask in HT mode.
+    config.masking = is_ht ? options.ht_masks != 0 : given.enable_mask != 0;
     config.timeout_ns = environment.timeout_ns.value_or(given.timeout_ns != 0 ? given.timeout_ns : kDefaultTimeoutNs);
     config.timeout_ns = std::min(config.timeout_ns, kLongestTimeoutNs);
     config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(zero_copy);
@@ -141,17 +147,18 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
         const char* name;
         uint64_t value;
     };
-    const std::array fields{Field{"algorithm", static_cast<uint64_t>(algorithm)},
-                            Field{"num_experts", num_experts},
-                            Field{"max_dispatch_tokens_per_rank", max_tokens},
-                            Field{"max_recv_tokens_per_rank", max_recv_tokens},
-                            Field{"max_token_bytes", max_token_bytes},
-                            Field{"rdma_buffer_size", rdma_buffer_size},
-                            Field{"num_topk", num_topk},
-                            Field{"enable_mask", masking ? 1u : 0u},
-                            Field{"overflow_policy", static_cast<uint64_t>(overflow_policy)},
-                            Field{"zero_copy", static_cast<uint64_t>(zero_copy)},
-                            Field{"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u}};
+    const std::array fields{
+        Field{"algorithm", static_cast<uint64_t>(algorithm)},
+        Field{"num_experts", num_experts},
+        Field{"max_dispatch_tokens_per_rank", max_tokens},
+        Field{"max_recv_tokens_per_rank", max_recv_tokens},
+        Field{"max_token_bytes", max_token_bytes},
+        Field{"rdma_buffer_size", rdma_buffer_size},
+        Field{"num_topk", num_topk},
+        Field{algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? "ht_masks" : "enable_mask", masking ? 1u : 0u},
+        Field{"overflow_policy", static_cast<uint64_t>(overflow_policy)},
+        Field{"zero_copy", static_cast<uint64_t>(zero_copy)},
+        Field{"CROSSDOCK_SENDER_SUMS", sums_at_sender ? 1u : 0u}};
     std::array<uint64_t, fields.size()> own{};
     for (size_t i = 0; i < fields.size(); ++i) own[i] = fields[i].value;
     std::vector<decltype(own)> all(num_ranks);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/environment.h"
+#include "crossdock.h"
 #include "fabric/communicator.h"
 #include "nccl_ep.h"
 
@@ -30,9 +31,9 @@ struct GroupConfig {
 
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
 
-    // Checks what one rank can check by itself.
+    // Checks what one rank can check by itself. options may be null.
     static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
-                               const Environment& environment);
+                               const crossdockGroupOptions_t* options, const Environment& environment);
 
     // Collective: the same settings everywhere, or an Error on every rank that names the field and two ranks that
     // differ.

@@ -2,6 +2,7 @@
 #include "core/ht_handle.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "core/error.h"
 #include "core/ht_plan.h"
@@ -25,6 +26,8 @@ uint32_t checked_topk(const Group& group, ncclEpLayout_t layout, int num_topk) {
             config.num_topk);
     return num_topk > 0 ? static_cast<uint32_t>(num_topk) : bound;
 }
+
+constexpr uint32_t kAnyClean = UINT32_MAX;  // a captured update's: its replays may come at any time
 
 HtHandleGeometry geometry_of(const GroupConfig& config, uint32_t topk) {
     return {config.num_ranks, config.experts_per_rank(), config.max_tokens, topk};
@@ -171,6 +174,8 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     // In a graph the same number comes again with every replay; then the host does not rely on it.
     args.host_total = group_->runtime().is_capturing(stream) ? nullptr : host_total_;
     args.update_number = ++num_updates_ & UINT32_MAX;
+    routed_cleans_ = args.host_total == nullptr ? kAnyClean : group_->num_cleans();
+    args.cleans = routed_cleans_;
     const LaunchShape shape = plan_ht_update(*group_, args);
     group_->before_operation(stream);
     launch_ht_update(group_->runtime(), args, shape, stream);
@@ -193,7 +198,13 @@ void HtHandle::learn_total(cudaStream_t stream, bool wait) {
 }
 
 void HtHandle::expect_routing(cudaStream_t stream) {
-    if (has_routing_) return;
+    if (!has_routing_) read_routing(stream);
+    require(routed_cleans_ == kAnyClean || routed_cleans_ == group_->num_cleans(), ncclInvalidUsage,
+            "the handle's routing is from before the latest ncclEpMaskClean: call ncclEpUpdateHandle first");
+}
+
+// What a handle over the same memory has left there.
+void HtHandle::read_routing(cudaStream_t stream) {
     require(may_relocate_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
     DeviceScope device(group_->runtime());
     require(
@@ -209,6 +220,7 @@ void HtHandle::expect_routing(cudaStream_t stream) {
     routed_topk_ = routing.topk;
     num_tokens_ = routing.num_tokens;
     total_ = routing.total;
+    routed_cleans_ = routing.cleans;
     has_routing_ = true;
 }
 
@@ -227,6 +239,14 @@ void HtHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t) {
 
 void HtHandle::set_sums(crossdockSums_t) {
     fail(ncclInvalidUsage, "the handle is of an HT group: sums apply to LL expert-major handles");
+}
+
+void HtHandle::dropped_tokens(uint64_t* count, cudaStream_t stream) {
+    group_->expect_working();
+    require(count != nullptr, ncclInvalidArgument, "count is NULL");
+    DeviceScope device(group_->runtime());
+    expect_routing(stream);
+    group_->runtime().copy_on_device(count, memory_ + offsetof(HtRouting, dropped), sizeof(*count), stream);
 }
 
 }  // namespace crossdock

@@ -29,6 +29,7 @@ class HtHandle final : public Handle {
                  const ncclEpCombineConfig_t* config, cudaStream_t stream) override;
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
+    void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
     void release_memory() override;
 
     // Rows (flat) or padded slots (expert-major) of the current routing, within the budget; waits until they are known.
@@ -43,6 +44,7 @@ class HtHandle final : public Handle {
     uint32_t budget() const;
     // After them the number of tokens is known, and the total if that needs no waiting (or wait is set).
     void expect_routing(cudaStream_t stream);
+    void read_routing(cudaStream_t stream);
     void learn_total(cudaStream_t stream, bool wait);
     HtCounters read_counters(const ncclEpLayoutInfo_t& info) const;
     void read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
@@ -57,6 +59,7 @@ class HtHandle final : public Handle {
     bool may_relocate_ = false;       // the memory is the caller's: another handle may have written a routing there
     uint64_t* host_total_ = nullptr;  // host-visible: (number of the update, total)
     uint64_t num_updates_ = 0;
+    uint32_t routed_cleans_ = 0;  // of the group's masks, before the current routing
 
     bool was_captured_ = false;           // the latest Update is part of a graph
     std::optional<uint32_t> num_tokens_;  // of the current routing

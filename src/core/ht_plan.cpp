@@ -109,9 +109,10 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
                                                        : common.expert_major
                                                            ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk}
                                                            : HtCrew{12, 8 - labellers, labellers, 1, 0, chunk});
-    const bool is_gpu = group.communicator().world() == World::kCuda;
+    // A token's sum has the whole row of a rank that is lost meanwhile, or nothing of it.
+    const bool is_cut = group.communicator().world() == World::kCuda && !group.config().masking;
     args.piece_bytes =
-        is_gpu ? std::min(args.row_bytes, std::max(kFewestPieceBytes, args.row_bytes / 2 / 16 * 16)) : args.row_bytes;
+        is_cut ? std::min(args.row_bytes, std::max(kFewestPieceBytes, args.row_bytes / 2 / 16 * 16)) : args.row_bytes;
     args.piece_bytes = std::max(args.piece_bytes, 16u);
     args.pieces = std::max(1u, (args.row_bytes + args.piece_bytes - 1) / args.piece_bytes);
     args.shared = lay_out(group, common, args.crew, 0, "combine");

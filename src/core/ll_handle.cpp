@@ -176,4 +176,8 @@ void LlHandle::cancel_pending() {
     }
 }
 
+void LlHandle::dropped_tokens(uint64_t*, cudaStream_t) {
+    fail(ncclInvalidUsage, "the handle is of an LL group: dropped tokens are counted by updates of HT handles");
+}
+
 }  // namespace crossdock

@@ -25,6 +25,7 @@ class LlHandle final : public Handle {
                  const ncclEpCombineConfig_t* config, cudaStream_t stream) override;
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
+    void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
     void cancel_pending() override;
     void release_memory() override;
     void forget_routing() override { topk_idx_ = nullptr, has_routing_ = false; }

@@ -4,13 +4,15 @@
 
 #include "core/error.h"
 #include "core/group.h"
+#include "kernels/ht/launch.h"
 #include "kernels/ll/launch.h"
 
 namespace crossdock {
 
 void Group::expect_masks() const {
-    require(config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY, ncclInvalidUsage,
-            "the group is of algorithm 1 (high throughput), whose config->enable_mask is ignored");
+    require(config_.masking || config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY, ncclInvalidUsage,
+            "the group is of algorithm 1 (high throughput), whose config->enable_mask is ignored: make it with "
+            "crossdockCreateGroup and options->ht_masks 1");
     require(config_.masking, ncclInvalidUsage, "the group was created with config->enable_mask 0");
 }
 
@@ -29,6 +31,8 @@ void Group::mask_update(const int* mask, cudaStream_t stream) {
     require(mask != nullptr, ncclInvalidArgument, "mask is NULL");
     std::vector<uint32_t> active(config_.num_ranks);
     for (uint32_t peer = 0; peer < config_.num_ranks; ++peer) active[peer] = mask[peer] != 0 ? 1 : 0;
+    // In HT mode a rank's rows to itself travel as all others do.
+    if (ht_arena_ != nullptr) active[rank()] = 1;
     DeviceScope device(runtime());
     runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, active.data(), sizeof(uint32_t) * active.size(),
                              stream);
@@ -45,24 +49,35 @@ void Group::mask_clean(cudaStream_t stream) {
     }
     ++num_cleans_;
     for (const auto& arena : arenas_) {
-        LlMaskCleanArgs args{};
-        args.common.arena = arena->geometry;
-        args.common.peers = arena->memory->peers;
-        args.common.rank = rank();
-        args.common.state = reinterpret_cast<LlArenaState*>(arena->state.data());
-        args.common.scope = wait_scope(OperationKind::kMaskClean, 0);
-        args.count = num_cleans_ & kMaxPayload;
+        const LlMaskCleanArgs args{mask_exchange(arena->memory->peers, arena->geometry.barrier_offset()),
+                                   reinterpret_cast<LlArenaState*>(arena->state.data())};
         before_operation(stream);
         launch_ll_mask_clean(runtime(), args, stream);
         after_operation(stream);
     }
-    if (arenas_.empty()) {
+    if (ht_arena_ != nullptr) {
+        const HtMaskCleanArgs args{mask_exchange(ht_arena_->memory->peers, ht_arena_->geometry.barrier_offset()),
+                                   reinterpret_cast<HtState*>(ht_arena_->state.data())};
+        before_operation(stream);
+        launch_ht_mask_clean(runtime(), args, stream);
+        after_operation(stream);
+    }
+    if (arenas_.empty() && ht_arena_ == nullptr) {
         const std::vector<uint32_t> all_active(config_.num_ranks,
                                                1);  // no operation has run: there is nothing to agree on
         runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, all_active.data(),
                                  sizeof(uint32_t) * all_active.size(), stream);
     }
     runtime().synchronize(stream);
+}
+
+MaskExchange Group::mask_exchange(const PeerMap& peers, uint64_t barrier_offset) const {
+    return {peers,
+            barrier_offset,
+            config_.num_ranks,
+            rank(),
+            wait_scope(OperationKind::kMaskClean, 0),
+            num_cleans_ & kMaxPayload};
 }
 
 int Group::async_error() const {

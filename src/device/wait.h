@@ -19,7 +19,8 @@ enum class WaitStep : uint32_t {
     kBarrier,
     kBuffer,
     kRouting,
-    kFinished
+    kFinished,
+    kReport
 };
 
 // Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared
@@ -149,11 +150,10 @@ CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& sc
     return true;
 }
 
-// Polls load() until ready(value), by the calling lane alone. False: the peer is masked, the group has failed, or the
-// time that the operation has (from its start on this rank, so that all its waits end together) is over.
-template <typename Load, typename Ready>
-CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
-                                 int peer, uint64_t expected, Load load, Ready ready) {
+// Polls load() until ready(value), by the calling lane alone; after some vain polls asks may_go_on(value). False: it
+// may not.
+template <typename Load, typename Ready, typename MayGoOn>
+CROSSDOCK_DEVICE bool poll_until(const Ctx&, Load load, Ready ready, MayGoOn may_go_on) {
     CROSSDOCK_ROLLED
     for (;;) {
         uint64_t seen = 0;
@@ -162,8 +162,18 @@ CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const O
             seen = load();
             if (ready(seen)) return true;
         }
-        if (!may_go_on_waiting(ctx, scope, operation, step, peer, expected, seen)) return false;
+        if (!may_go_on(seen)) return false;
     }
+}
+
+// The same. False: the peer is masked, the group has failed, or the time that the operation has (from its start on this
+// rank, so that all its waits end together) is over.
+template <typename Load, typename Ready>
+CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
+                                 int peer, uint64_t expected, Load load, Ready ready) {
+    return poll_until(ctx, load, ready, [&](uint64_t seen) {
+        return may_go_on_waiting(ctx, scope, operation, step, peer, expected, seen);
+    });
 }
 
 }  // namespace CROSSDOCK_WORLD

@@ -55,7 +55,8 @@ int diagnosed_peer(RankContext& context, ncclEpGroup_t group) {
     RANK_CHECK(context, diagnosis.rank == context.rank(), "the diagnosis is rank {}'s", diagnosis.rank);
     RANK_CHECK(context, diagnosis.operation[0] != '\0' && diagnosis.step[0] != '\0',
                "the diagnosis names no operation or no step");
-    RANK_CHECK(context, diagnosis.elapsed_us > 0, "no time elapsed");
+    // Who is told of a loss may not have waited.
+    RANK_CHECK(context, diagnosis.elapsed_us > 0 || std::string(diagnosis.step) == "report", "no time elapsed");
     return diagnosis.peer;
 }
 
@@ -82,6 +83,14 @@ std::string BlameTable::complaint(int num_ranks, int dead, bool everybody) const
         for (int i = 0; i < num_ranks && blamed != dead && blamed >= 0; ++i) blamed = peers_[blamed];
         if (blamed != dead)
             return fmt::format("rank {} blames rank {}, which does not lead to rank {}", rank, peers_[rank], dead);
+    }
+    return "";
+}
+
+std::string BlameTable::complaint_about_names(int num_ranks, int dead, bool everybody) const {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        if (rank == dead || peers_[rank] == dead || (peers_[rank] < 0 && !everybody)) continue;
+        return fmt::format("rank {} names rank {}, not rank {}", rank, peers_[rank], dead);
     }
     return "";
 }

@@ -39,6 +39,8 @@ class BlameTable {
     void clear();
     // Empty if every blame ends at `dead`; else what does not. `everybody`: each other rank must have blamed someone.
     std::string complaint(int num_ranks, int dead, bool everybody) const;
+    // Empty if every blame is `dead` itself.
+    std::string complaint_about_names(int num_ranks, int dead, bool everybody) const;
 
   private:
     int* peers_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // High throughput: a rank that does not answer ends every wait of the others within the timeout, in every phase, with
-// ncclRemoteError and its name.
+// ncclRemoteError and its name, never with that of another one that waits for it, too.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -94,7 +94,7 @@ TEST(HtFault, AKilledProcessIsNamedByAllSurvivors) {
                 }
                 blames.blame(context.rank(), check_failed_group(context, layer, group.get()));
             });
-            EXPECT_EQ(blames.complaint(num_ranks, dead, true), "");
+            EXPECT_EQ(blames.complaint_about_names(num_ranks, dead, true), "");
         }
     });
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
@@ -167,7 +167,7 @@ TEST(HtFault, ARankKilledAtAnyStepIsNamed) {
                 spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
                 blames->clear();
                 RunReport report = run_ranks(spec, kRanks, program);
-                const std::string complaint = blames->complaint(kRanks, kDead, false);
+                const std::string complaint = blames->complaint_about_names(kRanks, kDead, false);
                 if (!complaint.empty()) report.failures.push_back(complaint);
                 for (const std::string& failure : failures_of_others(report, kDead)) {
                     ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "

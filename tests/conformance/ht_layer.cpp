@@ -186,9 +186,13 @@ void HtLayer::write_inputs() {
     if (scales_) scales_->poison(), scales_->write(scales);
 }
 
-void HtLayer::refill(const HtProblem& problem) {
+void HtLayer::expect(const HtProblem& problem) {
     problem_ = problem;
     routing_.emplace(problem);
+}
+
+void HtLayer::refill(const HtProblem& problem) {
+    expect(problem);
     write_routing();
 }
 

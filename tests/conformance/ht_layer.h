@@ -40,6 +40,7 @@ struct HtOptions {
     size_t extra_metadata_rows = 0;
     bool exact_rows = false;          // receive tensors have just the rows that arrive (version 1 callers)
     bool exact_combine_rows = false;  // combine's input has just the rows that were received
+    bool peers_may_die = false;       // nobody meets before calls, since some may not come
     bool keep_outputs = false;        // what an earlier dispatch left in unused rows stays there, and inputs survive
 };
 
@@ -65,6 +66,8 @@ class HtLayer {
     void route(const HtProblem& problem);
     // The same without telling the library: only what the buffers hold changes.
     void refill(const HtProblem& problem);
+    // Another routing is expected than the one that was told: ranks were lost.
+    void expect(const HtProblem& problem);
     // What dispatch carries and experts answer changes; the routing stays.
     void change_data(uint64_t seed);
 
@@ -72,17 +75,21 @@ class HtLayer {
     // Poison in the numbers that update writes.
     void prepare_update();
     void check_update();
+    // The number of rows that the last update told.
+    int64_t updated_total() const;
 
     // Before a dispatch: its inputs, and poison in everything that it writes. With windows a barrier, since peers may
     // write from then on.
     void prepare_dispatch();
     ncclResult_t dispatch(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS);
-    void check_dispatch(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS);
+    // Rows of ranks that are not active are zeros.
+    void check_dispatch(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS, const ActiveRanks& active = {});
 
     // Before a combine: the experts' rows where dispatch put theirs, poison elsewhere and in the outputs.
     void prepare_combine();
     ncclResult_t combine(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS);
-    void check_combine(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS);
+    // Each token's row, and its weights, may also be as one of the other problems has them.
+    void check_combine(ncclEpPassDir_t direction = NCCL_EP_FWD_PASS, const std::vector<HtProblem>& others = {});
 
     // Forward and backward, each step checked, after a look at what the last update wrote.
     void round_trip();
@@ -119,7 +126,7 @@ class HtLayer {
     Buffer& combine_input() { return options_.in_place ? *received_ : *combine_input_; }
     std::vector<std::byte> background(const Buffer& output) const;
     void check_numbers(const Numbers& numbers, const char* of, bool asked);
-    void check_metadata();
+    void check_metadata(const ActiveRanks& active);
     void check_bounds(const std::vector<std::byte>& seen);
 
     RankContext& context_;

@@ -20,6 +20,21 @@ void put_values(Bytes& image, size_t index, const std::vector<Value>& values) {
     std::memcpy(image.data() + index * sizeof(Value), values.data(), values.size() * sizeof(Value));
 }
 
+bool is_lost(const ActiveRanks& active, int rank) { return !active.empty() && active[static_cast<size_t>(rank)] == 0; }
+
+// Part of an image that other ones may replace: takes what was seen there if it is what one of them has.
+void allow(Bytes& image, size_t offset, const std::vector<Bytes>& others, const Bytes& seen) {
+    for (const Bytes& other : others) {
+        if (std::memcmp(&seen[offset], other.data(), other.size()) == 0) return put(image, offset, other);
+    }
+}
+
+Bytes bytes_of(const std::vector<float>& values) {
+    Bytes bytes(values.size() * sizeof(float));
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+}
+
 // `numbers` as the start of a tensor of int32 or int64.
 void put_integers(Bytes& image, ncclDataType_t type, const std::vector<int64_t>& numbers) {
     if (type == ncclInt64) return put_values(image, 0, numbers);
@@ -36,6 +51,15 @@ void HtLayer::prepare_update() {
 void HtLayer::check_update() {
     check_numbers(update_numbers_, "the update's ", is_updated_);
     ids_->check_guards("topk_idx");
+}
+
+int64_t HtLayer::updated_total() const {
+    const Bytes bytes = update_numbers_.total->read();
+    int64_t wide = 0;
+    int32_t narrow = 0;
+    std::memcpy(&wide, bytes.data(), sizeof wide);
+    std::memcpy(&narrow, bytes.data(), sizeof narrow);
+    return options_.counter_type == ncclInt64 ? wide : narrow;
 }
 
 void HtLayer::check_numbers(const Numbers& numbers, const char* of, bool asked) {
@@ -61,14 +85,14 @@ void HtLayer::prepare_dispatch() {
           dispatch_numbers_.counters.get(), dispatch_numbers_.offsets.get(), dispatch_numbers_.total.get()}) {
         if (buffer != nullptr) buffer->poison();
     }
-    if (options_.arena != nullptr) context_.barrier();
+    if (options_.arena != nullptr && !options_.peers_may_die) context_.barrier();
 }
 
 Bytes HtLayer::background(const Buffer& output) const {
     return options_.keep_outputs ? output.read() : Bytes(output.bytes(), kPoison);
 }
 
-void HtLayer::check_dispatch(ncclEpPassDir_t direction) {
+void HtLayer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& active) {
     const bool forward = direction == NCCL_EP_FWD_PASS;
     const std::vector<HtRow>& rows = received().rows;
     Bytes tokens = background(*received_);
@@ -76,7 +100,7 @@ void HtLayer::check_dispatch(ncclEpPassDir_t direction) {
     const size_t scale_bytes = problem_.scale_row_bytes();
     Bytes scales = received_scales_ ? background(*received_scales_) : Bytes();
     for (size_t i = 0; i < rows.size(); ++i) {
-        const bool padding = rows[i].is_padding();
+        const bool padding = rows[i].is_padding() || is_lost(active, rows[i].source);
         put(tokens, i * row_bytes, padding ? Bytes(row_bytes) : token_row(problem_, rows[i].source, rows[i].token));
         if (received_scales_) {
             put(scales, i * scale_bytes,
@@ -85,7 +109,7 @@ void HtLayer::check_dispatch(ncclEpPassDir_t direction) {
     }
     received_->check(tokens, row_bytes, "dispatch's tokens");
     if (received_scales_) received_scales_->check(scales, scale_bytes, "dispatch's scales");
-    if (forward) check_metadata();
+    if (forward) check_metadata(active);
     if (forward && !options_.keep_outputs)
         check_numbers(dispatch_numbers_, "dispatch's ", options_.dispatch_counters && problem_.expert_major());
     for (Buffer* input : {tokens_.get(), weights_.get()}) {
@@ -95,7 +119,7 @@ void HtLayer::check_dispatch(ncclEpPassDir_t direction) {
     }
 }
 
-void HtLayer::check_metadata() {
+void HtLayer::check_metadata(const ActiveRanks& active) {
     const std::vector<HtRow>& rows = received().rows;
     const size_t width = problem_.expert_major() ? 1 : topk();
     Bytes weights(received_weights_->bytes(), kPoison);
@@ -113,6 +137,8 @@ void HtLayer::check_metadata() {
         } else if (i < rows.size() && !problem_.expert_major()) {
             expected = metadata_of(problem_, context_.rank(), rows[i]);
         }
+        if (i < rows.size() && !rows[i].is_padding() && is_lost(active, rows[i].source))
+            expected.weights.assign(width, 0.0f);
         put_values(weights, i * width, expected.weights);
         if (received_ids_) put_values(ids, i * width, expected.ids);
     }
@@ -138,23 +164,34 @@ void HtLayer::prepare_combine() {
     gradients_->write(gradients);
     combine_output_->poison();
     combined_gradients_->poison();
-    if (options_.arena != nullptr && !options_.keep_outputs) context_.barrier();
+    if (options_.arena != nullptr && !options_.keep_outputs && !options_.peers_may_die) context_.barrier();
 }
 
-void HtLayer::check_combine(ncclEpPassDir_t direction) {
+void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProblem>& others) {
     // The input is the caller's again in stream order.
     combine_input().check_guards("combine's input");
     if (!options_.keep_outputs) combine_input().poison();
     const Bytes seen = combine_output_->read();
-    check_bounds(seen);
+    if (others.empty()) check_bounds(seen);
+    const bool backward = direction == NCCL_EP_BWD_PASS;
+    const Bytes seen_gradients = combined_gradients_->read();
     Bytes image(seen.size(), kPoison);
     Bytes gradients(combined_gradients_->bytes(), kPoison);
     const size_t row_bytes = problem_.combine_row_bytes();
+    const std::vector<HtRouting> routings(others.begin(), others.end());
     for (size_t token = 0; token < num_tokens(); ++token) {
         const auto index = static_cast<int>(token);
         put(image, token * row_bytes, combined_row(problem_, *routing_, context_.rank(), index));
-        if (direction == NCCL_EP_BWD_PASS)
+        if (backward)
             put_values(gradients, token * topk(), combined_weights(problem_, *routing_, context_.rank(), index));
+        std::vector<Bytes> rows;
+        std::vector<Bytes> weights;
+        for (size_t i = 0; i < others.size(); ++i) {
+            rows.push_back(combined_row(others[i], routings[i], context_.rank(), index));
+            if (backward) weights.push_back(bytes_of(combined_weights(others[i], routings[i], context_.rank(), index)));
+        }
+        allow(image, token * row_bytes, rows, seen);
+        allow(gradients, token * topk() * sizeof(float), weights, seen_gradients);
     }
     combine_output_->check(image, row_bytes, "combine's tokens");
     combined_gradients_->check(gradients, topk() * sizeof(float), "combine's weights");

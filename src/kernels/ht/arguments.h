@@ -16,6 +16,7 @@ struct HtState {
     uint64_t clock;       // epoch, and tickets taken (kHtTicketBits)
     uint32_t arrived[2];  // blocks of the running kernel at its barriers; zero between kernels
     uint32_t claimed[2];  // by epoch % 2: work that warps of all blocks have taken; cleared by the operation before
+    uint64_t signs;       // of life that waits have given; only grows
 };
 inline constexpr uint32_t kHtTicketBits = 18;
 
@@ -67,6 +68,7 @@ struct HtRings {
 struct HtOffsets {
     uint64_t entered;
     uint64_t finished;
+    uint64_t alarms;
     uint64_t tokens;
     uint64_t bases;
     uint64_t bitmaps;
@@ -78,6 +80,7 @@ struct HtOffsets {
         return {
             arena.entered_offset(),
             arena.finished_offset(),
+            arena.alarms_offset(),
             arena.tokens_offset(),
             arena.bases_offset(),
             arena.bitmaps_offset(),
@@ -127,6 +130,7 @@ struct HtUpdateArgs {
     bool ids_are_64_bit;
     uint32_t alignment;  // of an expert's zone
     bool drops;          // more than the budget is dropped; else it fails the group
+    uint32_t cleans;     // of the group's masks so far
     HtCounters counters;
     uint64_t* host_total;  // host-visible: the total, behind the handle's number of updates; may be null
     uint64_t update_number;

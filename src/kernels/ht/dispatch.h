@@ -29,6 +29,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     }
     if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters);
     if (c.has_windows) exchange_done(ctx, args, operation);
+    if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);
 }
 
 }  // namespace CROSSDOCK_WORLD

@@ -68,6 +68,16 @@ CROSSDOCK_DEVICE uint32_t list_places(const Ctx& ctx, const HtDispatchArgs& args
     return row < args.token_rows ? 1 : 0;
 }
 
+// Zeros to the first `num` of the plan's places. One warp.
+CROSSDOCK_DEVICE void zero_places(const Ctx& ctx, const HtDispatchArgs& args, const HtPlan& plan, uint32_t num) {
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < num; ++i) {
+        zero_row(ctx, args.out_tokens + uint64_t{plan.slots[i]} * args.row_bytes, args.row_bytes);
+        if (args.scale_bytes > 0)
+            zero_row(ctx, args.out_scales + uint64_t{plan.slots[i]} * args.scale_bytes, args.scale_bytes);
+    }
+}
+
 // A packet's row through the warp's stage; when it returns, the packet has been read. One lane.
 template <typename Place>
 CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const HtDispatchArgs& args, const std::byte* packet, uint32_t num,
@@ -115,12 +125,7 @@ CROSSDOCK_DEVICE void receive_row(const Ctx& ctx, const HtDispatchArgs& args, co
         if (is_leader(ctx))
             give_credit(ctx, c, c.offsets.rows, operation, source, channel, ring, row.packet, args.rows.num);
     } else {
-        CROSSDOCK_ROLLED
-        for (uint32_t i = 0; i < num; ++i) {
-            zero_row(ctx, args.out_tokens + uint64_t{plan.slots[i]} * args.row_bytes, args.row_bytes);
-            if (args.scale_bytes > 0)
-                zero_row(ctx, args.out_scales + uint64_t{plan.slots[i]} * args.scale_bytes, args.scale_bytes);
-        }
+        zero_places(ctx, args, plan, num);
     }
     ctx.warp_sync();
 }
@@ -151,6 +156,32 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
     for (uint64_t i = t.routing->total * per_row + thread; i < end * per_row; i += threads) {
         args.out_weights[i] = 0.0f;
         if (!c.expert_major) args.out_topk_idx[i] = -1;
+    }
+}
+
+// What was counted of a rank that is masked now becomes zeros, whole: some blocks may have received rows of it before
+// it was lost, others none. One block, after all others.
+CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs& args) {
+    const HtCommon& c = args.common;
+    const HtTables& t = c.tables;
+    const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
+    CROSSDOCK_ROLLED
+    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
+        if (is_active(ctx, c.scope, static_cast<int>(source))) continue;
+        const ChunkRange all = ChunkRange::of(t.source_tokens[source], 0, 1);
+        CROSSDOCK_ROLLED
+        for (uint32_t at = static_cast<uint32_t>(ctx.warp_idx()); at < all.end * kChunkTokens;
+             at += static_cast<uint32_t>(ctx.num_warps())) {
+            const uint32_t chunk = at / kChunkTokens;
+            const uint32_t bit = at % kChunkTokens;
+            const ReceivedRow row = received_row(c, static_cast<int>(source), chunk, bit, all);
+            if (!row.exists || !travels(c, row.number)) continue;
+            const uint32_t num = list_places(ctx, args, static_cast<int>(source), chunk, bit, row.number, plan);
+            zero_places(ctx, args, plan, num);
+            if (args.is_labelled && is_leader(ctx))
+                label_row(args, static_cast<int>(source), chunk, bit, row.number, nullptr);
+            ctx.warp_sync();
+        }
     }
 }
 
@@ -206,14 +237,16 @@ CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, int owne
            (static_cast<uint64_t>(writer) * c.arena.channels + static_cast<uint32_t>(ctx.block_idx()));
 }
 
-// This channel's rows have all landed, here and there. The whole block, after its warps' last stores.
+// This channel's rows have all landed, here and there. The whole block, after its warps' last stores; if the group has
+// failed, not all of them were made.
 CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation) {
     const HtCommon& c = args.common;
     const uint32_t* states = peer_states(ctx, args.shared);
     ctx.block_sync();
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
-        if (states[peer] == kDirect) ctx.store_release_system(done_word(ctx, c, peer, c.rank), operation.epoch);
+        if (states[peer] == kDirect && !has_failed(ctx, c.scope))
+            ctx.store_release_system(done_word(ctx, c, peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {

@@ -42,8 +42,11 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t barrier_offset() const {  // u64 [2][ranks]
         return align_up(finished_offset() + 8 * uint64_t{num_ranks}, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t tokens_offset() const {  // TaggedWord [ranks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t alarms_offset() const {  // u64: whom to blame; u64 [ranks]: signs of life
         return align_up(barrier_offset() + 16 * uint64_t{num_ranks}, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t tokens_offset() const {  // TaggedWord [ranks]
+        return align_up(alarms_offset() + 8 + 8 * uint64_t{num_ranks}, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // TaggedWord [ranks]
         return align_up(tokens_offset() + 16 * uint64_t{num_ranks}, 128);
@@ -84,7 +87,8 @@ struct HtRouting {
     uint32_t num_tokens;  // of this rank
     uint32_t num_rows;    // received, one for each (source, token); dropped ones included
     uint32_t total;       // rows (flat) or padded slots (expert-major), dropped ones included
-    uint32_t reserved;
+    uint32_t cleans;      // of the group's masks, before it
+    uint64_t dropped;     // pairs of an own token and a masked rank to which it should have gone
 };
 inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
 

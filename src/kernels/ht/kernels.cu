@@ -27,6 +27,8 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     ht_combine<kDType>(Ctx{}, args);
 }
 
+__global__ void crossdock_ht_mask_clean(const __grid_constant__ HtMaskCleanArgs args) { ht_mask_clean(Ctx{}, args); }
+
 }  // namespace
 
 void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream) {
@@ -46,6 +48,10 @@ void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_
         case DType::kF32:
             return launch<crossdock_ht_combine_kernel<DType::kF32>>(args, shape, stream, "HT combine");
     }
+}
+
+void launch_ht_mask_clean(const HtMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream) {
+    launch<crossdock_ht_mask_clean>(args, shape, stream, "HT mask clean");
 }
 
 }  // namespace crossdock::cuda

@@ -55,4 +55,16 @@ void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape 
 #endif
 }
 
+void launch_ht_mask_clean(Runtime& runtime, const HtMaskCleanArgs& args, [[maybe_unused]] cudaStream_t stream) {
+    LaunchShape shape{1, 1, sizeof(uint64_t)};
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ht_mask_clean(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    shape.warps_per_block = 8;
+    cuda::launch_ht_mask_clean(args, shape, stream);
+#endif
+}
+
 }  // namespace crossdock

@@ -2,7 +2,7 @@
 // Launches the high-throughput kernels in whatever world a runtime belongs to.
 #pragma once
 
-#include "kernels/ht/arguments.h"
+#include "kernels/ht/mask_clean.h"
 #include "runtime/runtime.h"
 
 namespace crossdock {
@@ -11,11 +11,13 @@ namespace crossdock {
 void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_mask_clean(Runtime& runtime, const HtMaskCleanArgs& args, cudaStream_t stream);
 
 namespace cuda {
 void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_mask_clean(const HtMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace crossdock

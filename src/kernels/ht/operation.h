@@ -2,29 +2,10 @@
 // What the high-throughput operations share: their beginning, who goes where, and the rings.
 #pragma once
 
-#include "kernels/ht/arguments.h"
+#include "kernels/ht/waits.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
-
-// ---- waits ----
-
-// A wait's time begins when it begins: with masks, a peer may be late because it has waited for a lost rank itself. A
-// rank that waits for itself waits for a part of it that waits for a peer: that part's time is over first, and the peer
-// is to blame. The calling lane; false: the peer is masked, the group has failed, or the time is over.
-template <typename Load, typename Ready>
-CROSSDOCK_DEVICE bool wait_for(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step, int peer,
-                               uint64_t expected, Load load, Ready ready) {
-    if (ready(load())) return true;
-    Operation own = operation;
-    own.start_ns = ctx.now_ns();
-    WaitScope scope = c.scope;
-    if (peer == c.rank) {
-        scope.masking = 0;
-        scope.timeout_ns *= c.arena.num_ranks + 1;
-    }
-    return wait_until(ctx, scope, own, step, peer, expected, load, ready);
-}
 
 // ---- an operation's beginning ----
 
@@ -36,12 +17,6 @@ struct HtBlockHead {
 };
 
 CROSSDOCK_DEVICE HtBlockHead* block_head(const Ctx& ctx) { return reinterpret_cast<HtBlockHead*>(ctx.shared_memory()); }
-
-// Two words a peer, taken in turn: nobody enters the operation after next before all have left this one.
-CROSSDOCK_DEVICE uint64_t* entered_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
-    return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) +
-           (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
-}
 
 // The operation's number, the same on every rank. The first block tells every peer that this rank has come to it:
 // whatever was announced to it before has been read, and what its stream wrote before may be read. Ends with a barrier

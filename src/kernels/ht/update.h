@@ -293,6 +293,8 @@ CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args) {
         t.routing->alignment = args.alignment;
         t.routing->num_tokens = c.num_tokens;
         t.routing->total = c.expert_major ? slots : t.routing->num_rows;
+        t.routing->cleans = args.cleans;
+        t.routing->dropped = 0;
     }
     ctx.warp_sync();
 }
@@ -319,6 +321,30 @@ CROSSDOCK_DEVICE void write_counters(const Ctx& ctx, const HtCommon& c, const Ht
 }
 
 // ---- the end: one block ----
+
+// Pairs of an own token and a rank that is masked, but hosts one of the token's experts. One block.
+CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
+    const HtTables& t = c.tables;
+    const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
+    uint64_t dropped = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
+        if (is_active(ctx, c.scope, static_cast<int>(peer))) continue;
+        const int32_t first = static_cast<int32_t>(peer) * experts;
+        CROSSDOCK_ROLLED
+        for (uint32_t token = static_cast<uint32_t>(thread_idx(ctx)); token < c.num_tokens;
+             token += static_cast<uint32_t>(num_threads(ctx))) {
+            bool goes_there = false;
+            CROSSDOCK_ROLLED
+            for (uint32_t k = 0; k < c.topk; ++k) {
+                const int32_t id = t.ids[uint64_t{token} * c.topk + k];
+                goes_there = goes_there || (id >= first && id < first + experts);
+            }
+            if (goes_there) ++dropped;
+        }
+    }
+    if (dropped > 0) ctx.add_relaxed_device(&t.routing->dropped, dropped);
+}
 
 CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                     const UpdateShared& shared) {
@@ -354,6 +380,10 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
         // Nothing goes to who is lost.
         CROSSDOCK_ROLLED
         for (uint32_t chunk = 0; chunk < num_chunks(c.num_tokens); ++chunk) t.sent_masks[i * t.chunks + chunk] = 0;
+    }
+    if (c.scope.masking != 0) {
+        ctx.block_sync();
+        count_dropped(ctx, c);
     }
     if (thread_idx(ctx) == 0 && args.host_total != nullptr)
         ctx.store_release_system(args.host_total, args.update_number << 32 | total);
