@@ -86,8 +86,16 @@ void Session::create_group() {
     }
     Group made{sentinel<ncclEpGroup_t>(), whole.num_experts, whole.max_dispatch_tokens_per_rank,
                whole.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT, whole.max_recv_tokens_per_rank};
-    const ncclResult_t result = ncclEpCreateGroup(input_.rarely() ? nullptr : &made.group,
-                                                  input_.rarely() ? nullptr : comm_, break_struct(config));
+    ncclEpGroup_t* const group = input_.rarely() ? nullptr : &made.group;
+    ncclComm_t const comm = input_.rarely() ? nullptr : comm_;
+    ncclResult_t result;
+    if (made.is_ht && whole.enable_mask != 0) {
+        Padded<crossdockGroupOptions_t> options;
+        options.whole.ht_masks = static_cast<int>(input_.or_edge(1));
+        result = crossdockCreateGroup(group, comm, break_struct(config), break_struct(options));
+    } else {
+        result = ncclEpCreateGroup(group, comm, break_struct(config));
+    }
     expect_untouched(result, made.group, sentinel<ncclEpGroup_t>(), "ncclEpCreateGroup");
     expect(result, "ncclEpCreateGroup");
     if (result == ncclSuccess) {
@@ -274,7 +282,8 @@ void Session::use_masks() {
     std::vector<int> mask(static_cast<size_t>(num_ranks_), 1);
     int* given = input_.rarely() ? nullptr : mask.data();
     int error = -1;
-    switch (input_.below(5)) {
+    uint64_t dropped = 0;
+    switch (input_.below(6)) {
         case 0:
             expect(ncclEpMaskQuery(group, given, nullptr), "ncclEpMaskQuery");
             break;
@@ -293,6 +302,11 @@ void Session::use_masks() {
             expect(result, "ncclEpGetAsyncError");
             break;
         }
+        case 4:
+            expect(
+                crossdockHandleDroppedTokens(choose_handle()->handle, given == nullptr ? nullptr : &dropped, nullptr),
+                "crossdockHandleDroppedTokens");
+            break;
         default:
             expect(ncclEpErrorClear(group), "ncclEpErrorClear");
     }
