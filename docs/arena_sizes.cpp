@@ -38,21 +38,19 @@ static void print_buffer(const LlGeometry& arena) {
     print_part("counts", "u64 [ranks][1 + local experts]", arena.counts_offset(), arena.row_flags_offset());
     print_part("row flags", "u64 [slots], or [cells]", arena.row_flags_offset(), arena.headers_offset());
     print_part("headers", "u128 [slots][1 + choices]", arena.headers_offset(), arena.weights_offset());
-    print_part("weights", "u128 [slots][choices / 2]", arena.weights_offset(), arena.tagged_rows_offset());
-    print_part("tagged rows", "u128 [few rows][row / 8]", arena.tagged_rows_offset(), arena.rows_offset());
+    print_part("weights", "u128 [slots][choices / 2]", arena.weights_offset(), arena.rows_offset());
     print_part("rows", "slots [ranks][tokens], or cells", arena.rows_offset(), arena.buffer_bytes());
 }
 
 int main(int argc, char** argv) {
     uint32_t shape[7] = {8, 256, 128, 2 * 7168, 8, 8, crossdock::kNumBuffers};
     for (int i = 1; i < argc && i <= 7; ++i) shape[i - 1] = static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10));
-    const LlGeometry arena{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6]};
+    // As on GPUs: all rows may be lines.
+    const LlGeometry arena{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[2]};
     const LlHandleGeometry handle{arena.num_ranks, arena.experts_per_rank(), arena.max_tokens, arena.topk};
     print_arena(arena);
     std::printf("\n");
     print_buffer(arena);
-    std::printf("\nslot or cell %llu bytes, in tagged form %llu; a handle %llu bytes\n",
-                static_cast<unsigned long long>(arena.row_stride()),
-                static_cast<unsigned long long>(16 * arena.tagged_words_per_row()),
+    std::printf("\nslot or cell %llu bytes; a handle %llu bytes\n", static_cast<unsigned long long>(arena.row_stride()),
                 static_cast<unsigned long long>(handle.bytes()));
 }

@@ -37,18 +37,34 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
     communicator.runtime().synchronize(nullptr);
 }
 
-LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
+uint32_t ll_line_tokens(World world, const GroupConfig& config) {
+    constexpr uint32_t kRacyLineTokens = 4;
+    if (align_up(config.max_token_bytes, 16) > kMostLineRowBytes) return 0;
+    switch (world) {
+        case World::kThreads:
+        case World::kProcesses:
+            return 0;
+        case World::kDeterministic:
+            return std::min(config.max_tokens, kRacyLineTokens);
+        case World::kCuda:
+            break;
+    }
+    return config.max_tokens;
+}
+
+LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk) {
     LlGeometry geometry{};
     geometry.num_ranks = config.num_ranks;
     geometry.num_experts = config.num_experts;
     geometry.max_tokens = config.max_tokens;
     geometry.row_capacity = static_cast<uint32_t>(align_up(config.max_token_bytes, 16));
     geometry.topk = topk;
+    geometry.line_tokens = line_tokens;
     geometry.num_buffers = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kFewestBuffers : kNumBuffers;
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
-    const uint64_t rows = std::max(geometry.num_slots(), geometry.num_cells());
-    require(config.max_token_bytes <= (1u << 30) && rows < kLargestBytes / geometry.row_stride() / kNumBuffers,
+    require(config.max_token_bytes <= (1u << 30) &&
+                geometry.num_rows() < kLargestBytes / geometry.row_stride() / kNumBuffers,
             ncclInvalidArgument,
             "config->max_token_bytes {} with {} tokens a rank, {} ranks and top-{} needs more than 2^48 bytes",
             config.max_token_bytes, config.max_tokens, config.num_ranks, topk);
@@ -62,9 +78,9 @@ LlGeometry ll_geometry(const GroupConfig& config, ncclEpLayout_t layout, uint32_
     return geometry;
 }
 
-bool ll_size_is_enough(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
-    return config.rdma_buffer_size >=
-           std::min(documented_need(config, layout, topk), ll_geometry(config, layout, topk).arena_bytes());
+bool ll_size_is_enough(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk) {
+    return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk),
+                                               ll_geometry(config, line_tokens, layout, topk).arena_bytes());
 }
 
 }  // namespace crossdock

@@ -19,30 +19,49 @@ constexpr uint32_t kGpuCombineStages = 8;  // rows of a block under way at once
 constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
-constexpr uint32_t kLog2BlocksOfTaggedToken = 2;  // what one multiprocessor stores a microsecond is little
-constexpr uint32_t kFewestGpuBlocks = 64;         // rows of other ranks arrive however few tokens this rank has
-constexpr uint32_t kRacyBlocks = 2;  // the deterministic world: several blocks and warps, for their interleavings
+constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores a microsecond is little
+// With more tokens a dispatch is faster in plain form, flags and all: lines are more bytes, and copied once more.
+constexpr uint32_t kMostLineTokensOfDispatch = 16;
+constexpr uint32_t kFewDispatchTokens = 16;  // of operations whose time is latency
+constexpr uint32_t kFewCombineTokens = 64;
+constexpr uint32_t kFewestGpuBlocks = 64;  // rows of other ranks arrive however few tokens this rank has
+constexpr uint32_t kRacyBlocks = 2;        // the deterministic world: several blocks and warps, for their interleavings
 constexpr uint32_t kRacyWarps = 3;
+constexpr uint32_t kRacyLineTokensOfDispatch = 2;
+static_assert(kMostLineRowBytes <= kGpuChunkBytes, "a stage holds all that lines are read from");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
-struct Staffing {
-    LlCrew crew;  // with the most stages
-    uint32_t tagged_tokens;
-};
-
-Staffing staffing_for(World world, uint32_t gpu_stages, uint32_t row_bytes) {
+// With the most stages. plain: rows may go, or come, in plain form.
+LlCrew crew_for(World world, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
     switch (world) {
         case World::kThreads:
         case World::kProcesses:
-            return {{1, 1, 1, 1, 1, row_bytes}, 0};  // one thread runs it all: fibers only add switches, and tags bytes
+            return {1, 1, 1, 1, 1, row_bytes};  // one thread runs it all: fibers only add switches
         case World::kDeterministic:
-            return {{kRacyWarps, 2, 2, 2, 2, row_bytes}, kMaxTaggedTokens / 2};  // one warp both sends and receives
+            return {kRacyWarps, 2, 2, 2, 2, row_bytes};  // one warp both sends and receives
         case World::kCuda:
             break;
     }
-    return {
-        {kGpuWarps, kGpuSendWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)},
-        kMaxTaggedTokens};
+    if (!plain) return {kGpuWarps, kGpuWarps, kGpuWarps, gpu_stages, 0, row_bytes};
+    return {kGpuWarps,  kGpuSendWarps,    kGpuReceiveWarps,
+            gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)};
+}
+
+// With at most that many tokens a rank sends lines. Where only some fit in lines, rows go home in the form in which
+// they came, so all of these ranks send lines.
+uint32_t line_tokens_of_dispatch(World world, const LlGeometry& arena) {
+    if (!arena.fits_all_in_lines()) return arena.line_tokens;
+    return std::min(arena.line_tokens, world == World::kCuda ? kMostLineTokensOfDispatch : kRacyLineTokensOfDispatch);
+}
+
+// Where rows go in lines and both halves run, half of the blocks send and half receive: a multiprocessor's loads wait
+// behind its stores, and those wait for the wire. That, and an early start of the next kernel, pays with few tokens.
+void share_blocks(LlCommon& common, bool in_lines, uint32_t few_tokens, uint32_t blocks) {
+    const bool has_few_tokens = common.num_tokens <= few_tokens;
+    const bool is_split = in_lines && has_few_tokens && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
+    common.lets_next_start = has_few_tokens ? 1 : 0;
+    common.send_blocks = is_split ? blocks / 2 : blocks;
+    common.receive_blocks = is_split ? blocks - blocks / 2 : blocks;
 }
 
 uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
@@ -78,14 +97,15 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     LlCommon& common = args.common;
     LlCrew& crew = common.crew;
-    const Staffing staffing = staffing_for(group.communicator().world(), kGpuSendStages, args.row_bytes);
-    crew = staffing.crew;
-    common.tagged_tokens = std::min(staffing.tagged_tokens, common.arena.tagged_tokens());
-    const uint32_t blocks = blocks_for(group, group.config().dispatch_sms, common.num_tokens + 1);
-    const uint32_t senders = std::max(1u, blocks - 1);
+    crew = crew_for(group.communicator().world(), kGpuSendStages, args.row_bytes, true);  // peers may have more tokens
+    common.line_tokens = line_tokens_of_dispatch(group.communicator().world(), common.arena);
+    const bool in_lines = common.num_tokens <= common.line_tokens;
+    const uint32_t blocks =
+        blocks_for(group, group.config().dispatch_sms, in_lines ? 2 * common.num_tokens : common.num_tokens + 1);
+    share_blocks(common, in_lines, kFewDispatchTokens, blocks);
+    const uint32_t senders = std::max(1u, std::min(common.send_blocks, blocks - 1));  // the last one announces
     common.tokens_per_block = (common.num_tokens + senders - 1) / senders;
-    while (common.num_tokens > 0 && common.num_tokens <= common.tagged_tokens &&
-           common.log2_blocks_per_token < kLog2BlocksOfTaggedToken &&
+    while (common.num_tokens > 0 && in_lines && common.log2_blocks_per_token < kLog2MostBlocksOfToken &&
            common.num_tokens << (common.log2_blocks_per_token + 1) <= senders)
         ++common.log2_blocks_per_token;
     crew.num_stages = std::clamp(common.tokens_per_block, 1u, crew.num_stages);
@@ -93,7 +113,7 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
         args.shared = LlDispatchShared::of(common.arena, crew, common.topk, args.scale_bytes);
         return args.shared.bytes;
     };
-    while (lay_out() > group.runtime().max_shared_bytes() && crew.receive_stages > 1) {
+    while (lay_out() > group.runtime().max_shared_bytes() && crew.num_stages + crew.receive_stages > 2) {
         --(crew.receive_stages > crew.num_stages ? crew.receive_stages : crew.num_stages);
     }
     return shape_of(group, common, args.row_bytes, args.shared.bytes, blocks, "dispatch");
@@ -102,14 +122,17 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
 LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     LlCommon& common = args.common;
     LlCrew& crew = common.crew;
-    const Staffing staffing = staffing_for(group.communicator().world(), kGpuCombineStages, args.wire_bytes);
-    crew = staffing.crew;
-    common.tagged_tokens = std::min(staffing.tagged_tokens, common.arena.tagged_tokens());
+    const bool plain = !common.arena.fits_all_in_lines() || args.wire == LlCombineWire::kNvfp4;
+    crew = crew_for(group.communicator().world(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
+    common.line_tokens = common.arena.line_tokens;
+    args.forms = plain ? RowForms::kBoth : RowForms::kLines;
     if (args.wire == LlCombineWire::kNvfp4) crew.chunk_bytes = args.wire_bytes;  // block scales follow the payload
     const bool is_gpu = group.communicator().world() == World::kCuda;
     args.segment_bytes = is_gpu ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
-    const uint32_t blocks = blocks_for(group, group.config().combine_sms, common.num_tokens);
+    const uint32_t blocks =
+        blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
+    share_blocks(common, !plain, kFewCombineTokens, blocks);
     const auto lay_out = [&] {
         args.shared = LlCombineShared::of(common.arena, crew, common.topk);
         return args.shared.bytes;

@@ -94,9 +94,9 @@ class Ctx {
     CROSSDOCK_DEVICE uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         return ptx::add_relaxed_device_64(word, value);
     }
-    // Returns when every other block sees what was stored before, and the value.
-    CROSSDOCK_DEVICE void exchange_release_device(uint64_t* word, uint64_t value) const {
-        ptx::exchange_release_device_64(word, value);
+    // When its answer is here, every other block sees the value and what was stored before.
+    CROSSDOCK_DEVICE uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
+        return ptx::exchange_release_device_64(word, value);
     }
     CROSSDOCK_DEVICE uint32_t load_relaxed_device(const uint32_t* word) const { return ptx::load_relaxed_device(word); }
     CROSSDOCK_DEVICE uint32_t load_acquire_device(const uint32_t* word) const { return ptx::load_acquire_device(word); }
@@ -116,7 +116,8 @@ class Ctx {
     // What was read by ordinary loads comes before global memory is read by asynchronous copies.
     CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async_global(); }
 
-    // Programmatic dependent launch: nothing that other kernels write may be read before the first call.
+    // Programmatic dependent launch: before the first call, nothing may be read that earlier kernels write behind their
+    // call of the second.
     CROSSDOCK_DEVICE void wait_for_previous_kernels() const { ptx::wait_for_previous_kernels(); }
     CROSSDOCK_DEVICE void let_next_kernel_start() const { ptx::let_next_kernel_start(); }
 
@@ -223,9 +224,9 @@ class Ctx {
         warp_->scheduling_point();
         return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
     }
-    void exchange_release_device(uint64_t* word, uint64_t value) const {
+    uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
-        __atomic_store_n(word, value, __ATOMIC_RELEASE);
+        return __atomic_exchange_n(word, value, __ATOMIC_RELEASE);
     }
     uint32_t load_relaxed_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_RELAXED); }
     uint32_t load_acquire_device(const uint32_t* word) const { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }

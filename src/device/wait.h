@@ -176,5 +176,23 @@ CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const O
     });
 }
 
+// The same by a warp as one: all lanes look, and all see the same of look's answer, which is the peer that keeps them
+// waiting, or -1.
+template <typename Look>
+CROSSDOCK_DEVICE bool wait_as_warp(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
+                                   Look look) {
+    CROSSDOCK_ROLLED
+    for (;;) {
+        int peer = -1;
+        CROSSDOCK_ROLLED
+        for (int poll = 0; poll < Ctx::kPollsPerClockRead; ++poll) {
+            peer = look();
+            if (peer < 0) return true;
+        }
+        const bool goes_on = is_leader(ctx) && may_go_on_waiting(ctx, scope, operation, step, peer, operation.epoch, 0);
+        if (ctx.warp_broadcast(goes_on ? 1u : 0u) == 0) return false;
+    }
+}
+
 }  // namespace CROSSDOCK_WORLD
 }  // namespace crossdock

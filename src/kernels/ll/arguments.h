@@ -63,9 +63,13 @@ struct LlCommon {
     const void* topk_idx;          // [tokens][topk] global expert ids
     uint32_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank
 
+    // Where both halves run, some blocks may send while others receive, or all do both, one after the other.
+    uint32_t send_blocks;      // the first ones
+    uint32_t receive_blocks;   // the last ones
+    uint32_t lets_next_start;  // 1: the next kernel's blocks may take their places while this one's are still at work
     uint32_t tokens_per_block;
-    uint32_t log2_blocks_per_token;  // where rows take the tagged form
-    uint32_t tagged_tokens;          // with at most that many tokens, rows take the tagged form
+    uint32_t log2_blocks_per_token;  // where rows take the line form
+    uint32_t line_tokens;            // with at most that many tokens, rows take the line form
     LlCrew crew;
 };
 
@@ -100,6 +104,9 @@ struct LlDispatchArgs {
     PeerMap scale_windows;
 };
 
+// What rows may be like in a combine: a kernel for lines alone is smaller, and keeps more in registers.
+enum class RowForms : uint32_t { kLines, kBoth };
+
 enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
 
 struct LlCombineArgs {
@@ -107,6 +114,7 @@ struct LlCombineArgs {
     LlCombineShared shared;
     DType dtype;
     LlCombineWire wire;
+    RowForms forms;
     const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
                               // tokens][row_bytes]
     const float* row_scales;  // NVFP4: one a row of tokens

@@ -53,67 +53,47 @@ CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, 
     ctx.warp_sync();
 }
 
-// Cells in tagged form: sums what comes, 16 bytes a lane. False: not all has come.
+// Cells in line form: sums what comes of a run of groups. False: not all has come.
 template <DType kDType>
-CROSSDOCK_DEVICE bool sum_tagged(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, uint32_t num,
-                                 const TermList& terms, uint32_t first, uint32_t bytes, std::byte* out) {
-    constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+CROSSDOCK_DEVICE bool sum_lines(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, uint32_t num,
+                                const TermList& terms, const LineRow& shape, const LineRun& run, std::byte* out) {
     constexpr uint32_t kRowsAtOnce = 4;
+    constexpr uint32_t kGroupsAtOnce = 2;
     const LlCommon& c = args.common;
     bool has_all = true;
     CROSSDOCK_ROLLED
-    for (uint32_t at = first + 16 * static_cast<uint32_t>(ctx.lane()); at < first + bytes; at += 16 * kLanes) {
-        float sums[2 * kPerWord] = {};
+    for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
+        const uint32_t groups = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
+        LineSums<kDType> sums[kGroupsAtOnce];
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
-            TaggedPair pairs[kRowsAtOnce];
-            const auto row = [&](uint32_t i) {
-                const uint32_t cell = static_cast<uint32_t>(terms.index[base + i < num ? base + i : base]);
-                return tagged_row(c, operation, c.rank, cell) + at / 8;
-            };
-            const auto load = [&] {
-                CROSSDOCK_UNROLL
-                for (uint32_t i = 0; i < kRowsAtOnce; ++i) pairs[i] = TaggedPair::load(ctx, row(i));
-            };
-            int missing = 0;
-            const auto arrived = [&] {
-                bool all = true;
-                CROSSDOCK_UNROLL
-                for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-                    if (pairs[i].is_of(operation)) continue;
-                    all = false;
-                    missing = terms.ranks[base + i < num ? base + i : base];
-                }
-                return all;
-            };
-            load();
-            bool goes_on = true;
-            CROSSDOCK_ROLLED
-            while (!arrived() && goes_on) {
-                const int peer = missing;  // who is to blame
-                goes_on = wait_tagged(ctx, c, operation, WaitStep::kRow, peer, load,
-                                      [&] { return arrived() || missing != peer; });
-            }
-            has_all = has_all && goes_on;
+            const uint32_t rows = num - base < kRowsAtOnce ? num - base : kRowsAtOnce;
+            // Bit g * kRowsAtOnce + r: group g of row r.
+            const uint32_t expected = ((1u << rows) - 1) | (groups > 1 ? ((1u << rows) - 1) << kRowsAtOnce : 0);
+            LineWait<kRowsAtOnce * kGroupsAtOnce> wait;
+            wait.missing = expected;
+            const bool came = wait_as_warp(ctx, c.scope, operation, WaitStep::kRow, [&] {
+                wait.look(
+                    ctx, shape, operation.epoch,
+                    [&](uint32_t i) {
+                        return row_at(c, operation, c.rank, static_cast<uint32_t>(terms.index[base + i % kRowsAtOnce]));
+                    },
+                    [&](uint32_t i) { return first + i / kRowsAtOnce; });
+                return wait.missing == 0 ? -1 : terms.ranks[base + wait.first_missing() % kRowsAtOnce];
+            });
+            has_all = has_all && came;
             CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-                if (base + i >= num || !pairs[i].is_of(operation) || word_payload(pairs[i].first.tag) != kCellRow)
-                    continue;
-                CROSSDOCK_UNROLL
-                for (uint32_t e = 0; e < 2 * kPerWord; ++e) {
-                    const uint64_t packed = e < kPerWord ? pairs[i].first.payload : pairs[i].second.payload;
-                    sums[e] =
-                        fused_multiply_add(terms.weight[base + i], element_of<kDType>(packed, e % kPerWord), sums[e]);
-                }
+            for (uint32_t i = 0; i < kRowsAtOnce * kGroupsAtOnce; ++i) {
+                const uint32_t group = i / kRowsAtOnce;
+                if (((expected & ~wait.missing) >> i & 1) == 0) continue;
+                if (!ctx.warp_all(wait.groups[i].says(ctx, shape, first + group, kCellRow))) continue;
+                sums[group].add(wait.groups[i], terms.weight[base + i % kRowsAtOnce]);
             }
         }
-        Bytes16 sum{};
-        CROSSDOCK_ROLLED
-        for (uint32_t i = 0; i < kPerWord; ++i) {
-            sum.low |= packed_element<kDType>(sums[i], i);
-            sum.high |= packed_element<kDType>(sums[kPerWord + i], i);
+        CROSSDOCK_UNROLL
+        for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
+            if (g < groups) sums[g].rounded().write(ctx, shape, first + g, args.row_bytes, out);
         }
-        *reinterpret_cast<Bytes16*>(out + at) = sum;
     }
     return has_all;
 }
@@ -136,52 +116,68 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, 
     }
 }
 
-// Work is shared by segments of tokens, so that few tokens still occupy many warps.
+// The part-th of a token's sum from cells in line form.
 template <DType kDType>
+CROSSDOCK_DEVICE void sum_token_of_lines(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                         uint32_t num, const TermList& terms, const LineRow& shape, const LineRun& run,
+                                         std::byte* out) {
+    const bool notes = sum_lines<kDType>(ctx, args, operation, num, terms, shape, run, out) && run.begin == 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); notes && k < num; k += kLanes) {
+        note_cell_read(ctx, args.common, operation, terms.index[k]);
+    }
+}
+
+// The same from cells in plain form.
+template <DType kDType>
+CROSSDOCK_DEVICE void sum_token_of_plain_rows(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                              uint32_t num, const TermList& terms, uint32_t segment, std::byte* out) {
+    const LlCommon& c = args.common;
+    const std::byte* cells = row_at(c, operation, c.rank, 0);
+    const uint32_t first = segment * args.segment_bytes;
+    const uint32_t bytes = args.row_bytes - first < args.segment_bytes ? args.row_bytes - first : args.segment_bytes;
+    wait_for_cells(ctx, args, operation, first == 0, num, terms);
+    ctx.mark(Step::kCombineArrived);
+    const uint32_t element = first / dtype_bytes(kDType);
+    const uint32_t elements = bytes / dtype_bytes(kDType);
+    if (args.wire == LlCombineWire::kNvfp4) {
+        sum_nvfp4_rows(ctx, args, cells, num, terms, element, elements, out);
+    } else {
+        sum_rows<kDType>(ctx, RowTerms{cells, c.offsets.row_stride, terms.index, terms.weight, num}, element, elements,
+                         out);
+    }
+}
+
+// Work is shared by parts of tokens, so that few tokens still occupy many warps.
+template <DType kDType, RowForms kForms>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
                                  const Operation& operation, const Share& share) {
     const LlCommon& c = args.common;
-    const bool is_tagged = c.num_tokens <= c.tagged_tokens && allows_tagged(args);
-    const uint32_t segment_bytes = is_tagged ? kTaggedSegmentBytes : args.segment_bytes;
-    const uint32_t segments = is_tagged ? tagged_segments(args.row_bytes) : args.segments;
+    const bool in_lines = kForms == RowForms::kLines || (c.num_tokens <= c.line_tokens && allows_lines(args));
     const TermList terms = terms_of_warp(ctx, args, shared);
-    const std::byte* cells = plain_row(c, operation, c.rank, 0);
     const uint32_t step = static_cast<uint32_t>(share.num_blocks * share.warps);
-    const uint32_t work = c.num_tokens * segments;
+    const LineRow shape(args.row_bytes);
+    const LineParts parts = LineParts::of(shape, c.num_tokens, step);
+    const uint32_t work = c.num_tokens * (in_lines ? parts.num : args.segments);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block); i < work; i += step) {
         // Neighbouring tokens go to different blocks.
-        const uint32_t segment = i / c.num_tokens;
-        const uint32_t token = i - segment * c.num_tokens;
-        const uint32_t first = segment * segment_bytes;
-        const uint32_t bytes = args.row_bytes - first < segment_bytes ? args.row_bytes - first : segment_bytes;
+        const uint32_t part = i / c.num_tokens;
+        const uint32_t token = i - part * c.num_tokens;
         std::byte* out = args.out_tokens + uint64_t{token} * args.row_bytes;
         const uint32_t num = list_cells(ctx, args, token, terms);
         ctx.mark(Step::kCombineListed);
-        if (is_tagged) {
-            const bool notes = sum_tagged<kDType>(ctx, args, operation, num, terms, first, bytes, out) && first == 0;
-            CROSSDOCK_ROLLED
-            for (uint32_t k = static_cast<uint32_t>(ctx.lane()); notes && k < num; k += kLanes) {
-                note_cell_read(ctx, c, operation, terms.index[k]);
-            }
+        if (in_lines) {
+            sum_token_of_lines<kDType>(ctx, args, operation, num, terms, shape, parts.run(part), out);
         } else {
-            wait_for_cells(ctx, args, operation, first == 0, num, terms);
-            ctx.mark(Step::kCombineArrived);
-            const uint32_t element = first / dtype_bytes(kDType);
-            const uint32_t elements = bytes / dtype_bytes(kDType);
-            if (args.wire == LlCombineWire::kNvfp4) {
-                sum_nvfp4_rows(ctx, args, cells, num, terms, element, elements, out);
-            } else {
-                sum_rows<kDType>(ctx, RowTerms{cells, c.offsets.row_stride, terms.index, terms.weight, num}, element,
-                                 elements, out);
-            }
+            sum_token_of_plain_rows<kDType>(ctx, args, operation, num, terms, part, out);
         }
         ctx.warp_sync();
         ctx.mark(Step::kCombineSummed);
     }
 }
 
-template <DType kDType>
+template <DType kDType, RowForms kForms>
 CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const LlCommon& c = args.common;
     const LlCombineShared& shared = args.shared;
@@ -190,7 +186,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
         stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx())).init();
         RowStage::initialised();
     }
-    take_ticket(ctx, c);
+    load_early_head(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.mark(Step::kCombineReady);
     const bool sends = (c.halves & kSendHalf) != 0;
@@ -198,15 +194,17 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     load_head(ctx, c, 0);
     ctx.block_sync();
     PlainReturns plain(ctx, args, shared);
-    if (sends && returns_plain_rows(ctx, args)) plain.begin(ctx);
+    LineReturns lines(ctx, args);
+    if (sends && !has_computed_rows(args) && sends_lines(ctx, c)) lines.begin(ctx);
+    if (sends && returns_plain_rows<kForms>(ctx, args)) plain.begin(ctx);
     ctx.block_sync();
     Operation operation;
     const bool runs = read_head(ctx, c, operation);
     ctx.mark(Step::kCombineHead);
-    if (runs && sends) return_tokens<kDType>(ctx, args, shared, operation, plain);
-    if (!runs && sends && returns_plain_rows(ctx, args)) plain.abandon(ctx);
+    if (runs && sends) return_tokens<kDType, kForms>(ctx, args, shared, operation, lines, plain);
+    if (!runs && sends && returns_plain_rows<kForms>(ctx, args)) plain.abandon(ctx);
     receive_for_good(ctx, c, operation, runs, ctx.num_warps(),
-                     [&](const Share& share) { sum_tokens<kDType>(ctx, args, shared, operation, share); });
+                     [&](const Share& share) { sum_tokens<kDType, kForms>(ctx, args, shared, operation, share); });
     ctx.mark(Step::kCombineEnd);
 }
 

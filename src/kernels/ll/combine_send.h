@@ -5,7 +5,7 @@
 #include "device/nvfp4.h"
 #include "device/row_stage.h"
 #include "device/sum_rows.h"
-#include "kernels/ll/tagged_rows.h"
+#include "kernels/ll/line_rows.h"
 
 namespace crossdock {
 
@@ -40,8 +40,8 @@ CROSSDOCK_DEVICE bool has_row_per_choice(const LlCombineArgs& args) {
 }
 // Rows that the kernel computes before they go.
 CROSSDOCK_DEVICE bool has_computed_rows(const LlCombineArgs& args) { return args.wire != LlCombineWire::kRows; }
-// NVFP4 rows never take the tagged form: their receiver reads them in another order than they come.
-CROSSDOCK_DEVICE bool allows_tagged(const LlCombineArgs& args) { return args.wire != LlCombineWire::kNvfp4; }
+// NVFP4 rows never take the line form: their receiver reads them in another order than they come.
+CROSSDOCK_DEVICE bool allows_lines(const LlCombineArgs& args) { return args.wire != LlCombineWire::kNvfp4; }
 
 // A row on its way home.
 struct Return {
@@ -57,11 +57,11 @@ struct Return {
 class ReturnList {
   public:
     // counts: i32 [ranks + 1] in shared memory: the homes' rows, and the largest of them.
-    CROSSDOCK_DEVICE ReturnList(const Ctx& ctx, const LlCombineArgs& args, bool is_tagged)
+    CROSSDOCK_DEVICE ReturnList(const Ctx& ctx, const LlCombineArgs& args, bool in_lines)
         : args_(args),
           num_ranks_(static_cast<int>(args.common.arena.num_ranks)),
           counts_(reinterpret_cast<int*>(ctx.shared_memory() + args.shared.return_counts) +
-                  (is_tagged ? num_ranks_ + 1 : 0)) {}
+                  (in_lines ? num_ranks_ + 1 : 0)) {}
 
     // By one warp; followed by a barrier of the block.
     CROSSDOCK_DEVICE static void count(const Ctx& ctx, const LlCombineArgs& args) {
@@ -71,11 +71,11 @@ class ReturnList {
         for (int i = ctx.lane(); i < lists[0].num_ranks_; i += kLanes) {
             const LlReceived received = *received_from(args.common, i);
             const int rows = static_cast<int>(has_row_per_choice(args) ? received.choices : received.rows);
-            const bool is_tagged = received.tagged != 0 && allows_tagged(args);
-            lists[0].counts_[i] = is_tagged ? 0 : rows;
-            lists[1].counts_[i] = is_tagged ? rows : 0;
-            largest[0] = !is_tagged && rows > largest[0] ? rows : largest[0];
-            largest[1] = is_tagged && rows > largest[1] ? rows : largest[1];
+            const bool in_lines = received.lines != 0 && allows_lines(args);
+            lists[0].counts_[i] = in_lines ? 0 : rows;
+            lists[1].counts_[i] = in_lines ? rows : 0;
+            largest[0] = !in_lines && rows > largest[0] ? rows : largest[0];
+            largest[1] = in_lines && rows > largest[1] ? rows : largest[1];
         }
         lists[0].counts_[lists[0].num_ranks_] = ctx.warp_max(largest[0]);
         lists[1].counts_[lists[1].num_ranks_] = ctx.warp_max(largest[1]);
@@ -96,7 +96,7 @@ class ReturnList {
             row.row_idx = choice.row_idx;
             row.cell = choice.cell;
         } else {
-            row.row_idx = static_cast<int64_t>(plain_slot(c, row.home, row.slot));
+            row.row_idx = static_cast<int64_t>(slot_of(c, row.home, row.slot));
             row.cell = row_record(c, row.home, row.slot)->cell;
         }
         return true;
@@ -197,7 +197,7 @@ class PlainReturns {
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
         const LlCommon& c = args_.common;
         const bool has_credit = wait_credit(ctx, c, operation, row_.home);
-        std::byte* target = plain_row(c, operation, row_.home, row_.cell);
+        std::byte* target = row_at(c, operation, row_.home, row_.cell);
         if (has_credit) note_cell_written(ctx, c, operation, row_);
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += c.crew.chunk_bytes) {
@@ -228,34 +228,84 @@ class PlainReturns {
     Return row_;
 };
 
-// Rows as they are, in tagged form: a warp takes a segment.
-CROSSDOCK_DEVICE void return_tagged(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
-    const LlCommon& c = args.common;
-    const ReturnList list(ctx, args, true);
-    const int segments = static_cast<int>(tagged_segments(args.row_bytes));
-    Return row;
-    CROSSDOCK_ROLLED
-    for (int i = ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx(); i < list.size() * segments;
-         i += ctx.num_warps() * ctx.num_blocks()) {
-        if (!list.find(i / segments, row)) continue;
-        if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0) continue;
-        const uint32_t begin = static_cast<uint32_t>(i % segments) * kTaggedSegmentBytes;
-        if (begin == 0 && is_leader(ctx)) note_cell_written(ctx, c, operation, row);
-        const uint32_t end =
-            begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
-        const uint64_t tag = pack_word(operation.epoch, row.row_idx < 0 ? kCellNothing : kCellRow);
-        const std::byte* source =
-            args.tokens + (row.row_idx < 0 ? 0 : static_cast<uint64_t>(row.row_idx)) * args.row_bytes;
-        TaggedWord* words = tagged_row(c, operation, row.home, row.cell);
+CROSSDOCK_DEVICE bool sends_lines(const Ctx& ctx, const LlCommon& c) {
+    return static_cast<uint32_t>(ctx.block_idx()) < c.send_blocks;
+}
+
+// Rows as they are, in line form: a warp takes a run of a row's groups of lines.
+class LineReturns {
+  public:
+    CROSSDOCK_DEVICE LineReturns(const Ctx& ctx, const LlCombineArgs& args)
+        : args_(args),
+          list_(ctx, args, true),
+          shape_(args.row_bytes),
+          number_(static_cast<uint32_t>(ctx.warp_idx()) * args.common.send_blocks +
+                  static_cast<uint32_t>(ctx.block_idx())),
+          step_(static_cast<uint32_t>(ctx.num_warps()) * args.common.send_blocks) {}
+
+    // The first run sets out before the operation is known. After a barrier behind ReturnList::count.
+    CROSSDOCK_DEVICE void begin(const Ctx& ctx) {
+        parts_ = LineParts::of(shape_, static_cast<uint32_t>(list_.size()), step_);
+        find_and_read(ctx);
+    }
+
+    CROSSDOCK_DEVICE void run(const Ctx& ctx, const Operation& operation) {
+        const LlCommon& c = args_.common;
         CROSSDOCK_ROLLED
-        for (uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane()); at < end; at += 16 * kLanes) {
-            const Bytes16 part = *reinterpret_cast<const Bytes16*>(source + at);
-            ctx.store_tagged(words + at / 8, part.low, tag);
-            ctx.store_tagged(words + at / 8 + 1, part.high, tag);
+        while (number_ < static_cast<uint32_t>(list_.size()) * parts_.num) {
+            const bool has_credit = is_there_ && is_leader(ctx) && wait_credit(ctx, c, operation, row_.home);
+            if (ctx.warp_broadcast(has_credit ? 1u : 0u) != 0) send(ctx, operation);
+            number_ += step_;
+            find_and_read(ctx);
+        }
+    }
+
+  private:
+    static constexpr uint32_t kGroupsAtOnce = 8;
+
+    CROSSDOCK_DEVICE void find_and_read(const Ctx& ctx) {
+        is_there_ = number_ < static_cast<uint32_t>(list_.size()) * parts_.num &&
+                    list_.find(static_cast<int>(number_ / parts_.num), row_);
+        if (!is_there_) return;
+        run_ = parts_.run(number_ % parts_.num);
+        read(ctx, run_.begin);
+    }
+    CROSSDOCK_DEVICE void read(const Ctx& ctx, uint32_t first) {
+        if (row_.row_idx < 0) return;  // whatever the lines hold: their tags say "nothing"
+        const std::byte* source = args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
+            if (first + i < run_.end) groups_[i].read(ctx, shape_, first + i, source);
+        }
+    }
+    CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
+        const LlCommon& c = args_.common;
+        if (run_.begin == 0 && is_leader(ctx)) note_cell_written(ctx, c, operation, row_);
+        const uint64_t tag = line_tag(operation.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
+        std::byte* lines = row_at(c, operation, row_.home, row_.cell);
+        ctx.mark(Step::kCombineLoaded);
+        CROSSDOCK_ROLLED
+        for (uint32_t first = run_.begin; first < run_.end; first += kGroupsAtOnce) {
+            if (first != run_.begin) read(ctx, first);
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
+                if (first + i < run_.end) groups_[i].store(ctx, shape_, first + i, lines, tag);
+            }
         }
         ctx.mark(Step::kCombineStored);
     }
-}
+
+    const LlCombineArgs& args_;
+    ReturnList list_;
+    LineRow shape_;
+    uint32_t number_;
+    uint32_t step_;
+    LineParts parts_{};
+    bool is_there_ = false;
+    Return row_;
+    LineRun run_{};
+    LineGroup groups_[kGroupsAtOnce] = {};
+};
 
 // What a row's sum on this rank needs, looked up by one warp. What does not come is not summed.
 CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
@@ -273,6 +323,28 @@ CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const LlCommon& c, const Operat
         terms.weight[k] = float_of(static_cast<uint32_t>(word.payload >> (32 * (k % 2))));
     }
     ctx.warp_sync();
+}
+
+// The same without gaps. Returns how many.
+CROSSDOCK_DEVICE uint32_t list_present_terms(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+                                             const Return& row, const TermList& terms) {
+    list_terms(ctx, c, operation, row, terms);
+    int num = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+        const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
+        const int64_t index = k < c.topk ? terms.index[k] : -1;
+        const float weight = k < c.topk ? terms.weight[k] : 0.0f;
+        ctx.warp_sync();
+        const int at = num + ctx.warp_sum_before(index >= 0 ? 1 : 0);
+        if (index >= 0) {
+            terms.index[at] = index;
+            terms.weight[at] = weight;
+        }
+        num += ctx.warp_sum(index >= 0 ? 1 : 0);
+        ctx.warp_sync();
+    }
+    return static_cast<uint32_t>(num);
 }
 
 // Bytes [row_first, row_first + chunk) of a row that is computed, into a stage; the part-th of several warps does its
@@ -301,12 +373,12 @@ CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, con
     ctx.warp_sync();
 }
 
-// Rows that are computed: a block fills its stages together, then warps send one each.
+// Rows that are computed, in plain form: a block fills its stages together, then warps send one each.
 template <DType kDType>
 CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                      const Operation& operation, bool is_tagged) {
+                                      const Operation& operation) {
     const LlCommon& c = args.common;
-    const ReturnList list(ctx, args, is_tagged);
+    const ReturnList list(ctx, args, false);
     const int total = list.size();
     const int stages = static_cast<int>(c.crew.num_stages);
     const TermList terms = terms_of_warp(ctx, args, shared);
@@ -329,47 +401,95 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
             stage_of(ctx, shared, 0).filled();
             ctx.block_sync();
             CROSSDOCK_ROLLED
-            for (int i = is_tagged ? 0 : ctx.warp_idx(); i < num; i += is_tagged ? 1 : ctx.num_warps()) {
-                if (!list.find(base + i * ctx.num_blocks(), row)) continue;
+            for (int i = ctx.warp_idx(); i < num; i += ctx.num_warps()) {
+                if (!is_leader(ctx) || !list.find(base + i * ctx.num_blocks(), row)) continue;
+                if (!wait_credit(ctx, c, operation, row.home)) continue;
                 const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(i));
-                if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0)
-                    continue;
-                const bool is_noted = row_first == 0 && is_leader(ctx) && (!is_tagged || ctx.warp_idx() == 0);
-                if (is_noted) note_cell_written(ctx, c, operation, row);
-                if (is_tagged) {
-                    std::byte* target = reinterpret_cast<std::byte*>(tagged_row(c, operation, row.home, row.cell));
-                    store_tagged_rows(ctx, stage.data(), chunk, Slice{}, &target, 1, row_first,
-                                      pack_word(operation.epoch, kCellRow));
-                } else if (is_leader(ctx)) {
-                    if (row.row_idx >= 0) {
-                        stage.store(ctx, plain_row(c, operation, row.home, row.cell) + row_first, 0, chunk);
-                    }
-                    stage.end_group(ctx);
-                    RowStage::wait_stores(ctx);
-                    stage.wait_reusable(ctx);
-                    if (chunk == rest) flag_cell(ctx, c, operation, row, row.row_idx >= 0 ? kCellRow : kCellNothing);
+                if (row_first == 0) note_cell_written(ctx, c, operation, row);
+                if (row.row_idx >= 0) {
+                    stage.store(ctx, row_at(c, operation, row.home, row.cell) + row_first, 0, chunk);
                 }
+                stage.end_group(ctx);
+                RowStage::wait_stores(ctx);
+                stage.wait_reusable(ctx);
+                if (chunk == rest) flag_cell(ctx, c, operation, row, row.row_idx >= 0 ? kCellRow : kCellNothing);
             }
             ctx.block_sync();
         }
     }
 }
 
-// The leaders of a block's first warps have a stage each for rows that go as they are.
-CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const LlCombineArgs& args) {
-    return !has_computed_rows(args) && ctx.warp_idx() < static_cast<int>(args.common.crew.num_stages) && is_leader(ctx);
+// Rows summed by their sender, in line form: a warp takes a run of a row's groups of lines.
+template <DType kDType>
+CROSSDOCK_DEVICE void return_line_sums(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+                                       const Operation& operation) {
+    constexpr uint32_t kRowsAtOnce = 4;
+    constexpr uint32_t kGroupsAtOnce = 2;
+    const LlCommon& c = args.common;
+    const ReturnList list(ctx, args, true);
+    const LineRow shape(args.row_bytes);
+    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps()) * c.send_blocks;
+    const LineParts parts = LineParts::of(shape, static_cast<uint32_t>(list.size()), warps);
+    const TermList terms = terms_of_warp(ctx, args, shared);
+    const uint64_t tag = line_tag(operation.epoch, kCellRow);
+    Return row;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()) * c.send_blocks + static_cast<uint32_t>(ctx.block_idx());
+         i < static_cast<uint32_t>(list.size()) * parts.num; i += warps) {
+        if (!list.find(static_cast<int>(i / parts.num), row)) continue;
+        if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0) continue;
+        const LineRun run = parts.run(i % parts.num);
+        if (run.begin == 0 && is_leader(ctx)) note_cell_written(ctx, c, operation, row);
+        const uint32_t num = list_present_terms(ctx, c, operation, row, terms);
+        std::byte* lines = row_at(c, operation, row.home, row.cell);
+        CROSSDOCK_ROLLED
+        for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
+            LineSums<kDType> sums[kGroupsAtOnce];
+            CROSSDOCK_ROLLED
+            for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
+                LineGroup groups[kRowsAtOnce][kGroupsAtOnce];
+                CROSSDOCK_UNROLL
+                for (uint32_t r = 0; r < kRowsAtOnce; ++r) {
+                    if (base + r >= num) continue;
+                    const std::byte* source =
+                        args.tokens + static_cast<uint64_t>(terms.index[base + r]) * args.row_bytes;
+                    CROSSDOCK_UNROLL
+                    for (uint32_t g = 0; g < kGroupsAtOnce; ++g) groups[r][g].read(ctx, shape, first + g, source);
+                }
+                CROSSDOCK_UNROLL
+                for (uint32_t r = 0; r < kRowsAtOnce; ++r) {
+                    if (base + r >= num) continue;
+                    CROSSDOCK_UNROLL
+                    for (uint32_t g = 0; g < kGroupsAtOnce; ++g) sums[g].add(groups[r][g], terms.weight[base + r]);
+                }
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
+                if (first + g < run.end) sums[g].rounded().store(ctx, shape, first + g, lines, tag);
+            }
+        }
+        ctx.warp_sync();
+        ctx.mark(Step::kCombineStored);
+    }
 }
 
-template <DType kDType>
+// The leaders of a block's first warps have a stage each for rows that go as they are.
+template <RowForms kForms>
+CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const LlCombineArgs& args) {
+    return kForms == RowForms::kBoth && !has_computed_rows(args) &&
+           ctx.warp_idx() < static_cast<int>(args.common.crew.num_stages) && is_leader(ctx);
+}
+
+template <DType kDType, RowForms kForms>
 CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                    const Operation& operation, PlainReturns& plain) {
+                                    const Operation& operation, LineReturns& lines, PlainReturns& plain) {
     if (args.wire == LlCombineWire::kSums) announce_weights(ctx, args, operation);
     if (has_computed_rows(args)) {
-        CROSSDOCK_ROLLED
-        for (const bool is_tagged : {true, false}) return_computed<kDType>(ctx, args, shared, operation, is_tagged);
+        if (sends_lines(ctx, args.common)) return_line_sums<kDType>(ctx, args, shared, operation);
+        if (kForms == RowForms::kBoth) return_computed<kDType>(ctx, args, shared, operation);
     } else {
-        return_tagged(ctx, args, operation);
-        if (returns_plain_rows(ctx, args)) plain.run(ctx, operation);
+        if (sends_lines(ctx, args.common)) lines.run(ctx, operation);
+        if (returns_plain_rows<kForms>(ctx, args)) plain.run(ctx, operation);
     }
 }
 

@@ -14,7 +14,7 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     ctx.mark(Step::kDispatchBegin);
     init_stages(ctx, args, shared);
     clear_counts(ctx, c, routing_counts(ctx, shared));
-    take_ticket(ctx, c);
+    load_early_head(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.mark(Step::kDispatchReady);
     const bool sends = (c.halves & kSendHalf) != 0;

@@ -151,7 +151,6 @@ CROSSDOCK_DEVICE uint32_t choices_before(const Ctx& ctx, const LlCommon& c, uint
 // Then the same warp plans it. counts cover the tokens before first, whose successors up to the token are counted here.
 CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operation& operation, uint32_t first,
                                  uint32_t token, const RoutingCounts& counts, const TokenPlan& plan) {
-    const bool is_tagged = c.num_tokens <= c.tagged_tokens;
     int num_targets = 0;
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
@@ -189,10 +188,7 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operat
         if (k < c.topk && c.expert_major) plan.extras[k] = static_cast<uint32_t>(position);
         if (is_first) {
             const int peer = plan.ranks[k];
-            const uint32_t i = static_cast<uint32_t>(slot);
-            std::byte* row =
-                is_tagged ? reinterpret_cast<std::byte*>(tagged_row(c, operation, peer, tagged_slot(c, c.rank, i)))
-                          : plain_row(c, operation, peer, plain_slot(c, c.rank, i));
+            std::byte* row = row_at(c, operation, peer, slot_of(c, c.rank, static_cast<uint32_t>(slot)));
             plan.slots[target] = slot;
             plan.choices[target] = static_cast<int32_t>(k);
             plan.rows[target] = wait_credit(ctx, c, operation, peer) ? row : nullptr;

@@ -10,11 +10,11 @@ inline namespace CROSSDOCK_WORLD {
 
 // What the sources have announced, in shared memory.
 struct Announced {
-    int* rows;           // [ranks]
-    int* choices;        // [ranks] of experts here; expert-major
-    int* plain_before;   // [ranks + 1]: rows in plain form of the sources below
-    int* tagged_before;  // [ranks + 1]: the same in tagged form
-    int* first_rows;     // [ranks][local experts]: where a source's rows of an expert begin; expert-major
+    int* rows;          // [ranks]
+    int* choices;       // [ranks] of experts here; expert-major
+    int* plain_before;  // [ranks + 1]: rows in plain form of the sources below
+    int* lines;         // [ranks]: rows in line form; then the largest number of them
+    int* first_rows;    // [ranks][local experts]: where a source's rows of an expert begin; expert-major
 };
 
 CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& args) {
@@ -39,8 +39,8 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
         for (int i = ctx.lane(); i <= experts; i += kLanes) {
             const uint64_t count = wait_count(ctx, c, operation, source, words + i);
             if (i == 0) {
-                announced.rows[source] = static_cast<int>(count % kTaggedRows);
-                announced.tagged_before[source + 1] = count / kTaggedRows != 0 ? 1 : 0;
+                announced.rows[source] = static_cast<int>(count % kLineRows);
+                announced.lines[source] = count / kLineRows != 0 ? announced.rows[source] : 0;
             } else {
                 announced.first_rows[source * experts + i - 1] = static_cast<int>(count);
                 choices += static_cast<int>(count);
@@ -83,21 +83,22 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
         for (int source = share.thread(ctx); source < num_ranks; source += share.threads()) {
             const uint32_t rows = static_cast<uint32_t>(announced.rows[source]);
             const uint32_t choices = c.expert_major ? static_cast<uint32_t>(announced.choices[source]) : 0;
-            *received_from(c, source) = {rows, choices, static_cast<uint32_t>(announced.tagged_before[source + 1]), 0};
+            const bool in_lines = announced.lines[source] > 0 || c.arena.fits_all_in_lines();
+            *received_from(c, source) = {rows, choices, in_lines ? 1u : 0u, 0};
             if (!c.expert_major && args.counters != nullptr) args.counters[source] = announced.rows[source];
         }
         share.sync(ctx);
     }
     if (share.thread(ctx) == 0) {
         announced.plain_before[0] = 0;
-        announced.tagged_before[0] = 0;
+        int most_lines = 0;
         CROSSDOCK_ROLLED
         for (int source = 0; source < num_ranks; ++source) {
             const int rows = announced.rows[source];
-            const bool is_tagged = announced.tagged_before[source + 1] != 0;
-            announced.plain_before[source + 1] = announced.plain_before[source] + (is_tagged ? 0 : rows);
-            announced.tagged_before[source + 1] = announced.tagged_before[source] + (is_tagged ? rows : 0);
+            announced.plain_before[source + 1] = announced.plain_before[source] + rows - announced.lines[source];
+            most_lines = most_lines < announced.lines[source] ? announced.lines[source] : most_lines;
         }
+        announced.lines[num_ranks] = most_lines;
     }
     share.sync(ctx);
     if (c.expert_major) return;
@@ -105,7 +106,7 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
     const uint32_t thread = static_cast<uint32_t>(share.block * share.threads() + share.thread(ctx));
     CROSSDOCK_ROLLED
     for (int source = 0; source < num_ranks; ++source) {
-        int32_t* ids = args.out_topk_idx + uint64_t{plain_slot(c, source, 0)} * c.topk;
+        int32_t* ids = args.out_topk_idx + uint64_t{slot_of(c, source, 0)} * c.topk;
         const uint32_t used = static_cast<uint32_t>(announced.rows[source]) * c.topk;
         CROSSDOCK_ROLLED
         for (uint32_t i = used + thread; i < c.arena.max_tokens * c.topk; i += threads) ids[i] = -1;
@@ -155,14 +156,15 @@ CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& annou
                                                : -1;
 }
 
-// Waits for a row's header and finds out where the row goes; with it for one pair of the row's own words, if any
-// (tagged form). Whoever writes also fills in what the caller and a later combine want to know of it. One warp; false:
-// it will not come.
+// Waits for a row's header and finds out where the row goes; look_also: at what else is awaited, since a look takes as
+// long as the memory is far. Whoever writes also fills in what the caller and a later combine want to know of it. One
+// warp; false: it will not come.
+template <typename LookAlso>
 CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
-                                  const Announced& announced, const ReceivedRow& row, bool writes,
-                                  const TaggedWord* pair_words, TaggedPair& pair, const Placement& placement) {
+                                  const Announced& announced, const ReceivedRow& row, bool writes, LookAlso look_also,
+                                  const Placement& placement) {
     const LlCommon& c = args.common;
-    const uint32_t slot = plain_slot(c, row.source, row.slot);
+    const uint32_t slot = slot_of(c, row.source, row.slot);
     const TaggedWord* words = header_words(c, operation, c.rank, slot);
     RowRecord* record = row_record(c, row.source, row.slot);
     int num = 0;      // out rows so far
@@ -171,25 +173,25 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const bool is_choice = k < c.topk;
-        TaggedPair header{};
-        const bool came = wait_tagged(
-            ctx, c, operation, WaitStep::kRow, row.source,
-            [&] {
-                header = {ctx.load_tagged(words), ctx.load_tagged(words + 1 + (is_choice ? k : 0))};
-                if (pair_words != nullptr) pair = TaggedPair::load(ctx, pair_words);
-            },
-            [&] { return header.is_of(operation) && (pair_words == nullptr || pair.is_of(operation)); });
-        if (!ctx.warp_all(came)) return false;
-        const RowLabel label = RowLabel::of(header.first.payload);
+        TaggedWord first{};
+        TaggedWord choice{};
+        const bool came = wait_as_warp(ctx, c.scope, operation, WaitStep::kRow, [&] {
+            first = ctx.load_tagged(words);
+            choice = ctx.load_tagged(words + 1 + (is_choice ? k : 0));
+            look_also();
+            return ctx.warp_all(is_of(first, operation) && is_of(choice, operation)) ? -1 : row.source;
+        });
+        if (!came) return false;
+        const RowLabel label = RowLabel::of(first.payload);
         if (base == 0 && is_leader(ctx)) {
             *placement.direct = label.direct & args.direct;
             if (writes) *record = {label.token_idx, cell_index(c, label.token_idx, label.place)};
         }
-        const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(header.second.payload));
+        const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(choice.payload));
         const bool is_here = is_choice && rank_of_expert(c, id) == c.rank;
         int32_t row_idx = -1;
         if (c.expert_major) {
-            if (is_here) row_idx = row_of_choice(c, announced, row, header.second.payload);
+            if (is_here) row_idx = row_of_choice(c, announced, row, choice.payload);
             const uint32_t number =
                 label.first_choice + static_cast<uint32_t>(choices + ctx.warp_sum_before(is_here ? 1 : 0));
             if (is_here && writes) *choice_of(c, row.source, number) = {row_idx, cell_index(c, label.token_idx, k)};
@@ -198,8 +200,7 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
         } else if (is_choice && writes) {
             const int32_t first_expert = c.rank * static_cast<int32_t>(c.offsets.experts_per_rank);
             args.out_topk_idx[uint64_t{slot} * c.topk + k] = !is_here ? -1 : args.global_ids ? id : id - first_expert;
-            args.out_weights[uint64_t{slot} * c.topk + k] =
-                float_of(static_cast<uint32_t>(header.second.payload >> 32));
+            args.out_weights[uint64_t{slot} * c.topk + k] = float_of(static_cast<uint32_t>(choice.payload >> 32));
         }
         const int at = num + ctx.warp_sum_before(row_idx >= 0 ? 1 : 0);
         if (row_idx >= 0) placement.rows[at] = row_idx;
@@ -224,9 +225,9 @@ CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const LlDispatchArgs& arg
     }
 }
 
-// 16 bytes of a row's scales, from byte `first` of them on.
+// 8 or 16 bytes of a row's scales, from byte `first` of them on.
 CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placement& placement, uint32_t first,
-                                       const Bytes16& part) {
+                                       uint32_t bytes, const Bytes16& part) {
     const uint64_t capacity = args.common.offsets.num_slots;
     const uint32_t scales = args.scale_bytes / 4;
     CROSSDOCK_ROLLED
@@ -234,7 +235,7 @@ CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placeme
         const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
         uint32_t* all = reinterpret_cast<uint32_t*>(args.out_scales);
         CROSSDOCK_ROLLED
-        for (uint32_t j = 0; j < 4 && first / 4 + j < scales; ++j) {
+        for (uint32_t j = 0; j < bytes / 4 && first / 4 + j < scales; ++j) {
             const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
             const uint64_t scale = first / 4 + j;
             all[args.transposed_scales ? (row / capacity * scales + scale) * capacity + row % capacity
@@ -248,17 +249,18 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
                                     const Announced& announced, const ReceivedRow& row, const Placement& placement,
                                     const RowStage& stage, uint32_t& round) {
     const LlCommon& c = args.common;
-    TaggedPair unused_pair{};
-    if (!read_header(ctx, args, operation, announced, row, true, nullptr, unused_pair, placement)) return false;
+    if (!read_header(
+            ctx, args, operation, announced, row, true, [] {}, placement))
+        return false;
     ctx.mark(Step::kDispatchHeader);
-    const uint32_t slot = plain_slot(c, row.source, row.slot);
+    const uint32_t slot = slot_of(c, row.source, row.slot);
     uint64_t unused = 0;
     const bool arrived = is_leader(ctx) && wait_word(ctx, c, operation, WaitStep::kRow, row.source,
                                                      row_flag(c, operation, c.rank, slot), unused);
     if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) return false;
     ctx.mark(Step::kDispatchArrived);
     ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
-    const std::byte* source = plain_row(c, operation, c.rank, slot);
+    const std::byte* source = row_at(c, operation, c.rank, slot);
     const uint32_t direct = *placement.direct;
     if (is_leader(ctx) && (direct & kDirectTokens) == 0) {
         CROSSDOCK_ROLLED
@@ -283,54 +285,75 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
     return true;
 }
 
-CROSSDOCK_DEVICE bool wait_pair(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
-                                const TaggedWord* words, TaggedPair& pair) {
-    return wait_tagged(
-        ctx, c, operation, WaitStep::kRow, source, [&] { pair = TaggedPair::load(ctx, words); },
-        [&] { return pair.is_of(operation); });
-}
-
-// One warp places a segment of a row in tagged form; the row's first segment also places its scales.
-CROSSDOCK_DEVICE bool receive_tagged(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
-                                     const Announced& announced, const ReceivedRow& row, uint32_t segment,
-                                     const Placement& placement) {
-    const LlCommon& c = args.common;
-    const TaggedWord* words = tagged_row(c, operation, c.rank, tagged_slot(c, row.source, row.slot));
-    const uint32_t begin = segment * kTaggedSegmentBytes;
-    const uint32_t end = begin + kTaggedSegmentBytes < args.row_bytes ? begin + kTaggedSegmentBytes : args.row_bytes;
-    uint32_t at = begin + 16 * static_cast<uint32_t>(ctx.lane());
-    TaggedPair pair{};
-    const TaggedWord* first_words = at < end ? words + at / 8 : nullptr;
-    bool has_pair = false;
-    if (c.expert_major || segment == 0) {
-        if (!read_header(ctx, args, operation, announced, row, segment == 0, first_words, pair, placement))
-            return false;
-        has_pair = true;
-    } else if (is_leader(ctx)) {
-        placement.rows[0] = static_cast<int32_t>(plain_slot(c, row.source, row.slot));
-        *placement.num = 1;
-    }
-    ctx.warp_sync();
-    ctx.mark(Step::kDispatchHeader);
-    bool came = true;
+// What this lane has of a row's scales among these groups of lines.
+template <uint32_t kMost>
+CROSSDOCK_DEVICE void place_scales_of_lines(const Ctx& ctx, const LlDispatchArgs& args, const Placement& placement,
+                                            const LineRow& row, uint32_t first_group, uint32_t num,
+                                            const LineGroup (&groups)[kMost]) {
+    if (args.scale_bytes == 0) return;
     CROSSDOCK_ROLLED
-    for (; came && at < end; at += 16 * kLanes, has_pair = false) {
-        if (!has_pair) came = wait_pair(ctx, c, operation, row.source, words + at / 8, pair);
-        CROSSDOCK_ROLLED
-        for (int i = 0; came && i < *placement.num; ++i) {
-            std::byte* target = args.out_tokens + static_cast<uint64_t>(placement.rows[i]) * args.row_bytes;
-            *reinterpret_cast<Bytes16*>(target + at) = pair.payload();
+    for (uint32_t g = 0; g < num; ++g) {
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
+            Bytes16 bytes = groups[0].pieces[i];
+            CROSSDOCK_UNROLL
+            for (uint32_t other = 1; other < kMost; ++other) {
+                if (other == g) bytes = groups[other].pieces[i];
+            }
+            const LinePiece piece = row.piece(ctx, first_group + g, i);
+            if (!row.has_line_of(piece) || piece.offset < args.row_bytes || piece.offset >= row.bytes()) continue;
+            place_scale_part(args, placement, piece.offset - args.row_bytes, piece.has_tag() ? 8 : 16, bytes);
         }
     }
-    const uint32_t scale_area = segment == 0 ? static_cast<uint32_t>(align_up(args.scale_bytes, 16)) : 0;
+}
+
+// One warp places its run of a row in line form.
+CROSSDOCK_DEVICE bool receive_lines(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+                                    const Announced& announced, const ReceivedRow& row, const LineRow& shape,
+                                    const LineRun& run, const Placement& placement) {
+    constexpr uint32_t kGroupsAtOnce = 8;
+    const LlCommon& c = args.common;
+    const std::byte* lines = row_at(c, operation, c.rank, slot_of(c, row.source, row.slot));
+    const bool is_first = run.begin == 0;
     CROSSDOCK_ROLLED
-    for (at = 16 * static_cast<uint32_t>(ctx.lane()); came && at < scale_area; at += 16 * kLanes) {
-        came = wait_pair(ctx, c, operation, row.source, words + (args.row_bytes + at) / 8, pair);
-        if (came) place_scale_part(args, placement, at, pair.payload());
+    for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
+        const uint32_t num = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
+        LineWait<kGroupsAtOnce> wait;
+        wait.missing = (1u << num) - 1;
+        const auto look = [&] {
+            wait.look(
+                ctx, shape, operation.epoch, [&](uint32_t) { return lines; }, [&](uint32_t i) { return first + i; });
+        };
+        if (first != run.begin) {
+            // The header has been read.
+        } else if (c.expert_major || is_first) {
+            if (!read_header(ctx, args, operation, announced, row, is_first, look, placement)) return false;
+            ctx.mark(Step::kDispatchHeader);
+        } else {
+            if (is_leader(ctx)) {
+                placement.rows[0] = static_cast<int32_t>(slot_of(c, row.source, row.slot));
+                *placement.num = 1;
+            }
+            ctx.warp_sync();
+        }
+        const bool came = wait_as_warp(ctx, c.scope, operation, WaitStep::kRow, [&] {
+            look();
+            return wait.missing == 0 ? -1 : row.source;
+        });
+        if (!came) return false;
+        ctx.mark(Step::kDispatchArrived);
+        CROSSDOCK_ROLLED
+        for (int i = 0; i < *placement.num; ++i) {
+            std::byte* target = args.out_tokens + static_cast<uint64_t>(placement.rows[i]) * args.row_bytes;
+            CROSSDOCK_UNROLL
+            for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
+                if (g < num) wait.groups[g].write(ctx, shape, first + g, args.row_bytes, target);
+            }
+        }
+        place_scales_of_lines(ctx, args, placement, shape, first, num, wait.groups);
     }
-    if (!ctx.warp_all(came)) return false;
-    if (is_leader(ctx) && segment == 0) {
-        ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, plain_slot(c, row.source, row.slot),
+    if (is_leader(ctx) && is_first) {
+        ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, slot_of(c, row.source, row.slot),
                            operation.epoch);
     }
     ctx.warp_sync();
@@ -351,22 +374,28 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
     const int warp = share.warp(ctx);
     uint64_t rows_expected = 0;
     uint64_t rows_read = 0;
-    // Neighbouring pieces go to different blocks: all blocks finish together, however few rows there are.
-    const int segments = static_cast<int>(tagged_segments(args.row_bytes));
-    ReceivedRow row;
+    // Rows in line form, the sources in turn, as they come; neighbouring runs go to different blocks, so that all of
+    // them finish together, however few rows there are.
+    const LineRow shape(line_row_bytes(args));
+    const uint32_t warps = static_cast<uint32_t>(share.warps * share.num_blocks);
+    const uint32_t line_rows = static_cast<uint32_t>(announced.lines[c.arena.num_ranks]) * c.arena.num_ranks;
+    const LineParts parts = LineParts::of(shape, line_rows, warps);
     CROSSDOCK_ROLLED
-    for (int i = warp * share.num_blocks + share.block; i < announced.tagged_before[c.arena.num_ranks] * segments;
-         i += share.warps * share.num_blocks) {
-        row.advance(announced.tagged_before, i / segments);
-        const uint32_t segment = static_cast<uint32_t>(i % segments);
-        const bool came = receive_tagged(ctx, args, operation, announced, row, segment, placement);
-        rows_expected += segment == 0 ? 1 : 0;
-        rows_read += segment == 0 && came ? 1 : 0;
+    for (uint32_t i = static_cast<uint32_t>(warp * share.num_blocks + share.block); i < line_rows * parts.num;
+         i += warps) {
+        const uint32_t number = i / parts.num;
+        const uint32_t slot = number / c.arena.num_ranks;
+        const ReceivedRow row{static_cast<int>(number - slot * c.arena.num_ranks), slot};
+        if (static_cast<int>(slot) >= announced.lines[row.source]) continue;
+        const LineRun run = parts.run(i % parts.num);
+        const bool came = receive_lines(ctx, args, operation, announced, row, shape, run, placement);
+        rows_expected += run.begin == 0 ? 1 : 0;
+        rows_read += run.begin == 0 && came ? 1 : 0;
     }
     const int stages = static_cast<int>(args.common.crew.receive_stages);
     if (warp < stages) {
         const RowStage stage = stage_of(ctx, args.shared, c.crew.num_stages + static_cast<uint32_t>(warp));
-        row = ReceivedRow{};
+        ReceivedRow row;
         CROSSDOCK_ROLLED
         for (int i = warp * share.num_blocks + share.block; i < announced.plain_before[c.arena.num_ranks];
              i += stages * share.num_blocks) {

@@ -4,10 +4,15 @@
 #pragma once
 
 #include "kernels/ll/dispatch_plan.h"
-#include "kernels/ll/tagged_rows.h"
+#include "kernels/ll/line_rows.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
+
+// A row and its scales, one after the other, are what lines carry.
+CROSSDOCK_DEVICE uint32_t line_row_bytes(const LlDispatchArgs& args) {
+    return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
+}
 
 // Tells every peer how many rows, and how many choices of each of its experts, this source sends it; ahead of the rows,
 // so that the receiver knows every row's final place before the first one lands. A word carries its epoch: no order
@@ -15,7 +20,7 @@ inline namespace CROSSDOCK_WORLD {
 CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
                                       const RoutingCounts& counts) {
     const uint32_t experts = c.offsets.experts_per_rank;
-    const uint64_t form = c.num_tokens <= c.tagged_tokens ? kTaggedRows : 0;
+    const uint64_t form = c.num_tokens <= c.line_tokens ? kLineRows : 0;
     CROSSDOCK_ROLLED
     for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
@@ -148,7 +153,7 @@ CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, cons
         const TokenPlan plan = token_plan(ctx, args, shared, i);
         const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
         if (number < targets) {
-            const uint64_t slot = plain_slot(args.common, args.common.rank, static_cast<uint32_t>(plan.slots[number]));
+            const uint64_t slot = slot_of(args.common, args.common.rank, static_cast<uint32_t>(plan.slots[number]));
             trip = {batch.first + i, i, number, plan.ranks[plan.choices[number]], slot, plan.rows[number]};
             return true;
         }
@@ -239,20 +244,22 @@ CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, con
     if (is_leader(ctx)) stage_of(ctx, shared, 0).wait_reusable(ctx);
 }
 
-// Rows in tagged form: all threads share every row's 16 bytes, warps the headers.
-CROSSDOCK_DEVICE void send_tagged(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
-                                  const Operation& operation, const Batch& batch) {
-    const uint64_t tag = pack_word(operation.epoch, 0);
+// Rows in line form: all warps share every row's groups of lines, and the headers.
+CROSSDOCK_DEVICE void send_lines(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                 const Operation& operation, const Batch& batch) {
+    const LlCommon& c = args.common;
+    const uint64_t tag = line_tag(operation.epoch, 0);
+    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
+    const uint32_t part = static_cast<uint32_t>(ctx.block_idx()) & ((1u << c.log2_blocks_per_token) - 1);
     Trip trip{};
-    const uint32_t part = static_cast<uint32_t>(ctx.block_idx()) & ((1u << args.common.log2_blocks_per_token) - 1);
-    for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx());
-         part == 0 && batch.row_first == 0 && find_trip(ctx, args, shared, batch, number, trip);
-         number += static_cast<uint32_t>(ctx.num_warps())) {
+    CROSSDOCK_ROLLED
+    for (uint32_t number = warp; part == 0 && find_trip(ctx, args, shared, batch, number, trip); number += warps) {
         if (trip.row == nullptr) continue;
-        if (is_leader(ctx)) note_slot_sent(ctx, args.common, operation, trip);
+        if (is_leader(ctx)) note_slot_sent(ctx, c, operation, trip);
         send_header(ctx, args, shared, operation, trip, 0);
     }
-    const uint32_t scale_area = batch.is_last_chunk ? static_cast<uint32_t>(align_up(args.scale_bytes, 16)) : 0;
+    const LineRow row(line_row_bytes(args));
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
         const RowStage stage = stage_of(ctx, shared, i);
@@ -260,9 +267,15 @@ CROSSDOCK_DEVICE void send_tagged(const Ctx& ctx, const LlDispatchArgs& args, co
         if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
         ctx.mark(Step::kDispatchLoaded);
         const int targets = *plan.num_targets;
-        const Slice slice{part, args.common.log2_blocks_per_token};
-        store_tagged_rows(ctx, stage.data(), batch.chunk, slice, plan.rows, targets, batch.row_first, tag);
-        store_tagged_rows(ctx, stage.data() + shared.tail, scale_area, slice, plan.rows, targets, args.row_bytes, tag);
+        CROSSDOCK_ROLLED
+        for (uint32_t group = part * warps + warp; group < row.groups(); group += warps << c.log2_blocks_per_token) {
+            LineGroup lines;
+            lines.read(ctx, row, group, stage.data());
+            CROSSDOCK_ROLLED
+            for (int target = 0; target < targets; ++target) {
+                if (plan.rows[target] != nullptr) lines.store(ctx, row, group, plan.rows[target], tag);
+            }
+        }
         ctx.mark(Step::kDispatchStored);
     }
 }
@@ -274,7 +287,9 @@ struct TokenRun {
 };
 
 CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const LlCommon& c) {
-    const uint32_t begin = (static_cast<uint32_t>(ctx.block_idx()) >> c.log2_blocks_per_token) * c.tokens_per_block;
+    const uint32_t block = static_cast<uint32_t>(ctx.block_idx());
+    if (block >= c.send_blocks) return {c.num_tokens, c.num_tokens};
+    const uint32_t begin = (block >> c.log2_blocks_per_token) * c.tokens_per_block;
     const uint32_t end = begin + c.tokens_per_block;
     return {begin < c.num_tokens ? begin : c.num_tokens, end < c.num_tokens ? end : c.num_tokens};
 }
@@ -349,7 +364,7 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
     const RoutingCounts counts = routing_counts(ctx, shared);
     if (ctx.block_idx() == ctx.num_blocks() - 1) announce(ctx, args, shared, operation);
     const TokenRun run = tokens_of_block(ctx, c);
-    const bool is_tagged = c.num_tokens <= c.tagged_tokens;
+    const bool in_lines = c.num_tokens <= c.line_tokens;
     uint32_t round = 0;
     CROSSDOCK_ROLLED
     for (uint32_t first = run.begin; first < run.end; first += c.crew.num_stages) {
@@ -368,8 +383,8 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, co
             }
             ctx.block_sync();
             ctx.mark(Step::kDispatchPlanned);
-            if (is_tagged) {
-                send_tagged(ctx, args, shared, operation, batch);
+            if (in_lines) {
+                send_lines(ctx, args, shared, operation, batch);
             } else {
                 send_plain(ctx, args, shared, operation, batch);
             }

@@ -6,8 +6,9 @@
 // every rank:
 //   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row and scales;
 //   combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
-// Rows of a source with few tokens take the tagged form instead: 8 bytes of payload beside 8 bytes of tag, in an area
-// of their own. Everything that announces something carries the operation's epoch, so nothing is ever reset.
+// A row has one of two forms: lines of 128 bytes that carry their own tags, or plain bytes with a flag beside them.
+// Both have the same place. Everything that announces something carries the operation's epoch, so nothing is ever
+// reset.
 #pragma once
 
 #include "kernels/geometry.h"
@@ -16,7 +17,13 @@ namespace crossdock {
 
 inline constexpr int kNumBuffers = 4;     // two for operations that follow each other, two for pending send_only ones
 inline constexpr int kFewestBuffers = 2;  // of groups that promise windows, for the sake of their memory
-inline constexpr uint32_t kMaxTaggedTokens = 8;  // of a rank whose rows travel in tagged form
+
+// A row in line form: every line is payload and, in its last 8 bytes, a tag.
+inline constexpr uint32_t kLineBytes = 128;
+inline constexpr uint32_t kLinePayload = 120;
+inline constexpr uint32_t kMostLineRowBytes = 32768;  // longer rows are plain: the wire's rate is all that matters
+
+CROSSDOCK_HOST_DEVICE constexpr uint32_t lines_of(uint32_t bytes) { return (bytes + kLinePayload - 1) / kLinePayload; }
 
 // What a source wrote straight into the receiver's tensors.
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
@@ -56,21 +63,19 @@ struct LlGeometry {
     uint32_t topk;             // the largest
     uint32_t cells_per_token;  // rows that may come back for one token
     uint32_t num_buffers;      // at most kNumBuffers
+    uint32_t line_tokens;      // rows of ranks with at most that many tokens may take the line form
 
+    CROSSDOCK_HOST_DEVICE constexpr bool fits_all_in_lines() const { return line_tokens == max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t experts_per_rank() const { return num_experts / num_ranks; }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t row_stride() const { return align_up(row_capacity, 128); }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t row_stride() const {  // of either form
+        return line_tokens > 0 ? uint64_t{kLineBytes} * lines_of(row_capacity) : align_up(row_capacity, 128);
+    }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_slots() const { return uint64_t{num_ranks} * max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_cells() const { return uint64_t{max_tokens} * cells_per_token; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t count_words_per_source() const { return 1 + experts_per_rank(); }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t header_words() const { return 1 + topk; }
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t tagged_tokens() const {
-        return max_tokens < kMaxTaggedTokens ? max_tokens : kMaxTaggedTokens;
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t tagged_words_per_row() const { return row_stride() / 8; }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t num_tagged_rows() const {
-        const uint64_t cells = uint64_t{tagged_tokens()} * cells_per_token;
-        const uint64_t slots = uint64_t{tagged_tokens()} * num_ranks;
-        return slots > cells ? slots : cells;
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t num_rows() const {
+        return num_slots() > num_cells() ? num_slots() : num_cells();
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_words() const { return (uint64_t{topk} + 1) / 2; }  // a token's
 
@@ -83,20 +88,15 @@ struct LlGeometry {
         return align_up(counts_offset() + 8 * num_ranks * count_words_per_source(), 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t headers_offset() const {  // TaggedWord [slots][1 + topk]
-        return align_up(row_flags_offset() + 8 * (num_slots() > num_cells() ? num_slots() : num_cells()), 128);
+        return align_up(row_flags_offset() + 8 * num_rows(), 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t weights_offset() const {  // TaggedWord [ranks][tokens][weight words]
         return align_up(headers_offset() + 16 * num_slots() * header_words(), 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t tagged_rows_offset() const {  // TaggedWord [tagged rows][words per row]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t rows_offset() const {
         return align_up(weights_offset() + 16 * num_slots() * weight_words(), 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t rows_offset() const {
-        return align_up(tagged_rows_offset() + 16 * num_tagged_rows() * tagged_words_per_row(), 128);
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer_bytes() const {
-        return align_up(rows_offset() + (num_slots() > num_cells() ? num_slots() : num_cells()) * row_stride(), 128);
-    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t buffer_bytes() const { return rows_offset() + num_rows() * row_stride(); }
 
     // Byte offsets inside the arena.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t entered_offset() const { return 0; }  // u64 [ranks]
@@ -123,18 +123,15 @@ struct LlOffsets {
     uint64_t row_flags;
     uint64_t headers;
     uint64_t weights;
-    uint64_t tagged_rows;
     uint64_t rows;
     // Bytes from one to the next.
     uint32_t count_stride;  // of a source's
     uint32_t header_stride;
     uint32_t weight_stride;  // of a token's
-    uint32_t tagged_stride;
     uint32_t row_stride;
 
     uint32_t num_slots;
     uint32_t experts_per_rank;
-    uint32_t tagged_slots;    // of a source
     uint32_t absent_buffers;  // bits
 
     static constexpr LlOffsets of(const LlGeometry& arena) {
@@ -146,16 +143,13 @@ struct LlOffsets {
                 arena.row_flags_offset(),
                 arena.headers_offset(),
                 arena.weights_offset(),
-                arena.tagged_rows_offset(),
                 arena.rows_offset(),
                 static_cast<uint32_t>(8 * arena.count_words_per_source()),
                 static_cast<uint32_t>(16 * arena.header_words()),
                 static_cast<uint32_t>(16 * arena.weight_words()),
-                static_cast<uint32_t>(16 * arena.tagged_words_per_row()),
                 static_cast<uint32_t>(arena.row_stride()),
                 static_cast<uint32_t>(arena.num_slots()),
                 arena.experts_per_rank(),
-                arena.tagged_tokens(),
                 ((1u << kNumBuffers) - 1) & ~((1u << arena.num_buffers) - 1)};
     }
 };
@@ -164,7 +158,7 @@ struct LlOffsets {
 struct LlReceived {
     uint32_t rows;
     uint32_t choices;  // of experts here; expert-major
-    uint32_t tagged;   // 1: in tagged form, and so goes home
+    uint32_t lines;    // 1: goes home in line form
     uint32_t reserved;
 };
 

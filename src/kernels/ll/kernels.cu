@@ -23,9 +23,9 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_dispatch(const _
     ll_dispatch(Ctx{}, args);
 }
 
-template <DType kDType>
+template <DType kDType, RowForms kForms>
 __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __grid_constant__ LlCombineArgs args) {
-    ll_combine<kDType>(Ctx{}, args);
+    ll_combine<kDType, kForms>(Ctx{}, args);
 }
 
 __global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs args) { ll_mask_clean(Ctx{}, args); }
@@ -86,14 +86,23 @@ void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStrea
     launch<crossdock_ll_dispatch>(args, shape, stream, "LL dispatch");
 }
 
+template <DType kDType>
+static void launch_ll_combine_of(const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    if (args.forms == RowForms::kLines) {
+        launch<crossdock_ll_combine<kDType, RowForms::kLines>>(args, shape, stream, "LL combine");
+    } else {
+        launch<crossdock_ll_combine<kDType, RowForms::kBoth>>(args, shape, stream, "LL combine");
+    }
+}
+
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
     switch (args.dtype) {
         case DType::kBf16:
-            return launch<crossdock_ll_combine<DType::kBf16>>(args, shape, stream, "LL combine");
+            return launch_ll_combine_of<DType::kBf16>(args, shape, stream);
         case DType::kF16:
-            return launch<crossdock_ll_combine<DType::kF16>>(args, shape, stream, "LL combine");
+            return launch_ll_combine_of<DType::kF16>(args, shape, stream);
         case DType::kF32:
-            return launch<crossdock_ll_combine<DType::kF32>>(args, shape, stream, "LL combine");
+            return launch_ll_combine_of<DType::kF32>(args, shape, stream);
     }
 }
 

@@ -11,11 +11,11 @@ namespace {
 void run_combine(const Ctx& ctx, const LlCombineArgs& args) {
     switch (args.dtype) {
         case DType::kBf16:
-            return ll_combine<DType::kBf16>(ctx, args);
+            return ll_combine<DType::kBf16, RowForms::kBoth>(ctx, args);
         case DType::kF16:
-            return ll_combine<DType::kF16>(ctx, args);
+            return ll_combine<DType::kF16, RowForms::kBoth>(ctx, args);
         case DType::kF32:
-            return ll_combine<DType::kF32>(ctx, args);
+            return ll_combine<DType::kF32, RowForms::kBoth>(ctx, args);
     }
 }
 

@@ -31,20 +31,12 @@ CROSSDOCK_DEVICE TaggedWord* weight_words(const LlCommon& c, const Operation& op
     return reinterpret_cast<TaggedWord*>(in_buffer(c, operation, owner, c.offsets.weights) +
                                          uint64_t{at} * c.offsets.weight_stride);
 }
-// A slot or cell in plain form.
-CROSSDOCK_DEVICE std::byte* plain_row(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
+// A slot or cell, in either form.
+CROSSDOCK_DEVICE std::byte* row_at(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
     return in_buffer(c, operation, owner, c.offsets.rows) + uint64_t{row} * c.offsets.row_stride;
 }
-// A slot or cell in tagged form.
-CROSSDOCK_DEVICE TaggedWord* tagged_row(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
-    return reinterpret_cast<TaggedWord*>(in_buffer(c, operation, owner, c.offsets.tagged_rows) +
-                                         uint64_t{row} * c.offsets.tagged_stride);
-}
-CROSSDOCK_DEVICE uint32_t plain_slot(const LlCommon& c, int source, uint32_t i) {
+CROSSDOCK_DEVICE uint32_t slot_of(const LlCommon& c, int source, uint32_t i) {
     return static_cast<uint32_t>(source) * c.arena.max_tokens + i;
-}
-CROSSDOCK_DEVICE uint32_t tagged_slot(const LlCommon& c, int source, uint32_t i) {
-    return static_cast<uint32_t>(source) * c.offsets.tagged_slots + i;
 }
 CROSSDOCK_DEVICE uint32_t cell_index(const LlCommon& c, uint32_t token, uint32_t place) {
     return token * c.arena.cells_per_token + place;
@@ -56,7 +48,7 @@ CROSSDOCK_DEVICE LlReceived* received_from(const LlCommon& c, int source) {
 }
 CROSSDOCK_DEVICE RowRecord* row_record(const LlCommon& c, int source, uint32_t i) {
     return reinterpret_cast<RowRecord*>(c.handle_memory + c.handle.records +
-                                        uint64_t{plain_slot(c, source, i)} * c.handle.record_stride);
+                                        uint64_t{slot_of(c, source, i)} * c.handle.record_stride);
 }
 CROSSDOCK_DEVICE LlChoice* choice_of(const LlCommon& c, int source, uint32_t i) {
     return reinterpret_cast<LlChoice*>(c.handle_memory + c.handle.choices) +
@@ -128,49 +120,50 @@ CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const Ll
     ctx.warp_sync();
 }
 
-// The block's ticket. Taken while earlier kernels may still be ending: the operation before has advanced the clock long
-// ago, by an exchange that had returned before its last block could end.
-CROSSDOCK_DEVICE void take_ticket(const Ctx& ctx, const LlCommon& c) {
-    if (has_duty(ctx, 1) && is_leader(ctx)) block_head(ctx)->clock = ctx.add_relaxed_device(&c.state->clock, 1);
-    ctx.warp_sync();
-}
-
-// What else a block must know before it does anything: asked for by different warps, so that all answers come at once.
-// Followed by a barrier of the block and read_head.
-CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t direct) {
+// What a block must know before it does anything, as far as that may be looked up while earlier kernels are ending:
+// different warps ask, so that all answers come at once. Entered words only grow, and who misses a failure or a loss of
+// these last moments meets it where it waits.
+CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const LlCommon& c) {
     LlBlockHead* head = block_head(ctx);
-    if (has_duty(ctx, 1)) {
-        if ((c.halves & kSendHalf) != 0 && ctx.block_idx() == ctx.num_blocks() - 1) {
-            announce_entry(ctx, c, LlClock::of(head->clock), direct);
-        }
-        if (is_leader(ctx)) {
-            const bool failed = has_failed(ctx, c.scope);  // looked up together with the losses
-            const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
-            head->has_failed = failed ? 1 : 0;
-            head->losses = losses;
-            head->start_ns = ctx.now_ns();
-        }
-    }
-    if (has_duty(ctx, 2)) {
-        CROSSDOCK_ROLLED
-        for (int i = ctx.lane(); i < 2 * kNumBuffers; i += kLanes) {
-            head->free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i);
-        }
-        if ((c.halves & kSendHalf) == 0 && is_leader(ctx)) {
-            head->pending_epoch = pending_of(c)->epoch;
-            head->pending_buffer = pending_of(c)->buffer;
-        }
+    // The block's ticket: the operation before has advanced the clock before any block of this one could begin.
+    if (has_duty(ctx, 1) && is_leader(ctx)) head->clock = ctx.add_relaxed_device(&c.state->clock, 1);
+    if (has_duty(ctx, 2) && is_leader(ctx)) {
+        const bool failed = has_failed(ctx, c.scope);  // looked up together with the losses
+        const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
+        head->has_failed = failed ? 1 : 0;
+        head->losses = losses;
     }
     CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); has_duty(ctx, 3) && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         seen_entered(ctx)[peer] =
             (c.halves & kSendHalf) != 0 ? ctx.load_acquire_system(entered_word(c, c.rank, peer)) : 0;
     }
+    ctx.warp_sync();
+}
+
+// The rest, when they are over. Followed by a barrier of the block and read_head.
+CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t direct) {
+    LlBlockHead* head = block_head(ctx);
+    if (has_duty(ctx, 1)) {
+        if ((c.halves & kSendHalf) != 0 && ctx.block_idx() == ctx.num_blocks() - 1) {
+            announce_entry(ctx, c, LlClock::of(head->clock), direct);
+        }
+        if (is_leader(ctx)) head->start_ns = ctx.now_ns();
+    }
+    if (!has_duty(ctx, 2)) return;
+    CROSSDOCK_ROLLED
+    for (int i = ctx.lane(); i < 2 * kNumBuffers; i += kLanes) {
+        head->free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i);
+    }
+    if ((c.halves & kSendHalf) == 0 && is_leader(ctx)) {
+        head->pending_epoch = pending_of(c)->epoch;
+        head->pending_buffer = pending_of(c)->buffer;
+    }
 }
 
 // The clock of the next operation, and from which epoch on every buffer may be written again. One thread, that of the
-// last ticket.
-CROSSDOCK_DEVICE void advance_clock(const Ctx& ctx, const LlCommon& c, LlClock clock, const Operation& operation) {
+// last ticket. Returns the clock that was.
+CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const LlCommon& c, LlClock clock, const Operation& operation) {
     const LlBlockHead* head = block_head(ctx);
     const uint64_t* current = head->free_from + clock.epoch % 2 * kNumBuffers;
     const uint32_t bit = 1u << operation.buffer;
@@ -191,7 +184,7 @@ CROSSDOCK_DEVICE void advance_clock(const Ctx& ctx, const LlCommon& c, LlClock c
             next[operation.buffer] = clock.epoch;
         }
     }
-    ctx.exchange_release_device(&c.state->clock, clock.word());
+    return ctx.exchange_release_device(&c.state->clock, clock.word());
 }
 
 // False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group).
@@ -221,7 +214,12 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
         return false;
     }
     operation.base = buffer_base(c, operation.buffer);
-    if (thread_idx(ctx) == 0 && is_last) advance_clock(ctx, c, clock, operation);
+    if (thread_idx(ctx) == 0) {
+        // The next kernel's blocks may take tickets as soon as all of this one's have come here, so not before the
+        // clock's answer.
+        const bool is_advanced = !is_last || advance_clock(ctx, c, clock, operation) != 0;
+        if (is_advanced && c.lets_next_start != 0) ctx.let_next_kernel_start();
+    }
     return head->has_failed == 0;
 }
 
@@ -330,10 +328,11 @@ CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const LlCommon& c, const 
     if ((c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
     if (!receives(c)) return;
     uint32_t losses = operation.losses_at_start;
-    Share share{ctx.block_idx(), ctx.num_blocks(), warps};
+    const int receivers = static_cast<int>(c.receive_blocks);
+    Share share{ctx.block_idx() - (ctx.num_blocks() - receivers), receivers, warps};
     CROSSDOCK_ROLLED
     for (bool is_last = false;;) {
-        if (runs && ctx.warp_idx() >= ctx.num_warps() - share.warps) receive(share);
+        if (runs && share.block >= 0 && ctx.warp_idx() >= ctx.num_warps() - share.warps) receive(share);
         if (c.scope.masking == 0 || !must_receive_again(ctx, c, losses, is_last) || !runs) return;
         share = {0, 1, ctx.num_warps()};
     }
