@@ -38,6 +38,22 @@ uint32_t slots_for(World world, uint64_t rings, uint64_t packet_bytes) {
 
 }  // namespace
 
+HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels) {
+    HtGeometry geometry{};
+    geometry.num_ranks = config.num_ranks;
+    geometry.experts_per_rank = config.experts_per_rank();
+    geometry.max_tokens = config.max_tokens;
+    geometry.channels = channels;
+    const uint64_t packet = align_up(config.max_token_bytes, 128);
+    const uint64_t ring = packet * slots_for(world, geometry.num_rings(), packet);
+    constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
+    require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
+            "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",
+            config.max_token_bytes, config.num_ranks, ring);
+    geometry.ring_bytes = static_cast<uint32_t>(ring);
+    return geometry;
+}
+
 HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     struct Blocks {
         uint32_t dispatch;
@@ -56,17 +72,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     combine_blocks = fewest.combine;
     update_blocks = blocks_for(communicator, device_sms, config.update_sms);
 
-    geometry.num_ranks = config.num_ranks;
-    geometry.experts_per_rank = config.experts_per_rank();
-    geometry.max_tokens = config.max_tokens;
-    geometry.channels = std::max(dispatch_blocks, combine_blocks);
-    const uint64_t packet = align_up(config.max_token_bytes, 128);
-    const uint64_t ring = packet * slots_for(communicator.world(), geometry.num_rings(), packet);
-    constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
-    require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
-            "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",
-            config.max_token_bytes, config.num_ranks, ring);
-    geometry.ring_bytes = static_cast<uint32_t>(ring);
+    geometry = ht_geometry(communicator.world(), config, std::max(dispatch_blocks, combine_blocks));
     memory = communicator.allocate_symmetric(geometry.arena_bytes(), config.timeout_ns);
 
     state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));

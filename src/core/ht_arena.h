@@ -10,6 +10,9 @@
 
 namespace crossdock {
 
+// With so many blocks an operation.
+HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels);
+
 struct HtArena {
     HtGeometry geometry;
     uint32_t dispatch_blocks;  // the same on every rank

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What high throughput's shared memory takes on GPUs, without one: there rings are many, one a block.
+#include <gtest/gtest.h>
+
+#include "core/ht_arena.h"
+
+namespace crossdock {
+namespace {
+
+uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels) {
+    GroupConfig config;
+    config.num_ranks = num_ranks;
+    config.num_experts = 256;
+    config.max_tokens = 4096;
+    config.max_token_bytes = 14336;
+    return ht_geometry(World::kCuda, config, channels).arena_bytes();
+}
+
+// The promise for 4096 tokens a rank, with the SMs that are taken unless told otherwise.
+TEST(HtArena, NeedsAtMost40MiB) {
+    for (const uint32_t num_ranks : {4u, 8u}) {
+        EXPECT_LE(bytes_on_gpus(num_ranks, 24), uint64_t{40} << 20) << num_ranks << " ranks";
+    }
+}
+
+// Many ranks and blocks have rings of a few rows, not more memory in proportion.
+TEST(HtArena, GrowsSlowlyWithRanks) {
+    EXPECT_LE(bytes_on_gpus(64, 24), 2 * bytes_on_gpus(8, 24) + (uint64_t{64} << 20));
+}
+
+}  // namespace
+}  // namespace crossdock
