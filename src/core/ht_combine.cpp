@@ -43,8 +43,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         require(tensor->row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
                 "{} has rows of {} bytes, allowed: at most max_token_bytes ({})", tensor->name, tensor->row_bytes(),
                 config.max_token_bytes);
-        require(reinterpret_cast<uintptr_t>(tensor->data) % 16 == 0, ncclInvalidArgument,
-                "{} is at address {}, expected a multiple of 16", tensor->name, static_cast<void*>(tensor->data));
+        expect_aligned(*tensor);
     }
     require(!overlap(tokens, target), ncclInvalidArgument, "outputs->tokens overlaps inputs->tokens");
     expect_absent(inputs.scales, "inputs->scales", "in HT mode");

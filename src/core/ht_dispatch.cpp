@@ -10,15 +10,11 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kRowGranule = 16;  // bytes; what a bulk copy moves
-
 void expect_rows_of_granules(const Tensor& tensor) {
     require(tensor.sizes[0] == 0 || (tensor.row_bytes() > 0 && tensor.row_bytes() % kRowGranule == 0),
             ncclInvalidArgument, "{} has rows of {} bytes, allowed: positive multiples of {}", tensor.name,
             tensor.row_bytes(), kRowGranule);
-    require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument,
-            "{} is at address {}, expected a multiple of {}", tensor.name, static_cast<void*>(tensor.data),
-            kRowGranule);
+    expect_aligned(tensor);
 }
 
 // Bytes of a row of two tensors that carry the same rows, either of which may be empty.

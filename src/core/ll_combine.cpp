@@ -56,8 +56,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
             "inputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", tokens.row_bytes(),
             config.max_token_bytes);
     for (const Tensor* tensor : {&tokens, &target}) {
-        require(reinterpret_cast<uintptr_t>(tensor->data) % 16 == 0, ncclInvalidArgument,
-                "{} is at address {}, expected a multiple of 16", tensor->name, static_cast<void*>(tensor->data));
+        expect_aligned(*tensor);
     }
     require(!overlap(tokens, target), ncclInvalidArgument, "outputs->tokens overlaps inputs->tokens");
 

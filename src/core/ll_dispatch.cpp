@@ -8,14 +8,6 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kRowGranule = 16;  // bytes; what a bulk copy moves
-
-void expect_aligned(const Tensor& tensor) {
-    require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument,
-            "{} is at address {}, expected a multiple of {}", tensor.name, static_cast<void*>(tensor.data),
-            kRowGranule);
-}
-
 // API v1 asked for FP8 by passing scales, without a recipe.
 bool asks_for_v1_fp8(const ncclEpDispatchConfig_t* config, const GroupConfig& group, bool is_expert_major,
                      const ncclEpDispatchOutputs_t& outputs) {

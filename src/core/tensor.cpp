@@ -190,6 +190,12 @@ void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> al
          static_cast<int>(tensor.dtype), names);
 }
 
+void expect_aligned(const Tensor& tensor) {
+    require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument,
+            "{} is at address {}, expected a multiple of {}", tensor.name, static_cast<void*>(tensor.data),
+            kRowGranule);
+}
+
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why) {
     require(caller == nullptr, ncclInvalidArgument, "{} must be NULL {}", name, why);
 }

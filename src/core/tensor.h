@@ -33,6 +33,10 @@ const char* dtype_name(ncclDataType_t dtype);
 // As kernels that sum call it: of bfloat16, float16 and float32.
 DType kernel_dtype(ncclDataType_t dtype);
 
+// InvalidArgument where the tensor does not begin at a multiple of that many bytes, which is what a bulk copy moves.
+inline constexpr uint32_t kRowGranule = 16;
+void expect_aligned(const Tensor& tensor);
+
 // They share bytes.
 bool overlap(const Tensor& a, const Tensor& b);
 
