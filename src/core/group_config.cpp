@@ -23,7 +23,7 @@ constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
                                        << 48;  // three days; deadlines are sums of a clock and this times ranks
 
-// What high throughput takes unless told otherwise: docs/performance.md has the curves.
+// What high throughput takes unless told otherwise.
 constexpr uint32_t kHtDispatchSms = 24;
 constexpr uint32_t kHtCombineSms = 24;
 constexpr uint32_t kHtUpdateSms = 64;

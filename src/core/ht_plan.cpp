@@ -34,7 +34,7 @@ HtSlots slots_of_labels(const HtCommon& common) {
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
 
-// As many senders as their stages fit, of at most those wanted.
+// With as many warps as their stages fit, of at most those wanted; of senders and receivers in about the same relation.
 HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint32_t tail_bytes, const char* what) {
     HtShared shared{};
     const auto compute = [&] {
@@ -55,7 +55,8 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
         return shared.bytes;
     };
     while (compute() > group.runtime().max_shared_bytes() && (crew.producers > 1 || crew.consumers > 1)) {
-        --(crew.producers > 1 ? crew.producers : crew.consumers);
+        const bool sheds_receivers = crew.consumer_stages > 0 && crew.consumers > 2 * crew.producers;
+        --(sheds_receivers || crew.producers == 1 ? crew.consumers : crew.producers);
     }
     require(shared.bytes <= group.runtime().max_shared_bytes(), ncclInvalidArgument,
             "{}: a block needs {} bytes of shared memory for stages of {} bytes, the device has {}", what, shared.bytes,

@@ -49,7 +49,7 @@ class RowReturner {
             fetch(ctx, prefetches ? next : step, prefetches ? next_row : row, prefetches ? round + 1 : round);
             if (step.first == 0) has_credit_ = wait_for_slot(ctx, step, row);
             if (args_.common.expert_major) {
-                sum(ctx, step, row, round);
+                sum(ctx, step, round);
             } else if (is_loaded(row)) {
                 const uint32_t bit = 1u << round % args_.crew.producer_stages;
                 stage(ctx, round).wait_loaded(ctx, (phases_ & bit) != 0 ? 1 : 0);
@@ -125,7 +125,7 @@ class RowReturner {
     }
 
     // Expert-major: the token's rows here, summed into a stage.
-    CROSSDOCK_DEVICE void sum(const Ctx& ctx, const ReturnStep& step, const ReceivedRow&, uint32_t round) const {
+    CROSSDOCK_DEVICE void sum(const Ctx& ctx, const ReturnStep& step, uint32_t round) const {
         const HtCommon& c = args_.common;
         const int home = step.home(c);
         const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel_, c.channels);

@@ -68,14 +68,16 @@ CROSSDOCK_DEVICE uint32_t list_places(const Ctx& ctx, const HtDispatchArgs& args
     return row < args.token_rows ? 1 : 0;
 }
 
-// Zeros to the first `num` of the plan's places. One warp.
+// Zeros to a row of the tensors. One warp.
+CROSSDOCK_DEVICE void zero_place(const Ctx& ctx, const HtDispatchArgs& args, uint64_t row) {
+    zero_row(ctx, args.out_tokens + row * args.row_bytes, args.row_bytes);
+    if (args.scale_bytes > 0) zero_row(ctx, args.out_scales + row * args.scale_bytes, args.scale_bytes);
+}
+
+// The same to the first `num` of the plan's places.
 CROSSDOCK_DEVICE void zero_places(const Ctx& ctx, const HtDispatchArgs& args, const HtPlan& plan, uint32_t num) {
     CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < num; ++i) {
-        zero_row(ctx, args.out_tokens + uint64_t{plan.slots[i]} * args.row_bytes, args.row_bytes);
-        if (args.scale_bytes > 0)
-            zero_row(ctx, args.out_scales + uint64_t{plan.slots[i]} * args.scale_bytes, args.scale_bytes);
-    }
+    for (uint32_t i = 0; i < num; ++i) zero_place(ctx, args, plan.slots[i]);
 }
 
 // A packet's row through the warp's stage; when it returns, the packet has been read. One lane.
@@ -139,11 +141,7 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
         const uint32_t end = t.zones[expert + 1] < c.budget ? t.zones[expert + 1] : c.budget;
         CROSSDOCK_ROLLED
         for (uint32_t slot = t.zones[expert] + t.expert_rows[expert] + warp; slot < end; slot += warps) {
-            if (slot < args.token_rows) {
-                zero_row(ctx, args.out_tokens + uint64_t{slot} * args.row_bytes, args.row_bytes);
-                if (args.scale_bytes > 0)
-                    zero_row(ctx, args.out_scales + uint64_t{slot} * args.scale_bytes, args.scale_bytes);
-            }
+            if (slot < args.token_rows) zero_place(ctx, args, slot);
             if (args.is_labelled && slot < args.label_rows && is_leader(ctx)) args.out_weights[slot] = 0.0f;
         }
     }
