@@ -56,7 +56,7 @@ void Victim::check_untouched(const std::string& after) {
                   "the outputs after a refused call, " + after + ",");
 }
 
-DispatchCall::DispatchCall(Victim& made_for) : victim(made_for), handle(made_for.handle()) {
+DispatchCall::DispatchCall(Victim& made_for) : DispatchArguments(made_for.handle()), victim(made_for) {
     const bool expert_major = victim.problem().expert_major();
     tokens.set(ncclBfloat16, {kTokens, kHidden}, victim.input());
     weights.set(ncclFloat32, {kTokens, kTopk}, victim.input());
@@ -93,7 +93,7 @@ void DispatchCall::quantise() {
     outputs.scales = &received_scales.tensor;
 }
 
-CombineCall::CombineCall(Victim& made_for) : victim(made_for), handle(made_for.handle()) {
+CombineCall::CombineCall(Victim& made_for) : CombineArguments(made_for.handle()), victim(made_for) {
     rows.set(ncclBfloat16, {victim.blocks(), victim.slots(), kHidden}, victim.input());
     weights.set(ncclFloat32, {kTokens, kTopk}, victim.input());
     combined.set(ncclBfloat16, {kTokens, kHidden}, victim.output());

@@ -50,17 +50,13 @@ class Victim {
     Buffer output_;  // and every output here
 };
 
-// A whole ncclEpDispatch. Members are what the call points to; pointers in `inputs`, `outputs` and `info` may be set to
-// null.
-struct DispatchCall {
-    explicit DispatchCall(Victim& victim);
+// What a whole ncclEpDispatch points to, in either mode. Pointers in `inputs`, `outputs` and `info` may be set to null.
+struct DispatchArguments {
+    explicit DispatchArguments(ncclEpHandle_t for_handle) : handle(for_handle) {}
     ncclResult_t operator()() {
         return ncclEpDispatch(handle, inputs_pointer, outputs_pointer, info_pointer, config_pointer, nullptr);
     }
-    void forward_scales();
-    void quantise();
 
-    Victim& victim;
     ncclEpHandle_t handle;
     OpenTensor tokens, weights, scales, received, received_weights, received_scales, received_ids, counters, spare;
     ncclEpDispatchInputs_t inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
@@ -73,22 +69,35 @@ struct DispatchCall {
     ncclEpDispatchConfig_t* config_pointer = &config;
 };
 
-struct CombineCall {
-    explicit CombineCall(Victim& victim);
-    ncclResult_t operator()() {
-        return ncclEpCombine(handle, inputs_pointer, outputs_pointer, config_pointer, nullptr);
-    }
+struct DispatchCall : DispatchArguments {
+    explicit DispatchCall(Victim& victim);
+    void forward_scales();
     void quantise();
 
     Victim& victim;
+};
+
+struct CombineArguments {
+    explicit CombineArguments(ncclEpHandle_t for_handle) : handle(for_handle) {}
+    ncclResult_t operator()() {
+        return ncclEpCombine(handle, inputs_pointer, outputs_pointer, config_pointer, nullptr);
+    }
+
     ncclEpHandle_t handle;
-    OpenTensor rows, weights, scales, combined;
+    OpenTensor rows, weights, scales, combined, combined_weights;
     ncclEpCombineInputs_t inputs = NCCL_EP_COMBINE_INPUTS_INIT;
     ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
     ncclEpCombineConfig_t config = NCCL_EP_COMBINE_CONFIG_INIT;
     ncclEpCombineInputs_t* inputs_pointer = &inputs;
     ncclEpCombineOutputs_t* outputs_pointer = &outputs;
     ncclEpCombineConfig_t* config_pointer = &config;
+};
+
+struct CombineCall : CombineArguments {
+    explicit CombineCall(Victim& victim);
+    void quantise();
+
+    Victim& victim;
 };
 
 // One way to spoil a call, the code that it must get, and a word of the sentence.

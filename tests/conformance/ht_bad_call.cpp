@@ -71,7 +71,7 @@ HtUpdateCall::HtUpdateCall(HtVictim& made_for) : victim(made_for), handle(made_f
     info.recv_total_counter = &total.tensor;
 }
 
-HtDispatchCall::HtDispatchCall(HtVictim& made_for) : victim(made_for), handle(made_for.handle()) {
+HtDispatchCall::HtDispatchCall(HtVictim& made_for) : DispatchArguments(made_for.handle()), victim(made_for) {
     const size_t rows = victim.rows();
     tokens.set(ncclBfloat16, {kTokens, kHidden}, victim.input());
     weights.set(ncclFloat32, {kTokens, kTopk}, victim.input());
@@ -102,22 +102,22 @@ void HtDispatchCall::go_backward() {
     outputs.topk_weights = outputs.topk_idx = nullptr;
 }
 
-HtCombineCall::HtCombineCall(HtVictim& made_for) : victim(made_for), handle(made_for.handle()) {
+HtCombineCall::HtCombineCall(HtVictim& made_for) : CombineArguments(made_for.handle()), victim(made_for) {
     const size_t num_rows = victim.rows();
     rows.set(ncclBfloat16, {num_rows, kHidden}, victim.input());
-    gradients.set(ncclFloat32, {num_rows, kTopk}, victim.input());
-    if (victim.problem().expert_major()) gradients.set(ncclFloat32, {num_rows}, victim.input());
+    weights.set(ncclFloat32, {num_rows, kTopk}, victim.input());
+    if (victim.problem().expert_major()) weights.set(ncclFloat32, {num_rows}, victim.input());
     scales.set(ncclFloat32, {num_rows, 1}, victim.input());
     combined.set(ncclBfloat16, {kTokens, kHidden}, victim.output());
-    combined_gradients.set(ncclFloat32, {kTokens, kTopk}, victim.output());
+    combined_weights.set(ncclFloat32, {kTokens, kTopk}, victim.output());
     inputs.tokens = &rows.tensor;
     outputs.tokens = &combined.tensor;
 }
 
 void HtCombineCall::go_backward() {
     config.pass_direction = NCCL_EP_BWD_PASS;
-    inputs.topk_weights = &gradients.tensor;
-    outputs.topk_weights = &combined_gradients.tensor;
+    inputs.topk_weights = &weights.tensor;
+    outputs.topk_weights = &combined_weights.tensor;
 }
 
 }  // namespace crossdock::testing

@@ -51,43 +51,19 @@ struct HtUpdateCall {
     const ncclEpLayoutInfo_t* info_pointer = &info;
 };
 
-struct HtDispatchCall {
+struct HtDispatchCall : DispatchArguments {
     explicit HtDispatchCall(HtVictim& victim);
-    ncclResult_t operator()() {
-        return ncclEpDispatch(handle, inputs_pointer, outputs_pointer, info_pointer, config_pointer, nullptr);
-    }
     void forward_scales();
     void go_backward();
 
     HtVictim& victim;
-    ncclEpHandle_t handle;
-    OpenTensor tokens, weights, scales, received, received_weights, received_scales, received_ids, counters, spare;
-    ncclEpDispatchInputs_t inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
-    ncclEpDispatchOutputs_t outputs = NCCL_EP_DISPATCH_OUTPUTS_INIT;
-    ncclEpLayoutInfo_t info = NCCL_EP_LAYOUT_INFO_INIT;
-    ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;
-    ncclEpDispatchInputs_t* inputs_pointer = &inputs;
-    ncclEpDispatchOutputs_t* outputs_pointer = &outputs;
-    ncclEpLayoutInfo_t* info_pointer = &info;
-    ncclEpDispatchConfig_t* config_pointer = &config;
 };
 
-struct HtCombineCall {
+struct HtCombineCall : CombineArguments {
     explicit HtCombineCall(HtVictim& victim);
-    ncclResult_t operator()() {
-        return ncclEpCombine(handle, inputs_pointer, outputs_pointer, config_pointer, nullptr);
-    }
     void go_backward();
 
     HtVictim& victim;
-    ncclEpHandle_t handle;
-    OpenTensor rows, gradients, scales, combined, combined_gradients;
-    ncclEpCombineInputs_t inputs = NCCL_EP_COMBINE_INPUTS_INIT;
-    ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
-    ncclEpCombineConfig_t config = NCCL_EP_COMBINE_CONFIG_INIT;
-    ncclEpCombineInputs_t* inputs_pointer = &inputs;
-    ncclEpCombineOutputs_t* outputs_pointer = &outputs;
-    ncclEpCombineConfig_t* config_pointer = &config;
 };
 
 }  // namespace crossdock::testing

@@ -53,7 +53,7 @@ const Row kForward[] = {
      [](Call c) { c.rows.sizes[1] = c.combined.sizes[1] = (size_t{1} << 31) + 64; }, "max_token_bytes"},
     {"rows misaligned", [](Call c) { c.rows.tensor.data = c.victim.input() + 2; }, "16"},
     {"output misaligned", [](Call c) { c.combined.tensor.data = c.victim.output() + 2; }, "16"},
-    {"forbidden weights", [](Call c) { c.inputs.topk_weights = &c.gradients.tensor; }, "topk_weights"},
+    {"forbidden weights", [](Call c) { c.inputs.topk_weights = &c.weights.tensor; }, "topk_weights"},
     {"scales", [](Call c) { c.inputs.scales = &c.scales.tensor; }, "scales"},
     {"a recipe of low latency", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4; }, "quant_recipe"},
     {"unknown recipe", [](Call c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(2); }, "quant_recipe"},
@@ -67,20 +67,19 @@ TEST(HtBadCombine, Forward) {
 const Row kBackward[] = {
     {"no weights", [](Call c) { c.go_backward(), c.inputs.topk_weights = nullptr; }, "topk_weights"},
     {"no output weights", [](Call c) { c.go_backward(), c.outputs.topk_weights = nullptr; }, "topk_weights"},
-    {"weights of another type", [](Call c) { c.go_backward(), c.gradients.tensor.datatype = ncclBfloat16; },
+    {"weights of another type", [](Call c) { c.go_backward(), c.weights.tensor.datatype = ncclBfloat16; },
      "topk_weights"},
-    {"weights with too few rows", [](Call c) { c.go_backward(), c.gradients.sizes[0] -= 1; }, "topk_weights"},
-    {"weights 3-D", [](Call c) { c.go_backward(), c.gradients.tensor.ndim = 3, c.gradients.sizes[2] = 1; },
-     "topk_weights"},
+    {"weights with too few rows", [](Call c) { c.go_backward(), c.weights.sizes[0] -= 1; }, "topk_weights"},
+    {"weights 3-D", [](Call c) { c.go_backward(), c.weights.tensor.ndim = 3, c.weights.sizes[2] = 1; }, "topk_weights"},
     {"output weights of another type",
-     [](Call c) { c.go_backward(), c.combined_gradients.tensor.datatype = ncclFloat16; }, "topk_weights"},
-    {"output weights of another width", [](Call c) { c.go_backward(), c.combined_gradients.sizes[1] = 3; },
+     [](Call c) { c.go_backward(), c.combined_weights.tensor.datatype = ncclFloat16; }, "topk_weights"},
+    {"output weights of another width", [](Call c) { c.go_backward(), c.combined_weights.sizes[1] = 3; },
      "topk_weights"},
-    {"output weights with other rows", [](Call c) { c.go_backward(), c.combined_gradients.sizes[0] = 4; },
+    {"output weights with other rows", [](Call c) { c.go_backward(), c.combined_weights.sizes[0] = 4; },
      "topk_weights"},
-    {"output weights without memory", [](Call c) { c.go_backward(), c.combined_gradients.tensor.data = nullptr; },
+    {"output weights without memory", [](Call c) { c.go_backward(), c.combined_weights.tensor.data = nullptr; },
      "topk_weights"},
-    {"output weights 1-D", [](Call c) { c.go_backward(), c.combined_gradients.tensor.ndim = 1; }, "topk_weights"},
+    {"output weights 1-D", [](Call c) { c.go_backward(), c.combined_weights.tensor.ndim = 1; }, "topk_weights"},
     {"scales", [](Call c) { c.go_backward(), c.inputs.scales = &c.scales.tensor; }, "scales"},
     {"no rows", [](Call c) { c.go_backward(), c.inputs.tokens = nullptr; }, "tokens"},
 };
@@ -90,12 +89,11 @@ TEST(HtBadCombine, Backward) {
 }
 
 const Row kFlatBackward[] = {
-    {"weights of another width", [](Call c) { c.go_backward(), c.gradients.sizes[1] = 3; }, "topk_weights"},
-    {"weights 1-D", [](Call c) { c.go_backward(), c.gradients.tensor.ndim = 1; }, "topk_weights"},
+    {"weights of another width", [](Call c) { c.go_backward(), c.weights.sizes[1] = 3; }, "topk_weights"},
+    {"weights 1-D", [](Call c) { c.go_backward(), c.weights.tensor.ndim = 1; }, "topk_weights"},
 };
 const Row kExpertMajorBackward[] = {
-    {"weights 2-D", [](Call c) { c.go_backward(), c.gradients.tensor.ndim = 2, c.gradients.sizes[1] = 2; },
-     "topk_weights"},
+    {"weights 2-D", [](Call c) { c.go_backward(), c.weights.tensor.ndim = 2, c.weights.sizes[1] = 2; }, "topk_weights"},
 };
 
 TEST(HtBadCombine, WeightsOfALayout) {
