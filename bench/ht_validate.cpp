@@ -286,15 +286,7 @@ class HtValidator {
 }  // namespace
 
 Validation HtWorkload::validate(const std::vector<int32_t>& routing, int num_tokens) {
-    HtValidator validator(context_, options_, routing, num_tokens, *this);
-    select(num_tokens);
-    dispatch(false);
-    device_.synchronize();
-    validator.check_dispatch();
-    combine(false);
-    device_.synchronize();
-    validator.check_combine();
-    return validator.result();
+    return validate_pair(HtValidator(context_, options_, routing, num_tokens, *this), num_tokens);
 }
 
 }  // namespace crossdock::bench

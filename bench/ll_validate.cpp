@@ -213,15 +213,7 @@ class Validator {
 }  // namespace
 
 Validation LlWorkload::validate(const std::vector<int32_t>& routing, int num_tokens) {
-    Validator validator(context_, options_, routing, num_tokens, *this);
-    select(num_tokens);
-    dispatch(false);
-    device_.synchronize();
-    validator.check_dispatch();
-    combine(false);
-    device_.synchronize();
-    validator.check_combine();
-    return validator.result();
+    return validate_pair(Validator(context_, options_, routing, num_tokens, *this), num_tokens);
 }
 
 }  // namespace crossdock::bench

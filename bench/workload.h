@@ -53,6 +53,19 @@ class Workload {
     virtual void combine(bool send_only) = 0;
     void run(Operation operation, int count);
 
+    // A dispatch and a combine of so many tokens, each looked at when it is over.
+    template <typename Validator>
+    Validation validate_pair(Validator validator, int num_tokens) {
+        select(num_tokens);
+        dispatch(false);
+        device_.synchronize();
+        validator.check_dispatch();
+        combine(false);
+        device_.synchronize();
+        validator.check_combine();
+        return validator.result();
+    }
+
     // Memory of a tensor, at least one byte; lives as long as this. In a window: collective.
     TensorMemory* allocate(size_t bytes, bool in_window = false);
 
