@@ -178,6 +178,10 @@ void Group::after_operation(cudaStream_t stream) {
     if (runtime().cpu_executor() != nullptr) expect_working();
 }
 
+void Group::await_operations() {
+    if (order_ != nullptr) order_->synchronize();
+}
+
 crossdockDiagnosis_t Group::diagnosis() const {
     crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
     if (status_ != nullptr) read_diagnosis(status_->expired, rank(), diagnosis);

@@ -59,6 +59,8 @@ class Group {
     // Around every launch on the group's behalf.
     void before_operation(cudaStream_t stream);
     void after_operation(cudaStream_t stream);
+    // Waits for all that were issued, on whichever streams.
+    void await_operations();
 
     void mask_query(int* mask_status, cudaStream_t stream);
     void mask_update(const int* mask, cudaStream_t stream);

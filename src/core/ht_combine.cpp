@@ -49,8 +49,8 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     expect_absent(inputs.scales, "inputs->scales", "in HT mode");
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || tokens.window || tokens.num_elements() == 0,
             ncclInvalidArgument, "the group's zero_copy is on: inputs->tokens must be window-backed");
-    learn_total(stream, false);
-    if (total_) expect_rows(tokens, stream, false);
+    learn_total(false);
+    if (total_) expect_rows(tokens, false);
 
     HtCombineArgs args{};
     args.common = common(OperationKind::kCombine, group_->ht_arena().combine_blocks);

@@ -55,14 +55,14 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
                        (caller_config == nullptr || caller_config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE);
     HtDispatchArgs args{};
     args.common = common(OperationKind::kDispatch, group_->ht_arena().dispatch_blocks);
-    read_dispatch_tensors(inputs, outputs, recipe == NCCL_EP_DISP_QUANT_FWD, args, stream,
+    read_dispatch_tensors(inputs, outputs, recipe == NCCL_EP_DISP_QUANT_FWD, args,
                           !is_eager() && (!is_v1 || is_capturing));
     if (direction == NCCL_EP_BWD_PASS) {
         expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a backward pass");
         expect_absent(outputs.topk_weights, "outputs->topk_weights", "in a backward pass");
         expect_absent(outputs.topk_idx, "outputs->topk_idx", "in a backward pass");
     } else {
-        read_dispatch_labels(inputs, outputs, args, stream);
+        read_dispatch_labels(inputs, outputs, args);
         const unsigned int id_kind = is_expert_major() ? 0u : enum_bits(info.recv_topk_idx_kind);
         require(id_kind <= NCCL_EP_EXPERT_ID_GLOBAL, ncclInvalidArgument,
                 "layout_info->recv_topk_idx_kind is {}, allowed: 0 (auto), 1 (local), 2 (global)", id_kind);
@@ -76,7 +76,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
 }
 
 // A tensor of received rows is long enough: for the budget, or for what has come.
-void HtHandle::expect_rows(const Tensor& tensor, cudaStream_t stream, bool needs_all_rows) {
+void HtHandle::expect_rows(const Tensor& tensor, bool needs_all_rows) {
     const size_t rows = tensor.ndim == 0 ? 0 : tensor.sizes[0];
     if (needs_all_rows) {
         require(rows >= budget(), ncclInvalidArgument,
@@ -84,7 +84,7 @@ void HtHandle::expect_rows(const Tensor& tensor, cudaStream_t stream, bool needs
         return;
     }
     if (rows >= budget()) return;
-    learn_total(stream, true);
+    learn_total(true);
     if (!total_) return;
     const uint32_t received = std::min(*total_, budget());
     require(rows >= received, ncclInvalidArgument, "{} has {} rows, expected at least the {} received ones",
@@ -92,7 +92,7 @@ void HtHandle::expect_rows(const Tensor& tensor, cudaStream_t stream, bool needs
 }
 
 void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                     bool with_scales, HtDispatchArgs& args, cudaStream_t stream, bool needs_all_rows) {
+                                     bool with_scales, HtDispatchArgs& args, bool needs_all_rows) {
     const GroupConfig& config = group_->config();
     Communicator& communicator = group_->communicator();
     const Tensor source = read_tensor(communicator, inputs.tokens, "inputs->tokens");
@@ -112,7 +112,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
             "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", row_bytes,
             config.max_token_bytes);
     args.row_bytes = static_cast<uint32_t>(row_bytes);
-    expect_rows(target, stream, needs_all_rows);
+    expect_rows(target, needs_all_rows);
     args.tokens = source.data;
     args.out_tokens = target.data;
     args.token_rows = target.num_elements() == 0 ? 0 : target.sizes[0];
@@ -151,7 +151,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
 }
 
 void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                    HtDispatchArgs& args, cudaStream_t stream) {
+                                    HtDispatchArgs& args) {
     Communicator& communicator = group_->communicator();
     const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
     expect_dtype(weights, {ncclFloat32});
@@ -177,7 +177,7 @@ void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const 
         args.out_topk_idx = reinterpret_cast<int64_t*>(out_ids.data);
     }
     // Labels have as many rows as the budget even for callers whose tokens may have fewer.
-    expect_rows(out_weights, stream, !is_eager());
+    expect_rows(out_weights, !is_eager());
     args.label_rows = out_weights.num_elements() == 0 ? 0 : out_weights.sizes[0];
     args.topk_weights = reinterpret_cast<const float*>(weights.data);
     args.out_weights = reinterpret_cast<float*>(out_weights.data);

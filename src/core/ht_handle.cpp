@@ -184,7 +184,7 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     group_->after_operation(stream);
 }
 
-void HtHandle::learn_total(cudaStream_t stream, bool wait) {
+void HtHandle::learn_total(bool wait) {
     if (total_ || was_captured_ || num_updates_ == 0) return;
     const auto look = [&] {
         const uint64_t seen = __atomic_load_n(host_total_, __ATOMIC_ACQUIRE);
@@ -192,7 +192,7 @@ void HtHandle::learn_total(cudaStream_t stream, bool wait) {
     };
     look();
     if (total_ || !wait) return;
-    group_->runtime().synchronize(stream);
+    group_->await_operations();
     look();
     group_->expect_working();
 }
@@ -211,6 +211,7 @@ void HtHandle::read_routing(cudaStream_t stream) {
         !group_->runtime().is_capturing(stream), ncclInvalidUsage,
         "the routing in handle_mem must be known before a capture: call ncclEpUpdateHandle, or use the handle once");
     HtRouting routing{};
+    group_->await_operations();
     group_->runtime().copy_to_host(&routing, memory_, sizeof(routing), stream);
     require(routing.magic == kHtRoutingMagic && routing.topk <= topk_ && (is_topk_open_ || routing.topk == topk_) &&
                 routing.alignment == (is_expert_major() ? alignment_ : 1),
@@ -227,7 +228,7 @@ void HtHandle::read_routing(cudaStream_t stream) {
 uint32_t HtHandle::num_received(cudaStream_t stream) {
     group_->expect_working();
     expect_routing(stream);
-    learn_total(stream, true);
+    learn_total(true);
     require(total_.has_value(), ncclInvalidUsage, "the number of received rows of a captured update is not known here");
     return std::min(*total_, budget());
 }

@@ -45,13 +45,13 @@ class HtHandle final : public Handle {
     // After them the number of tokens is known, and the total if that needs no waiting (or wait is set).
     void expect_routing(cudaStream_t stream);
     void read_routing(cudaStream_t stream);
-    void learn_total(cudaStream_t stream, bool wait);
+    void learn_total(bool wait);
     HtCounters read_counters(const ncclEpLayoutInfo_t& info) const;
     void read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                               bool with_scales, HtDispatchArgs& args, cudaStream_t stream, bool needs_all_rows);
+                               bool with_scales, HtDispatchArgs& args, bool needs_all_rows);
     void read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              HtDispatchArgs& args, cudaStream_t stream);
-    void expect_rows(const Tensor& tensor, cudaStream_t stream, bool needs_all_rows);
+                              HtDispatchArgs& args);
+    void expect_rows(const Tensor& tensor, bool needs_all_rows);
 
     uint32_t alignment_ = 1;
     bool is_topk_open_ = false;       // created with num_topk -1: each Update brings its own, up to topk_

@@ -32,7 +32,8 @@ class StreamOrder {
     virtual ~StreamOrder() = default;
     virtual void before_operation(cudaStream_t stream) = 0;
     virtual void after_operation(cudaStream_t stream) = 0;
-    virtual bool is_idle() = 0;  // everything issued so far has finished
+    virtual bool is_idle() = 0;      // everything issued so far has finished
+    virtual void synchronize() = 0;  // waits until it has
 };
 
 class Runtime {

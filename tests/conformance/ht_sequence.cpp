@@ -8,6 +8,8 @@
 namespace crossdock::testing {
 namespace {
 
+constexpr int kSmsOfSharedGpu = 96;
+
 class Actor {
   public:
     virtual ~Actor() = default;
@@ -32,6 +34,7 @@ class HtActor : public Actor {
         if (choice < 5) {
             RANK_OK(context_, ncclEpComplete(layer_->handle(), nullptr, layer_->stream()));
         } else if (choice < 10) {
+            context_.synchronize(layer_->stream());  // its memory is given to others
             layer_.reset();
             problem_ = rerouted(problem_, random.bits());
             remake();
@@ -159,7 +162,9 @@ class HtSequence {
             problem = rerouted(problem, random_.bits());
             pointers.push_back(&problem);
         }
-        groups_.push_back(std::make_unique<Group>(context_, context_.comm(), ht_config_for(context_, pointers)));
+        ncclEpGroupConfig_t config = ht_config_for(context_, pointers);
+        config.max_num_sms = sms_of_a_group();
+        groups_.push_back(std::make_unique<Group>(context_, context_.comm(), config));
         for (const HtProblem& problem : problems) {
             const HtOptions options = random_ht_options(random_.bits(), arena_ ? arena_->get() : nullptr);
             actors_.push_back(std::make_unique<HtActor>(context_, groups_.back()->get(), problem, options));
@@ -181,11 +186,17 @@ class HtSequence {
         }
         for (const Problem& problem : problems) pointers.push_back(&problem);
         ncclEpGroupConfig_t config = group_config_for(context_, pointers);
-        // Kernels of different groups run at once: on a GPU that ranks share, all of them must fit.
-        if (context_.is_gpu()) config.max_num_sms = 32;
+        config.max_num_sms = sms_of_a_group();
         groups_.push_back(std::make_unique<Group>(context_, context_.comm(), config));
         for (const Problem& problem : problems)
             actors_.push_back(std::make_unique<LlActor>(context_, groups_.back()->get(), problem));
+    }
+
+    // Kernels of different groups run at once: on a GPU that ranks share, all of them must fit.
+    unsigned sms_of_a_group() const {
+        const int num_groups = shape_.num_groups + (shape_.low_latency_layers > 0 ? 1 : 0);
+        if (num_groups == 1 || !context_.is_gpu()) return NCCL_EP_AUTO;
+        return static_cast<unsigned>(std::max(1, kSmsOfSharedGpu / (num_groups * context_.num_ranks())));
     }
 
     RankContext& context_;

@@ -51,4 +51,10 @@ bool CudaStreamOrder::is_idle() {
     return result != cudaErrorNotReady;  // a device that failed runs nothing
 }
 
+void CudaStreamOrder::synchronize() {
+    if (eager_stream_ == 0) return;
+    DeviceGuard guard(device_);
+    check_cuda(cudaEventSynchronize(last_eager_), "cudaEventSynchronize");
+}
+
 }  // namespace crossdock

@@ -20,6 +20,7 @@ class CudaStreamOrder final : public StreamOrder {
     void before_operation(cudaStream_t stream) override;
     void after_operation(cudaStream_t stream) override;
     bool is_idle() override;
+    void synchronize() override;
 
   private:
     // CUDA's numbers, which it does not use twice in a process, as it does handles; 0: none.
