@@ -6,6 +6,12 @@ find_package(fmt REQUIRED)                       # sentences
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
+# The network plugin, which is left out where UCX is not.
+find_package(ucx CONFIG QUIET)
+if(NOT ucx_FOUND)
+    message(STATUS "UCX not found: the network plugin is left out")
+endif()
+
 if(CROSSDOCK_DEVELOPER)
     find_package(CLI11 REQUIRED)
     find_package(nlohmann_json REQUIRED)

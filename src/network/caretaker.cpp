@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/caretaker.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "network/mesh.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr auto kNap = std::chrono::microseconds(200);
+constexpr uint64_t kIdleNs = 1'000'000;
+
+// One thread for all meshes of the process, which lives while there is one.
+class Rounds {
+  public:
+    ~Rounds() {
+        {
+            const std::lock_guard lock(mutex_);
+            is_over_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+    void add(Mesh& mesh) {
+        const std::lock_guard lock(mutex_);
+        meshes_.push_back(&mesh);
+        if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    }
+
+    void remove(Mesh& mesh) {
+        const std::lock_guard lock(mutex_);
+        std::erase(meshes_, &mesh);
+    }
+
+  private:
+    void run() {
+        std::unique_lock lock(mutex_);
+        while (!is_over_) {
+            bool happened = false;
+            for (Mesh* mesh : meshes_) happened |= mesh->progress_if_idle(kIdleNs);
+            if (!happened) {
+                changed_.wait_for(lock, kNap);
+            } else {
+                lock.unlock();
+                std::this_thread::yield();
+                lock.lock();
+            }
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_over_ = false;
+    std::vector<Mesh*> meshes_;
+    std::thread thread_;
+};
+
+}  // namespace
+
+Caretaker::Place Caretaker::look_after(Mesh& mesh) {
+    static std::mutex mutex;
+    static std::weak_ptr<Rounds> current;
+    const std::lock_guard lock(mutex);
+    std::shared_ptr<Rounds> rounds = current.lock();
+    if (rounds == nullptr) current = rounds = std::make_shared<Rounds>();
+    rounds->add(mesh);
+    return Place(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
+}
+
+}  // namespace crossdock::network

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/mesh.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/error.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr uint32_t kMaxContexts = 4096;
+constexpr uint64_t kLookNs = 1'000'000;
+// The end waits at most so long for what is still under way.
+constexpr uint64_t kDrainNs = 5'000'000'000;
+constexpr uint64_t kDisconnectNs = 2'000'000'000;
+// After a rank has left in order, what it took may still be confirmed.
+constexpr uint64_t kGraceNs = 1'000'000'000;
+
+uint64_t now_ns() {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+}  // namespace
+
+Mesh::Mesh(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank, MeshConfig config)
+    : config_(std::move(config)),
+      peers_(addresses.size()),
+      transport_(listener, addresses, rank, {kMaxContexts, config_.join_timeout_ns}, *this) {
+    if (config_.device == nullptr) return;
+    staging_in_ = StagingRing(config_.device->staging_in());
+    staging_out_ = StagingRing(config_.device->staging_out());
+}
+
+Mesh::~Mesh() {
+    std::unique_lock lock(mutex_);
+    is_closing_ = true;
+    wait_locked(lock, kDrainNs, [&] {
+        return !failure_.empty() ||
+               (num_frames_out_ == 0 && num_fetches_ == 0 && arriving_.empty() && leaving_.empty() && starved_.empty());
+    });
+    for (const Unstaged& each : unstaged_) delete each.landing;
+    unstaged_.clear();  // gives its bytes back to UCX
+    transport_.close(failure_.empty() ? kDisconnectNs : 0);
+    // Copies that were queued write into memory that its owner may free after this.
+    const uint64_t end_ns = now_ns() + kDrainNs;
+    while (config_.device != nullptr && config_.device->done_in() < last_step_in_ && now_ns() < end_ns) sched_yield();
+    for (const Arriving& each : arriving_) delete each.landing;
+}
+
+uint32_t Mesh::add_contexts(uint32_t count) {
+    const std::lock_guard lock(mutex_);
+    require(count <= kMaxContexts - num_contexts_, ncclInvalidArgument,
+            "{} contexts are asked for, and {} are in use: at most {} are possible", count, num_contexts_,
+            kMaxContexts);
+    return std::exchange(num_contexts_, num_contexts_ + count);
+}
+
+Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only) {
+    require(kind == MemoryKind::kHost || config_.device != nullptr, ncclInvalidUsage,
+            "device memory cannot be registered: this rank has no CUDA context, or the library was built without CUDA");
+    std::unique_lock lock(mutex_);
+    check_locked();
+    auto owner = std::make_unique<Region>();
+    Region* region = owner.get();
+    region->id = next_region_++;
+    region->base = static_cast<std::byte*>(base);
+    region->bytes = bytes;
+    region->kind = kind;
+    region->remote.resize(num_ranks());
+    if (kind == MemoryKind::kDevice && signals_only) region->words.resize(bytes / kSignalBytes);
+    regions_.emplace(region->id, std::move(owner));
+
+    FrameHeader header = {};
+    header.kind = FrameKind::kAnnounce;
+    header.region = region->id;
+    header.value = bytes;
+    header.context = static_cast<uint16_t>(kind);
+    region->remote[rank()] = {true, kind, bytes};
+    for (uint32_t peer = 0; peer < num_ranks(); ++peer) {
+        if (peer == rank()) continue;
+        send_header(peer, header);
+        const auto early = peers_[peer].early.find(region->id);
+        if (early == peers_[peer].early.end()) continue;
+        region->remote[peer] = early->second;
+        peers_[peer].early.erase(early);
+    }
+    std::string missing;
+    const auto all_are_known = [&] {
+        missing.clear();
+        for (uint32_t peer = 0; peer < num_ranks(); ++peer) {
+            if (!region->remote[peer].is_known) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
+        }
+        return missing.empty() || !failure_.empty();
+    };
+    wait_locked(lock, config_.join_timeout_ns, all_are_known);
+    if (!missing.empty()) {
+        region->is_leaving = true;
+        regions_.erase(region->id);
+        check_locked();
+        fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to register the same memory", rank(),
+             config_.join_timeout_ns / 1'000'000, missing);
+    }
+    return region;
+}
+
+void Mesh::deregister_memory(Region* region) {
+    std::unique_lock lock(mutex_);
+    region->is_leaving = true;
+    wait_locked(lock, kDrainNs, [&] { return region->uses == 0; });
+    if (region->uses == 0) {
+        regions_.erase(region->id);
+    } else {
+        // Whoever still has a pointer to it must find it; it ends with the communicator.
+        fail_all(fmt::format("memory was deregistered while {} transfers of it did not end", region->uses));
+    }
+}
+
+// Progresses until is_over() or the time is up; others may use the mesh in between.
+void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over) {
+    const uint64_t end_ns = now_ns() + timeout_ns;
+    while (!is_over() && now_ns() < end_ns) {
+        progress_locked();
+        lock.unlock();
+        sched_yield();
+        lock.lock();
+    }
+}
+
+void Mesh::progress() {
+    const std::lock_guard lock(mutex_);
+    progress_locked();
+}
+
+bool Mesh::progress_if_idle(uint64_t idle_ns) {
+    if (now_ns() < progressed_ns_.load(std::memory_order_relaxed) + idle_ns) return false;
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return false;
+    const uint64_t before_ns = progressed_ns_.load(std::memory_order_relaxed);
+    const bool happened = progress_locked();
+    // Who comes back must find it idle still, or it would rest between each two messages.
+    if (happened) progressed_ns_.store(before_ns, std::memory_order_relaxed);
+    return happened;
+}
+
+bool Mesh::progress_locked() {
+    progress_outgoing();
+    progress_incoming();
+    // While there is no staging for what has come, nothing more is taken from the network: senders feel it. But what
+    // has staging and is still being fetched needs the network.
+    const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
+    const uint64_t now = now_ns();
+    progressed_ns_.store(now, std::memory_order_relaxed);
+    if (now < next_look_ns_) return happened;
+    next_look_ns_ = now + kLookNs;
+    transport_.look_after_peers();
+    look_for_stalls(now);
+    return happened;
+}
+
+void Mesh::look_for_stalls(uint64_t now) {
+    for (uint32_t peer = 0; peer < num_ranks(); ++peer) {
+        const PeerState& state = peers_[peer];
+        if (state.waits == 0 || now < state.last_change_ns) continue;
+        const uint64_t quiet_ns = now - state.last_change_ns;
+        if (!transport_.is_there(peer) && quiet_ns > kGraceNs) {
+            fail_all(fmt::format("rank {} left while {} transfers waited for it", peer, state.waits));
+            return;
+        }
+        if (quiet_ns < config_.progress_timeout_ns) continue;
+        fail_all(fmt::format("rank {} has taken nothing for {} ms, and {} transfers wait for it", peer,
+                             quiet_ns / 1'000'000, state.waits));
+        return;
+    }
+}
+
+void Mesh::on_departure(const Departure& departure) {
+    if (!departure.in_order) fail_all(fmt::format("rank {} is lost: {}", departure.rank, departure.reason));
+}
+
+void Mesh::fail_all(std::string sentence) {
+    if (failure_.empty() && !is_closing_) failure_ = std::move(sentence);
+}
+
+void Mesh::check_locked() const {
+    if (!failure_.empty()) fail(ncclRemoteError, "rank {}: {}", transport_.rank(), failure_);
+}
+
+void Mesh::check() {
+    const std::lock_guard lock(mutex_);
+    check_locked();
+}
+
+bool Mesh::has_failed() {
+    const std::lock_guard lock(mutex_);
+    return !failure_.empty();
+}
+
+uint64_t Mesh::num_refused_frames() {
+    const std::lock_guard lock(mutex_);
+    return transport_.num_refused();
+}
+
+Mesh::Channel& Mesh::channel(uint32_t context, uint32_t peer) { return channels_[uint64_t{context} << 32 | peer]; }
+
+Region* Mesh::find(uint32_t id) {
+    const auto found = regions_.find(id);
+    return found == regions_.end() || found->second->is_leaving ? nullptr : found->second.get();
+}
+
+}  // namespace crossdock::network

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// One-sided operations between the ranks of a communicator: put, signal, get, on memory that all registered.
+//
+// A context orders only itself. A put is there when its signal is; a strong signal says that all earlier puts and
+// signals of its context to that rank are there as well. A put has ended when its source may be reused, a get when its
+// bytes are there. Who leaves, dies, sends nonsense or takes nothing for the timeout makes every later call fail with
+// a sentence that names the rank. Calls of several threads take turns.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "network/device_memory.h"
+#include "network/lane.h"
+#include "network/operation.h"
+#include "network/region.h"
+#include "network/staging.h"
+#include "network/transport.h"
+
+namespace crossdock::network {
+
+struct MeshConfig {
+    uint64_t join_timeout_ns;              // of meeting and registering
+    uint64_t progress_timeout_ns;          // so long may a rank take nothing of what is sent to it
+    std::unique_ptr<DeviceMemory> device;  // null: host memory only
+};
+
+class Mesh : private FrameSink {
+  public:
+    // Collective. Error with ncclRemoteError that names the ranks that did not come.
+    Mesh(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank, MeshConfig config);
+    // Ends what is under way, waiting a little for it, and tells the others.
+    ~Mesh() override;
+
+    uint32_t rank() const { return transport_.rank(); }
+    uint32_t num_ranks() const { return transport_.num_ranks(); }
+
+    // Contexts that every rank adds in the same order; returns the first one's number.
+    uint32_t add_contexts(uint32_t count);
+
+    // Collective: waits for all ranks. `signals_only`: nobody else writes this memory, which holds zeros now.
+    Region* register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only);
+    // Waits for what touches it here. What comes for it later is dropped.
+    void deregister_memory(Region* region);
+
+    // Errors are ncclInvalidArgument, where nothing has happened, or what check() throws.
+    Operation* put(uint32_t context, uint32_t peer, const Span& source, const Span& target, const Signal& signal);
+    Operation* get(uint32_t context, uint32_t peer, const Span& remote, const Span& local);
+    Operation* flush(uint32_t context, uint32_t peer);
+
+    // True once: then the operation is gone. Progresses if it has not ended.
+    bool test(Operation* operation);
+    void progress();
+    // Progresses if nobody has for so long; true if something happened.
+    bool progress_if_idle(uint64_t idle_ns);
+
+    // Throws what has gone wrong between ranks, if anything has.
+    void check();
+    bool has_failed();
+    uint64_t num_refused_frames();
+
+  private:
+    // What a rank does in one context for one peer: numbers of frames, and which operations have ended.
+    struct Channel {
+        uint64_t next_frame = 0;
+        uint64_t next_operation = 0;
+        Lane ended;
+    };
+    // What comes from one peer in one context.
+    struct Inlet {
+        Lane landed;
+        std::vector<FrameHeader> signals;  // that wait for bytes
+    };
+    struct PeerState {
+        uint64_t waits = 0;  // frames to it, and gets from it, that have not ended
+        uint64_t last_change_ns = 0;
+        std::map<uint32_t, RemoteRegion> early;  // announced there, not yet registered here
+    };
+    // Bytes that are on their way into memory.
+    struct Landing {
+        Mesh* mesh;
+        FrameHeader header;
+        Region* region;
+        std::byte* target;
+        std::byte* staging;  // of device memory
+    };
+    struct Unstaged {
+        Landing* landing;
+        std::unique_ptr<Payload> payload;
+    };
+    struct LateSignal {
+        uint64_t step;  // of copies inwards that come before it
+        Region* region;
+        uint64_t offset, value;
+    };
+    struct Arriving {
+        uint64_t step;
+        Landing* landing;
+    };
+    struct Leaving {
+        uint64_t step;
+        OutFrame* frame;
+    };
+
+    void on_frame(const FrameHeader& header, Payload payload) override;
+    void on_departure(const Departure& departure) override;
+
+    // mesh.cpp
+    void fail_all(std::string sentence);
+    void check_locked() const;
+    bool progress_locked();
+    void look_for_stalls(uint64_t now_ns);
+    void wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over);
+
+    // mesh_outgoing.cpp
+    Operation* start(Operation::Kind kind, uint32_t context, uint32_t peer);
+    void check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const;
+    void pump(Operation& operation);
+    bool send_piece(Operation& operation);
+    void send_frame(OutFrame& frame);
+    static void on_sent(Send& send, ucs_status_t status);
+    void end(Operation& operation);
+    void progress_outgoing();
+    void answer(const FrameHeader& question, Region& region);
+    void send_header(uint32_t peer, const FrameHeader& header);
+
+    // mesh_incoming.cpp
+    void act_on(const FrameHeader& header, Payload payload);
+    void on_announcement(const FrameHeader& header);
+    void on_put(const FrameHeader& header, Payload payload);
+    void on_get(const FrameHeader& header);
+    void on_reply(const FrameHeader& header, Payload payload);
+    void on_refusal(const FrameHeader& header);
+    void land(const FrameHeader& header, Region& region, std::byte* target, Payload payload);
+    bool stage(Landing& landing, Payload& payload);
+    static void on_fetched(void* landing, ucs_status_t status);
+    void fetched(Landing* landing);
+    void landed(Landing* landing);
+    void put_landed(const FrameHeader& header);
+    bool try_signal(Inlet& inlet, const FrameHeader& header);
+    void apply_signal(const FrameHeader& header);
+    void add_to_host_word(Region& region, uint64_t offset, uint64_t value);
+    void reply_landed(const FrameHeader& header);
+    void progress_incoming();
+
+    Channel& channel(uint32_t context, uint32_t peer);
+    Region* find(uint32_t id);
+
+    std::mutex mutex_;
+    std::atomic<uint64_t> progressed_ns_{0};  // when it was done last
+    MeshConfig config_;
+    std::string failure_;
+    bool is_closing_ = false;
+    uint32_t num_contexts_ = 0;
+    uint32_t next_region_ = 0;
+    std::unordered_map<uint32_t, std::unique_ptr<Region>> regions_;
+    std::vector<PeerState> peers_;
+    std::unordered_map<uint64_t, Channel> channels_;
+    std::unordered_map<uint64_t, Inlet> inlets_;
+
+    OperationPool operations_;
+    OutFramePool frames_;
+    std::unordered_map<uint64_t, Operation*> questions_;
+    uint64_t next_question_ = 1;
+    StagingRing staging_out_;
+    std::deque<Operation*> starved_;  // of staging
+    std::deque<Leaving> leaving_;
+
+    StagingRing staging_in_;
+    std::deque<Unstaged> unstaged_;
+    std::deque<Arriving> arriving_;
+    std::deque<LateSignal> late_signals_;
+    uint64_t last_step_in_ = 0;
+    uint64_t num_fetches_ = 0;
+    uint64_t num_frames_out_ = 0;
+    uint64_t next_look_ns_ = 0;
+
+    // Last, so that it ends first: what it then cancels still finds the rest.
+    Transport transport_;
+};
+
+}  // namespace crossdock::network

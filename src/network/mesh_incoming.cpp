@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mesh's receiving half: frames become bytes in memory, and signals after them.
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "core/error.h"
+#include "network/mesh.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr size_t kMaxEarly = 1 << 16;
+
+uint64_t now_ns() {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+}  // namespace
+
+void Mesh::on_frame(const FrameHeader& header, Payload payload) {
+    switch (header.kind) {
+        case FrameKind::kAnnounce:
+            return on_announcement(header);
+        case FrameKind::kPut:
+            return on_put(header, std::move(payload));
+        case FrameKind::kGet:
+            return on_get(header);
+        case FrameKind::kReply:
+            return on_reply(header, std::move(payload));
+        case FrameKind::kRefusal:
+            return on_refusal(header);
+    }
+}
+
+void Mesh::on_announcement(const FrameHeader& header) {
+    const RemoteRegion remote{true, static_cast<MemoryKind>(header.context), header.value};
+    const auto found = regions_.find(header.region);
+    if (found != regions_.end()) {
+        found->second->remote[header.source] = remote;
+    } else if (header.region >= next_region_ && peers_[header.source].early.size() < kMaxEarly) {
+        peers_[header.source].early[header.region] = remote;
+    }
+}
+
+void Mesh::on_put(const FrameHeader& header, Payload payload) {
+    if (header.region >= next_region_ && payload.bytes() > 0) {
+        return fail_all(fmt::format("rank {} puts into memory that was never registered", header.source));
+    }
+    Region* region = payload.bytes() > 0 ? find(header.region) : nullptr;
+    // Bytes for memory that is no longer registered are dropped, like the stores of a kernel that came too late.
+    if (region == nullptr) return put_landed(header);
+    if (!fits(header.offset, header.length, region->bytes)) {
+        return fail_all(fmt::format("rank {} puts {} bytes at offset {} into memory of {} bytes", header.source,
+                                    header.length, header.offset, region->bytes));
+    }
+    land(header, *region, region->base + header.offset, std::move(payload));
+}
+
+void Mesh::on_get(const FrameHeader& header) {
+    Region* region = find(header.region);
+    if (region == nullptr) {
+        FrameHeader refusal = {};
+        refusal.kind = FrameKind::kRefusal;
+        refusal.value = header.value;
+        return send_header(header.source, refusal);
+    }
+    if (!fits(header.offset, header.length, region->bytes)) {
+        return fail_all(fmt::format("rank {} gets {} bytes at offset {} from memory of {} bytes", header.source,
+                                    header.length, header.offset, region->bytes));
+    }
+    answer(header, *region);
+}
+
+void Mesh::on_reply(const FrameHeader& header, Payload payload) {
+    const auto found = questions_.find(header.value);
+    Operation* operation = found == questions_.end() ? nullptr : found->second;
+    const bool fitting = operation != nullptr && operation->peer == header.source &&
+                         fits(header.offset, header.length, operation->bytes) &&
+                         header.length <= operation->bytes - operation->begun;
+    if (!fitting) return fail_all(fmt::format("rank {} answers what nobody asked", header.source));
+    operation->begun += header.length;
+    peers_[header.source].last_change_ns = now_ns();
+    land(header, *operation->region, operation->address + header.offset, std::move(payload));
+}
+
+void Mesh::on_refusal(const FrameHeader& header) {
+    const auto found = questions_.find(header.value);
+    if (found == questions_.end() || found->second->peer != header.source) return;
+    fail_all(fmt::format("rank {} has deregistered the memory that a get reads", header.source));
+}
+
+void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Payload payload) {
+    // The way of small puts into host memory: nothing to remember.
+    if (region.kind == MemoryKind::kHost && payload.data() != nullptr) {
+        std::memcpy(target, payload.data(), payload.bytes());
+        if (header.kind == FrameKind::kPut) return put_landed(header);
+        return reply_landed(header);
+    }
+    auto* landing = new Landing{this, header, &region, target, nullptr};
+    ++region.uses;
+    if (region.kind == MemoryKind::kHost) {
+        ++num_fetches_;
+        payload.fetch(target, on_fetched, landing);
+    } else if (!unstaged_.empty() || !stage(*landing, payload)) {
+        payload.keep();
+        unstaged_.push_back({landing, std::make_unique<Payload>(std::move(payload))});
+    }
+}
+
+// Into staging memory, and from there into the device's. False while there is no room.
+bool Mesh::stage(Landing& landing, Payload& payload) {
+    landing.staging = staging_in_.take(payload.bytes());
+    if (landing.staging == nullptr) return false;
+    ++num_fetches_;
+    if (payload.data() != nullptr) {
+        std::memcpy(landing.staging, payload.data(), payload.bytes());
+        on_fetched(&landing, UCS_OK);
+    } else {
+        payload.fetch(landing.staging, on_fetched, &landing);
+    }
+    return true;
+}
+
+void Mesh::on_fetched(void* argument, ucs_status_t status) {
+    auto* landing = static_cast<Landing*>(argument);
+    Mesh& mesh = *landing->mesh;
+    --mesh.num_fetches_;
+    if (status != UCS_OK) {
+        mesh.fail_all(
+            fmt::format("receiving from rank {} failed: {}", landing->header.source, ucs_status_string(status)));
+        if (landing->staging != nullptr) mesh.staging_in_.give_back(landing->staging);
+        --landing->region->uses;
+        delete landing;
+        return;
+    }
+    try {
+        mesh.fetched(landing);
+    } catch (const std::exception& error) {
+        mesh.fail_all(error.what());
+    }
+}
+
+void Mesh::fetched(Landing* landing) {
+    if (landing->staging == nullptr) return landed(landing);
+    last_step_in_ = config_.device->copy_in(landing->target, landing->staging, landing->header.length);
+    arriving_.push_back({last_step_in_, landing});
+    // A signal is written after this copy, so for signals the bytes count as landed.
+    if (landing->header.kind == FrameKind::kPut) put_landed(landing->header);
+}
+
+// Everything is in place, on the device as well.
+void Mesh::landed(Landing* landing) {
+    const FrameHeader header = landing->header;
+    const bool was_staged = landing->staging != nullptr;
+    if (was_staged) staging_in_.give_back(landing->staging);
+    --landing->region->uses;
+    delete landing;
+    if (header.kind == FrameKind::kReply) {
+        reply_landed(header);
+    } else if (!was_staged) {
+        put_landed(header);
+    }
+}
+
+void Mesh::put_landed(const FrameHeader& header) {
+    Inlet& inlet = inlets_[uint64_t{header.context} << 32 | header.source];
+    if (!inlet.landed.land(header.number)) {
+        return fail_all(fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
+                                    header.source, header.number, header.context));
+    }
+    if ((header.flags & kFlagSignal) != 0 && !try_signal(inlet, header)) inlet.signals.push_back(header);
+    std::erase_if(inlet.signals, [&](const FrameHeader& waiting) { return try_signal(inlet, waiting); });
+}
+
+bool Mesh::try_signal(Inlet& inlet, const FrameHeader& header) {
+    const uint64_t first = (header.flags & kFlagStrong) != 0 ? 0 : header.number - header.span;
+    if (!inlet.landed.has_landed(first, header.number)) return false;
+    apply_signal(header);
+    return true;
+}
+
+void Mesh::apply_signal(const FrameHeader& header) {
+    Region* region = find(header.signal_region);
+    if (region == nullptr) {
+        if (header.signal_region < next_region_) return;  // it was deregistered
+        return fail_all(fmt::format("rank {} signals memory that was never registered", header.source));
+    }
+    const uint64_t offset = header.signal_offset;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(region->base + offset) % kSignalBytes == 0;
+    if (!is_aligned || !fits(offset, kSignalBytes, region->bytes)) {
+        return fail_all(fmt::format("rank {} signals a word at offset {} of memory of {} bytes{}", header.source,
+                                    offset, region->bytes, is_aligned ? "" : ", which is not aligned"));
+    }
+    if (region->kind == MemoryKind::kHost) return add_to_host_word(*region, offset, header.value);
+    if (!region->words.empty()) {
+        uint64_t& word = region->words[offset / kSignalBytes];
+        word += header.value;
+        last_step_in_ = config_.device->write_word(region->base + offset, word);
+    } else {
+        const uint64_t word = config_.device->read_word(region->base + offset);
+        last_step_in_ = config_.device->write_word(region->base + offset, word + header.value);
+    }
+}
+
+void Mesh::add_to_host_word(Region& region, uint64_t offset, uint64_t value) {
+    // Bytes on their way into device memory must be there first, and signals keep their order.
+    if (!late_signals_.empty() || (!arriving_.empty() && config_.device->done_in() < last_step_in_)) {
+        ++region.uses;
+        late_signals_.push_back({last_step_in_, &region, offset, value});
+        return;
+    }
+    std::atomic_ref(*reinterpret_cast<uint64_t*>(region.base + offset)).fetch_add(value, std::memory_order_release);
+}
+
+void Mesh::reply_landed(const FrameHeader& header) {
+    const auto found = questions_.find(header.value);
+    if (found == questions_.end()) return;
+    Operation* operation = found->second;
+    operation->remaining -= header.length;
+    if (operation->remaining > 0) return;
+    questions_.erase(found);
+    --peers_[operation->peer].waits;
+    end(*operation);
+}
+
+void Mesh::progress_incoming() {
+    if (arriving_.empty() && late_signals_.empty() && unstaged_.empty()) return;
+    const uint64_t done = config_.device == nullptr ? 0 : config_.device->done_in();
+    while (!arriving_.empty() && arriving_.front().step <= done) {
+        Landing* landing = arriving_.front().landing;
+        arriving_.pop_front();
+        landed(landing);
+    }
+    while (!late_signals_.empty() && late_signals_.front().step <= done) {
+        const LateSignal late = late_signals_.front();
+        late_signals_.pop_front();
+        std::atomic_ref(*reinterpret_cast<uint64_t*>(late.region->base + late.offset))
+            .fetch_add(late.value, std::memory_order_release);
+        --late.region->uses;
+    }
+    while (!unstaged_.empty() && stage(*unstaged_.front().landing, *unstaged_.front().payload)) unstaged_.pop_front();
+}
+
+}  // namespace crossdock::network

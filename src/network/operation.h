@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is under way: operations, and the frames that they send.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "network/frame.h"
+#include "network/region.h"
+#include "network/ucx.h"
+
+namespace crossdock::network {
+
+class Mesh;
+
+// A place in registered memory, here or at a peer.
+struct Span {
+    Region* region;
+    uint64_t offset;
+    uint64_t bytes;
+};
+
+// Added to a word of the target's memory. Without a region there is none.
+struct Signal {
+    Region* region;
+    uint64_t offset;
+    uint64_t value;
+    bool is_strong;
+};
+
+struct Operation {
+    enum class Kind : uint8_t { kPut, kGet, kFlush, kReply };
+    Kind kind;
+    bool has_ended;
+    bool is_pumping;  // pieces are being made
+    bool is_starved;  // waits for staging memory
+    uint32_t peer;
+    uint32_t context;
+    uint64_t number;  // in its channel
+    Region* region;   // where its bytes come from, or go to in a get
+    std::byte* address;
+    uint64_t bytes;
+    uint64_t piece_bytes;
+    uint64_t begun;       // pieces made; of a get, bytes that came
+    uint64_t remaining;   // pieces not yet sent; of a get, bytes not yet in place
+    uint32_t under_way;   // pieces
+    FrameHeader pattern;  // of its frames
+};
+
+struct OutFrame {
+    Send send;
+    FrameHeader header;
+    Mesh* mesh;
+    Operation* operation;      // null of a mere header
+    const std::byte* staging;  // to be given back
+    uint32_t peer;
+};
+
+// Objects that are used again and again, and end together.
+template <class Object>
+class Pool {
+  public:
+    Object* take() {
+        if (free_.empty()) {
+            all_.push_back(std::make_unique<Object>());
+            return all_.back().get();
+        }
+        Object* object = free_.back();
+        free_.pop_back();
+        *object = Object{};
+        return object;
+    }
+    void give_back(Object* object) { free_.push_back(object); }
+
+  private:
+    std::vector<std::unique_ptr<Object>> all_;
+    std::vector<Object*> free_;
+};
+
+using OperationPool = Pool<Operation>;
+using OutFramePool = Pool<OutFrame>;
+
+}  // namespace crossdock::network

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/peer_watch.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr std::byte kGoodbye{'g'};
+
+}  // namespace
+
+PeerWatch::PeerWatch(std::vector<Link> links) : links_(std::move(links)), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    require(epoll_ >= 0, ncclSystemError, "epoll_create1 failed: {}", std::strerror(errno));
+    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+        if (!links_[rank].socket.is_open()) continue;
+        epoll_event event = {};
+        event.events = EPOLLIN | EPOLLRDHUP;
+        event.data.u32 = rank;
+        const int status = epoll_ctl(epoll_, EPOLL_CTL_ADD, links_[rank].socket.fd(), &event);
+        require(status == 0, ncclSystemError, "epoll_ctl failed: {}", std::strerror(errno));
+    }
+}
+
+PeerWatch::~PeerWatch() {
+    if (epoll_ >= 0) close(epoll_);
+}
+
+std::vector<Departure> PeerWatch::poll() {
+    std::vector<Departure> departures;
+    epoll_event events[16];
+    const int count = epoll_wait(epoll_, events, 16, 0);
+    for (int i = 0; i < count; ++i) read_link(events[i].data.u32, departures);
+    return departures;
+}
+
+void PeerWatch::read_link(uint32_t rank, std::vector<Departure>& departures) {
+    Socket& socket = links_[rank].socket;
+    if (!socket.is_open()) return;
+    std::byte said{};
+    const ssize_t got = recv(socket.fd(), &said, 1, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got == 1 && said == kGoodbye) {
+        departures.push_back({rank, true, {}});
+    } else if (got == 1) {
+        departures.push_back({rank, false, "it sent what no rank sends"});
+    } else {
+        departures.push_back({rank, false, got == 0 ? "its process ended" : std::strerror(errno)});
+    }
+    socket.close();  // which also takes it out of the epoll set
+}
+
+void PeerWatch::say_goodbye() {
+    for (const Link& link : links_) {
+        if (link.socket.is_open()) send(link.socket.fd(), &kGoodbye, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+}
+
+}  // namespace crossdock::network

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Secrets and keyed hashes: how ranks of one communicator know each other. They keep out strangers and processes of
+// other communicators; they do not hide anything from somebody who reads the network.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace crossdock::network {
+
+using Secret = std::array<uint64_t, 2>;
+
+// From the kernel's random numbers. Error with ncclSystemError where there are none.
+Secret random_secret();
+
+// SipHash-2-4 (Aumasson, Bernstein: "SipHash: a fast short-input PRF", 2012) of the bytes under the secret.
+uint64_t keyed_hash(const Secret& secret, std::span<const std::byte> bytes);
+
+}  // namespace crossdock::network

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ring of staging memory: pieces are taken in order, given back in any, and reused when all before them are back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+
+namespace crossdock::network {
+
+class StagingRing {
+  public:
+    StagingRing() = default;
+    explicit StagingRing(std::span<std::byte> memory) : memory_(memory) {}
+
+    // Null while there is no room.
+    std::byte* take(uint64_t bytes);
+    void give_back(const std::byte* piece);
+
+  private:
+    static constexpr uint64_t kAlignment = 256;
+    struct Piece {
+        uint64_t offset, bytes;
+        bool is_free;
+    };
+    std::span<std::byte> memory_;
+    std::deque<Piece> pieces_;  // oldest first
+};
+
+}  // namespace crossdock::network

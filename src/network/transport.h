@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames between the ranks of a communicator, over shared memory within a host and over UCX's networks between hosts.
+// Frames to one peer may overtake each other. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "network/frame.h"
+#include "network/handshake.h"
+#include "network/peer_watch.h"
+#include "network/ucx.h"
+
+namespace crossdock::network {
+
+class FrameSink {
+  public:
+    virtual ~FrameSink() = default;
+    // A frame of a rank of this communicator, in itself well formed.
+    virtual void on_frame(const FrameHeader& header, Payload payload) = 0;
+    virtual void on_departure(const Departure& departure) = 0;
+};
+
+struct TransportConfig {
+    uint32_t num_contexts;
+    uint64_t timeout_ns;  // of meeting
+};
+
+class Transport : private FrameReceiver {
+  public:
+    // Collective: meets all ranks. Error with ncclRemoteError that names ranks that did not come.
+    Transport(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank,
+              const TransportConfig& config, FrameSink& sink);
+
+    uint32_t rank() const { return rank_; }
+    uint32_t num_ranks() const { return num_ranks_; }
+    bool is_there(uint32_t peer) const { return is_there_[peer]; }
+
+    // Fills in who sends, and the key; `send.header` must be `header`.
+    void send(uint32_t peer, FrameHeader& header, Send& send);
+
+    // Hands what came to the sink, completes what was sent. True if something happened.
+    bool progress();
+    // Looks whether peers left; to be called now and then.
+    void look_after_peers();
+
+    // Says goodbye. What is still being sent gets at most so long.
+    void close(uint64_t timeout_ns);
+
+    // Frames that had no right key: sent by strangers, or by a rank of another communicator.
+    uint64_t num_refused() const { return num_refused_; }
+
+  private:
+    struct LocalFrame {
+        FrameHeader* header;
+        Send* send;
+    };
+    void on_frame(std::span<const std::byte> header, Payload payload) override;
+    void on_endpoint_error(uint32_t peer, const char* reason) override;
+    void depart(const Departure& departure);
+    UcxWorker& worker_of(uint32_t peer) { return is_near_[peer] ? *near_ : *far_; }
+
+    uint32_t rank_;
+    uint32_t num_ranks_;
+    FrameLimits limits_;
+    FrameSink& sink_;
+    std::vector<uint64_t> keys_out_;
+    std::vector<uint64_t> keys_in_;
+    std::vector<bool> is_near_;
+    std::vector<bool> is_there_;
+    std::unique_ptr<UcxWorker> near_;  // within the host; null where the user chose transports
+    std::unique_ptr<UcxWorker> far_;
+    bool has_near_peers_ = false;
+    bool has_far_peers_ = false;
+    std::optional<PeerWatch> watch_;
+    std::vector<Departure> errors_;  // of endpoints, until UCX's callback has returned
+    std::deque<LocalFrame> local_;   // of this rank to itself
+    uint64_t num_refused_ = 0;
+};
+
+}  // namespace crossdock::network

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/ucx.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "core/error.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr unsigned kMessageId = 0;
+constexpr uint64_t kCloseNs = 1'000'000'000;
+
+void check(ucs_status_t status, const char* call) {
+    require(status == UCS_OK, ncclSystemError, "UCX's {} failed: {}", call, ucs_status_string(status));
+}
+
+uint64_t now_ns() {
+    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+const char* transports_of(Reach reach) {
+    switch (reach) {
+        case Reach::kHost:
+            return "posix,sysv,cma,self";
+        case Reach::kNetwork:
+            return "tcp,ib,self";
+        case Reach::kChosen:
+            return nullptr;
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+UcxContext::UcxContext(Reach reach) {
+    ucp_config_t* config = nullptr;
+    check(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
+    const std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> owner(config, ucp_config_release);
+    if (const char* transports = transports_of(reach)) {
+        check(ucp_config_modify(config, "TLS", transports), "ucp_config_modify");
+    }
+    ucp_params_t params = {};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
+    params.features = UCP_FEATURE_AM;
+    params.mt_workers_shared = 1;
+    params.name = "crossdock";
+    check(ucp_init(&params, config, &context_), "ucp_init");
+}
+
+UcxContext::~UcxContext() { ucp_cleanup(context_); }
+
+std::shared_ptr<UcxContext> shared_context(Reach reach) {
+    static std::mutex mutex;
+    static std::weak_ptr<UcxContext> contexts[3];
+    const std::lock_guard lock(mutex);
+    auto& place = contexts[static_cast<size_t>(reach)];
+    std::shared_ptr<UcxContext> context = place.lock();
+    if (context == nullptr) place = context = std::make_shared<UcxContext>(reach);
+    return context;
+}
+
+Payload::Payload(Payload&& other) noexcept
+    : worker_(other.worker_),
+      descriptor_(std::exchange(other.descriptor_, nullptr)),
+      data_(other.data_),
+      bytes_(other.bytes_),
+      copy_(std::move(other.copy_)),
+      taken_(other.taken_),
+      noticed_(other.noticed_) {}
+
+Payload::~Payload() {
+    // What was never taken is UCX's own again when its callback returns.
+    if (!taken_ || descriptor_ == nullptr) return;
+    --worker_->under_way_;
+    ucp_am_data_release(worker_->worker_, descriptor_);
+}
+
+void Payload::take() {
+    taken_ = true;
+    if (noticed_ != nullptr) *std::exchange(noticed_, nullptr) = true;
+}
+
+void Payload::keep() {
+    if (taken_) return;
+    take();
+    if (bytes_ == 0) return;
+    if (descriptor_ != nullptr) {
+        ++worker_->under_way_;
+        return;
+    }
+    copy_.assign(data_, data_ + bytes_);
+    data_ = copy_.data();
+}
+
+void Payload::fetch(std::byte* target, Done done, void* argument) {
+    struct Call {
+        UcxWorker* worker;
+        Done done;
+        void* argument;
+    };
+    if (taken_) --worker_->under_way_;  // it was kept
+    if (!taken_) take();
+    auto* call = new Call{worker_, done, argument};
+    ucp_request_param_t param = {};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
+                         UCP_OP_ATTR_FIELD_RECV_INFO;
+    size_t length = 0;
+    param.recv_info.length = &length;
+    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    param.user_data = call;
+    param.cb.recv_am = [](void* request, ucs_status_t status, size_t, void* user_data) {
+        const Call finished = *static_cast<Call*>(user_data);
+        delete static_cast<Call*>(user_data);
+        ucp_request_free(request);
+        --finished.worker->under_way_;
+        finished.done(finished.argument, status);
+    };
+    ++worker_->under_way_;
+    ucs_status_ptr_t request =
+        ucp_am_recv_data_nbx(worker_->worker_, std::exchange(descriptor_, nullptr), target, bytes_, &param);
+    if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will come
+    --worker_->under_way_;
+    delete call;
+    done(argument, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
+}
+
+UcxWorker::UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers)
+    : reach_(reach), receiver_(receiver), context_(shared_context(reach)) {
+    for (uint32_t rank = 0; rank < num_peers; ++rank) peers_.push_back({this, rank});
+    ucp_worker_params_t params = {};
+    params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+    params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    check(ucp_worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
+
+    ucp_am_handler_param_t handler = {};
+    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    handler.id = kMessageId;
+    handler.cb = on_message;
+    handler.arg = this;
+    const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &handler);
+    if (status != UCS_OK) ucp_worker_destroy(worker_);
+    check(status, "ucp_worker_set_am_recv_handler");
+}
+
+UcxWorker::~UcxWorker() {
+    disconnect(std::vector<bool>(peers_.size(), false), 0);
+    if (is_closed_ && under_way_ == 0) {
+        ucp_worker_destroy(worker_);
+    } else {
+        // UCX ends the process if a worker is destroyed with requests under way, and those to a dead peer in shared
+        // memory never end. The worker stays, and nobody progresses it again.
+        new std::shared_ptr<UcxContext>(context_);
+    }
+}
+
+std::vector<std::byte> UcxWorker::address() const {
+    ucp_address_t* address = nullptr;
+    size_t bytes = 0;
+    check(ucp_worker_get_address(worker_, &address, &bytes), "ucp_worker_get_address");
+    const auto* first = reinterpret_cast<const std::byte*>(address);
+    std::vector<std::byte> copy(first, first + bytes);
+    ucp_worker_release_address(worker_, address);
+    return copy;
+}
+
+void UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
+    ucp_ep_params_t params = {};
+    params.field_mask =
+        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    // UCX offers no shared memory to who asks for errors of peers; there the links of the handshake tell.
+    params.err_mode = reach_ == Reach::kHost ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler.cb = on_error;
+    params.err_handler.arg = &peers_[peer];
+    const ucs_status_t status = ucp_ep_create(worker_, &params, &peers_[peer].endpoint);
+    require(status == UCS_OK, ncclSystemError, "UCX cannot reach rank {}: {}", peer, ucs_status_string(status));
+}
+
+void UcxWorker::send(uint32_t peer, Send& send) {
+    ucp_request_param_t param = {};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    param.user_data = &send;
+    send.worker = this;
+    param.cb.send = [](void* request, ucs_status_t status, void* user_data) {
+        ucp_request_free(request);
+        auto& finished = *static_cast<Send*>(user_data);
+        --finished.worker->under_way_;
+        finished.done(finished, status);
+    };
+    ++under_way_;
+    ucs_status_ptr_t request = ucp_am_send_nbx(peers_[peer].endpoint, kMessageId, send.header.data(),
+                                               send.header.size(), send.bytes.data(), send.bytes.size(), &param);
+    if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will come
+    --under_way_;
+    send.done(send, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
+}
+
+// True if all ended in time.
+bool UcxWorker::wait_for(std::vector<void*>& requests, uint64_t timeout_ns) {
+    const uint64_t end_ns = now_ns() + timeout_ns;
+    for (void* request : requests) {
+        while (ucp_request_check_status(request) == UCS_INPROGRESS) {
+            if (now_ns() > end_ns) return false;
+            progress();
+        }
+        ucp_request_free(request);
+    }
+    requests.clear();
+    return true;
+}
+
+void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_ns) {
+    if (is_closed_) return;
+    std::vector<void*> requests;
+    const ucp_request_param_t flush = {};
+    for (const Peer& peer : peers_) {
+        if (peer.endpoint == nullptr || !is_there[peer.rank]) continue;
+        ucs_status_ptr_t request = ucp_ep_flush_nbx(peer.endpoint, &flush);
+        if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
+    }
+    // Endpoints without handling of peers' errors cannot be ended by force: with these the worker will have to stay.
+    const bool is_flushed = wait_for(requests, timeout_ns);
+    const bool can_force = reach_ != Reach::kHost;
+    if (!can_force && (!is_flushed || under_way_ > 0)) return;
+    ucp_request_param_t close = {};
+    close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    close.flags = can_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+    for (Peer& peer : peers_) {
+        if (peer.endpoint == nullptr) continue;
+        ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &close);
+        if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
+    }
+    is_closed_ = wait_for(requests, kCloseNs);
+    // What was cancelled says so while the worker is progressed.
+    const uint64_t end_ns = now_ns() + kCloseNs;
+    while (under_way_ > 0 && now_ns() < end_ns) progress();
+}
+
+ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                   const ucp_am_recv_param_t* param) {
+    auto& worker = *static_cast<UcxWorker*>(self);
+    const bool elsewhere = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    const bool can_stay = elsewhere || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    bool taken = false;
+    {
+        Payload payload(&worker, can_stay ? data : nullptr, elsewhere ? nullptr : static_cast<const std::byte*>(data),
+                        bytes);
+        payload.noticed_ = can_stay ? &taken : nullptr;
+        worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, std::move(payload));
+    }
+    return taken ? UCS_INPROGRESS : UCS_OK;
+}
+
+void UcxWorker::on_error(void* peer, ucp_ep_h, ucs_status_t status) {
+    const auto& failed = *static_cast<Peer*>(peer);
+    failed.worker->receiver_.on_endpoint_error(failed.rank, ucs_status_string(status));
+}
+
+}  // namespace crossdock::network
