@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plugin's wall: no exception leaves it, and what went wrong stands in NCCL's log.
+#pragma once
+
+#include <exception>
+
+#include "core/error.h"
+#include "plugin/nccl_rma.h"
+
+namespace crossdock::plugin {
+
+// NCCL's, once init was called.
+void set_log(LogFunction log) noexcept;
+void warn(const char* sentence) noexcept;
+void inform(const char* sentence) noexcept;
+
+// Runs `call` and turns what it throws into a result.
+template <class Call>
+ncclResult_t guarded(Call call) noexcept {
+    try {
+        call();
+        return ncclSuccess;
+    } catch (const Error& error) {
+        warn(error.what());
+        return error.code();
+    } catch (const std::exception& error) {
+        warn(error.what());
+        return ncclSystemError;
+    } catch (...) {
+        warn("an exception of unknown kind");
+        return ncclInternalError;
+    }
+}
+
+}  // namespace crossdock::plugin

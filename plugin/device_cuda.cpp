@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device memory through CUDA's driver, opened at run time. While kernels wait for what is done here, nothing may be
+// called that waits for kernels: so all memory and streams are made with the communicator, and afterwards there are
+// only asynchronous copies, and writes of words by the stream itself. Those also say what is done: no event is asked.
+#include <cuda.h>
+#include <dlfcn.h>
+#include <sched.h>
+
+#include <atomic>
+
+#include "core/error.h"
+#include "plugin/boundary.h"
+#include "plugin/objects.h"
+
+namespace crossdock::plugin {
+namespace {
+
+constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
+// Words in pinned memory, apart, since the processor polls some of them.
+constexpr uint64_t kWordsBytes = 4096;
+constexpr uint64_t kWordStride = 128;
+
+#define CROSSDOCK_DRIVER_FUNCTIONS(F)    \
+    F(cuCtxGetCurrent)                   \
+    F(cuCtxPushCurrent)                  \
+    F(cuCtxPopCurrent)                   \
+    F(cuCtxGetStreamPriorityRange)       \
+    F(cuStreamCreateWithPriority)        \
+    F(cuStreamDestroy)                   \
+    F(cuStreamWriteValue64)              \
+    F(cuMemHostAlloc)                    \
+    F(cuMemFreeHost)                     \
+    F(cuMemHostGetDevicePointer)         \
+    F(cuMemcpyHtoDAsync)                 \
+    F(cuMemcpyDtoHAsync)                 \
+    F(cuThreadExchangeStreamCaptureMode) \
+    F(cuGetErrorString)
+
+// cuda.h gives some functions a suffix with a macro of the same name.
+#define CROSSDOCK_TEXT(name) #name
+#define CROSSDOCK_EXPANDED_TEXT(name) CROSSDOCK_TEXT(name)
+
+struct Driver {
+#define CROSSDOCK_MEMBER(name) decltype(&::name) name##_function = nullptr;
+    CROSSDOCK_DRIVER_FUNCTIONS(CROSSDOCK_MEMBER)
+#undef CROSSDOCK_MEMBER
+    bool is_complete = true;
+};
+
+Driver open_driver() {
+    Driver driver;
+    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+        driver.is_complete = false;
+        return driver;
+    }
+#define CROSSDOCK_RESOLVE(name)                                                                            \
+    driver.name##_function =                                                                               \
+        reinterpret_cast<decltype(driver.name##_function)>(dlsym(library, CROSSDOCK_EXPANDED_TEXT(name))); \
+    driver.is_complete &= driver.name##_function != nullptr;
+    CROSSDOCK_DRIVER_FUNCTIONS(CROSSDOCK_RESOLVE)
+#undef CROSSDOCK_RESOLVE
+    return driver;
+}
+
+const Driver& driver() {
+    static const Driver opened = open_driver();
+    return opened;
+}
+
+#define CROSSDOCK_CALL(name, ...) check(driver().name##_function(__VA_ARGS__), #name)
+
+void check(CUresult result, const char* call) {
+    if (result == CUDA_SUCCESS) return;
+    const char* text = nullptr;
+    driver().cuGetErrorString_function(result, &text);
+    fail(ncclUnhandledCudaError, "{} failed: {}", call, text != nullptr ? text : "an unknown error");
+}
+
+// The communicator's CUDA context, on whatever thread calls.
+class InContext {
+  public:
+    explicit InContext(CUcontext context) {
+        CUcontext current = nullptr;
+        CROSSDOCK_CALL(cuCtxGetCurrent, &current);
+        if (current == context) return;
+        CROSSDOCK_CALL(cuCtxPushCurrent, context);
+        pushed_ = true;
+    }
+    ~InContext() {
+        CUcontext popped = nullptr;
+        if (pushed_) driver().cuCtxPopCurrent_function(&popped);
+    }
+    InContext(const InContext&) = delete;
+    InContext& operator=(const InContext&) = delete;
+
+  private:
+    bool pushed_ = false;
+};
+
+CUdeviceptr address_of(const void* device) { return reinterpret_cast<CUdeviceptr>(device); }
+
+// One direction: a stream, its staging memory, and a word that the stream writes when steps are done.
+class Direction {
+  public:
+    Direction() {
+        int least = 0;
+        int greatest = 0;
+        CROSSDOCK_CALL(cuCtxGetStreamPriorityRange, &least, &greatest);
+        CROSSDOCK_CALL(cuStreamCreateWithPriority, &stream_, CU_STREAM_NON_BLOCKING, greatest);
+        void* memory = nullptr;
+        CROSSDOCK_CALL(cuMemHostAlloc, &memory, kStagingBytes + kWordsBytes,
+                       CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+        memory_ = static_cast<std::byte*>(memory);
+        done_ = new (memory_ + kStagingBytes) uint64_t{0};
+        CROSSDOCK_CALL(cuMemHostGetDevicePointer, &done_device_, done_, 0);
+    }
+    ~Direction() {
+        // The context can be gone when a process ends; then so is all of this.
+        driver().cuStreamDestroy_function(stream_);
+        driver().cuMemFreeHost_function(memory_);
+    }
+    Direction(const Direction&) = delete;
+    Direction& operator=(const Direction&) = delete;
+
+    CUstream stream() const { return stream_; }
+    std::span<std::byte> staging() const { return {memory_, kStagingBytes}; }
+    uint64_t* scratch() const { return reinterpret_cast<uint64_t*>(memory_ + kStagingBytes + kWordStride); }
+    uint64_t count_step() { return ++queued_; }
+
+    // The stream is asked to tell only when somebody wants to know: once for many steps.
+    uint64_t done() {
+        if (announced_ < queued_) {
+            CROSSDOCK_CALL(cuStreamWriteValue64, stream_, done_device_, queued_, CU_STREAM_WRITE_VALUE_DEFAULT);
+            announced_ = queued_;
+        }
+        return std::atomic_ref(*done_).load(std::memory_order_acquire);
+    }
+    bool must_announce() const { return announced_ < queued_; }
+
+  private:
+    CUstream stream_ = nullptr;
+    std::byte* memory_ = nullptr;
+    uint64_t* done_ = nullptr;
+    CUdeviceptr done_device_ = 0;
+    uint64_t queued_ = 0;
+    uint64_t announced_ = 0;
+};
+
+class CudaMemory : public network::DeviceMemory {
+  public:
+    explicit CudaMemory(CUcontext context) : context_(context) {}
+
+    std::span<std::byte> staging_in() override { return in_.staging(); }
+    std::span<std::byte> staging_out() override { return out_.staging(); }
+
+    uint64_t copy_in(void* device, const std::byte* staging, uint64_t bytes) override {
+        const InContext here(context_);
+        CROSSDOCK_CALL(cuMemcpyHtoDAsync, address_of(device), staging, bytes, in_.stream());
+        return in_.count_step();
+    }
+
+    // With a barrier before it: whoever sees the word sees the bytes.
+    uint64_t write_word(void* device, uint64_t value) override {
+        const InContext here(context_);
+        CROSSDOCK_CALL(cuStreamWriteValue64, in_.stream(), address_of(device), value, CU_STREAM_WRITE_VALUE_DEFAULT);
+        return in_.count_step();
+    }
+
+    uint64_t copy_out(std::byte* staging, const void* device, uint64_t bytes) override {
+        const InContext here(context_);
+        CROSSDOCK_CALL(cuMemcpyDtoHAsync, staging, address_of(device), bytes, out_.stream());
+        return out_.count_step();
+    }
+
+    uint64_t done_in() override { return done(in_); }
+    uint64_t done_out() override { return done(out_); }
+
+    uint64_t read_word(const void* device) override {
+        const InContext here(context_);
+        CROSSDOCK_CALL(cuMemcpyDtoHAsync, in_.scratch(), address_of(device), sizeof(uint64_t), in_.stream());
+        const uint64_t step = in_.count_step();
+        while (in_.done() < step) sched_yield();
+        return *in_.scratch();
+    }
+
+  private:
+    uint64_t done(Direction& direction) {
+        if (!direction.must_announce()) return direction.done();
+        const InContext here(context_);
+        return direction.done();
+    }
+
+    CUcontext context_;
+    Direction in_;
+    Direction out_;
+};
+
+}  // namespace
+
+std::unique_ptr<network::DeviceMemory> make_device_memory() {
+    if (!driver().is_complete) return nullptr;
+    CUcontext context = nullptr;
+    if (driver().cuCtxGetCurrent_function(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;
+    // A capture on another stream does not concern what is made here.
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    driver().cuThreadExchangeStreamCaptureMode_function(&mode);
+    auto memory = std::make_unique<CudaMemory>(context);
+    driver().cuThreadExchangeStreamCaptureMode_function(&mode);
+    return memory;
+}
+
+}  // namespace crossdock::plugin

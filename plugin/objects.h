@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind the pointers that NCCL carries for the plugin.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "network/caretaker.h"
+#include "network/handshake.h"
+#include "network/mesh.h"
+#include "plugin/nccl_rma.h"
+
+namespace crossdock::plugin {
+
+// One for each communicator and use that NCCL makes of the plugin.
+struct Instance {
+    uint64_t comm_id;
+};
+
+struct Comm {
+    std::unique_ptr<network::Mesh> mesh;
+    network::Caretaker::Place place;  // ends before the mesh
+};
+
+// A block of contexts.
+struct Contexts {
+    network::Mesh* mesh;
+    uint32_t first;
+    uint32_t count;
+    DeviceHandle device;  // of version 13
+};
+
+// Copies between device memory and staging memory on the current CUDA device; null where there is none, and in builds
+// without CUDA.
+std::unique_ptr<network::DeviceMemory> make_device_memory();
+
+}  // namespace crossdock::plugin
