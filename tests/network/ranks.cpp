@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ranks.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+namespace crossdock::network {
+
+struct SharedState {
+    std::atomic<int> entered;
+    std::atomic<int> generation;
+    std::atomic<bool> flags[64];
+    std::byte handles[kMaxTestRanks][128];
+    std::atomic<pid_t> processes[kMaxTestRanks];
+    std::atomic<int> num_failures;
+    char failures[32][512];
+};
+
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(60);
+
+template <class Condition>
+bool wait_for(Condition condition) {
+    const auto end = std::chrono::steady_clock::now() + kPatience;
+    while (!condition()) {
+        if (std::chrono::steady_clock::now() > end) return false;
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return true;
+}
+
+}  // namespace
+
+void TestRank::barrier() {
+    const int generation = state_->generation.load();
+    if (state_->entered.fetch_add(1) + 1 == num_ranks_) {
+        state_->entered = 0;
+        ++state_->generation;
+    } else if (!wait_for([&] { return state_->generation.load() != generation; })) {
+        fail("a barrier was not reached by all");
+        _exit(1);
+    }
+}
+
+std::vector<std::vector<std::byte>> TestRank::exchange(const void* bytes) {
+    std::memcpy(state_->handles[rank_], bytes, 128);
+    barrier();
+    std::vector<std::vector<std::byte>> all;
+    for (int each = 0; each < num_ranks_; ++each) all.emplace_back(state_->handles[each], state_->handles[each] + 128);
+    barrier();
+    return all;
+}
+
+void TestRank::raise(int flag) { state_->flags[flag] = true; }
+
+void TestRank::await(int flag) {
+    if (wait_for([&] { return state_->flags[flag].load(); })) return;
+    fail("flag " + std::to_string(flag) + " was not raised");
+    _exit(1);
+}
+
+void TestRank::fail(const std::string& sentence) {
+    const int place = state_->num_failures.fetch_add(1);
+    if (place >= 32) return;
+    const std::string text = "rank " + std::to_string(rank_) + ": " + sentence;
+    std::strncpy(state_->failures[place], text.c_str(), sizeof(state_->failures[place]) - 1);
+}
+
+pid_t TestRank::process_of(int rank) const {
+    wait_for([&] { return state_->processes[rank].load() != 0; });
+    return state_->processes[rank];
+}
+
+void run_ranks(int num_ranks, const RankFunction& function, const std::vector<int>& may_die) {
+    ASSERT_LE(num_ranks, kMaxTestRanks);
+    void* memory = mmap(nullptr, sizeof(SharedState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    auto& state = *new (memory) SharedState{};
+    std::vector<pid_t> processes;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        const pid_t process = fork();
+        ASSERT_GE(process, 0);
+        if (process == 0) {
+            TestRank self(state, rank, num_ranks);
+            state.processes[rank] = getpid();
+            try {
+                function(self);
+            } catch (const std::exception& error) {
+                self.fail(std::string("an exception: ") + error.what());
+            }
+            _exit(0);
+        }
+        processes.push_back(process);
+    }
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        int status = 0;
+        ASSERT_EQ(waitpid(processes[static_cast<size_t>(rank)], &status, 0), processes[static_cast<size_t>(rank)]);
+        const bool may = std::find(may_die.begin(), may_die.end(), rank) != may_die.end();
+        EXPECT_TRUE(may || (WIFEXITED(status) && WEXITSTATUS(status) == 0))
+            << "rank " << rank << " ended with " << status;
+    }
+    for (int each = 0; each < std::min(state.num_failures.load(), 32); ++each) ADD_FAILURE() << state.failures[each];
+    munmap(memory, sizeof(SharedState));
+}
+
+}  // namespace crossdock::network

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks as processes: each runs a function, and they can exchange bytes and wait for each other without the network.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace crossdock::network {
+
+inline constexpr int kMaxTestRanks = 16;
+
+struct SharedState;
+
+class TestRank {
+  public:
+    TestRank(SharedState& state, int rank, int num_ranks) : state_(&state), rank_(rank), num_ranks_(num_ranks) {}
+    int rank() const { return rank_; }
+    int num_ranks() const { return num_ranks_; }
+
+    void barrier();
+    // Every rank's 128 bytes, from all of them.
+    std::vector<std::vector<std::byte>> exchange(const void* bytes);
+
+    // For signs between ranks that do not all take part.
+    void raise(int flag);
+    void await(int flag);
+
+    // Records a failure; the rank goes on.
+    void fail(const std::string& sentence);
+    void expect(bool condition, const std::string& sentence) {
+        if (!condition) fail(sentence);
+    }
+
+    pid_t process_of(int rank) const;
+
+  private:
+    SharedState* state_;
+    int rank_;
+    int num_ranks_;
+};
+
+using RankFunction = std::function<void(TestRank& rank)>;
+
+// Runs `function` once a rank, each in a process of its own, and reports failures as those of the running test. Ranks
+// in `may_die` may end by a signal.
+void run_ranks(int num_ranks, const RankFunction& function, const std::vector<int>& may_die = {});
+
+}  // namespace crossdock::network
