@@ -2,7 +2,16 @@
 # What `cmake --install` puts where: headers, both libraries, the CMake package `crossdock` and crossdock.pc.
 include(CMakePackageConfigHelpers)
 
-install(TARGETS nccl_ep_shared nccl_ep_static nccl_ep_lib EXPORT crossdock-targets
+# A wheel has no links, so it carries the shared library once, under the name that programs load, and no archive.
+set(installed_libraries nccl_ep_shared nccl_ep_static nccl_ep_lib)
+if(SKBUILD)
+    set(installed_libraries nccl_ep_shared nccl_ep_lib)
+    set_target_properties(nccl_ep_shared PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
+    set(namelink NAMELINK_SKIP)
+endif()
+install(TARGETS ${installed_libraries} EXPORT crossdock-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${namelink}
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
     INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(DIRECTORY include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} PATTERN standin EXCLUDE)
 install(DIRECTORY include/standin/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/crossdock_standin)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expert-parallel communication for Mixture-of-Experts models, on CPUs and GPUs.
+
+    comms = crossdock.Communicator.create_threads(4)            # one a rank; see also join and adopt
+    with crossdock.Group(comm, num_experts=8, max_dispatch_tokens_per_rank=16, max_token_bytes=256) as group:
+        handle = group.create_handle(crossdock.Layout.EXPERT_MAJOR, topk_idx)
+        handle.dispatch(tokens, received, layout_info=crossdock.LayoutInfo(expert_counters=counts))
+        ...                                                     # the experts
+        handle.combine(received, crossdock.CombineOutputs(tokens=result, topk_weights=weights))
+
+The classes are those of the C API (include/nccl_ep.h), with its field names; the names are those of nccl.ep where that
+has one. crossdock.torch has the same as operators with gradients, and a module.
+"""
+
+from __future__ import annotations
+
+from crossdock._core import (
+    Algorithm,
+    AllocConfig,
+    CombineConfig,
+    CombineInputs,
+    CombineOutputs,
+    CombineQuantizationRecipe,
+    Communicator,
+    Diagnosis,
+    DispatchConfig,
+    DispatchInputs,
+    DispatchOutputs,
+    DispatchQuantizationRecipe,
+    ExpertIdKind,
+    Group,
+    GroupConfig,
+    Handle,
+    HandleConfig,
+    Layout,
+    LayoutInfo,
+    Memory,
+    OverflowPolicy,
+    PassDir,
+    Sums,
+    Tensor,
+    Window,
+    ZeroCopyMode,
+    get_version,
+    has_cuda,
+)
+from crossdock.errors import (
+    Error,
+    InternalError,
+    InvalidArgument,
+    InvalidUsage,
+    RemoteError,
+    SystemFailure,
+    UnhandledCudaError,
+)
+from crossdock.paths import get_cmake_dir, get_include, get_lib_path
+from crossdock.worlds import run_processes, run_threads
+
+_code = get_version()
+__version__ = f"{_code // 10000}.{_code // 100 % 100}.{_code % 100}"
+
+__all__ = [
+    "Algorithm",
+    "AllocConfig",
+    "CombineConfig",
+    "CombineInputs",
+    "CombineOutputs",
+    "CombineQuantizationRecipe",
+    "Communicator",
+    "Diagnosis",
+    "DispatchConfig",
+    "DispatchInputs",
+    "DispatchOutputs",
+    "DispatchQuantizationRecipe",
+    "Error",
+    "ExpertIdKind",
+    "Group",
+    "GroupConfig",
+    "Handle",
+    "HandleConfig",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidUsage",
+    "Layout",
+    "LayoutInfo",
+    "Memory",
+    "OverflowPolicy",
+    "PassDir",
+    "RemoteError",
+    "Sums",
+    "SystemFailure",
+    "Tensor",
+    "UnhandledCudaError",
+    "Window",
+    "ZeroCopyMode",
+    "get_cmake_dir",
+    "get_include",
+    "get_lib_path",
+    "get_version",
+    "has_cuda",
+    "run_processes",
+    "run_threads",
+]

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C API's structs of tensors as Python classes that hold arrays, and as what a call needs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <vector>
+
+#include "array.h"
+
+namespace crossdock::python {
+
+// As Python holds them: any array, or None.
+struct DispatchInputs {
+    nanobind::object tokens, topk_weights, scales;
+};
+struct DispatchOutputs {
+    nanobind::object tokens, topk_weights, scales, topk_idx;
+};
+struct CombineInputs {
+    nanobind::object tokens, topk_weights, scales;
+};
+struct CombineOutputs {
+    nanobind::object tokens, topk_weights;
+};
+struct LayoutInfo {
+    nanobind::object expert_counters, src_rank_counters, expert_offsets, recv_total_counter;
+    ncclEpExpertIdKind_t recv_topk_idx_kind = NCCL_EP_EXPERT_ID_AUTO;
+};
+
+// The arrays of one call, in a place that does not move while the call runs.
+class CallArrays {
+  public:
+    explicit CallArrays(bool is_cpu) : is_cpu_(is_cpu) { arrays_.reserve(kMost); }
+
+    // NULL for None. InvalidArgument: not an array, or one in memory that the group's ranks cannot reach.
+    ncclEpTensor_t* add(nanobind::handle object, const char* name, Access access);
+
+    ncclEpDispatchInputs_t dispatch_inputs(nanobind::handle inputs);
+    ncclEpDispatchOutputs_t dispatch_outputs(nanobind::handle outputs);
+    ncclEpCombineInputs_t combine_inputs(nanobind::handle inputs);
+    // Expert-major low latency reads the weights, so they may be read-only there.
+    ncclEpCombineOutputs_t combine_outputs(nanobind::handle outputs, bool reads_weights);
+    // NULL for None. The struct lives as long as this object.
+    const ncclEpLayoutInfo_t* layout_info(nanobind::handle info);
+
+    // The CUDA device of the first array, or -1.
+    int device() const { return device_; }
+    std::vector<Array> take() { return std::move(arrays_); }
+
+  private:
+    static constexpr size_t kMost = 16;
+
+    bool is_cpu_;
+    int device_ = -1;
+    std::vector<Array> arrays_;
+    ncclEpLayoutInfo_t layout_info_{};
+};
+
+void bind_arguments(nanobind::module_& module);
+
+}  // namespace crossdock::python

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tensors of torch, by their Python methods: no torch header is needed to build, and no torch library to run. Going
+// through DLPack instead would refuse tensors that require gradients and formats that it has no number for.
+#include <unordered_map>
+
+#include "array.h"
+#include "error.h"
+
+namespace nb = nanobind;
+
+namespace crossdock::python {
+namespace {
+
+struct Names {
+    PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+    PyObject* shape = PyUnicode_InternFromString("shape");
+    PyObject* dtype = PyUnicode_InternFromString("dtype");
+    PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+    PyObject* is_cuda = PyUnicode_InternFromString("is_cuda");
+    PyObject* get_device = PyUnicode_InternFromString("get_device");
+    PyObject* device = PyUnicode_InternFromString("device");
+};
+
+const Names& names() {
+    static const Names* instance = new Names;
+    return *instance;
+}
+
+// torch.Tensor, once torch has been imported by somebody; kept for good, as torch is.
+PyTypeObject* torch_tensor_type() {
+    static PyTypeObject* type = nullptr;
+    if (type != nullptr) return type;
+    PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+    if (module == nullptr) return nullptr;
+    PyObject* found = PyObject_GetAttrString(module, "Tensor");
+    if (found == nullptr || !PyType_Check(found)) {
+        PyErr_Clear();
+        Py_XDECREF(found);
+        return nullptr;
+    }
+    type = reinterpret_cast<PyTypeObject*>(found);
+    return type;
+}
+
+// A torch.dtype is one object for the life of the process.
+ncclDataType_t datatype_of(nb::handle dtype, const char* name) {
+    static auto* known = new std::unordered_map<PyObject*, ncclDataType_t>;
+    const auto found = known->find(dtype.ptr());
+    if (found != known->end()) return found->second;
+    const std::string text = shown(dtype);
+    const std::optional<ncclDataType_t> type = datatype_of_name(text);
+    if (!type) invalid_argument(std::string(name) + " is of type " + text + ", which the library does not have");
+    Py_INCREF(dtype.ptr());
+    known->emplace(dtype.ptr(), *type);
+    return *type;
+}
+
+nb::object attribute(nb::handle object, PyObject* attribute_name) {
+    PyObject* value = PyObject_GetAttr(object.ptr(), attribute_name);
+    if (value == nullptr) nb::raise_python_error();
+    return nb::steal(value);
+}
+
+nb::object call(nb::handle object, PyObject* method) {
+    PyObject* value = PyObject_CallMethodNoArgs(object.ptr(), method);
+    if (value == nullptr) nb::raise_python_error();
+    return nb::steal(value);
+}
+
+}  // namespace
+
+bool is_torch_tensor(nb::handle object) {
+    PyTypeObject* type = torch_tensor_type();
+    return type != nullptr && PyObject_TypeCheck(object.ptr(), type);
+}
+
+void* torch_address(nb::handle tensor) { return PyLong_AsVoidPtr(call(tensor, names().data_ptr).ptr()); }
+
+bool describe_torch(nb::handle object, const char* name, Array& array) {
+    if (!is_torch_tensor(object)) return false;
+    const bool is_host = attribute(object, names().is_cpu).ptr() == Py_True;
+    if (!is_host && attribute(object, names().is_cuda).ptr() != Py_True) {
+        invalid_argument(std::string(name) + " is on device " + shown(attribute(object, names().device)) +
+                         ", allowed: cpu, cuda");
+    }
+    const ncclDataType_t type = datatype_of(attribute(object, names().dtype), name);
+    if (call(object, names().is_contiguous).ptr() != Py_True) {
+        invalid_argument(std::string(name) + " is not contiguous: pass its contiguous()");
+    }
+    const nb::object shape = attribute(object, names().shape);
+    const Py_ssize_t num_dimensions = PyTuple_GET_SIZE(shape.ptr());
+    expect_dimensions(name, static_cast<size_t>(num_dimensions));
+    size_t sizes[kMaxDimensions];
+    for (Py_ssize_t dimension = 0; dimension < num_dimensions; ++dimension) {
+        sizes[dimension] = PyLong_AsSize_t(PyTuple_GET_ITEM(shape.ptr(), dimension));
+    }
+    if (PyErr_Occurred() != nullptr) nb::raise_python_error();
+    const int device = is_host ? -1 : static_cast<int>(PyLong_AsLong(call(object, names().get_device).ptr()));
+    array.set_memory(torch_address(object), type, is_host ? Place::kHost : Place::kCuda, device, true);
+    array.set_shape(sizes, static_cast<size_t>(num_dimensions));
+    array.keep(object);
+    return true;
+}
+
+}  // namespace crossdock::python

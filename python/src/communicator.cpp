@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "communicator.h"
+
+#include <nanobind/stl/shared_ptr.h>
+
+#include <cstring>
+#include <vector>
+
+#include "window.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace crossdock::python {
+namespace {
+
+nb::list create_threads(int num_ranks) {
+    if (num_ranks < 1) invalid_argument("num_ranks is " + std::to_string(num_ranks) + ", allowed: 1..4096");
+    std::vector<ncclComm_t> comms(static_cast<size_t>(num_ranks < 4096 ? num_ranks : 4097));
+    check(crossdockCommInitAll(comms.data(), num_ranks));
+    nb::list communicators;
+    for (ncclComm_t comm : comms) {
+        communicators.append(nb::cast(Communicator{std::make_shared<CommunicatorState>(comm, true, true)}));
+    }
+    return communicators;
+}
+
+nb::bytes unique_id() {
+    ncclUniqueId id;
+    check(crossdockGetUniqueId(&id));
+    return nb::bytes(id.internal, sizeof(id.internal));
+}
+
+Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
+    ncclUniqueId id;
+    if (id_bytes.size() != sizeof(id.internal)) {
+        invalid_argument("unique_id has " + std::to_string(id_bytes.size()) + " bytes, expected " +
+                         std::to_string(sizeof(id.internal)) + ": pass what Communicator.unique_id() returned");
+    }
+    std::memcpy(id.internal, id_bytes.data(), sizeof(id.internal));
+    ncclComm_t comm = nullptr;
+    {
+        nb::gil_scoped_release unlocked;
+        check(crossdockCommInitRank(&comm, num_ranks, id, rank));
+    }
+    return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
+}
+
+Communicator adopt(size_t pointer) {
+    if (pointer == 0) invalid_argument("pointer is 0, expected the address of an ncclComm_t");
+    return Communicator{std::make_shared<CommunicatorState>(reinterpret_cast<ncclComm_t>(pointer), false, false)};
+}
+
+nb::list all_gather(Communicator& self, const nb::bytes& own) {
+    CommunicatorState& state = *self.state;
+    const size_t bytes = own.size();
+    std::vector<char> all(bytes * static_cast<size_t>(state.num_ranks()));
+    const void* source = own.data();
+    state.call([&] { check(crossdockCommAllGather(state.get(), source, all.data(), bytes)); });
+    nb::list parts;
+    for (int rank = 0; rank < state.num_ranks(); ++rank) {
+        parts.append(nb::bytes(all.data() + static_cast<size_t>(rank) * bytes, bytes));
+    }
+    return parts;
+}
+
+}  // namespace
+
+CommunicatorState::CommunicatorState(ncclComm_t comm, bool is_owned, bool is_cpu)
+    : comm_(comm), is_owned_(is_owned), is_cpu_(is_cpu) {
+    check(crossdockCommUserRank(comm_, &rank_));
+    check(crossdockCommCount(comm_, &num_ranks_));
+}
+
+CommunicatorState::~CommunicatorState() {
+    if (is_owned_ && !is_closed_ && !fork_guard_.is_foreign()) crossdockCommDestroy(comm_);
+}
+
+void CommunicatorState::expect_usable() const {
+    fork_guard_.expect_own_process("communicator");
+    if (is_closed_) invalid_usage("the communicator is closed");
+}
+
+void CommunicatorState::close() {
+    nb::gil_scoped_release unlocked;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_closed_) return;
+    fork_guard_.expect_own_process("communicator");
+    if (num_users_ > 0) {
+        invalid_usage("the communicator has open groups or windows (" + std::to_string(num_users_) +
+                      "): close them first");
+    }
+    if (is_owned_) check(crossdockCommDestroy(comm_));
+    is_closed_ = true;
+}
+
+std::shared_ptr<CommunicatorState> communicator_from(nb::handle object) {
+    if (nb::isinstance<Communicator>(object)) return nb::cast<Communicator&>(object).state;
+    nb::object address = nb::borrow(object);
+    if (!PyLong_Check(object.ptr()) && nb::hasattr(object, "ptr")) address = object.attr("ptr");
+    if (!PyLong_Check(address.ptr())) {
+        invalid_argument(
+            std::string("comm is of type ") + Py_TYPE(object.ptr())->tp_name +
+            ", allowed: Communicator, an object with the address of an ncclComm_t in ptr, or that address");
+    }
+    return adopt(nb::cast<size_t>(address)).state;
+}
+
+void bind_communicator(nb::module_& module) {
+    nb::class_<Communicator>(module, "Communicator", R"(The ranks that take part.
+
+On CPUs: create_threads (ranks are threads of this process), or join (processes of one host). On GPUs: adopt an
+ncclComm_t that another library made; crossdock.nccl has helpers for torch's groups and for making one.
+Use it as a context manager, or close() it; close its groups and windows first. One thread at a time uses a rank's
+communicator; calls that wait for other ranks release the GIL.)")
+        .def_static("create_threads", &create_threads, "num_ranks"_a,
+                    nb::sig("def create_threads(num_ranks: int) -> list[Communicator]"),
+                    "A communicator for each of 1..4096 ranks, which are threads of this process. Local.")
+        .def_static("unique_id", &unique_id,
+                    "128 bytes that one process makes and hands to the others, for join. It must live until all have "
+                    "joined.")
+        .def_static("join", &join, "num_ranks"_a, "rank"_a, "unique_id"_a,
+                    "Joins the processes that have the same unique_id as rank of num_ranks. Collective; RemoteError "
+                    "names the missing ranks after CROSSDOCK_JOIN_TIMEOUT_MS (60000).")
+        .def_static("adopt", &adopt, "pointer"_a,
+                    "The NCCL communicator at this address (an ncclComm_t), which is borrowed: it must outlive the "
+                    "groups, and close() leaves it alone.")
+        .def_prop_ro(
+            "rank", [](const Communicator& self) { return self.state->rank(); }, "This rank's number.")
+        .def_prop_ro(
+            "num_ranks", [](const Communicator& self) { return self.state->num_ranks(); }, "How many ranks there are.")
+        .def_prop_ro(
+            "nranks", [](const Communicator& self) { return self.state->num_ranks(); },
+            "The same as num_ranks, as nccl4py spells it.")
+        .def_prop_ro(
+            "is_cpu", [](const Communicator& self) { return self.state->is_cpu(); },
+            "Whether the ranks are CPUs, whose arrays lie in host memory and whose calls have finished when "
+            "they return.")
+        .def_prop_ro(
+            "ptr", [](const Communicator& self) { return reinterpret_cast<size_t>(self.state->get()); },
+            "The address of the ncclComm_t, for C code.")
+        .def(
+            "barrier",
+            [](Communicator& self) { self.state->call([&] { check(crossdockCommBarrier(self.state->get())); }); },
+            "Waits for all ranks; CPU communicators only. RemoteError after CROSSDOCK_JOIN_TIMEOUT_MS.")
+        .def("all_gather", &all_gather, "own"_a, nb::sig("def all_gather(self, own: bytes) -> list[bytes]"),
+             "Everybody's bytes, in the order of ranks; all give as many. CPU communicators only.")
+        .def("register_window", &register_window, "memory"_a, nb::rv_policy::move,
+             "Registers an array or Memory as a window, so that peers write results straight into it. Collective, the "
+             "same size everywhere; CPU communicators only (on GPUs windows are NCCL's). Between processes the memory "
+             "must be a Memory.")
+        .def(
+            "close", [](Communicator& self) { self.state->close(); },
+            "Frees the communicator. InvalidUsage while it has groups or windows. Repeating it is fine.")
+        .def(
+            "__enter__", [](nb::handle self) { return nb::borrow(self); },
+            nb::sig("def __enter__(self) -> Communicator"))
+        .def(
+            "__exit__",
+            [](Communicator& self, const nb::args& exception) {
+                close_at_exit(exception, [&] { self.state->close(); });
+            },
+            nb::sig("def __exit__(self, *exception: object) -> None"))
+        .def("__repr__", [](const Communicator& self) {
+            return nb::str("<crossdock.Communicator rank {} of {}, {}>")
+                .format(self.state->rank(), self.state->num_ranks(), self.state->is_cpu() ? "CPU" : "NCCL");
+        });
+}
+
+}  // namespace crossdock::python

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "error.h"
+
+namespace nb = nanobind;
+
+namespace crossdock::python {
+namespace {
+
+// The class is looked up when it is needed: crossdock.errors is ordinary Python.
+void raise_in_python(const ApiError& error) {
+    nb::object exception = nb::module_::import_("crossdock.errors")
+                               .attr("error_of")(static_cast<int>(error.code()), std::string(error.what()).c_str());
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+}
+
+}  // namespace
+
+void check(ncclResult_t result) {
+    if (result == ncclSuccess) return;
+    const char* sentence = crossdockGetLastError();
+    throw ApiError(result, *sentence != 0 ? sentence : "the library gave no reason");
+}
+
+void invalid_argument(const std::string& sentence) { throw ApiError(ncclInvalidArgument, sentence); }
+void invalid_usage(const std::string& sentence) { throw ApiError(ncclInvalidUsage, sentence); }
+
+std::string shown(nb::handle object) {
+    constexpr size_t kMost = 80;
+    std::string text;
+    if (PyObject* string = PyObject_Str(object.ptr())) {
+        const char* characters = PyUnicode_AsUTF8(string);
+        if (characters != nullptr) text = characters;
+        Py_DECREF(string);
+    }
+    PyErr_Clear();
+    if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+    return text;
+}
+
+void bind_errors(nb::module_&) {
+    nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+        try {
+            std::rethrow_exception(pointer);
+        } catch (const ApiError& error) {
+            try {
+                raise_in_python(error);
+            } catch (nb::python_error& other) {
+                other.restore();
+            }
+        }
+    });
+}
+
+}  // namespace crossdock::python

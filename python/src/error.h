@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a failed call of the C API becomes a Python exception: its class is crossdock.errors' class of the code, its text
+// is the library's sentence.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "crossdock.h"
+
+namespace crossdock::python {
+
+class ApiError : public std::runtime_error {
+  public:
+    ApiError(ncclResult_t code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
+    ncclResult_t code() const { return code_; }
+
+  private:
+    ncclResult_t code_;
+};
+
+// Throws unless the call that has just returned on this thread succeeded. Needs no GIL.
+void check(ncclResult_t result);
+
+[[noreturn]] void invalid_argument(const std::string& sentence);
+[[noreturn]] void invalid_usage(const std::string& sentence);
+
+// "the str() of an object" for sentences, at most 80 characters; never throws.
+std::string shown(nanobind::handle object);
+
+void bind_errors(nanobind::module_& module);
+
+}  // namespace crossdock::python

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "group.h"
+
+#include "arguments.h"
+#include "configs.h"
+#include "group_masks.h"
+#include "handle.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace crossdock::python {
+namespace {
+
+size_t handle_mem_size(Group& self, ncclEpLayout_t layout, int num_topk, nb::handle config, const nb::kwargs& fields) {
+    const auto resolved = config_from<ncclEpHandleConfig_t>(config, fields);
+    size_t size = 0;
+    GroupState& state = *self.state();
+    state.call([&] { check(ncclEpHandleMemSize(state.get(), layout, &resolved, &size, num_topk)); });
+    return size;
+}
+
+nb::tuple memory(Group& self) {
+    size_t symmetric_bytes = 0;
+    size_t local_bytes = 0;
+    GroupState& state = *self.state();
+    state.call([&] { check(crossdockGroupMemory(state.get(), &symmetric_bytes, &local_bytes)); });
+    return nb::make_tuple(symmetric_bytes, local_bytes);
+}
+
+}  // namespace
+
+void GroupState::expect_usable() const {
+    fork_guard_.expect_own_process("group");
+    if (is_closed_) invalid_usage("the group is closed");
+}
+
+void GroupState::bury() {
+    const std::lock_guard<std::mutex> lock(doomed_mutex_);
+    for (ncclEpHandle_t handle : doomed_) ncclEpHandleDestroy(handle);
+    doomed_.clear();
+}
+
+void GroupState::close() {
+    fork_guard_.expect_own_process("group");
+    {
+        nb::gil_scoped_release unlocked;
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (is_closed_) return;
+    }
+    call_with_communicator([this] {
+        bury();
+        check(ncclEpGroupDestroy(group_));
+        is_closed_ = true;
+        communicator_->remove_user();
+    });
+}
+
+void GroupState::dispose(ncclEpHandle_t handle) {
+    if (handle == nullptr || is_foreign()) return;
+    if (mutex_.try_lock()) {
+        const std::lock_guard<std::mutex> lock(mutex_, std::adopt_lock);
+        ncclEpHandleDestroy(handle);
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(doomed_mutex_);
+    doomed_.push_back(handle);
+}
+
+Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
+    crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
+    nb::kwargs of_config;
+    for (const auto& [name, value] : fields) {
+        if (shown(name) == "ht_masks") {
+            options.ht_masks = nb::cast<bool>(value) ? 1 : 0;
+        } else {
+            of_config[name] = value;
+        }
+    }
+    auto resolved = config_from<ncclEpGroupConfig_t>(config, of_config);
+    resolved.version = NCCL_EP_API_VERSION;
+    const std::shared_ptr<CommunicatorState> communicator = communicator_from(comm);
+    ncclEpGroup_t group = nullptr;
+    communicator->call([&] { check(crossdockCreateGroup(&group, communicator->get(), &resolved, &options)); });
+    communicator->add_user();
+    state_ = std::make_shared<GroupState>(communicator, group, resolved.algorithm == NCCL_EP_ALGO_LOW_LATENCY);
+}
+
+Group::~Group() {
+    if (state_ == nullptr || state_->is_closed() || state_->is_foreign()) return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (PyErr_WarnEx(PyExc_ResourceWarning,
+                     "a crossdock.Group was not closed: its memory stays until the process ends; use `with`", 1) != 0) {
+        PyErr_Clear();
+    }
+    PyErr_Restore(type, value, traceback);
+    // Nothing may free what peers can still write into.
+    new std::shared_ptr<GroupState>(state_);
+}
+
+void bind_group(nb::module_& module) {
+    nb::class_<Group> group(module, "Group", R"(Experts spread over the ranks of a communicator: expert e on rank e / L.
+
+Made and closed by all ranks together, in the same order; use it as a context manager. Configuration: a GroupConfig, or
+its fields by keyword, or both (keywords win); ht_masks=True lets a high-throughput group go on without silent ranks.
+Operations of a group are made by all ranks in the same order. Threads that share a Group wait for each other.)");
+    group
+        .def(
+            "__init__",
+            [](Group* self, nb::handle comm, nb::handle config, const nb::kwargs& fields) {
+                new (self) Group(comm, config, fields);
+            },
+            "comm"_a.none(), "config"_a.none() = nb::none(), "fields"_a,
+            nb::sig(
+                "def __init__(self, comm: object, config: GroupConfig | None = None, **fields: typing.Any) -> None"))
+        .def_static(
+            "create",
+            [](nb::handle comm, nb::handle config, const nb::kwargs& fields) {
+                return nb::type<Group>()(comm, config, **fields);
+            },
+            "comm"_a.none(), "config"_a.none() = nb::none(), "fields"_a,
+            nb::sig("def create(comm: object, config: GroupConfig | None = None, **fields: typing.Any) -> Group"),
+            "The same as Group(comm, config, **fields), as nccl.ep spells it.")
+        .def(
+            "create_handle", &create_handle, "layout"_a, "topk_idx"_a.none(), nb::kw_only(),
+            "layout_info"_a.none() = nb::none(), "config"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
+            "fields"_a, nb::rv_policy::take_ownership,
+            nb::sig("def create_handle(self, layout: Layout, topk_idx: object, *, layout_info: LayoutInfo | None = "
+                    "None, config: HandleConfig | None = None, stream: object = None, **fields: typing.Any) -> Handle"),
+            "A handle with this routing: init_handle and Handle.update. topk_idx [B, K] int32 or int64.")
+        .def("init_handle", &init_handle, "layout"_a, "num_topk"_a, nb::kw_only(), "config"_a.none() = nb::none(),
+             "handle_mem"_a.none() = nb::none(), "fields"_a, nb::rv_policy::take_ownership,
+             nb::sig("def init_handle(self, layout: Layout, num_topk: int, *, config: HandleConfig | None = None, "
+                     "handle_mem: object = None, **fields: typing.Any) -> Handle"),
+             "A handle without routing, for K = num_topk choices a token. handle_mem: uint8 array of handle_mem_size "
+             "bytes to live in; a second handle over the same memory takes over the routing (high throughput).")
+        .def("handle_mem_size", &handle_mem_size, "layout"_a, "num_topk"_a, "config"_a.none() = nb::none(), "fields"_a,
+             nb::sig("def handle_mem_size(self, layout: Layout, num_topk: int, config: HandleConfig | None = None, "
+                     "**fields: typing.Any) -> int"),
+             "Bytes that a handle needs.")
+        .def("memory", &memory, nb::sig("def memory(self) -> tuple[int, int]"),
+             "(symmetric, other) bytes that the library holds for this group on this rank.")
+        .def_prop_ro("rank", [](const Group& self) { return self.state()->communicator().rank(); })
+        .def_prop_ro("num_ranks", [](const Group& self) { return self.state()->communicator().num_ranks(); })
+        .def_prop_ro("is_cpu", [](const Group& self) { return self.state()->communicator().is_cpu(); })
+        .def_prop_ro("is_closed", [](const Group& self) { return self.state()->is_closed(); })
+        .def_prop_ro(
+            "ptr", [](const Group& self) { return reinterpret_cast<size_t>(self.state()->get()); },
+            "The address of the ncclEpGroup_t, for C code.")
+        .def(
+            "close", [](Group& self) { self.state()->close(); },
+            "Destroys the group, collective; waits for the other ranks, at most the timeout. Repeating it is fine.")
+        .def(
+            "destroy", [](Group& self) { self.state()->close(); }, "The same as close.")
+        .def(
+            "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Group"))
+        .def(
+            "__exit__",
+            [](Group& self, const nb::args& exception) { close_at_exit(exception, [&] { self.state()->close(); }); },
+            nb::sig("def __exit__(self, *exception: object) -> None"));
+    bind_masks(group);
+}
+
+}  // namespace crossdock::python

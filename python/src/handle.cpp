@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "handle.h"
+
+#include "configs.h"
+#include "stream.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace crossdock::python {
+namespace {
+
+bool is_cpu(const GroupState& group) { return group.communicator().is_cpu(); }
+
+}  // namespace
+
+void Handle::expect_open() const {
+    if (handle_ == nullptr) invalid_usage("the handle is closed");
+}
+
+// On CPUs whole operations are over when they return. Elsewhere, and in the halves of a split one, the arrays must
+// stay; those of the call before may go, as work on one handle is ordered.
+void Handle::keep(std::vector<Array>& where, CallArrays& arrays, bool is_split) {
+    if (is_split || !is_cpu(*group_)) where = arrays.take();
+}
+
+void Handle::update(nb::handle topk_idx, nb::handle layout_info, nb::handle stream) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_));
+    const ncclEpTensor_t* routing = arrays.add(topk_idx, "topk_idx", Access::kRead);
+    const ncclEpLayoutInfo_t* info = arrays.layout_info(layout_info);
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
+    group_->call([&] { check(ncclEpUpdateHandle(handle_, routing, info, where)); });
+    keep_routing(arrays.take());
+}
+
+void Handle::dispatch(nb::handle inputs, nb::handle outputs, nb::handle layout_info, nb::handle config,
+                      nb::handle stream, const nb::kwargs& fields) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_));
+    const ncclEpDispatchInputs_t sent = arrays.dispatch_inputs(inputs);
+    const ncclEpDispatchOutputs_t received = arrays.dispatch_outputs(outputs);
+    const ncclEpLayoutInfo_t* info = arrays.layout_info(layout_info);
+    const bool is_default = config.is_none() && fields.size() == 0;
+    const auto settings =
+        is_default ? make_struct<ncclEpDispatchConfig_t>() : config_from<ncclEpDispatchConfig_t>(config, fields);
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
+    group_->call([&] { check(ncclEpDispatch(handle_, &sent, &received, info, &settings, where)); });
+    keep(dispatched_, arrays, settings.send_only != 0);
+}
+
+void Handle::combine(nb::handle inputs, nb::handle outputs, nb::handle config, nb::handle stream,
+                     const nb::kwargs& fields) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_));
+    const bool reads_weights = group_->is_low_latency();
+    const ncclEpCombineInputs_t sent = arrays.combine_inputs(inputs);
+    const ncclEpCombineOutputs_t received = arrays.combine_outputs(outputs, reads_weights);
+    const bool is_default = config.is_none() && fields.size() == 0;
+    const auto settings =
+        is_default ? make_struct<ncclEpCombineConfig_t>() : config_from<ncclEpCombineConfig_t>(config, fields);
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
+    group_->call([&] { check(ncclEpCombine(handle_, &sent, &received, &settings, where)); });
+    keep(combined_, arrays, settings.send_only != 0);
+}
+
+void Handle::complete(nb::handle stream) {
+    expect_open();
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), -1);
+    group_->call([&] { check(ncclEpComplete(handle_, nullptr, where)); });
+    if (is_cpu(*group_)) {
+        dispatched_.clear();
+        combined_.clear();
+    }
+}
+
+void Handle::set_sums(crossdockSums_t sums) {
+    expect_open();
+    group_->call([&] { check(crossdockHandleSetSums(handle_, sums)); });
+}
+
+void Handle::dropped_tokens(nb::handle count, nb::handle stream) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_));
+    const ncclEpTensor_t* tensor = arrays.add(count, "count", Access::kWrite);
+    if (tensor == nullptr || (tensor->datatype != ncclInt64 && tensor->datatype != ncclUint64) || tensor->ndim != 1 ||
+        tensor->sizes[0] < 1) {
+        invalid_argument("count is no array of one int64 or uint64");
+    }
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
+    group_->call([&] { check(crossdockHandleDroppedTokens(handle_, static_cast<uint64_t*>(tensor->data), where)); });
+}
+
+void Handle::close() {
+    group_->dispose(handle_);
+    handle_ = nullptr;
+}
+
+Handle* create_handle(Group& group, ncclEpLayout_t layout, nb::handle topk_idx, nb::handle layout_info,
+                      nb::handle config, nb::handle stream, const nb::kwargs& fields) {
+    GroupState& state = *group.state();
+    const auto settings = config_from<ncclEpHandleConfig_t>(config, fields);
+    CallArrays arrays(is_cpu(state));
+    const ncclEpTensor_t* routing = arrays.add(topk_idx, "topk_idx", Access::kRead);
+    const ncclEpLayoutInfo_t* info = arrays.layout_info(layout_info);
+    const cudaStream_t where = stream_from(stream, is_cpu(state), arrays.device());
+    ncclEpHandle_t handle = nullptr;
+    state.call_with_communicator(
+        [&] { check(ncclEpCreateHandle(&handle, state.get(), layout, routing, info, &settings, where)); });
+    auto* created = new Handle(group.state(), handle);
+    created->keep_routing(arrays.take());
+    return created;
+}
+
+Handle* init_handle(Group& group, ncclEpLayout_t layout, int num_topk, nb::handle config, nb::handle handle_mem,
+                    const nb::kwargs& fields) {
+    GroupState& state = *group.state();
+    const auto settings = config_from<ncclEpHandleConfig_t>(config, fields);
+    CallArrays arrays(is_cpu(state));
+    const ncclEpTensor_t* memory = arrays.add(handle_mem, "handle_mem", Access::kWrite);
+    ncclEpHandle_t handle = nullptr;
+    state.call_with_communicator(
+        [&] { check(ncclEpInitHandle(&handle, state.get(), layout, &settings, num_topk, memory)); });
+    auto* created = new Handle(group.state(), handle);
+    created->keep_memory(arrays.take());
+    return created;
+}
+
+void bind_handle(nb::module_& module) {
+    nb::class_<Handle>(module, "Handle", R"(The routing of one layer or micro-batch, and the operations that follow it.
+
+Made by Group.create_handle or Group.init_handle. Arrays are those of NumPy or torch, dense and row-major, on the group's
+device; nothing is copied. On GPUs calls only enqueue, on torch's current stream unless stream says another; on CPUs they
+have finished when they return, and they release the GIL while they wait for other ranks.
+Letters: R ranks, E experts, L = E / R, K choices a token, M = max_dispatch_tokens_per_rank, B tokens, H elements a row,
+N rows of a high-throughput receive array.)")
+        .def(
+            "update", &Handle::update, "topk_idx"_a.none(), nb::kw_only(), "layout_info"_a.none() = nb::none(),
+            "stream"_a.none() = nb::none(),
+            nb::sig("def update(self, topk_idx: object, *, layout_info: LayoutInfo | None = None, stream: object = "
+                    "None) -> None"),
+            "Binds the routing of the next operations: topk_idx [B, K], int32 or int64, expert numbers; a negative one "
+            "drops that choice. Low latency: local, and the array is read until the combine is done, so leave it "
+            "unchanged. High throughput: collective, the array is copied, layout_info receives counts.")
+        .def("dispatch", &Handle::dispatch, "inputs"_a.none(), "outputs"_a.none(), nb::kw_only(),
+             "layout_info"_a.none() = nb::none(), "config"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
+             "fields"_a,
+             nb::sig("def dispatch(self, inputs: object, outputs: object, *, layout_info: LayoutInfo | None = None, "
+                     "config: DispatchConfig | None = None, stream: object = None, **fields: typing.Any) -> None"),
+             "Sends B tokens to the ranks of their experts and receives what others send here. Collective. inputs: "
+             "DispatchInputs, or the tokens alone; outputs: DispatchOutputs, or the tokens alone. Receive shapes: "
+             "low latency [L, R*M, H] or [R, M, H], high throughput [N, H]. Fields of DispatchConfig by keyword.")
+        .def("combine", &Handle::combine, "inputs"_a.none(), "outputs"_a.none(), nb::kw_only(),
+             "config"_a.none() = nb::none(), "stream"_a.none() = nb::none(), "fields"_a,
+             nb::sig("def combine(self, inputs: object, outputs: object, *, config: CombineConfig | None = None, "
+                     "stream: object = None, **fields: typing.Any) -> None"),
+             "Sends the experts' rows home and sums them: inputs are shaped as dispatch's outputs, outputs.tokens "
+             "[B, H]. Collective. Low-latency expert-major also needs outputs.topk_weights, which it reads. Fields of "
+             "CombineConfig by keyword.")
+        .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
+             "The receive half of a send_only operation; without one, nothing.")
+        .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
+        .def("dropped_tokens", &Handle::dropped_tokens, "count"_a.none(), nb::kw_only(), "stream"_a.none() = nb::none(),
+             "Writes to count [1] how many pairs of an own token and a masked rank the routing dropped.")
+        .def_prop_ro("ptr", &Handle::address, "The address of the ncclEpHandle_t, for C code; 0 once it is closed.")
+        .def("close", &Handle::close, "Destroys the handle; local. Repeating it is fine.")
+        .def("destroy", &Handle::close, "The same as close.")
+        .def(
+            "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Handle"))
+        .def(
+            "__exit__", [](Handle& self, const nb::args&) { self.close(); },
+            nb::sig("def __exit__(self, *exception: object) -> None"));
+}
+
+}  // namespace crossdock::python

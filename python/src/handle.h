@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// crossdock.Handle.
+#pragma once
+
+#include "arguments.h"
+#include "group.h"
+
+namespace crossdock::python {
+
+class Handle {
+  public:
+    Handle(std::shared_ptr<GroupState> group, ncclEpHandle_t handle) : group_(std::move(group)), handle_(handle) {}
+    ~Handle() { close(); }
+    Handle(const Handle&) = delete;
+    Handle& operator=(const Handle&) = delete;
+
+    void update(nanobind::handle topk_idx, nanobind::handle layout_info, nanobind::handle stream);
+    void dispatch(nanobind::handle inputs, nanobind::handle outputs, nanobind::handle layout_info,
+                  nanobind::handle config, nanobind::handle stream, const nanobind::kwargs& fields);
+    void combine(nanobind::handle inputs, nanobind::handle outputs, nanobind::handle config, nanobind::handle stream,
+                 const nanobind::kwargs& fields);
+    void complete(nanobind::handle stream);
+    void set_sums(crossdockSums_t sums);
+    void dropped_tokens(nanobind::handle count, nanobind::handle stream);
+    void close();
+
+    // What the library reads or writes after the calls that named it; replaced by the next call of its kind.
+    void keep_routing(std::vector<Array> arrays) { routing_ = std::move(arrays); }
+    void keep_memory(std::vector<Array> arrays) { memory_ = std::move(arrays); }
+
+    size_t address() const { return reinterpret_cast<size_t>(handle_); }
+
+  private:
+    void expect_open() const;
+    void keep(std::vector<Array>& where, CallArrays& arrays, bool is_split);
+
+    std::shared_ptr<GroupState> group_;
+    ncclEpHandle_t handle_;
+    std::vector<Array> memory_, routing_, dispatched_, combined_;
+};
+
+Handle* create_handle(Group& group, ncclEpLayout_t layout, nanobind::handle topk_idx, nanobind::handle layout_info,
+                      nanobind::handle config, nanobind::handle stream, const nanobind::kwargs& fields);
+Handle* init_handle(Group& group, ncclEpLayout_t layout, int num_topk, nanobind::handle config,
+                    nanobind::handle handle_mem, const nanobind::kwargs& fields);
+
+void bind_handle(nanobind::module_& module);
+
+}  // namespace crossdock::python

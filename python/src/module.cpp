@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// crossdock._core: the C API for Python. crossdock/__init__.py says what of it is public.
+#include "arguments.h"
+#include "communicator.h"
+#include "configs.h"
+#include "error.h"
+#include "group.h"
+#include "group_masks.h"
+#include "handle.h"
+#include "tensor.h"
+#include "window.h"
+
+NB_MODULE(_core, module) {
+    using namespace crossdock::python;
+    module.doc() = "The C API of Crossdock.";
+    bind_errors(module);
+    bind_enums(module);
+    bind_configs(module);
+    bind_windows(module);
+    bind_tensor(module);
+    bind_communicator(module);
+    bind_arguments(module);
+    bind_diagnosis(module);
+    bind_handle(module);
+    bind_group(module);
+    module.def(
+        "get_version",
+        [] {
+            int version = 0;
+            check(ncclEpGetVersion(&version));
+            return version;
+        },
+        "NCCL_EP_VERSION_CODE of the library: major * 10000 + minor * 100 + patch.");
+#if defined(CROSSDOCK_WITH_CUDA)
+    module.attr("has_cuda") = true;
+#else
+    module.attr("has_cuda") = false;
+#endif
+}

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package as a whole: its names, the two kinds of CPU worlds, what imports what."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import crossdock as ep
+
+
+def test_all_names_exist_and_are_documented() -> None:
+    for name in ep.__all__:
+        assert getattr(ep, name).__doc__ or name == "has_cuda", name
+    assert ep.__version__.count(".") == 2
+
+
+def test_names_are_those_of_nccl_ep() -> None:
+    expected = {
+        "Algorithm": {"LOW_LATENCY": 0, "HIGH_THROUGHPUT": 1},
+        "Layout": {"UNSET": 0, "EXPERT_MAJOR": 1, "RANK_MAJOR": 2, "FLAT": 3},
+        "PassDir": {"FWD": 0, "BWD": 1},
+        "OverflowPolicy": {"AUTO": 0, "TRAP": 1, "DROP": 2},
+        "ZeroCopyMode": {"AUTO": 0, "OFF": 1, "ON": 2},
+        "ExpertIdKind": {"AUTO": 0, "LOCAL": 1, "GLOBAL": 2},
+        "DispatchQuantizationRecipe": {"NONE": 0, "FWD": 1, "DS_FP8E3M4": 2},
+        "CombineQuantizationRecipe": {"NONE": 0, "NVFP4": 1},
+    }
+    for name, values in expected.items():
+        assert {member.name: int(member) for member in getattr(ep, name)} == values
+    for name in ("create", "create_handle", "destroy", "ptr"):
+        assert hasattr(ep.Group, name)
+    for name in ("update", "dispatch", "combine", "complete", "destroy", "ptr"):
+        assert hasattr(ep.Handle, name)
+    config = ep.DispatchConfig(quantization_recipe=ep.DispatchQuantizationRecipe.FWD)
+    assert config.quant_recipe == ep.DispatchQuantizationRecipe.FWD
+
+
+def test_importing_it_does_not_import_torch() -> None:
+    program = "import sys, crossdock; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def rank_and_all(comm: ep.Communicator) -> list[bytes]:
+    comm.barrier()
+    return comm.all_gather(bytes([comm.rank, 7]))
+
+
+@pytest.mark.parametrize("run", [ep.run_threads, ep.run_processes])
+def test_ranks_talk(run: object) -> None:
+    expected = [bytes([rank, 7]) for rank in range(3)]
+    assert run(3, rank_and_all) == [expected] * 3  # type: ignore[operator]
+
+
+def failing(comm: ep.Communicator) -> None:
+    raise KeyError(comm.rank)
+
+
+def test_a_process_that_raises_is_reported() -> None:
+    with pytest.raises(KeyError):
+        ep.run_processes(2, failing)
+
+
+def test_missing_ranks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "100")
+    with pytest.raises(ep.RemoteError, match="1"):
+        ep.Communicator.join(2, 0, ep.Communicator.unique_id())
