@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communicators out of torch.distributed's process groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crossdock._core import Communicator
+from crossdock.errors import InvalidUsage
+
+
+def communicator_of(group: Any = None) -> Communicator:
+    """The Communicator of a process group (None: the default one); collective over its ranks.
+
+    A group of NCCL gives its own communicator, which is borrowed: destroy the process group after the Groups. A group of
+    CPUs (gloo) is used once, to introduce its processes to each other; they must be on one host.
+    InvalidUsage: torch.distributed is not initialised, or a group of NCCL has no communicator.
+    """
+    if not dist.is_initialized():
+        raise InvalidUsage("torch.distributed is not initialised: call init_process_group first")
+    group = group if group is not None else dist.group.WORLD
+    if dist.get_backend(group) == "nccl":
+        return _borrowed(group)
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    ids: list[bytes | None] = [Communicator.unique_id() if rank == 0 else None]
+    dist.broadcast_object_list(ids, src=dist.get_global_rank(group, 0), group=group)
+    assert ids[0] is not None
+    return Communicator.join(num_ranks, rank, ids[0])
+
+
+def _borrowed(group: Any) -> Communicator:
+    device = torch.device("cuda", torch.cuda.current_device())
+    # torch makes the communicator with the first operation.
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    torch.cuda.synchronize(device)
+    backend = group._get_backend(device)
+    pointer = int(backend._comm_ptr()) if hasattr(backend, "_comm_ptr") else 0
+    if pointer == 0:
+        raise InvalidUsage(
+            f"torch {torch.__version__} does not give its NCCL communicator: make one with NCCL and pass its address "
+            "to Communicator.adopt"
+        )
+    return Communicator.adopt(pointer)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange: a group with handles for as many dispatches as a training step keeps for its backward pass."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+
+from crossdock._core import (
+    Algorithm,
+    CombineInputs,
+    CombineOutputs,
+    Communicator,
+    DispatchInputs,
+    DispatchOutputs,
+    Group,
+    Handle,
+    Layout,
+    LayoutInfo,
+    PassDir,
+)
+from crossdock.errors import InvalidArgument, InvalidUsage
+from crossdock.torch import operators
+
+
+class Received(NamedTuple):
+    """What a dispatch brought: N rows for this rank's experts, of which only those with an expert count.
+
+    rows [N, H]; weights [N, K] fp32 and experts [N, K] int64, numbers of local experts (0 .. L-1) or -1, alike in both
+    modes; unused rows have -1 everywhere and are zero. ticket has the dispatch's number, for the combine that belongs to it;
+    num_tokens is B.
+    """
+
+    rows: torch.Tensor
+    weights: torch.Tensor
+    experts: torch.Tensor
+    ticket: torch.Tensor
+    num_tokens: int
+
+
+class Exchange:
+    """Dispatch and combine with gradients between the ranks of a communicator.
+
+    comm: a Communicator, or what Group takes. num_experts: E; num_topk: K choices a token; max_tokens: most tokens a rank
+    and step (M); hidden: H elements a row. algorithm: LOW_LATENCY (N = R*M rows, always) or HIGH_THROUGHPUT (N =
+    max_rows, by default R*M, the most that can come). dtype: of tokens; bf16, fp16 or fp32. max_in_flight: how many
+    dispatches can be open, that is, not yet gone backward: layers times micro-batches. fields: further ones of
+    GroupConfig. Made and closed by all ranks together; use it as a context manager.
+
+    All ranks make the same calls in the same order, in the backward pass too, which autograd does by itself where the
+    ranks run the same model.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator | Any,
+        *,
+        num_experts: int,
+        num_topk: int,
+        max_tokens: int,
+        hidden: int,
+        algorithm: Algorithm = Algorithm.HIGH_THROUGHPUT,
+        dtype: torch.dtype = torch.float32,
+        max_rows: int = 0,
+        max_in_flight: int = 8,
+        **fields: Any,
+    ) -> None:
+        if max_in_flight < 1:
+            raise InvalidArgument(f"max_in_flight is {max_in_flight}, allowed: 1 and more")
+        self.algorithm = algorithm
+        self.dtype = dtype
+        self.num_topk = num_topk
+        self.max_tokens = max_tokens
+        self.hidden = hidden
+        # Gradients of weights travel as rows of their own in low latency, so they must fit, too.
+        self._weight_columns = -(-num_topk // 4) * 4
+        row_bytes = max(hidden * dtype.itemsize, self._weight_columns * 4 if self.is_low_latency else 0)
+        num_ranks = comm.num_ranks if isinstance(comm, Communicator) else None
+        if not self.is_low_latency:
+            fields = {"max_recv_tokens_per_rank": max_rows or (num_ranks or 1) * max_tokens, "num_topk": num_topk} | fields
+        self.group = Group(
+            comm,
+            algorithm=algorithm,
+            num_experts=num_experts,
+            max_dispatch_tokens_per_rank=max_tokens,
+            max_token_bytes=-(-row_bytes // 16) * 16,
+            **fields,
+        )
+        self.rank, self.num_ranks = self.group.rank, self.group.num_ranks
+        self.num_local_experts = num_experts // self.num_ranks
+        self.num_rows = self.num_ranks * max_tokens if self.is_low_latency else fields["max_recv_tokens_per_rank"]
+        layout = Layout.RANK_MAJOR if self.is_low_latency else Layout.FLAT
+        self._handles: list[Handle] = [self.group.init_handle(layout, num_topk) for _ in range(max_in_flight)]
+        # The dispatch that each handle serves; a ticket holds its number.
+        self._numbers = [-1] * max_in_flight
+        self._num_dispatches = 0
+        self.key = operators.register(self)
+        self._forget = weakref.finalize(self, operators.forget, self.key)
+
+    @property
+    def is_low_latency(self) -> bool:
+        return self.algorithm == Algorithm.LOW_LATENCY
+
+    def dispatch(self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> Received:
+        """Sends tokens [B, H] to their experts' ranks: topk_idx [B, K] int32 or int64, topk_weights [B, K] fp32.
+
+        Gradients come back for tokens and topk_weights.
+        """
+        rows, weights, experts, ticket = torch.ops.crossdock.dispatch(tokens, topk_idx, topk_weights, self.key)
+        return Received(rows, weights, experts, ticket, tokens.shape[0])
+
+    def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
+        """Brings rows [N, H] home, which lie as received.rows do and are weighted already: [B, H] sums over ranks."""
+        result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
+        return result
+
+    # What the operators do; tensors in, tensors out, no gradients.
+
+    def forward_dispatch(
+        self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        handle, ticket = self._next_handle()
+        # The routing stays as it is until the backward pass is done, whatever the caller does with its tensor.
+        handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
+        shape = self._row_shape()
+        rows = tokens.new_zeros((*shape, tokens.shape[1]))
+        weights = tokens.new_zeros((*shape, self.num_topk), dtype=torch.float32)
+        experts = tokens.new_full((*shape, self.num_topk), -1, dtype=self._id_dtype())
+        handle.dispatch(
+            DispatchInputs(tokens=tokens.contiguous(), topk_weights=topk_weights.contiguous()),
+            DispatchOutputs(tokens=rows, topk_weights=weights, topk_idx=experts),
+        )
+        if self.is_low_latency:
+            weights = weights.masked_fill_(experts < 0, 0)
+            experts = experts.long()
+        return (
+            rows.view(self.num_rows, -1),
+            weights.view(self.num_rows, -1),
+            experts.view(self.num_rows, -1),
+            ticket,
+        )
+
+    def forward_combine(self, rows: torch.Tensor, ticket: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        result = rows.new_empty((num_tokens, rows.shape[1]))
+        self._handle_of(ticket).combine(self._shaped(rows), result)
+        return result
+
+    def backward_combine(self, gradient: torch.Tensor, ticket: torch.Tensor) -> torch.Tensor:
+        """d rows [N, H] of d result [B, H]: each row's gradient is that of the token that it was summed into."""
+        handle = self._handle_of(ticket)
+        rows = gradient.new_zeros((*self._row_shape(), gradient.shape[1]))
+        if self.is_low_latency:
+            shape = self._row_shape()
+            weights = gradient.new_empty((*shape, self.num_topk), dtype=torch.float32)
+            experts = gradient.new_empty((*shape, self.num_topk), dtype=torch.int32)
+            unused = gradient.new_zeros((gradient.shape[0], self.num_topk), dtype=torch.float32)
+            handle.dispatch(
+                DispatchInputs(tokens=gradient.contiguous(), topk_weights=unused),
+                DispatchOutputs(tokens=rows, topk_weights=weights, topk_idx=experts),
+            )
+        else:
+            handle.dispatch(gradient.contiguous(), rows, pass_direction=PassDir.BWD)
+        return rows.view(self.num_rows, -1)
+
+    def backward_dispatch(
+        self, rows: torch.Tensor, weights: torch.Tensor, ticket: torch.Tensor, num_tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(d tokens [B, H], d topk_weights [B, K]) of (d rows, d weights)."""
+        handle = self._handle_of(ticket)
+        tokens = rows.new_empty((num_tokens, rows.shape[1]))
+        if not self.is_low_latency:
+            home = weights.new_empty((num_tokens, self.num_topk))
+            handle.combine(
+                CombineInputs(tokens=rows.contiguous(), topk_weights=weights.contiguous()),
+                CombineOutputs(tokens=tokens, topk_weights=home),
+                pass_direction=PassDir.BWD,
+            )
+            return tokens, home
+        handle.combine(self._shaped(rows), tokens)
+        padded = torch.nn.functional.pad(weights, (0, self._weight_columns - self.num_topk))
+        home = weights.new_empty((num_tokens, self._weight_columns))
+        handle.combine(self._shaped(padded), home)
+        return tokens, home[:, : self.num_topk].contiguous()
+
+    def _row_shape(self) -> tuple[int, ...]:
+        return (self.num_ranks, self.max_tokens) if self.is_low_latency else (self.num_rows,)
+
+    def _id_dtype(self) -> torch.dtype:
+        return torch.int32 if self.is_low_latency else torch.int64
+
+    def _shaped(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.contiguous().view(*self._row_shape(), rows.shape[1])
+
+    def _next_handle(self) -> tuple[Handle, torch.Tensor]:
+        number = self._num_dispatches
+        self._num_dispatches += 1
+        slot = number % len(self._handles)
+        self._numbers[slot] = number
+        return self._handles[slot], torch.tensor([number])
+
+    def _handle_of(self, ticket: torch.Tensor) -> Handle:
+        number = int(ticket)
+        slot = number % len(self._handles)
+        if self._numbers[slot] != number:
+            raise InvalidUsage(
+                f"dispatch {number} of this exchange is too long ago, {self._num_dispatches - number - 1} came since: "
+                f"max_in_flight is {len(self._handles)}, which is how many can be open"
+            )
+        return self._handles[slot]
+
+    def close(self) -> None:
+        """Closes handles and group, collective. Repeating it is fine."""
+        for handle in self._handles:
+            handle.close()
+        self.group.close()
+        self._forget()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ExpertParallel: a Mixture-of-Experts layer whose experts are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from crossdock.errors import InvalidArgument
+from crossdock.torch.exchange import Exchange, Received
+
+
+
+def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
+    """Every row through its local experts, weighted and summed: [N, H], ready for Exchange.combine."""
+    result = torch.zeros_like(received.rows)
+    for expert, module in enumerate(experts):
+        chosen = received.experts == expert
+        index = chosen.any(dim=1).nonzero(as_tuple=True)[0]
+        weight = (received.weights * chosen).sum(dim=1)[index]
+        rows = module(received.rows[index]) * weight[:, None].to(received.rows.dtype)
+        result = result.index_add(0, index, rows)
+    return result
+
+
+class ExpertParallel(nn.Module):
+    """x [..., H] -> [..., H]: a router chooses K of E experts for each token, and this rank hosts L of them.
+
+    gate: x [B, H] -> logits [B, E], replicated on all ranks. experts: this rank's L modules, rows [n, H] -> [n, H].
+    Weights are the softmax over the chosen logits. shared_expert, if given, sees every token and is added; it runs
+    between dispatch and combine, so that on GPUs its work and the exchange overlap. All ranks call it with the same
+    number of dimensions and at most exchange.max_tokens tokens; a rank may have none.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        gate: nn.Module,
+        experts: Iterable[nn.Module],
+        shared_expert: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.gate = gate
+        self.experts = nn.ModuleList(experts)
+        self.shared_expert = shared_expert
+        if len(self.experts) != exchange.num_local_experts:
+            raise InvalidArgument(
+                f"experts has {len(self.experts)} modules, expected one for each of this rank's "
+                f"{exchange.num_local_experts} experts"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        chosen, topk_idx = self.gate(tokens).float().topk(self.exchange.num_topk, dim=-1)
+        received = self.exchange.dispatch(tokens, topk_idx, chosen.softmax(dim=-1))
+        shared = self.shared_expert(tokens) if self.shared_expert is not None else None
+        result = self.exchange.combine(apply_experts(self.experts, received), received)
+        return (result if shared is None else result + shared).view_as(x)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators crossdock::dispatch and crossdock::combine, with fake kernels and gradients.
+
+An operator's arguments are tensors and numbers, so an Exchange is named by a key, and what a dispatch left in it by the
+number in its ticket, a CPU tensor: torch.compile sees operators that depend on each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from crossdock.errors import InvalidUsage
+
+if TYPE_CHECKING:
+    from crossdock.torch.exchange import Exchange
+
+_exchanges: weakref.WeakValueDictionary[str, Exchange] = weakref.WeakValueDictionary()
+_keys = itertools.count()
+
+
+def register(exchange: Exchange) -> str:
+    """A key for the exchange, which is not kept alive by it. Text: compiled programs take numbers for sizes."""
+    key = f"exchange {next(_keys)}"
+    _exchanges[key] = exchange
+    return key
+
+
+def forget(key: str) -> None:
+    _exchanges.pop(key, None)
+
+
+def _of(key: str) -> Exchange:
+    exchange = _exchanges.get(key)
+    if exchange is None:
+        raise InvalidUsage(f"{key} is closed")
+    return exchange
+
+
+@torch.library.custom_op("crossdock::dispatch", mutates_args=())
+def dispatch(
+    tokens: Tensor, topk_idx: Tensor, topk_weights: Tensor, exchange: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _of(exchange).forward_dispatch(tokens, topk_idx, topk_weights)
+
+
+@torch.library.custom_op("crossdock::combine", mutates_args=())
+def combine(rows: Tensor, ticket: Tensor, num_tokens: int, exchange: str) -> Tensor:
+    return _of(exchange).forward_combine(rows, ticket, num_tokens)
+
+
+@torch.library.custom_op("crossdock::dispatch_backward", mutates_args=())
+def dispatch_backward(
+    rows: Tensor, weights: Tensor, ticket: Tensor, num_tokens: int, exchange: str
+) -> tuple[Tensor, Tensor]:
+    return _of(exchange).backward_dispatch(rows, weights, ticket, num_tokens)
+
+
+@torch.library.custom_op("crossdock::combine_backward", mutates_args=())
+def combine_backward(gradient: Tensor, ticket: Tensor, exchange: str) -> Tensor:
+    return _of(exchange).backward_combine(gradient, ticket)
+
+
+@dispatch.register_fake
+def _(tokens: Tensor, topk_idx: Tensor, topk_weights: Tensor, exchange: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_rows, topk = _of(exchange).num_rows, topk_idx.shape[1]
+    return (
+        tokens.new_empty((num_rows, tokens.shape[1])),
+        tokens.new_empty((num_rows, topk), dtype=torch.float32),
+        tokens.new_empty((num_rows, topk), dtype=torch.int64),
+        torch.empty(1, dtype=torch.int64),
+    )
+
+
+@combine.register_fake
+def _(rows: Tensor, ticket: Tensor, num_tokens: int, exchange: str) -> Tensor:
+    return rows.new_empty((num_tokens, rows.shape[1]))
+
+
+@dispatch_backward.register_fake
+def _(rows: Tensor, weights: Tensor, ticket: Tensor, num_tokens: int, exchange: str) -> tuple[Tensor, Tensor]:
+    return rows.new_empty((num_tokens, rows.shape[1])), weights.new_empty((num_tokens, weights.shape[1]))
+
+
+@combine_backward.register_fake
+def _(gradient: Tensor, ticket: Tensor, exchange: str) -> Tensor:
+    return gradient.new_empty((_of(exchange).num_rows, gradient.shape[1]))
+
+
+def _keep_of_dispatch(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tokens, _, _, ctx.exchange = inputs
+    _, _, experts, ticket = output
+    ctx.num_tokens = tokens.shape[0]
+    ctx.mark_non_differentiable(experts, ticket)
+    ctx.save_for_backward(experts, ticket)
+
+
+def _backward_of_dispatch(ctx: Any, rows: Tensor, weights: Tensor, *_: Any) -> tuple[Tensor, None, Tensor, None]:
+    experts, ticket = ctx.saved_tensors
+    # A weight counts in the row of its expert alone; in low latency all weights of a token are in all of its rows.
+    weights = weights.masked_fill(experts < 0, 0)
+    tokens, home = torch.ops.crossdock.dispatch_backward(rows, weights, ticket, ctx.num_tokens, ctx.exchange)
+    return tokens, None, home, None
+
+
+def _keep_of_combine(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ticket, _, ctx.exchange = inputs
+    ctx.save_for_backward(ticket)
+
+
+def _backward_of_combine(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    (ticket,) = ctx.saved_tensors
+    return torch.ops.crossdock.combine_backward(gradient, ticket, ctx.exchange), None, None, None
+
+
+dispatch.register_autograd(_backward_of_dispatch, setup_context=_keep_of_dispatch)
+combine.register_autograd(_backward_of_combine, setup_context=_keep_of_combine)

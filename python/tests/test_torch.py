@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""crossdock.torch: tensors, operators with gradients, compilation, the module; needs torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
+
+import crossdock as ep  # noqa: E402
+import crossdock.torch as ept  # noqa: E402
+
+MODES = list(ep.Algorithm)
+HIDDEN, TOPK, TOKENS = 8, 2, 4
+
+
+def exchange_of(comm: ep.Communicator, mode: ep.Algorithm, **fields: Any) -> ept.Exchange:
+    settings = {"num_experts": 2 * comm.num_ranks, "num_topk": TOPK, "max_tokens": 6, "hidden": HIDDEN} | fields
+    return ept.Exchange(comm, algorithm=mode, **settings)
+
+
+def problem(rank: int, num_experts: int, dtype: Any = torch.float32) -> tuple[Any, Any, Any]:
+    random = torch.Generator().manual_seed(rank)
+    tokens = torch.randn(TOKENS, HIDDEN, generator=random).to(dtype)
+    weights = torch.rand(TOKENS, TOPK, generator=random)
+    indices = torch.stack([torch.randperm(num_experts, generator=random)[:TOPK] for _ in range(TOKENS)])
+    indices[1, 0] = -1
+    return tokens.requires_grad_(), indices, weights.requires_grad_()
+
+
+def layer(exchange: ept.Exchange, tokens: Any, indices: Any, weights: Any) -> Any:
+    """Experts are tanh times a factor that is the expert's number plus one."""
+    received = exchange.dispatch(tokens, indices, weights)
+    first = exchange.rank * exchange.num_local_experts
+    factors = torch.where(received.experts >= 0, received.experts + first + 1.0, 0.0)
+    coefficients = (received.weights * factors).sum(dim=1, keepdim=True)
+    return exchange.combine(torch.tanh(received.rows) * coefficients.to(tokens.dtype), received)
+
+
+def plain_layer(tokens: Any, indices: Any, weights: Any) -> Any:
+    factors = torch.where(indices >= 0, indices + 1.0, 0.0)
+    return torch.tanh(tokens) * (weights * factors).sum(dim=1, keepdim=True).to(tokens.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_values_and_gradients(mode: ep.Algorithm, dtype: str) -> None:
+    def program(comm: ep.Communicator) -> None:
+        kind = getattr(torch, dtype)
+        with exchange_of(comm, mode, dtype=kind) as exchange:
+            for _ in range(10):  # more than max_in_flight: handles are used again
+                tokens, indices, weights = problem(comm.rank, 2 * comm.num_ranks, kind)
+                result, expected = layer(exchange, tokens, indices, weights), plain_layer(tokens, indices, weights)
+                bounds = {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"rtol": 4e-2, "atol": 4e-2}
+                torch.testing.assert_close(result, expected, **bounds)
+                direction = torch.ones_like(result)
+                torch.testing.assert_close(
+                    torch.autograd.grad(result, (tokens, weights), direction),
+                    torch.autograd.grad(expected, (tokens, weights), direction),
+                    **bounds,
+                )
+
+    ep.run_threads(3, program)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradcheck(mode: ep.Algorithm) -> None:
+    """Numerically; all ranks take the same steps. Outputs are linear in what is moved, so steps may be large."""
+
+    def program(comm: ep.Communicator) -> None:
+        with exchange_of(comm, mode, max_in_flight=256) as exchange:
+            tokens, indices, weights = problem(comm.rank, 2 * comm.num_ranks)
+
+            def linear(tokens: Any, weights: Any) -> Any:
+                received = exchange.dispatch(tokens, indices, weights)
+                return exchange.combine(received.rows * received.weights.sum(dim=1, keepdim=True), received)
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of single precision
+                assert torch.autograd.gradcheck(linear, (tokens, weights), eps=0.5, atol=1e-4, fast_mode=False)
+
+    ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_opcheck(mode: ep.Algorithm) -> None:
+    """Schema, fake kernels, autograd registration, tracing. Tickets count up, so tokens are large and bounds loose."""
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, exchange_of(comm, mode, num_experts=3, max_in_flight=64) as exchange:
+        tokens, indices, weights = problem(0, 3)
+        key = exchange.key
+        large = ((tokens * 1e6).detach().requires_grad_(), indices, (weights * 1e6).detach().requires_grad_(), key)
+        torch.library.opcheck(torch.ops.crossdock.dispatch.default, large, atol=1e3, rtol=1e-3)
+        received = exchange.dispatch(tokens, indices, weights)
+        rows, found = received.rows.detach().requires_grad_(), received.weights.detach()
+        torch.library.opcheck(torch.ops.crossdock.combine.default, (rows, received.ticket, TOKENS, key))
+        torch.library.opcheck(torch.ops.crossdock.combine_backward.default, (tokens.detach(), received.ticket, key))
+        arguments = (rows.detach(), found, received.ticket, TOKENS, key)
+        torch.library.opcheck(torch.ops.crossdock.dispatch_backward.default, arguments)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_compiled_without_graph_breaks(mode: ep.Algorithm) -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, exchange_of(comm, mode, num_experts=3) as exchange:
+        tokens, indices, weights = problem(0, 3)
+
+        def step(tokens: Any, weights: Any) -> Any:
+            return layer(exchange, tokens, indices, weights)
+
+        compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+        result, expected = compiled(tokens, weights), step(tokens, weights)
+        torch.testing.assert_close(result, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(result.sum(), (tokens, weights)), torch.autograd.grad(expected.sum(), (tokens, weights))
+        )
+
+
+class PlainMoe(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+    """The layer in one process: all experts, nothing exchanged."""
+
+    def __init__(self, gate: Any, experts: Any, shared: Any) -> None:
+        super().__init__()
+        self.gate, self.experts, self.shared = gate, experts, shared
+
+    def forward(self, x: Any) -> Any:
+        chosen, indices = self.gate(x).topk(TOPK, dim=-1)
+        weights = chosen.softmax(dim=-1)
+        result = self.shared(x)
+        for number, expert in enumerate(self.experts):
+            result = result + expert(x) * (weights * (indices == number)).sum(dim=-1, keepdim=True)
+        return result
+
+
+def modules(num_experts: int) -> tuple[Any, list[Any], Any]:
+    torch.manual_seed(1)
+    make: Callable[[], Any] = lambda: torch.nn.Sequential(  # noqa: E731
+        torch.nn.Linear(HIDDEN, 16), torch.nn.GELU(), torch.nn.Linear(16, HIDDEN)
+    )
+    return torch.nn.Linear(HIDDEN, num_experts, bias=False), [make() for _ in range(num_experts)], make()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_module(mode: ep.Algorithm) -> None:
+    """Outputs, gradients of inputs, of the gate and of this rank's experts are those of one process."""
+    num_ranks, num_experts = 3, 6
+    gate, experts, shared = modules(num_experts)
+    plain = PlainMoe(gate, torch.nn.ModuleList(experts), shared)
+    inputs = [torch.randn(2, 2, HIDDEN, generator=torch.Generator().manual_seed(rank)) for rank in range(num_ranks)]
+    inputs[2] = torch.zeros(0, 2, HIDDEN)  # a rank without tokens
+    expected = [plain(x) for x in inputs]
+    sum(result.square().sum() for result in expected).backward()
+
+    def program(comm: ep.Communicator) -> None:
+        own_gate, own_experts, own_shared = modules_of_rank[comm.rank]
+        mine = own_experts[comm.rank * 2 : comm.rank * 2 + 2]
+        with exchange_of(comm, mode) as exchange:
+            module = ept.ExpertParallel(exchange, own_gate, mine, own_shared)
+            result = module(inputs[comm.rank])
+            torch.testing.assert_close(result, expected[comm.rank])
+            result.square().sum().backward()
+            for expert, parts in enumerate(mine):
+                for own, whole in zip(parts.parameters(), experts[comm.rank * 2 + expert].parameters(), strict=True):
+                    torch.testing.assert_close(own.grad, whole.grad)
+        gate_gradients[comm.rank] = own_gate.weight.grad
+
+    gate_gradients: list[Any] = [None] * num_ranks
+    modules_of_rank = [modules(num_experts) for _ in range(num_ranks)]
+    ep.run_threads(num_ranks, program)
+    torch.testing.assert_close(sum(gate_gradients), gate.weight.grad)
+
+
+def test_tensors_of_torch() -> None:
+    tensor = torch.zeros(3, 4, dtype=torch.bfloat16, requires_grad=True)
+    described = ep.Tensor(tensor)
+    assert (described.datatype, described.sizes, described.data) == ("bfloat16", (3, 4), tensor.data_ptr())
+    assert ep.Tensor(torch.zeros(4, dtype=torch.float8_e4m3fn)).datatype == "float8_e4m3fn"
+    for wrong, sentence in [
+        (torch.zeros(4, 4).t(), "not contiguous"),
+        (torch.zeros(4, device="meta"), "on device meta, allowed: cpu, cuda"),
+        (torch.zeros(4, dtype=torch.complex64), "complex64"),
+        (torch.zeros(()), "0 dimensions"),
+    ]:
+        with pytest.raises(ep.InvalidArgument, match=sentence):
+            ep.Tensor(wrong)
+
+
+def test_a_tensor_that_was_resized_is_noticed() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm, ep.Group(comm, num_experts=1, max_dispatch_tokens_per_rank=2, max_token_bytes=64) as group:
+        routing = torch.zeros(1, 1, dtype=torch.int64)
+        described = ep.Tensor(routing)
+        with group.create_handle(ep.Layout.EXPERT_MAJOR, described) as handle:
+            routing.resize_(1000, 1000)
+            with pytest.raises(ep.InvalidUsage, match="memory has moved"):
+                handle.update(described)
+
+
+def test_wrong_use() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    exchange = exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, max_in_flight=1)
+    tokens, indices, weights = problem(0, 2)
+    first = exchange.dispatch(tokens, indices, weights)
+    exchange.dispatch(tokens, indices, weights)
+    with pytest.raises(ep.InvalidUsage, match="dispatch 0 of this exchange is too long ago, 1 came since"):
+        exchange.combine(first.rows, first)
+    with pytest.raises(ep.InvalidArgument, match="topk_weights"):
+        exchange.dispatch(tokens, indices, weights[:, :1])
+    with pytest.raises(ep.InvalidArgument, match="experts has 1 modules, expected .* 2 experts"):
+        ept.ExpertParallel(exchange, torch.nn.Linear(8, 2), [torch.nn.Identity()])
+    with pytest.raises(ep.InvalidArgument, match="max_in_flight is 0"):
+        exchange_of(comm, ep.Algorithm.LOW_LATENCY, max_in_flight=0)
+    with pytest.raises(ep.InvalidUsage, match="torch.distributed is not initialised"):
+        ept.communicator_of()
+    exchange.close()
+    exchange.close()
+    with pytest.raises(ep.InvalidUsage, match="is closed"):
+        exchange.dispatch(tokens, indices, weights)
+    comm.close()
+
+
+def distributed(rank: int, num_ranks: int, path: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=num_ranks)
+    with ept.communicator_of() as comm:
+        assert (comm.rank, comm.num_ranks) == (rank, num_ranks)
+        with exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT) as exchange:
+            arguments = problem(rank, 2 * num_ranks)
+            torch.testing.assert_close(layer(exchange, *arguments), plain_layer(*arguments))
+    torch.distributed.destroy_process_group()
+
+
+def test_process_groups_of_gloo(tmp_path: Any) -> None:
+    torch.multiprocessing.spawn(distributed, args=(2, str(tmp_path / "store")), nprocs=2)
