@@ -11,7 +11,7 @@ namespace crossdock {
 namespace {
 
 constexpr uint32_t kRacyBlocks = 2;     // the deterministic world: several, for their interleavings
-constexpr uint32_t kRacyRingSlots = 3;  // and rings that are often full
+constexpr uint32_t kRacyRingSlots = 2;  // and rings that are often full
 constexpr uint32_t kMostSlotsOfRows = 32;
 constexpr uint32_t kFewestSlotsOfRows = 2;
 constexpr uint64_t kBytesOfRings = uint64_t{34} << 20;  // of a rank, where that is enough for the fewest slots

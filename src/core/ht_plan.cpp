@@ -12,6 +12,8 @@ namespace {
 
 constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
+constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
+constexpr uint32_t kGpuSummedBytes = 8192;
 constexpr uint32_t kGpuLanes = 32;
 constexpr uint32_t kFewestPieceBytes = 4096;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
@@ -64,8 +66,11 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
     return shared;
 }
 
-uint32_t chunk_bytes(const Group& group, uint32_t row_bytes) {
-    return group.communicator().world() == World::kCuda ? std::min(row_bytes, kGpuChunkBytes) : row_bytes;
+// Of a row in one trip through a stage: equal parts of at most that size. CPUs: all of it.
+uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
+    if (group.communicator().world() != World::kCuda || row_bytes <= most) return row_bytes;
+    const uint32_t parts = (row_bytes + most - 1) / most;
+    return static_cast<uint32_t>(align_up((row_bytes + parts - 1) / parts, 16));
 }
 
 LaunchShape shape_of(const Group& group, const HtCommon& common, const HtCrew& crew, const HtShared& shared,
@@ -91,7 +96,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     const HtCommon& common = args.common;
     args.rows = slots_for(common.arena.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
     args.labels = slots_of_labels(common);
-    const uint32_t chunk = chunk_bytes(group, args.row_bytes);
+    const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // Rows that go straight to their places are not received, but for those of ranks without windows.
     args.crew = crew_for(group.communicator().world(),
                          common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk} : HtCrew{4, 11, 4, 1, 1, chunk});
@@ -103,13 +108,13 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const HtCommon& common = args.common;
     args.rows = slots_for(common.arena.ring_bytes, args.row_bytes);
     args.labels = slots_of_labels(common);
-    const uint32_t chunk = chunk_bytes(group, args.row_bytes);
     const uint32_t labellers = args.with_weights ? 2 : 0;
+    const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
-    args.crew = crew_for(group.communicator().world(), common.has_windows ? HtCrew{1, 19, 0, 2, 0, chunk}
-                                                       : common.expert_major
-                                                           ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk}
-                                                           : HtCrew{12, 8 - labellers, labellers, 1, 0, chunk});
+    args.crew = crew_for(group.communicator().world(),
+                         common.has_windows    ? HtCrew{1, 19, 0, 2, 0, chunk(kGpuChunkBytes)}
+                         : common.expert_major ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk(kGpuSummedBytes)}
+                                               : HtCrew{8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)});
     // A token's sum has the whole row of a rank that is lost meanwhile, or nothing of it.
     const bool is_cut = group.communicator().world() == World::kCuda && !group.config().masking;
     args.piece_bytes =

@@ -12,7 +12,7 @@ inline namespace CROSSDOCK_WORLD {
 
 // The gradients of a chunk's weights, from all of its ranks; what nobody sends is 0. One warp.
 CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
-                                      uint32_t chunk, const ChunkRange& range) {
+                                      uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t tokens = c.num_tokens > first ? c.num_tokens - first : 0;
@@ -26,7 +26,7 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
     for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
         const uint32_t mask = c.tables.sent_masks[peer * c.tables.chunks + chunk];
         if (peer_states(ctx, args.shared)[peer] == kAbsent) continue;
-        receive_labels(ctx, c, args.labels, operation, static_cast<int>(peer), chunk - range.first, mask,
+        receive_labels(ctx, c, args.labels, operation, static_cast<int>(peer), chunk - share.first, mask,
                        [&](uint32_t bit, const float* weights) {
                            if (weights == nullptr || bit >= tokens) return;
                            const int32_t* ids = c.tables.ids + uint64_t{first + bit} * c.topk;
@@ -49,7 +49,7 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
 // Bytes [first, first + bytes) of an own token.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
-                                const ChunkRange& range, uint32_t token, uint32_t first, uint32_t bytes) {
+                                const Share& share, uint32_t token, uint32_t first, uint32_t bytes) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
@@ -61,8 +61,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         const int rank = static_cast<int>(peer);
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
-        if (peer < c.arena.num_ranks && states[peer] != kAbsent)
-            sent = sent_row(c, rank, token / kChunkTokens, token % kChunkTokens, range);
+        if (peer < c.arena.num_ranks && states[peer] != kAbsent) sent = sent_row(c, rank, token, share);
         if (sent.exists && travels(c, c.tables.bases[peer] + sent.number)) {
             const uint64_t number = c.tables.bases[peer] + sent.number;
             const Ring ring = Ring::of(c, c.offsets.rows, c.rank, rank, channel);
@@ -106,7 +105,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, cons
                                  uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t tokens = c.tables.routing->num_tokens;
-    const ChunkRange own = ChunkRange::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
+    const Share own = Share::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
     if (are_all_direct(ctx, c, args.shared)) {
         CROSSDOCK_ROLLED
         for (;;) {
@@ -119,9 +118,8 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, cons
                               left < args.piece_bytes ? left : args.piece_bytes);
         }
     }
-    const uint32_t end = own.end * kChunkTokens < tokens ? own.end * kChunkTokens : tokens;
     CROSSDOCK_ROLLED
-    for (uint32_t token = own.first * kChunkTokens + warp; token < end; token += warps)
+    for (uint32_t token = own.first + warp; token < own.end; token += warps)
         sum_token<kDType>(ctx, args, operation, own, token, 0, args.row_bytes);
 }
 
@@ -131,18 +129,19 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const uint32_t num_ranks = c.arena.num_ranks;
-    const ChunkRange own = ChunkRange::of(c.tables.routing->num_tokens, channel, c.channels);
+    const Share own = Share::of(num_chunks(c.tables.routing->num_tokens), channel, c.channels);
     const auto send = [&](uint32_t i) {
         const uint32_t home = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
-        const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel, c.channels);
-        if (i / num_ranks < range.size() && peer_states(ctx, args.shared)[home] != kAbsent)
-            return_weights(ctx, args, operation, static_cast<int>(home), range.first + i / num_ranks, range);
+        const Share share = chunk_share(c, static_cast<int>(home), channel);
+        if (i / num_ranks < share.size() && peer_states(ctx, args.shared)[home] != kAbsent)
+            return_weights(ctx, args, operation, static_cast<int>(home), share.first + i / num_ranks, share);
     };
     // All of a chunk's come together: what nobody sends is 0.
     const auto receive = [&](uint32_t i) {
         if (i % num_ranks == 0) collect_weights(ctx, args, operation, own.first + i / num_ranks, own);
     };
-    share_labels(warp, warps, most_chunks(c, channel) * num_ranks, own.size() * num_ranks, num_ranks, send, receive);
+    share_labels(warp, warps, largest_share(c, channel, chunk_share) * num_ranks, own.size() * num_ranks, num_ranks,
+                 send, receive);
 }
 
 // Nobody's rows may be overwritten while peers still read them: everybody says when it has finished. One block, after
@@ -181,7 +180,11 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     if (!runs) {
         // Nothing is sent, read or awaited.
     } else if (warp < crew.producers) {
-        RowReturner<kDType>(ctx, args, operation).run(ctx);
+        if (c.expert_major) {
+            SumReturner<kDType>(ctx, args, operation).run(ctx);
+        } else {
+            RowReturner(ctx, args, operation).run(ctx);
+        }
     } else if (warp < crew.producers + crew.consumers) {
         sum_tokens<kDType>(ctx, args, operation, warp - crew.producers, crew.consumers);
     } else {

@@ -5,67 +5,75 @@
 
 #include "device/sum_rows.h"
 #include "kernels/ht/labels.h"
+#include "kernels/ht/row_batches.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// What a warp does one after the other: a part of a row that goes home, or nothing where there is no such row.
-struct ReturnStep {
-    uint32_t at;     // of the token, among those of its home in this channel
-    uint32_t n;      // of its home, counted from this rank on
-    uint32_t first;  // byte of the row
+// What flat and expert-major rows have in common: packets in the homes' rings, and their flags.
+class Returns {
+  public:
+    CROSSDOCK_DEVICE Returns(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+        : args_(args), operation_(operation), batch_(ctx, args.shared) {}
 
-    CROSSDOCK_DEVICE int home(const HtCommon& c) const {
-        return static_cast<int>((static_cast<uint32_t>(c.rank) + n) % c.arena.num_ranks);
+    // The slot of the row's packet is free; false: its home is lost. Before it waits, what has been sent is announced.
+    CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
+        const HtCommon& c = args_.common;
+        const int home = static_cast<int>(row.peer);
+        const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+        const bool is_free = has_credit(ctx, c, c.offsets.rows, operation_, home, channel, row.packet, args_.rows.num);
+        if (!ctx.warp_all(is_free)) flush(ctx);
+        bool may_send = false;
+        if (is_leader(ctx)) {
+            may_send = wait_credit(ctx, c, c.offsets.rows, operation_, home, channel, row.packet, args_.rows.num);
+            if (may_send)
+                note_packet_written(ctx, c, c.offsets.rows, operation_, home, ring_of(ctx, row), row.packet,
+                                    args_.rows.num);
+        }
+        return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
     }
-    CROSSDOCK_DEVICE ReturnStep next(const HtCombineArgs& args, bool has_row) const {
-        if (has_row && first + args.crew.chunk_bytes < args.row_bytes) return {at, n, first + args.crew.chunk_bytes};
-        if (n + 1 < args.common.arena.num_ranks) return {at, n + 1, 0};
-        return {at + args.crew.producers, 0, 0};
+
+    CROSSDOCK_DEVICE std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
+        return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
     }
+
+    // The row's last bytes are under way.
+    CROSSDOCK_DEVICE void add(const Ctx& ctx, const PlannedRow& row) {
+        if (is_leader(ctx)) batch_.add(static_cast<int>(row.peer), row.packet);
+        if (ctx.warp_any(batch_.is_full())) flush(ctx);
+    }
+    CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
+
+  private:
+    CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
+        const HtCommon& c = args_.common;
+        return Ring::of(c, c.offsets.rows, static_cast<int>(row.peer), c.rank, static_cast<uint32_t>(ctx.block_idx()));
+    }
+
+    const HtCombineArgs& args_;
+    const Operation& operation_;
+    FlagBatch batch_;
 };
 
-template <DType kDType>
+CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& args) {
+    return {static_cast<uint32_t>(ctx.warp_idx()), args.crew.producers, false, false, args.token_rows};
+}
+
+// Flat: rows go home as they are, through the warp's stages.
 class RowReturner {
   public:
     CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
-        : args_(args),
-          operation_(operation),
-          channel_(static_cast<uint32_t>(ctx.block_idx())),
-          end_(most_chunks(args.common, channel_) * kChunkTokens),
-          plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)),
-          batch_(ctx, args.shared) {}
+        : args_(args), rows_(ctx, args.common, args.shared, returned_rows(ctx, args)), returns_(ctx, args, operation) {}
 
-    // The row of a step sets out for its stage while the one before is on its way home.
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
-        const bool prefetches = args_.crew.producer_stages > 1;
-        ReturnStep step{static_cast<uint32_t>(ctx.warp_idx()), 0, 0};
-        ReceivedRow row = find(ctx, step);
-        if (prefetches) fetch(ctx, step, row, 0);
         CROSSDOCK_ROLLED
-        for (uint32_t round = 0; row.exists; ++round) {
-            ReturnStep next = step.next(args_, true);
-            ReceivedRow next_row = next.first > 0 ? row : find(ctx, next);
-            fetch(ctx, prefetches ? next : step, prefetches ? next_row : row, prefetches ? round + 1 : round);
-            if (step.first == 0) has_credit_ = wait_for_slot(ctx, step, row);
-            if (args_.common.expert_major) {
-                sum(ctx, step, round);
-            } else if (is_loaded(row)) {
-                const uint32_t bit = 1u << round % args_.crew.producer_stages;
-                stage(ctx, round).wait_loaded(ctx, (phases_ & bit) != 0 ? 1 : 0);
-                phases_ ^= bit;
-            }
+        for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) {
+            const bool may_send = returns_.wait_for_slot(ctx, *row);
+            if (is_leader(ctx) && row->num_slots > 0) copy_staged(ctx, *row, may_send);
             ctx.warp_sync();
-            if (has_credit_ && is_leader(ctx)) send(ctx, step, row, round);
-            if (step.first + args_.crew.chunk_bytes >= args_.row_bytes) {
-                if (has_credit_ && is_leader(ctx)) batch_.add(step.home(args_.common), row.packet);
-                if (ctx.warp_any(batch_.is_full())) flush(ctx);
-            }
-            ctx.warp_sync();
-            step = next;
-            row = next_row;
+            if (may_send) returns_.add(ctx, *row);
         }
-        flush(ctx);
+        returns_.flush(ctx);
         RowStage::wait_stores(ctx);
     }
 
@@ -73,102 +81,97 @@ class RowReturner {
     CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
         return stage_of_warp(ctx, args_.crew, args_.shared, round % args_.crew.producer_stages);
     }
-    CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
-    CROSSDOCK_DEVICE uint32_t part(const ReturnStep& step) const {
-        const uint32_t left = args_.row_bytes - step.first;
+    CROSSDOCK_DEVICE uint32_t part(uint32_t first) const {
+        const uint32_t left = args_.row_bytes - first;
         return left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
     }
-    CROSSDOCK_DEVICE bool is_loaded(const ReceivedRow& row) const {
-        return !args_.common.expert_major && row.number < args_.token_rows;
-    }
 
-    // The row of that step; where there is none, moves on to the next step that has one.
-    CROSSDOCK_DEVICE ReceivedRow find(const Ctx& ctx, ReturnStep& step) const {
-        const HtCommon& c = args_.common;
+    // What comes next sets out for its stage while the part before is on its way home. One lane.
+    CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, bool may_send) {
         CROSSDOCK_ROLLED
-        for (; step.at < end_; step = step.next(args_, false)) {
-            const int home = step.home(c);
-            if (peer_states(ctx, args_.shared)[home] != kEntered) continue;
-            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel_, c.channels);
-            if (step.at / kChunkTokens >= range.size()) continue;
-            const ReceivedRow row =
-                received_row(c, home, range.first + step.at / kChunkTokens, step.at % kChunkTokens, range);
-            if (row.exists && travels(c, row.number)) return row;
+        for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes) {
+            if (!is_begun_) load(ctx, row, first, round_);
+            const uint32_t end = first + args_.crew.chunk_bytes;
+            const PlannedRow* const next = end < args_.row_bytes ? &row : rows_.peek();
+            is_begun_ = args_.crew.producer_stages > 1 && next != nullptr && next->num_slots > 0;
+            if (is_begun_) load(ctx, *next, end < args_.row_bytes ? end : 0, round_ + 1);
+            const RowStage from = stage(ctx, round_);
+            from.wait_loaded(ctx, round_ / args_.crew.producer_stages);
+            if (may_send) from.store(ctx, returns_.packet_of(ctx, row) + first, 0, part(first), true);
+            RowStage::end_group(ctx);
+            ++round_;
         }
-        return {false, 0, 0};
     }
 
-    CROSSDOCK_DEVICE void fetch(const Ctx& ctx, const ReturnStep& step, const ReceivedRow& row, uint32_t round) const {
-        if (!row.exists || !is_loaded(row)) return;
-        const RowStage to = stage(ctx, round);
-        if (is_leader(ctx)) {
-            to.wait_reusable(ctx);
-            to.load(ctx, args_.tokens + uint64_t{row.number} * args_.row_bytes + step.first, part(step));
-        }
-        ctx.warp_sync();
-    }
-
-    // Before it waits, what has been sent is announced.
-    CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const ReturnStep& step, const ReceivedRow& row) {
-        const HtCommon& c = args_.common;
-        const int home = step.home(c);
-        const bool is_free = has_credit(ctx, c, c.offsets.rows, operation_, home, channel_, row.packet, args_.rows.num);
-        if (!ctx.warp_all(is_free)) flush(ctx);
-        bool may_send = false;
-        if (is_leader(ctx)) {
-            may_send = wait_credit(ctx, c, c.offsets.rows, operation_, home, channel_, row.packet, args_.rows.num);
-            if (may_send)
-                note_packet_written(ctx, c, c.offsets.rows, operation_, home,
-                                    Ring::of(c, c.offsets.rows, home, c.rank, channel_), row.packet, args_.rows.num);
-        }
-        return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
-    }
-
-    // Expert-major: the token's rows here, summed into a stage.
-    CROSSDOCK_DEVICE void sum(const Ctx& ctx, const ReturnStep& step, uint32_t round) const {
-        const HtCommon& c = args_.common;
-        const int home = step.home(c);
-        const ChunkRange range = ChunkRange::of(c.tables.source_tokens[home], channel_, c.channels);
-        const uint32_t num = list_slots(ctx, c, home, range.first + step.at / kChunkTokens, step.at % kChunkTokens,
-                                        args_.token_rows, plan_);
-        CROSSDOCK_ROLLED
-        for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes)
-            plan_.rows[i] = args_.tokens + uint64_t{plan_.slots[i]} * args_.row_bytes;
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, uint32_t first, uint32_t round) const {
         const RowStage to = stage(ctx, round);
         to.wait_reusable(ctx);
-        ctx.warp_sync();
-        sum_rows<kDType>(ctx, PointerTerms{plan_.rows, num}, step.first / dtype_bytes(kDType),
-                         part(step) / dtype_bytes(kDType), to.data() - step.first);
-        to.filled();
+        to.load(ctx, args_.tokens + uint64_t{row.number} * args_.row_bytes + first, part(first));
     }
 
-    CROSSDOCK_DEVICE void send(const Ctx& ctx, const ReturnStep& step, const ReceivedRow& row, uint32_t round) const {
-        const HtCommon& c = args_.common;
-        const Ring ring = Ring::of(c, c.offsets.rows, step.home(c), c.rank, channel_);
-        if (c.expert_major || is_loaded(row))
-            stage(ctx, round)
-                .store(ctx, ring.packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride + step.first, 0,
-                       part(step), true);
+    const HtCombineArgs& args_;
+    RowBatches rows_;
+    Returns returns_;
+    uint32_t round_ = 0;     // of the stages
+    bool is_begun_ = false;  // the load that comes next, as the leader knows
+};
+
+// Expert-major: the rows of a token are summed into a stage, and the sum goes home.
+template <DType kDType>
+class SumReturner {
+  public:
+    CROSSDOCK_DEVICE SumReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+        : args_(args),
+          rows_(ctx, args.common, args.shared, returned_rows(ctx, args)),
+          returns_(ctx, args, operation),
+          plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)) {}
+
+    CROSSDOCK_DEVICE void run(const Ctx& ctx) {
+        CROSSDOCK_ROLLED
+        for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) {
+            CROSSDOCK_ROLLED
+            for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < row->num_slots; i += kLanes)
+                plan_.rows[i] = args_.tokens + uint64_t{rows_.slots(*row)[i]} * args_.row_bytes;
+            const bool may_send = returns_.wait_for_slot(ctx, *row);
+            std::byte* const packet = returns_.packet_of(ctx, *row);
+            CROSSDOCK_ROLLED
+            for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes)
+                send(ctx, {plan_.rows, row->num_slots}, first, may_send ? packet : nullptr);
+            if (may_send) returns_.add(ctx, *row);
+        }
+        returns_.flush(ctx);
+        RowStage::wait_stores(ctx);
+    }
+
+  private:
+    CROSSDOCK_DEVICE void send(const Ctx& ctx, const PointerTerms& terms, uint32_t first, std::byte* packet) {
+        const uint32_t left = args_.row_bytes - first;
+        const uint32_t bytes = left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+        const RowStage stage = stage_of_warp(ctx, args_.crew, args_.shared, round_++ % args_.crew.producer_stages);
+        stage.wait_reusable(ctx);
+        ctx.warp_sync();
+        sum_rows<kDType>(ctx, terms, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
+        stage.filled();
+        ctx.warp_sync();
+        if (!is_leader(ctx)) return;
+        if (packet != nullptr) stage.store(ctx, packet + first, 0, bytes, true);
         RowStage::end_group(ctx);
     }
 
     const HtCombineArgs& args_;
-    const Operation& operation_;
-    uint32_t channel_;
-    uint32_t end_;
+    RowBatches rows_;
+    Returns returns_;
     HtPlan plan_;
-    FlagBatch batch_;
-    bool has_credit_ = false;
-    uint32_t phases_ = 0;  // bit i: of the next load of stage i
+    uint32_t round_ = 0;  // of the stages
 };
 
 // The gradients of a chunk's weights go back to the home of its tokens.
 CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int home,
-                                     uint32_t chunk, const ChunkRange& range) {
+                                     uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
     const uint32_t entry = static_cast<uint32_t>(home) * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
-    send_labels(ctx, c, args.labels, operation, home, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
+    send_labels(ctx, c, args.labels, operation, home, chunk - share.first, mask, [&](uint32_t bit, float* weights) {
         const uint64_t* bitmap = bitmap_of(c, home, chunk * kChunkTokens + bit);
         const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
         WeightWriter writer(weights);

@@ -20,7 +20,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     if (warp < crew.producers) {
         RowSender(ctx, args, operation).run(ctx);
     } else if (warp < crew.producers + crew.consumers) {
-        receive_rows(ctx, args, operation, warp - crew.producers, crew.consumers);
+        RowReceiver(ctx, args, operation, warp - crew.producers, crew.consumers).run(ctx);
     } else {
         const uint32_t labeller = warp - crew.producers - crew.consumers;
         const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());

@@ -5,6 +5,7 @@
 
 #include "device/row_copy.h"
 #include "kernels/ht/dispatch_send.h"
+#include "kernels/ht/row_batches.h"
 #include "kernels/ht/update.h"
 
 namespace crossdock {
@@ -46,11 +47,11 @@ CROSSDOCK_DEVICE void label_row(const HtDispatchArgs& args, int source, uint32_t
 }
 
 CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
-                                      int source, uint32_t chunk, const ChunkRange& range) {
+                                      int source, uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
     const uint32_t entry = static_cast<uint32_t>(source) * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
-    receive_labels(ctx, c, args.labels, operation, source, chunk - range.first, mask,
+    receive_labels(ctx, c, args.labels, operation, source, chunk - share.first, mask,
                    [&](uint32_t bit, const float* weights) {
                        const uint32_t row = c.tables.firsts[entry] + ones_below(mask, bit);
                        if (travels(c, row)) label_row(args, source, chunk, bit, row, weights);
@@ -80,57 +81,102 @@ CROSSDOCK_DEVICE void zero_places(const Ctx& ctx, const HtDispatchArgs& args, co
     for (uint32_t i = 0; i < num; ++i) zero_place(ctx, args, plan.slots[i]);
 }
 
-// A packet's row through the warp's stage; when it returns, the packet has been read. One lane.
-template <typename Place>
-CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const HtDispatchArgs& args, const std::byte* packet, uint32_t num,
-                                  Place place, uint32_t& round) {
-    const RowStage stage = stage_of_warp(ctx, args.crew, args.shared, 0);
-    CROSSDOCK_ROLLED
-    for (uint32_t first = 0; first < args.row_bytes; first += args.crew.chunk_bytes) {
-        const uint32_t left = args.row_bytes - first;
-        const uint32_t bytes = left < args.crew.chunk_bytes ? left : args.crew.chunk_bytes;
-        stage.wait_reusable(ctx);
-        stage.load(ctx, packet + first, bytes);
-        stage.wait_loaded(ctx, round++);
-        CROSSDOCK_ROLLED
-        for (uint32_t i = 0; i < num; ++i) stage.store(ctx, place(i) + first, 0, bytes);
-        stage.end_group(ctx);
-    }
-    stage.release_source(ctx);
-}
+// Brings packets to their places, in the order of tokens.
+class RowReceiver {
+  public:
+    // warp: among the `warps` of this block that receive.
+    CROSSDOCK_DEVICE RowReceiver(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, uint32_t warp,
+                                 uint32_t warps)
+        : args_(args),
+          operation_(operation),
+          rows_(ctx, args.common, args.shared, {warp, warps, true, true, args.token_rows}) {}
 
-// One row of a source, from its packet, if that comes; zeros otherwise. One warp.
-CROSSDOCK_DEVICE void receive_row(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, int source,
-                                  uint32_t chunk, uint32_t bit, const ReceivedRow& row, uint32_t& round) {
-    const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
-    const uint32_t num = list_places(ctx, args, source, chunk, bit, row.number, plan);
-    const Ring ring = Ring::of(c, c.offsets.rows, c.rank, source, channel);
-    const bool came =
-        ctx.warp_broadcast(
-            is_leader(ctx) && wait_packet(ctx, c, operation, source, ring, row.packet, args.rows.num) ? 1u : 0u) != 0;
-    const std::byte* packet = ring.packets + uint64_t{row.packet % args.rows.num} * args.rows.stride;
-    if (came) {
-        if (args.scale_bytes > 0) {
-            copy_row(ctx, packet + args.row_bytes, args.scale_bytes, num,
-                     [&](uint32_t i) { return args.out_scales + uint64_t{plan.slots[i]} * args.scale_bytes; });
+    CROSSDOCK_DEVICE void run(const Ctx& ctx) {
+        if (are_all_direct(ctx, args_.common, args_.shared)) return;
+        CROSSDOCK_ROLLED
+        for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) receive(ctx, *row);
+        RowStage::wait_stores(ctx);
+    }
+
+  private:
+    CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
+        const HtCommon& c = args_.common;
+        return Ring::of(c, c.offsets.rows, c.rank, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
+    }
+    CROSSDOCK_DEVICE const std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
+        return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
+    }
+    CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
+        return stage_of_warp(ctx, args_.crew, args_.shared, round % args_.crew.consumer_stages);
+    }
+    CROSSDOCK_DEVICE uint32_t part(uint32_t first) const {
+        const uint32_t left = args_.row_bytes - first;
+        return left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+    }
+
+    // From its packet, if that comes; zeros otherwise.
+    CROSSDOCK_DEVICE void receive(const Ctx& ctx, const PlannedRow& row) {
+        const HtCommon& c = args_.common;
+        const int source = static_cast<int>(row.peer);
+        const uint32_t* slots = rows_.slots(row);
+        const bool is_here = is_leader(ctx) && (is_begun_ || wait_packet(ctx, c, operation_, source, ring_of(ctx, row),
+                                                                         row.packet, args_.rows.num));
+        if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < row.num_slots; ++i) zero_place(ctx, args_, slots[i]);
+            return ctx.warp_sync();
         }
-        const auto place = [&](uint32_t i) { return args.out_tokens + uint64_t{plan.slots[i]} * args.row_bytes; };
-        if (args.crew.consumer_stages > 0) {
-            ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
-            if (is_leader(ctx)) copy_staged(ctx, args, packet, num, place, round);
+        if (args_.scale_bytes > 0) {
+            copy_row(ctx, packet_of(ctx, row) + args_.row_bytes, args_.scale_bytes, row.num_slots,
+                     [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
+        }
+        const auto place = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
+        if (args_.crew.consumer_stages > 0) {
+            if (is_leader(ctx)) copy_staged(ctx, row, place);
         } else {
-            copy_row(ctx, packet, args.row_bytes, num, place);
+            copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, place);
         }
         wait_row_copies(ctx);
         if (is_leader(ctx))
-            give_credit(ctx, c, c.offsets.rows, operation, source, channel, ring, row.packet, args.rows.num);
-    } else {
-        zero_places(ctx, args, plan, num);
+            give_credit(ctx, c, c.offsets.rows, operation_, source, static_cast<uint32_t>(ctx.block_idx()),
+                        ring_of(ctx, row), row.packet, args_.rows.num);
+        ctx.warp_sync();
     }
-    ctx.warp_sync();
-}
+
+    // Through the warp's stages; meanwhile the next row is loaded, if it is there. One lane.
+    template <typename Place>
+    CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, Place place) {
+        CROSSDOCK_ROLLED
+        for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes) {
+            if (!is_begun_) load(ctx, row, first, round_);
+            const PlannedRow* const next = rows_.peek();
+            is_begun_ = first + args_.crew.chunk_bytes >= args_.row_bytes && next != nullptr &&
+                        args_.crew.consumer_stages > 1 &&
+                        has_packet(ctx, operation_, ring_of(ctx, *next), next->packet, args_.rows.num);
+            if (is_begun_) load(ctx, *next, 0, round_ + 1);
+            const RowStage from = stage(ctx, round_);
+            from.wait_loaded(ctx, round_ / args_.crew.consumer_stages);
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < row.num_slots; ++i) from.store(ctx, place(i) + first, 0, part(first));
+            RowStage::end_group(ctx);
+            ++round_;
+        }
+        stage(ctx, round_ - 1).release_source(ctx);
+    }
+
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, uint32_t first, uint32_t round) const {
+        const RowStage to = stage(ctx, round);
+        to.wait_reusable(ctx);
+        ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
+        to.load(ctx, packet_of(ctx, row) + first, part(first));
+    }
+
+    const HtDispatchArgs& args_;
+    const Operation& operation_;
+    RowBatches rows_;
+    uint32_t round_ = 0;     // of the stages
+    bool is_begun_ = false;  // the load of the row that comes next, as its leader knows
+};
 
 // Rows of experts' zones that nobody sends, and labels behind the last row. All receiving warps of the grid.
 CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint32_t warp, uint32_t warps) {
@@ -166,13 +212,13 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
     CROSSDOCK_ROLLED
     for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
         if (is_active(ctx, c.scope, static_cast<int>(source))) continue;
-        const ChunkRange all = ChunkRange::of(t.source_tokens[source], 0, 1);
+        const Share all{0, t.source_tokens[source]};
         CROSSDOCK_ROLLED
-        for (uint32_t at = static_cast<uint32_t>(ctx.warp_idx()); at < all.end * kChunkTokens;
+        for (uint32_t at = static_cast<uint32_t>(ctx.warp_idx()); at < all.end;
              at += static_cast<uint32_t>(ctx.num_warps())) {
             const uint32_t chunk = at / kChunkTokens;
             const uint32_t bit = at % kChunkTokens;
-            const ReceivedRow row = received_row(c, static_cast<int>(source), chunk, bit, all);
+            const ReceivedRow row = received_row(c, static_cast<int>(source), at, all);
             if (!row.exists || !travels(c, row.number)) continue;
             const uint32_t num = list_places(ctx, args, static_cast<int>(source), chunk, bit, row.number, plan);
             zero_places(ctx, args, plan, num);
@@ -183,37 +229,13 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
     }
 }
 
-// warp: among the `warps` of this block that receive.
-CROSSDOCK_DEVICE void receive_rows(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
-                                   uint32_t warp, uint32_t warps) {
-    const HtCommon& c = args.common;
-    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const uint32_t num_ranks = c.arena.num_ranks;
-    const uint32_t end = are_all_direct(ctx, c, args.shared) ? 0 : most_chunks(c, channel) * kChunkTokens;
-    uint32_t round = 0;  // loads of this warp's stage
-    CROSSDOCK_ROLLED
-    for (uint32_t at = warp; at < end; at += warps) {
-        CROSSDOCK_ROLLED
-        for (uint32_t n = 0; n < num_ranks; ++n) {
-            const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - n) % num_ranks;
-            const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
-            const uint32_t chunk = range.first + at / kChunkTokens;
-            if (peer_states(ctx, args.shared)[source] == kDirect || chunk >= range.end) continue;
-            const ReceivedRow row = received_row(c, static_cast<int>(source), chunk, at % kChunkTokens, range);
-            if (!row.exists || !travels(c, row.number)) continue;
-            receive_row(ctx, args, operation, static_cast<int>(source), chunk, at % kChunkTokens, row, round);
-        }
-    }
-    RowStage::wait_stores(ctx);
-}
-
 // warp: among the `warps` of this block that see to weights.
 CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
                                        uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const uint32_t num_ranks = c.arena.num_ranks;
-    const ChunkRange own = ChunkRange::of(c.tables.routing->num_tokens, channel, c.channels);
+    const Share own = Share::of(num_chunks(c.tables.routing->num_tokens), channel, c.channels);
     const auto send = [&](uint32_t i) {
         const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
         if (peer_states(ctx, args.shared)[peer] != kAbsent)
@@ -221,11 +243,12 @@ CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& arg
     };
     const auto receive = [&](uint32_t i) {
         const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - i % num_ranks) % num_ranks;
-        const ChunkRange range = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels);
-        if (i / num_ranks < range.size())
-            receive_weights(ctx, args, operation, static_cast<int>(source), range.first + i / num_ranks, range);
+        const Share share = chunk_share(c, static_cast<int>(source), channel);
+        if (i / num_ranks < share.size())
+            receive_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);
     };
-    share_labels(warp, warps, own.size() * num_ranks, most_chunks(c, channel) * num_ranks, num_ranks, send, receive);
+    share_labels(warp, warps, own.size() * num_ranks, largest_share(c, channel, chunk_share) * num_ranks, num_ranks,
+                 send, receive);
 }
 
 // ---- rows that peers store themselves ----

@@ -42,21 +42,21 @@ class RowSender {
         : args_(args),
           operation_(operation),
           channel_(static_cast<uint32_t>(ctx.block_idx())),
-          range_(ChunkRange::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
+          share_(Share::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
           claims_(are_all_direct(ctx, args.common, args.shared)),
           batch_(ctx, args.shared) {
         // A handle over another's memory may be told of fewer tokens.
         const uint32_t routed = args.common.tables.routing->num_tokens;
         end_ = routed < args.common.num_tokens ? routed : args.common.num_tokens;
-        if (!claims_ && range_.end * kChunkTokens < end_) end_ = range_.end * kChunkTokens;
+        if (!claims_ && share_.end < end_) end_ = share_.end;
     }
 
     // A row sets out for its stage while the one before is on its way to its ranks, where there is a stage for it.
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         const bool prefetches = args_.crew.producer_stages > 1;
-        SendStep step{claims_ ? claim_next(ctx, args_.common, operation_)
-                              : range_.first * kChunkTokens + static_cast<uint32_t>(ctx.warp_idx()),
-                      0, 0};
+        SendStep step{
+            claims_ ? claim_next(ctx, args_.common, operation_) : share_.first + static_cast<uint32_t>(ctx.warp_idx()),
+            0, 0};
         if (prefetches) load(ctx, step, 0);
         Target target{};
         CROSSDOCK_ROLLED
@@ -116,7 +116,7 @@ class RowSender {
         bool must_wait = false;
         uint32_t number = 0;
         if (peer < c.arena.num_ranks && peer_states(ctx, args_.shared)[peer] != kAbsent) {
-            const SentRow sent = sent_row(c, rank, step.token / kChunkTokens, step.token % kChunkTokens, range_);
+            const SentRow sent = sent_row(c, rank, step.token, share_);
             number = c.tables.bases[peer] + sent.number;
             target.exists = sent.exists && travels(c, number);
             target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
@@ -147,7 +147,7 @@ class RowSender {
     const HtDispatchArgs& args_;
     const Operation& operation_;
     uint32_t channel_;
-    ChunkRange range_;
+    Share share_;  // of the own tokens
     bool claims_;  // tokens are taken one by one by whoever is free
     uint32_t end_;
     FlagBatch batch_;
@@ -155,11 +155,11 @@ class RowSender {
 
 // The weights of a chunk of own tokens to one peer.
 CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, int peer,
-                                   uint32_t chunk, const ChunkRange& range) {
+                                   uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
     const uint32_t mask = c.tables.sent_masks[static_cast<uint32_t>(peer) * c.tables.chunks + chunk];
     const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
-    send_labels(ctx, c, args.labels, operation, peer, chunk - range.first, mask, [&](uint32_t bit, float* weights) {
+    send_labels(ctx, c, args.labels, operation, peer, chunk - share.first, mask, [&](uint32_t bit, float* weights) {
         const uint32_t token = chunk * kChunkTokens + bit;
         if (token >= c.num_tokens) return;
         WeightWriter writer(weights);

@@ -3,7 +3,8 @@
 //
 // The tokens of a rank are numbered in chunks of 32, so that a 32-bit mask says which tokens of a chunk go somewhere,
 // and a row's number is a chunk's first number plus a count of ones. Block b of every rank is channel b: it moves a
-// contiguous share of each rank's chunks. A ring (sender, receiver, channel) carries the packets of that channel.
+// contiguous share of each rank's tokens, and of the weights of its chunks. A ring (sender, receiver, channel) carries
+// the packets of that channel.
 #pragma once
 
 #include "kernels/geometry.h"

@@ -138,29 +138,44 @@ CROSSDOCK_DEVICE uint32_t lowest_one(uint64_t bits) {
     return static_cast<uint32_t>(number_of_ones((bits & (~bits + 1)) - 1));
 }
 
-// A channel's share of a source's chunks: [first, end).
-struct ChunkRange {
+// A channel's share of a source's tokens, for rows, or of its chunks, for labels: [first, end).
+struct Share {
     uint32_t first;
     uint32_t end;
 
-    CROSSDOCK_DEVICE static ChunkRange of(uint32_t tokens, uint32_t channel, uint32_t channels) {
-        const uint32_t chunks = num_chunks(tokens);
-        const uint32_t share = (chunks + channels - 1) / channels;
-        const uint32_t first = channel * share < chunks ? channel * share : chunks;
-        return {first, first + share < chunks ? first + share : chunks};
+    CROSSDOCK_DEVICE static Share of(uint32_t num, uint32_t channel, uint32_t channels) {
+        const uint32_t each = num / channels;
+        const uint32_t longer = num % channels;  // shares that have one more
+        const uint32_t first = channel * each + (channel < longer ? channel : longer);
+        return {first, first + each + (channel < longer ? 1 : 0)};
     }
     CROSSDOCK_DEVICE uint32_t size() const { return end - first; }
 };
 
-// The most chunks that a source has in this channel.
-CROSSDOCK_DEVICE uint32_t most_chunks(const HtCommon& c, uint32_t channel) {
+CROSSDOCK_DEVICE Share token_share(const HtCommon& c, int source, uint32_t channel) {
+    return Share::of(c.tables.source_tokens[source], channel, c.channels);
+}
+CROSSDOCK_DEVICE Share chunk_share(const HtCommon& c, int source, uint32_t channel) {
+    return Share::of(num_chunks(c.tables.source_tokens[source]), channel, c.channels);
+}
+
+// The largest of a channel's shares.
+template <typename ShareOf>
+CROSSDOCK_DEVICE uint32_t largest_share(const HtCommon& c, uint32_t channel, ShareOf share_of) {
     uint32_t most = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
-        const uint32_t size = ChunkRange::of(c.tables.source_tokens[source], channel, c.channels).size();
+    for (int source = 0; source < static_cast<int>(c.arena.num_ranks); ++source) {
+        const uint32_t size = share_of(c, source, channel).size();
         most = size > most ? size : most;
     }
     return most;
+}
+
+// How many of the tokens before that one are marked; masks and firsts: entries of a source's chunks.
+CROSSDOCK_DEVICE uint32_t marked_before(const uint32_t* masks, const uint32_t* firsts, uint32_t token) {
+    const uint32_t chunk = token / kChunkTokens;
+    const uint32_t bit = token % kChunkTokens;
+    return firsts[chunk] + (bit == 0 ? 0 : ones_below(masks[chunk], bit));
 }
 
 // A row that this rank sends to a peer, or that a peer returns to it.
@@ -170,14 +185,14 @@ struct SentRow {
     uint32_t packet;  // among those of this channel
 };
 
-CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t chunk, uint32_t bit, const ChunkRange& range) {
+// share: of this rank's tokens.
+CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    const uint32_t at = static_cast<uint32_t>(peer) * t.chunks;
-    const uint32_t mask = t.sent_masks[at + chunk];
-    if ((mask >> bit & 1) == 0) return {false, 0, 0};
-    const uint32_t* firsts = t.sent_firsts + at + static_cast<uint32_t>(peer);
-    const uint32_t number = firsts[chunk] + ones_below(mask, bit);
-    return {true, number, number - firsts[range.first]};
+    const uint32_t* masks = t.sent_masks + static_cast<uint32_t>(peer) * t.chunks;
+    if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
+    const uint32_t* firsts = t.sent_firsts + static_cast<uint32_t>(peer) * (t.chunks + 1);
+    const uint32_t number = marked_before(masks, firsts, token);
+    return {true, number, number - marked_before(masks, firsts, share.first)};
 }
 
 // A row that comes from a source, or goes back to it.
@@ -187,14 +202,14 @@ struct ReceivedRow {
     uint32_t packet;  // among those of this source and channel
 };
 
-CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, int source, uint32_t chunk, uint32_t bit,
-                                          const ChunkRange& range) {
+// share: of the source's tokens.
+CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, int source, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    const uint32_t at = static_cast<uint32_t>(source) * t.chunks;
-    const uint32_t mask = t.masks[at + chunk];
-    if ((mask >> bit & 1) == 0) return {false, 0, 0};
-    const uint32_t number = t.firsts[at + chunk] + ones_below(mask, bit);
-    return {true, number, number - t.firsts[at + range.first]};
+    const uint32_t* masks = t.masks + static_cast<uint32_t>(source) * t.chunks;
+    if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
+    const uint32_t* firsts = t.firsts + static_cast<uint32_t>(source) * t.chunks;
+    const uint32_t number = marked_before(masks, firsts, token);
+    return {true, number, number - marked_before(masks, firsts, share.first)};
 }
 
 // Flat rows beyond the receiver's budget do not travel; both sides know. Expert-major rows do, since one of their slots
@@ -216,20 +231,43 @@ CROSSDOCK_DEVICE uint32_t slot_of(const HtCommon& c, uint32_t expert, int source
     return t.zones[expert] + t.firsts[at] + ones_below(t.masks[at], bit);
 }
 
-// What a warp knows of the row that it works on; in shared memory.
+// A row of another rank that a warp is about to see to.
+struct PlannedRow {
+    uint32_t peer;
+    uint32_t chunk;  // of the peer's tokens
+    uint32_t bit;
+    uint32_t number;  // among all received rows
+    uint32_t packet;  // among those of the peer and channel
+    uint32_t num_slots;
+};
+
+// How many rows a warp looks up at once.
+CROSSDOCK_HOST_DEVICE constexpr uint32_t planned_rows(uint32_t topk) {
+    constexpr uint32_t kMostRows = 16;
+    constexpr uint32_t kMostSlots = 256;
+    const uint32_t rows = topk == 0 ? kMostRows : kMostSlots / topk;
+    return rows < 1 ? 1 : rows < kMostRows ? rows : kMostRows;
+}
+
+// What a warp knows of the rows that it works on; in shared memory.
 struct HtPlan {
     const std::byte** rows;  // [topk]
     uint32_t* slots;         // [topk]
     uint32_t* ranks;         // [topk]
+    PlannedRow* batch;       // [planned_rows]
+    uint32_t* batch_slots;   // [planned_rows][topk]
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
-        return static_cast<uint32_t>(align_up(16 * uint64_t{topk}, 16));
+        const uint64_t rows = planned_rows(topk);
+        return static_cast<uint32_t>(align_up(16 * uint64_t{topk} + (sizeof(PlannedRow) + 4 * topk) * rows, 16));
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
         std::byte* memory =
             ctx.shared_memory() + shared.plans + shared.plan_bytes * static_cast<uint32_t>(ctx.warp_idx());
         uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
-        return {reinterpret_cast<const std::byte**>(memory), words, words + topk};
+        PlannedRow* batch = reinterpret_cast<PlannedRow*>(memory + uint64_t{16} * topk);
+        return {reinterpret_cast<const std::byte**>(memory), words, words + topk, batch,
+                reinterpret_cast<uint32_t*>(batch + planned_rows(topk))};
     }
 };
 
@@ -304,6 +342,11 @@ CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Opera
     return wait_for(
         ctx, c, operation, WaitStep::kRow, sender, expected, [&] { return ctx.load_acquire_system(word); },
         [&](uint64_t seen) { return seen == expected; });
+}
+
+CROSSDOCK_DEVICE bool has_packet(const Ctx& ctx, const Operation& operation, const Ring& ring, uint32_t packet,
+                                 uint32_t slots) {
+    return ctx.load_acquire_system(ring.flags + packet % slots) == pack_word(operation.epoch, packet);
 }
 
 CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, const HtRings& rings,

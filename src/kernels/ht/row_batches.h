@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of other ranks that a warp works on, looked up some at a time, a lane a row: one look-up is a chain of
+// loads, whose latency is paid once for all of them.
+#pragma once
+
+#include "kernels/ht/operation.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// Which of a channel's rows a warp sees to: of the tokens first, first + stride, ... of every rank's share of the
+// channel, in this order; of each token the rows of all ranks, one after the other, from this rank on.
+struct RowSequence {
+    uint32_t first;
+    uint32_t stride;
+    bool descends;     // in the order of ranks
+    bool with_absent;  // rows of ranks that did not come, too
+    uint64_t limit;    // rows of the tensor: expert-major slots beyond are left out
+};
+
+class RowBatches {
+  public:
+    CROSSDOCK_DEVICE RowBatches(const Ctx& ctx, const HtCommon& c, const HtShared& shared, const RowSequence& sequence)
+        : c_(c),
+          states_(peer_states(ctx, shared)),
+          plan_(HtPlan::of_warp(ctx, shared, c.topk)),
+          sequence_(sequence),
+          channel_(static_cast<uint32_t>(ctx.block_idx())),
+          end_(largest_share(c, channel_, token_share)) {}
+
+    // Null: there are no more. It stays until next is called again, unless peek has shown another one.
+    CROSSDOCK_DEVICE const PlannedRow* next(const Ctx& ctx) {
+        if (at_ == num_) look_up(ctx);
+        return at_ < num_ ? &plan_.batch[at_++] : nullptr;
+    }
+    // What next will give, if that is known already.
+    CROSSDOCK_DEVICE const PlannedRow* peek() const { return at_ < num_ ? &plan_.batch[at_] : nullptr; }
+
+    // The row's places among the rows of the tensor.
+    CROSSDOCK_DEVICE const uint32_t* slots(const PlannedRow& row) const {
+        return plan_.batch_slots + static_cast<uint32_t>(&row - plan_.batch) * c_.topk;
+    }
+
+  private:
+    CROSSDOCK_DEVICE void look_up(const Ctx& ctx) {
+        const uint32_t most = planned_rows(c_.topk) < kLanes ? planned_rows(c_.topk) : kLanes;
+        const uint32_t num_ranks = c_.arena.num_ranks;
+        at_ = num_ = 0;
+        CROSSDOCK_ROLLED
+        while (num_ == 0 && sequence_.first + entry_ / num_ranks * sequence_.stride < end_) {
+            ctx.warp_sync();
+            const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+            PlannedRow row{};
+            bool exists = false;
+            const uint32_t at = sequence_.first + (entry_ + lane) / num_ranks * sequence_.stride;
+            if (lane < most && at < end_) exists = find(at, (entry_ + lane) % num_ranks, row);
+            const uint32_t place = static_cast<uint32_t>(ctx.warp_sum_before(exists ? 1 : 0));
+            num_ = static_cast<uint32_t>(ctx.warp_sum(exists ? 1 : 0));
+            if (exists) {
+                row.num_slots = list(row, plan_.batch_slots + place * c_.topk);
+                plan_.batch[place] = row;
+            }
+            entry_ += most;
+        }
+        ctx.warp_sync();
+    }
+
+    CROSSDOCK_DEVICE bool find(uint32_t at, uint32_t n, PlannedRow& planned) const {
+        const uint32_t num_ranks = c_.arena.num_ranks;
+        planned.peer = (static_cast<uint32_t>(c_.rank) + (sequence_.descends ? num_ranks - n : n)) % num_ranks;
+        const int peer = static_cast<int>(planned.peer);
+        const uint32_t state = states_[planned.peer];
+        if (state == kDirect || (state == kAbsent && !sequence_.with_absent)) return false;
+        const Share share = token_share(c_, peer, channel_);
+        if (at >= share.size()) return false;
+        const uint32_t token = share.first + at;
+        planned.chunk = token / kChunkTokens;
+        planned.bit = token % kChunkTokens;
+        const ReceivedRow row = received_row(c_, peer, token, share);
+        planned.number = row.number;
+        planned.packet = row.packet;
+        return row.exists && travels(c_, row.number);
+    }
+
+    // A lane's own row. Expert-major: in ascending order of experts.
+    CROSSDOCK_DEVICE uint32_t list(const PlannedRow& row, uint32_t* slots) const {
+        if (!c_.expert_major) {
+            slots[0] = row.number;
+            return row.number < sequence_.limit ? 1 : 0;
+        }
+        const uint64_t* bitmap = bitmap_of(c_, static_cast<int>(row.peer), row.chunk * kChunkTokens + row.bit);
+        uint32_t num = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t w = 0; w < c_.tables.words; ++w) {
+            CROSSDOCK_ROLLED
+            for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1) {
+                const uint32_t slot =
+                    slot_of(c_, 64 * w + lowest_one(bits), static_cast<int>(row.peer), row.chunk, row.bit);
+                if (slot < c_.budget && slot < sequence_.limit) slots[num++] = slot;
+            }
+        }
+        return num;
+    }
+
+    const HtCommon& c_;
+    const uint32_t* states_;
+    HtPlan plan_;
+    RowSequence sequence_;
+    uint32_t channel_;
+    uint32_t end_;
+    uint32_t entry_ = 0;  // of the sequence: a token and a rank
+    uint32_t at_ = 0;
+    uint32_t num_ = 0;
+};
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
