@@ -24,8 +24,8 @@ constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
                                        << 48;  // three days; deadlines are sums of a clock and this times ranks
 
 // What high throughput takes unless told otherwise.
-constexpr uint32_t kHtDispatchSms = 24;
-constexpr uint32_t kHtCombineSms = 24;
+constexpr uint32_t kHtSms = 32;      // expert-major: rows are copied to their experts' places, and summed from there
+constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/performance.md has the curves
 constexpr uint32_t kHtUpdateSms = 64;
 
 // per-operation variable, NCCL_EP_COMM_SMS, per-operation field, max_num_sms, the mode's own.
@@ -126,10 +126,18 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.max_token_bytes = given.max_token_bytes;
     config.rdma_buffer_size = given.rdma_buffer_size;
     config.num_topk = given.num_topk;
-    config.dispatch_sms = resolve_sms(environment.dispatch_sms, environment.comm_sms, given.dispatch_num_sms,
-                                      given.max_num_sms, is_ht ? kHtDispatchSms : device_sms, device_sms);
-    config.combine_sms = resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms,
-                                     given.max_num_sms, is_ht ? kHtCombineSms : device_sms, device_sms);
+    const auto dispatch_sms = [&](uint32_t preset) {
+        return resolve_sms(environment.dispatch_sms, environment.comm_sms, given.dispatch_num_sms, given.max_num_sms,
+                           preset, device_sms);
+    };
+    const auto combine_sms = [&](uint32_t preset) {
+        return resolve_sms(environment.combine_sms, environment.comm_sms, given.combine_num_sms, given.max_num_sms,
+                           preset, device_sms);
+    };
+    config.dispatch_sms = dispatch_sms(is_ht ? kHtSms : device_sms);
+    config.combine_sms = combine_sms(is_ht ? kHtSms : device_sms);
+    config.flat_dispatch_sms = dispatch_sms(kHtFlatSms);
+    config.flat_combine_sms = combine_sms(kHtFlatSms);
     config.update_sms = resolve_sms({}, environment.comm_sms, 0, given.max_num_sms, kHtUpdateSms, device_sms);
     config.alloc = given.alloc;
     // The contract ignores enable_mask in HT mode.

@@ -21,6 +21,8 @@ struct GroupConfig {
     uint32_t num_topk = 0;          // 0: not given
     uint32_t dispatch_sms = 0;      // most blocks of an operation
     uint32_t combine_sms = 0;
+    uint32_t flat_dispatch_sms = 0;  // HT, of flat handles
+    uint32_t flat_combine_sms = 0;
     uint32_t update_sms = 0;
     ncclEpAllocConfig_t alloc{};
     bool masking = false;

@@ -55,24 +55,22 @@ HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels
 }
 
 HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
-    struct Blocks {
-        uint32_t dispatch;
-        uint32_t combine;
-    };
     const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
-    const Blocks own{blocks_for(communicator, device_sms, config.dispatch_sms),
-                     blocks_for(communicator, device_sms, config.combine_sms)};
-    std::vector<Blocks> all(config.num_ranks);
+    const auto blocks_of = [&](uint32_t sms) { return blocks_for(communicator, device_sms, sms); };
+    const HtBlocks own{blocks_of(config.dispatch_sms), blocks_of(config.combine_sms),
+                       blocks_of(config.flat_dispatch_sms), blocks_of(config.flat_combine_sms)};
+    std::vector<HtBlocks> all(config.num_ranks);
     communicator.all_gather(&own, all.data(), sizeof(own), "ncclEpCreateGroup", config.timeout_ns);
-    Blocks fewest = own;
-    for (const Blocks& blocks : all) {
-        fewest = {std::min(fewest.dispatch, blocks.dispatch), std::min(fewest.combine, blocks.combine)};
+    blocks = own;
+    for (const HtBlocks& other : all) {
+        blocks = {std::min(blocks.dispatch, other.dispatch), std::min(blocks.combine, other.combine),
+                  std::min(blocks.flat_dispatch, other.flat_dispatch),
+                  std::min(blocks.flat_combine, other.flat_combine)};
     }
-    dispatch_blocks = fewest.dispatch;
-    combine_blocks = fewest.combine;
-    update_blocks = blocks_for(communicator, device_sms, config.update_sms);
+    update_blocks = blocks_of(config.update_sms);
 
-    geometry = ht_geometry(communicator.world(), config, std::max(dispatch_blocks, combine_blocks));
+    geometry = ht_geometry(communicator.world(), config,
+                           std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}));
     memory = communicator.allocate_symmetric(geometry.arena_bytes(), config.timeout_ns);
 
     state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));

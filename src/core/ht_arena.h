@@ -13,10 +13,17 @@ namespace crossdock {
 // With so many blocks an operation.
 HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels);
 
+// Of an operation, the same on every rank.
+struct HtBlocks {
+    uint32_t dispatch;  // expert-major
+    uint32_t combine;
+    uint32_t flat_dispatch;
+    uint32_t flat_combine;
+};
+
 struct HtArena {
     HtGeometry geometry;
-    uint32_t dispatch_blocks;  // the same on every rank
-    uint32_t combine_blocks;
+    HtBlocks blocks;
     uint32_t update_blocks;  // this rank's
     std::unique_ptr<SymmetricMemory> memory;
     DeviceMemory state;  // HtState

@@ -53,7 +53,8 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     if (total_) expect_rows(tokens, false);
 
     HtCombineArgs args{};
-    args.common = common(OperationKind::kCombine, group_->ht_arena().combine_blocks);
+    const HtBlocks& blocks = group_->ht_arena().blocks;
+    args.common = common(OperationKind::kCombine, is_expert_major() ? blocks.combine : blocks.flat_combine);
     args.dtype = kernel_dtype(tokens.dtype);
     args.tokens = tokens.data;
     args.token_rows = tokens.num_elements() == 0 ? 0 : tokens.sizes[0];

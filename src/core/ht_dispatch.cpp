@@ -54,7 +54,8 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     const bool is_v1 = group_->config().api_version == 1 &&
                        (caller_config == nullptr || caller_config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE);
     HtDispatchArgs args{};
-    args.common = common(OperationKind::kDispatch, group_->ht_arena().dispatch_blocks);
+    const HtBlocks& blocks = group_->ht_arena().blocks;
+    args.common = common(OperationKind::kDispatch, is_expert_major() ? blocks.dispatch : blocks.flat_dispatch);
     read_dispatch_tensors(inputs, outputs, recipe == NCCL_EP_DISP_QUANT_FWD, args,
                           !is_eager() && (!is_v1 || is_capturing));
     if (direction == NCCL_EP_BWD_PASS) {

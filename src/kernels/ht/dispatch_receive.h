@@ -106,21 +106,14 @@ class RowReceiver {
     CROSSDOCK_DEVICE const std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
         return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
     }
-    CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
-        return stage_of_warp(ctx, args_.crew, args_.shared, round % args_.crew.consumer_stages);
-    }
-    CROSSDOCK_DEVICE uint32_t part(uint32_t first) const {
-        const uint32_t left = args_.row_bytes - first;
-        return left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
-    }
 
     // From its packet, if that comes; zeros otherwise.
     CROSSDOCK_DEVICE void receive(const Ctx& ctx, const PlannedRow& row) {
         const HtCommon& c = args_.common;
         const int source = static_cast<int>(row.peer);
         const uint32_t* slots = rows_.slots(row);
-        const bool is_here = is_leader(ctx) && (is_begun_ || wait_packet(ctx, c, operation_, source, ring_of(ctx, row),
-                                                                         row.packet, args_.rows.num));
+        const bool is_here =
+            is_leader(ctx) && wait_packet(ctx, c, operation_, source, ring_of(ctx, row), row.packet, args_.rows.num);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < row.num_slots; ++i) zero_place(ctx, args_, slots[i]);
@@ -143,39 +136,29 @@ class RowReceiver {
         ctx.warp_sync();
     }
 
-    // Through the warp's stages; meanwhile the next row is loaded, if it is there. One lane.
+    // Through the warp's stage. One lane.
     template <typename Place>
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, Place place) {
+        const RowStage stage = stage_of_warp(ctx, args_.crew, args_.shared, 0);
+        ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes) {
-            if (!is_begun_) load(ctx, row, first, round_);
-            const PlannedRow* const next = rows_.peek();
-            is_begun_ = first + args_.crew.chunk_bytes >= args_.row_bytes && next != nullptr &&
-                        args_.crew.consumer_stages > 1 &&
-                        has_packet(ctx, operation_, ring_of(ctx, *next), next->packet, args_.rows.num);
-            if (is_begun_) load(ctx, *next, 0, round_ + 1);
-            const RowStage from = stage(ctx, round_);
-            from.wait_loaded(ctx, round_ / args_.crew.consumer_stages);
+            const uint32_t left = args_.row_bytes - first;
+            const uint32_t bytes = left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+            stage.wait_reusable(ctx);
+            stage.load(ctx, packet_of(ctx, row) + first, bytes);
+            stage.wait_loaded(ctx, round_++);
             CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < row.num_slots; ++i) from.store(ctx, place(i) + first, 0, part(first));
+            for (uint32_t i = 0; i < row.num_slots; ++i) stage.store(ctx, place(i) + first, 0, bytes);
             RowStage::end_group(ctx);
-            ++round_;
         }
-        stage(ctx, round_ - 1).release_source(ctx);
-    }
-
-    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, uint32_t first, uint32_t round) const {
-        const RowStage to = stage(ctx, round);
-        to.wait_reusable(ctx);
-        ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
-        to.load(ctx, packet_of(ctx, row) + first, part(first));
+        stage.release_source(ctx);
     }
 
     const HtDispatchArgs& args_;
     const Operation& operation_;
     RowBatches rows_;
-    uint32_t round_ = 0;     // of the stages
-    bool is_begun_ = false;  // the load of the row that comes next, as its leader knows
+    uint32_t round_ = 0;  // loads of the stage
 };
 
 // Rows of experts' zones that nobody sends, and labels behind the last row. All receiving warps of the grid.

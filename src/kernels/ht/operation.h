@@ -344,11 +344,6 @@ CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Opera
         [&](uint64_t seen) { return seen == expected; });
 }
 
-CROSSDOCK_DEVICE bool has_packet(const Ctx& ctx, const Operation& operation, const Ring& ring, uint32_t packet,
-                                 uint32_t slots) {
-    return ctx.load_acquire_system(ring.flags + packet % slots) == pack_word(operation.epoch, packet);
-}
-
 CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, const HtRings& rings,
                                           const Operation& operation, int receiver, const Ring& ring, uint32_t packet,
                                           uint32_t slots) {
