@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mesh's receiving half: frames become bytes in memory, and signals after them.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -169,7 +170,12 @@ void Mesh::put_landed(const FrameHeader& header) {
         return fail_all(fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
                                     header.source, header.number, header.context));
     }
-    if ((header.flags & kFlagSignal) != 0 && !try_signal(inlet, header)) inlet.signals.push_back(header);
+    if ((header.flags & kFlagSignal) != 0) {
+        // By number: a strong one may not be seen before those that were raised earlier.
+        const auto later = std::find_if(inlet.signals.begin(), inlet.signals.end(),
+                                        [&](const FrameHeader& other) { return other.number > header.number; });
+        inlet.signals.insert(later, header);
+    }
     std::erase_if(inlet.signals, [&](const FrameHeader& waiting) { return try_signal(inlet, waiting); });
 }
 

@@ -28,7 +28,7 @@ struct SharedState {
 
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPatience = std::chrono::seconds(20);
 
 template <class Condition>
 bool wait_for(Condition condition) {
