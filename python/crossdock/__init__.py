@@ -54,6 +54,7 @@ from crossdock.errors import (
     UnhandledCudaError,
 )
 from crossdock.paths import get_cmake_dir, get_include, get_lib_path
+from crossdock.take_over import take_over_nccl_ep
 from crossdock.worlds import run_processes, run_threads
 
 _code = get_version()
@@ -100,4 +101,5 @@ __all__ = [
     "has_cuda",
     "run_processes",
     "run_threads",
+    "take_over_nccl_ep",
 ]

@@ -46,7 +46,7 @@ Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
     return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
 }
 
-Communicator adopt(size_t pointer) {
+Communicator adopt(intptr_t pointer) {
     if (pointer == 0) invalid_argument("pointer is 0, expected the address of an ncclComm_t");
     return Communicator{std::make_shared<CommunicatorState>(reinterpret_cast<ncclComm_t>(pointer), false, false)};
 }
@@ -103,7 +103,7 @@ std::shared_ptr<CommunicatorState> communicator_from(nb::handle object) {
             std::string("comm is of type ") + Py_TYPE(object.ptr())->tp_name +
             ", allowed: Communicator, an object with the address of an ncclComm_t in ptr, or that address");
     }
-    return adopt(nb::cast<size_t>(address)).state;
+    return adopt(nb::cast<intptr_t>(address)).state;
 }
 
 void bind_communicator(nb::module_& module) {
@@ -137,8 +137,8 @@ communicator; calls that wait for other ranks release the GIL.)")
             "Whether the ranks are CPUs, whose arrays lie in host memory and whose calls have finished when "
             "they return.")
         .def_prop_ro(
-            "ptr", [](const Communicator& self) { return reinterpret_cast<size_t>(self.state->get()); },
-            "The address of the ncclComm_t, for C code.")
+            "ptr", [](const Communicator& self) { return reinterpret_cast<intptr_t>(self.state->get()); },
+            "The ncclComm_t for C code, as an intptr_t: that of a CPU communicator can be negative.")
         .def(
             "barrier",
             [](Communicator& self) { self.state->call([&] { check(crossdockCommBarrier(self.state->get())); }); },

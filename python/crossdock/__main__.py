@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m crossdock demo | bench | doctor | plot | run: each has --help."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from crossdock.cli import bench, demo, doctor, plot, run
+from crossdock.errors import Error
+
+COMMANDS = {
+    "demo": (demo, "one Mixture-of-Experts layer over ranks of this machine, checked"),
+    "bench": (bench, "time of dispatch and combine against the number of tokens, beside memcpy"),
+    "doctor": (doctor, "what this machine has, and what would be used"),
+    "plot": (plot, "a picture of a demo's or a benchmark's JSON"),
+    "run": (run, "an unchanged program that uses nccl.ep, on Crossdock's library"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m crossdock", description="Expert-parallel communication.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (module, text) in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__))
+    options = parser.parse_args(arguments)
+    try:
+        status: int = COMMANDS[options.command][0].main(options)
+        return status
+    except Error as error:
+        print(f"crossdock: {error}", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        print(f"crossdock: {error}: pip install 'crossdock[tools]'", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Mixture-of-Experts layer over ranks of this machine: every token through its experts and home, checked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import crossdock as ep
+from crossdock.cli.layer import Layer, add_world_arguments, run_world
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_world_arguments(parser, ranks=8, hidden=256, experts=16, topk=4)
+    parser.add_argument("--tokens", type=int, default=64, help="tokens a rank and step (64)")
+    parser.add_argument("--steps", type=int, default=10)
+
+
+def _factor(expert: Any) -> Any:
+    """What an expert does: it multiplies."""
+    return 1.0 + expert * 0.25
+
+
+def run_rank(comm: ep.Communicator, options: argparse.Namespace) -> dict[str, Any]:
+    from rich.progress import Progress
+
+    layer = Layer(comm, options, options.tokens)
+    rows_from = np.zeros(comm.num_ranks, np.int64)
+    worst = 0.0
+    seconds = {"dispatch": 0.0, "experts": 0.0, "combine": 0.0}
+    with Progress(transient=True, disable=comm.rank != 0) as progress:
+        for step in progress.track(range(options.steps), description="steps"):
+            layer.route(step, options.tokens)
+            times = [time.perf_counter()]
+            layer.dispatch()
+            times.append(time.perf_counter())
+            for local, count in enumerate(layer.counts):
+                layer.received[local, :count] *= _factor(comm.rank * layer.num_local + local)
+            times.append(time.perf_counter())
+            layer.combine()
+            times.append(time.perf_counter())
+            for name, start, end in zip(seconds, times[:-1], times[1:], strict=True):
+                seconds[name] += end - start
+            factors = (layer.weights * _factor(layer.topk_idx)).sum(axis=1, keepdims=True)
+            expected = layer.tokens * factors
+            worst = max(worst, float(np.abs(layer.result - expected).max(initial=0) / np.abs(expected).max(initial=1e-9)))
+            for source in range(comm.num_ranks):
+                _, chosen, _ = layer.problem(source, step, options.tokens)
+                rows_from[source] += int((chosen // layer.num_local == comm.rank).sum())
+    layer.close()
+    return {"rows_from": rows_from.tolist(), "rows": int(rows_from.sum()), "worst": worst, "seconds": seconds}
+
+
+def main(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    ranks = run_world(options, run_rank)
+    passed = all(rank["worst"] < 1e-5 for rank in ranks)
+    report = {
+        "passed": passed,
+        "mode": "ll",
+        "world": options.world,
+        "ranks": options.ranks,
+        "tokens": options.tokens * options.steps * options.ranks,
+        "largest_relative_error": max(rank["worst"] for rank in ranks),
+        "rows_from_to": np.array([rank["rows_from"] for rank in ranks]).T.tolist(),
+        "per_rank": [{"rows_in": rank["rows"], **rank["seconds"]} for rank in ranks],
+    }
+    if options.json == "-":
+        print(json.dumps(report))
+        return 0 if passed else 1
+    if options.json:
+        Path(options.json).write_text(json.dumps(report))
+    console = Console()
+    table = Table(title=f"{options.steps} steps of {options.tokens} tokens a rank, top-{options.topk} of {options.experts}")
+    for heading in ("rank", "rows in", "dispatch, ms", "experts, ms", "combine, ms", "largest error"):
+        table.add_column(heading, justify="right")
+    for number, rank in enumerate(ranks):
+        times = [f"{1000 * value / options.steps:.2f}" for value in rank["seconds"].values()]
+        table.add_row(str(number), str(rank["rows"]), *times, f"{rank['worst']:.1e}")
+    console.print(table)
+    console.print("[green]PASS" if passed else "[red]FAIL")
+    return 0 if passed else 1

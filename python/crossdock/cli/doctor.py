@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine has, and what Crossdock would use."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+
+import crossdock as ep
+from crossdock import nccl
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _library() -> str:
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split()[-1] for line in maps if "libnccl_ep.so" in line}
+    return ", ".join(sorted(loaded)) or "not found"
+
+
+def _gpus() -> str:
+    nodes = [name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()]
+    return f"{len(nodes)} NVIDIA" if nodes else "none"
+
+
+def _nccl() -> str:
+    try:
+        return nccl.version() + (f" ({os.environ['CROSSDOCK_NCCL_LIBRARY']})" if "CROSSDOCK_NCCL_LIBRARY" in os.environ else "")
+    except ep.Error as error:
+        return str(error)
+
+
+def _cpu_world() -> str:
+    def program(comm: ep.Communicator) -> int:
+        return len(comm.all_gather(b"x"))
+
+    return "works" if ep.run_threads(2, program) == [2, 2] else "does not work"
+
+
+def main(options: argparse.Namespace) -> int:
+    del options
+    found = {
+        "crossdock": f"{ep.__version__}, library {_library()}",
+        "Python": f"{sys.version.split()[0]} on {platform.platform()}, {os.cpu_count()} CPUs",
+        "NumPy, ml_dtypes": f"{_version('numpy')}, {_version('ml_dtypes')}",
+        "torch": _version("torch"),
+        "CPU worlds": _cpu_world(),
+        "GPUs": _gpus() + ("" if ep.has_cuda else "; this build of Crossdock has no GPU world"),
+        "NCCL": _nccl(),
+        "rich, matplotlib": f"{_version('rich')}, {_version('matplotlib')}",
+    }
+    width = max(map(len, found))
+    for name, text in found.items():
+        print(f"{name:<{width}}  {text}")
+    return 0

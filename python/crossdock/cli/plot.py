@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture of a demo's JSON (a heat map of the traffic) or of a benchmark's (time against tokens, with the floor)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from crossdock.errors import InvalidArgument
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("json", help="what demo, bench, crossdock_demo or ep_bench wrote with --json")
+    parser.add_argument("picture", help="file to write; its ending says the format (.svg, .png, .pdf)")
+
+
+def _heat_map(report: dict[str, Any], axes: Any) -> None:
+    rows = report["rows_from_to"]
+    image = axes.imshow(rows, cmap="Blues", vmin=0)
+    for source, row in enumerate(rows):
+        for target, count in enumerate(row):
+            dark = count > max(map(max, rows)) / 2
+            axes.text(target, source, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    axes.set(xlabel="to rank", ylabel="from rank", title="rows dispatched")
+    axes.set_xticks(range(len(rows)))
+    axes.set_yticks(range(len(rows)))
+    axes.figure.colorbar(image, shrink=0.8)
+
+
+def _times(report: dict[str, Any], axes: Any) -> None:
+    results = sorted(report["results"], key=lambda result: int(result["tokens"]))
+    tokens = [result["tokens"] for result in results]
+    for operation, color in (("dispatch", "#2a6fb0"), ("combine", "#c0702a")):
+        times = [result["libraries"][0][operation]["time_us"]["median"] for result in results]
+        floor = [result["floor"][operation]["time_us"]["median"] for result in results]
+        axes.loglog(tokens, times, "o-", color=color, label=operation)
+        axes.loglog(tokens, floor, "--", color=color, linewidth=1, label=f"floor of {operation}")
+    case = report["case"]
+    axes.set(xlabel="tokens a rank", ylabel="median, us")
+    axes.set_title(f"{case['ranks']} ranks ({case['world']}), hidden {case.get('hidden')}, top-{case.get('topk')}")
+    axes.set_xticks(tokens, [str(number) for number in tokens])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+
+
+def main(options: argparse.Namespace) -> int:
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "crossdock"
+    from matplotlib import pyplot
+
+    try:
+        report = json.loads(Path(options.json).read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{options.json} cannot be read: {error}") from error
+    figure, axes = pyplot.subplots(figsize=(6.5, 4.5))
+    if "rows_from_to" in report:
+        _heat_map(report, axes)
+    elif "results" in report:
+        _times(report, axes)
+    else:
+        raise InvalidArgument(f"{options.json} has neither rows_from_to (a demo's) nor results (a benchmark's)")
+    figure.tight_layout()
+    figure.savefig(options.picture, metadata={"Date": None} if options.picture.endswith(".svg") else None)
+    print(f"wrote {options.picture}")
+    return 0

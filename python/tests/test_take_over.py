@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unchanged programs that use the real nccl.ep run on Crossdock; needs the wheel nccl-extensions."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import crossdock as ep
+
+HERE = Path(__file__).parent
+
+
+def python(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+def has_nccl_ep() -> bool:
+    return importlib.util.find_spec("nccl") is not None and importlib.util.find_spec("nccl.ep") is not None
+
+
+def test_the_sentence() -> None:
+    done = python("-c", "import crossdock; print(crossdock.take_over_nccl_ep()); crossdock.take_over_nccl_ep()")
+    assert done.stdout.startswith(f"nccl.ep uses Crossdock {ep.__version__}, /"), done.stderr
+
+
+@pytest.mark.skipif(not has_nccl_ep(), reason="nccl.ep is not installed: skipped")
+def test_an_unchanged_program() -> None:
+    done = python("-m", "crossdock", "run", HERE / "nccl_ep_program.py", "--flag")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip() == "nccl.ep 0.2.0"
+    assert "nccl.ep uses Crossdock" in done.stderr
+
+
+def test_it_refuses_where_another_library_came_first(tmp_path: Path) -> None:
+    source, other = tmp_path / "other.c", tmp_path / "libother.so"
+    source.write_text("int ncclEpGetVersion(int* version) { *version = 1; return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", other], check=True)
+    program = f"import ctypes; ctypes.CDLL({str(other)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    done = python("-c", program + "import crossdock; crossdock.take_over_nccl_ep()")
+    assert done.returncode != 0
+    assert "ncclEpGetVersion of another library is loaded globally already" in done.stderr
