@@ -84,10 +84,17 @@ typedef struct {
     int killed_rank;            /* -1: none. From killed_at_step on, this rank's writes are lost and its calls fail */
     uint64_t killed_at_step;    /* scheduler steps */
     crossdockFault_t fault;
+    /* The network between load/store domains, in groups that have several: every put and every signal takes its own
+     * time, so they overtake each other; a signal never overtakes the earlier puts of its rank to that peer. */
+    int cut_rank;         /* -1: none. From cut_at_step on, nothing reaches this rank through the network, and nothing
+                             that it sends there arrives; its own domain still reaches it */
+    uint64_t cut_at_step; /* scheduler steps */
+    uint64_t max_put_delay_ns; /* of a message, in simulated time; 0: 30000 */
+    uint64_t put_ns_per_kib;   /* what 1024 bytes occupy a rank's link for; 0: 20 */
 } crossdockDeterministicConfig_t;
 
 #define CROSSDOCK_DETERMINISTIC_CONFIG_INIT \
-    { sizeof(crossdockDeterministicConfig_t), NCCL_EP_MAGIC, 0, 0, -1, 0, CROSSDOCK_FAULT_NONE }
+    { sizeof(crossdockDeterministicConfig_t), NCCL_EP_MAGIC, 0, 0, -1, 0, CROSSDOCK_FAULT_NONE, -1, 0, 0, 0 }
 
 /* One rank's program. It may use the communicator until it returns; it must not block outside the library. */
 typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context);
@@ -121,14 +128,21 @@ typedef struct {
     unsigned int size;  /* sizeof(crossdockGroupOptions_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
     int ht_masks;       /* 1: the HT group goes on without ranks that do not answer, see below. 0: it fails */
+    int domain_ranks;   /* LL: how many ranks in a row load and store each other's memory; they reach the others through
+                           the network. 0: as many as the communicator's can */
 } crossdockGroupOptions_t;
 
 #define CROSSDOCK_GROUP_OPTIONS_INIT \
-    { sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0 }
+    { sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0, 0 }
 
 /* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank (InvalidUsage otherwise).
- * InvalidArgument: group NULL, ht_masks not 0 or 1, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group,
- * which has config->enable_mask.
+ * InvalidArgument: group NULL, ht_masks not 0 or 1, domain_ranks that does not divide the ranks of the communicator's
+ * domain, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group, which has config->enable_mask; several
+ * domains in an HT group.
+ *
+ * Load/store domains (nodes). Ranks [0, n), [n, 2n) ... of domain_ranks n form one each; results are the same, to the
+ * bit, for every n. The environment's CROSSDOCK_DOMAIN_RANKS comes before the option. On one host the network between
+ * domains is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
  *
  * An HT group with masks. A rank that is silent for the timeout while another waits for it is masked there, the
  * asynchronous error becomes 1, and the operation goes on: nothing more is sent to the rank or awaited from it. Its
@@ -166,6 +180,25 @@ ncclResult_t crossdockGroupDiagnosis(ncclEpGroup_t group, crossdockDiagnosis_t* 
 /* Bytes that the library holds for this group on this rank: symmetric communication memory, and the rest (handles' own
  * memory excluded). Local. Either pointer may be NULL. */
 ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, size_t* local_bytes);
+
+/* What this rank's LL operations have sent in a group of several load/store domains, since the group was made. */
+typedef struct {
+    unsigned int size;      /* in: sizeof(crossdockTraffic_t) */
+    unsigned int magic;     /* in: NCCL_EP_MAGIC */
+    int domain_ranks;       /* ranks of a load/store domain; all ranks: there is one domain, and the rest is zero */
+    uint64_t rows_inside;   /* to ranks of the own domain, this one included ... */
+    uint64_t bytes_inside;  /* ... with scales and headers */
+    uint64_t rows_crossed;  /* to the other domains ... */
+    uint64_t bytes_crossed; /* ... with all that went there: scales, headers, counts, weights, 8 bytes a signal */
+    uint64_t puts;          /* messages that carried bytes to other domains */
+    uint64_t signals;       /* messages that raised a signal there */
+} crossdockTraffic_t;
+
+#define CROSSDOCK_TRAFFIC_INIT \
+    { sizeof(crossdockTraffic_t), NCCL_EP_MAGIC, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Local; waits for the operations that were issued. */
+ncclResult_t crossdockGroupTraffic(ncclEpGroup_t group, crossdockTraffic_t* traffic);
 
 /* How the LL expert-major combine sums. */
 typedef enum {

@@ -52,6 +52,14 @@ ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, 
     });
 }
 
+ncclResult_t crossdockGroupTraffic(ncclEpGroup_t group, crossdockTraffic_t* traffic) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::groups().find(group);
+        crossdock::mandatory_struct(traffic, sizeof(crossdockTraffic_t), "traffic");
+        *traffic = found->traffic();
+    });
+}
+
 ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->set_sums(sums); });
 }

@@ -42,11 +42,17 @@ cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& confi
         config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
     require(config.killed_rank >= -1 && config.killed_rank < num_ranks, ncclInvalidArgument,
             "config->killed_rank is {}, must be in -1..{}", config.killed_rank, num_ranks - 1);
+    require(config.cut_rank >= -1 && config.cut_rank < num_ranks, ncclInvalidArgument,
+            "config->cut_rank is {}, must be in -1..{}", config.cut_rank, num_ranks - 1);
     cpu::SimulationConfig checked;
     checked.seed = config.seed;
     if (config.max_copy_delay_ns != 0) checked.max_copy_delay_ns = config.max_copy_delay_ns;
     checked.killed_rank = config.killed_rank;
     checked.killed_at_step = config.killed_at_step;
+    checked.network.cut_rank = config.cut_rank;
+    checked.network.cut_at_step = config.cut_at_step;
+    if (config.max_put_delay_ns != 0) checked.network.max_delay_ns = config.max_put_delay_ns;
+    if (config.put_ns_per_kib != 0) checked.network.ns_per_kib = config.put_ns_per_kib;
     switch (config.fault) {
         case CROSSDOCK_FAULT_NONE:
             checked.fault = cpu::Fault::kNone;

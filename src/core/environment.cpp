@@ -59,6 +59,8 @@ Environment Environment::read() {
     environment.comm_sms = number_of_sms("NCCL_EP_COMM_SMS");
     environment.dispatch_sms = number_of_sms("NCCL_EP_DISPATCH_SMS");
     environment.combine_sms = number_of_sms("NCCL_EP_COMBINE_SMS");
+    if (const auto ranks = positive_number("CROSSDOCK_DOMAIN_RANKS", INT32_MAX))
+        environment.domain_ranks = static_cast<uint32_t>(*ranks);
     environment.is_verbose = flag("NCCL_EP_ENV_VERBOSE");
     environment.has_local_dup = flag("NCCL_EP_HT_EM_LOCAL_DUP");
     environment.has_nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");

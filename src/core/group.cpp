@@ -2,6 +2,7 @@
 #include "core/group.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/diagnosis.h"
 #include "core/error.h"
@@ -186,6 +187,28 @@ crossdockDiagnosis_t Group::diagnosis() const {
     crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
     if (status_ != nullptr) read_diagnosis(status_->expired, rank(), diagnosis);
     return diagnosis;
+}
+
+crossdockTraffic_t Group::traffic() {
+    crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+    traffic.domain_ranks = static_cast<int>(config_.domain_ranks);
+    if (!config_.has_several_domains()) return traffic;
+    DeviceScope device(runtime());
+    await_operations();
+    std::array<uint64_t, kNumTraffic> sums{};
+    for (const auto& arena : arenas_) {
+        std::array<uint64_t, kNumTraffic> words{};
+        runtime().copy_to_host(words.data(), arena->memory->local + arena->reach.traffic, sizeof(words), nullptr);
+        for (size_t i = 0; i < sums.size(); ++i) sums[i] += words[i];
+    }
+    const auto sum = [&](Traffic what) { return sums[static_cast<size_t>(what)]; };
+    traffic.rows_inside = sum(Traffic::kInsideRows);
+    traffic.bytes_inside = sum(Traffic::kInsideBytes);
+    traffic.rows_crossed = sum(Traffic::kCrossedRows);
+    traffic.bytes_crossed = sum(Traffic::kCrossedBytes);
+    traffic.puts = sum(Traffic::kPuts);
+    traffic.signals = sum(Traffic::kSignals);
+    return traffic;
 }
 
 size_t Group::symmetric_bytes() const {

@@ -70,13 +70,14 @@ class Group {
     void clear_error();
 
     crossdockDiagnosis_t diagnosis() const;
+    crossdockTraffic_t traffic();
     size_t symmetric_bytes() const;
     size_t local_bytes() const;
 
   private:
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
     void expect_masks() const;
-    MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset) const;
+    MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const;
     void preallocate();
     void sweep_retired();
 

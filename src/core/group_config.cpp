@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <string>
 #include <vector>
 
 #include "core/structs.h"
@@ -18,6 +20,8 @@ struct CallerConfig : ncclEpGroupConfig_t {
     unsigned int combine_num_sms;
 };
 static_assert(sizeof(CallerConfig) == 120, "the appended fields lie at 112 and 116");
+
+constexpr unsigned int kOptionsV1Bytes = offsetof(crossdockGroupOptions_t, domain_ranks);
 
 constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
@@ -39,13 +43,36 @@ void expect_sms(const char* field, uint32_t value, uint32_t device_sms) {
     require(value <= device_sms, ncclInvalidUsage, "config->{} is {}, the device has {} SMs", field, value, device_sms);
 }
 
+std::string divisors_of(uint32_t number) {
+    std::string list;
+    for (uint32_t divisor = 1; divisor <= number; ++divisor) {
+        if (number % divisor == 0) list += fmt::format("{}{}", list.empty() ? "" : ", ", divisor);
+    }
+    return list;
+}
+
+// CROSSDOCK_DOMAIN_RANKS, the option, what the communicator says. A domain never spans more than the communicator's.
+uint32_t resolve_domain_ranks(const Communicator& communicator, const Environment& environment, int option) {
+    require(option >= 0, ncclInvalidArgument, "options->domain_ranks is {}, allowed: 0 (as the communicator) and more",
+            option);
+    const uint32_t largest = static_cast<uint32_t>(communicator.domain_ranks());
+    const uint32_t wanted = environment.domain_ranks.value_or(static_cast<uint32_t>(option));
+    if (wanted == 0) return largest;
+    require(wanted <= largest && largest % wanted == 0, ncclInvalidArgument,
+            "{} is {}: domains must be even, as NCCL's load/store (LSA) teams are, which have {} of the {} ranks here; "
+            "allowed: {}",
+            environment.domain_ranks ? "CROSSDOCK_DOMAIN_RANKS" : "options->domain_ranks", wanted, largest,
+            communicator.num_ranks(), divisors_of(largest));
+    return wanted;
+}
+
 }  // namespace
 
 GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
                                  const crossdockGroupOptions_t* caller_options, const Environment& environment) {
     require(caller != nullptr, ncclInvalidArgument, "config is NULL");
     const auto given = copy_struct<CallerConfig>(caller, NCCL_EP_GROUP_CONFIG_V1_SIZE, "config");
-    const auto options = optional_struct(caller_options, sizeof(crossdockGroupOptions_t), "options");
+    const auto options = optional_struct(caller_options, kOptionsV1Bytes, "options");
     const unsigned int algorithm = enum_bits(given.algorithm);
     const uint32_t num_ranks = static_cast<uint32_t>(communicator.num_ranks());
     const bool is_ht = algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT;
@@ -116,10 +143,18 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             given.max_dispatch_tokens_per_rank, std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload / kMaxTopk),
             num_ranks);
 
+    const uint32_t domain_ranks = resolve_domain_ranks(communicator, environment, options.domain_ranks);
+    require(
+        !is_ht || domain_ranks == num_ranks, ncclInvalidUsage,
+        "config->algorithm is 1 (high throughput), whose ranks share one load/store domain so far: {} ranks in domains "
+        "of {} need algorithm 0 (low latency)",
+        num_ranks, domain_ranks);
+
     GroupConfig config;
     config.algorithm = static_cast<ncclEpAlgorithm_t>(algorithm);
     config.api_version = given.version;
     config.num_ranks = num_ranks;
+    config.domain_ranks = domain_ranks;
     config.num_experts = given.num_experts;
     config.max_tokens = given.max_dispatch_tokens_per_rank;
     config.max_recv_tokens = given.max_recv_tokens_per_rank;
@@ -157,6 +192,7 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
     };
     const std::array fields{
         Field{"algorithm", static_cast<uint64_t>(algorithm)},
+        Field{"domain_ranks", domain_ranks},
         Field{"num_experts", num_experts},
         Field{"max_dispatch_tokens_per_rank", max_tokens},
         Field{"max_recv_tokens_per_rank", max_recv_tokens},

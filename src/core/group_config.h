@@ -13,6 +13,7 @@ struct GroupConfig {
     ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     unsigned int api_version = 0;  // the caller's
     uint32_t num_ranks = 0;
+    uint32_t domain_ranks = 0;  // ranks in a row that load and store each other's memory
     uint32_t num_experts = 0;
     uint32_t max_tokens = 0;
     uint32_t max_recv_tokens = 0;
@@ -32,6 +33,7 @@ struct GroupConfig {
     bool sums_at_sender = false;
 
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
+    bool has_several_domains() const { return domain_ranks < num_ranks; }
 
     // Checks what one rank can check by itself. options may be null.
     static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,

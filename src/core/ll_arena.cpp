@@ -14,6 +14,10 @@ LlArenaState first_state() {
     return state;
 }
 
+uint64_t arena_bytes_of(const GroupConfig& config, const LlGeometry& geometry) {
+    return config.has_several_domains() ? LlOutbox::arena_bytes(geometry) : geometry.arena_bytes();
+}
+
 // The documented need of NVIDIA's library, whose callers size the buffer for it (contract 4.10).
 uint64_t documented_need(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
     const bool expert_major = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
@@ -30,15 +34,40 @@ uint64_t documented_need(const GroupConfig& config, ncclEpLayout_t layout, uint3
 
 LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const LlGeometry& arena_geometry)
     : geometry(arena_geometry),
-      memory(communicator.allocate_symmetric(arena_geometry.arena_bytes(), config.timeout_ns)),
-      state(communicator.runtime(), config.alloc, sizeof(LlArenaState)) {
+      memory(communicator.allocate_symmetric(arena_bytes_of(config, arena_geometry), config.timeout_ns)),
+      state(communicator.runtime(), config.alloc, sizeof(LlArenaState)),
+      peers(memory->peers) {
+    reach.num_ranks = communicator.num_ranks();
+    reach.rank = communicator.rank();
+    const int domain_ranks = static_cast<int>(config.domain_ranks);
+    reach.first_of_domain = reach.rank / domain_ranks * domain_ranks;
+    reach.end_of_domain = reach.first_of_domain + domain_ranks;
+    if (config.has_several_domains()) {
+        reach.network = communicator.network_of(*memory);
+        reach.signals = LlOutbox::signals_offset(geometry);
+        reach.raised = LlOutbox::raised_offset(geometry);
+        reach.barrier = LlOutbox::barrier_offset(geometry);
+        reach.traffic = LlOutbox::traffic_offset(geometry);
+        limit_peers();
+    }
     const LlArenaState first = first_state();
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
     communicator.runtime().synchronize(nullptr);
 }
 
+// Whoever loads or stores outside of the domain is to fault, also where ranks of one host only play nodes.
+void LlArena::limit_peers() {
+    if (peers.table == nullptr) return;
+    for (int rank = 0; rank < reach.num_ranks; ++rank) {
+        const bool is_inside = rank >= reach.first_of_domain && rank < reach.end_of_domain;
+        reachable.push_back(is_inside ? peers.table[rank] : unreachable_memory());
+    }
+    peers.table = reachable.data();
+}
+
 uint32_t ll_line_tokens(World world, const GroupConfig& config) {
     constexpr uint32_t kRacyLineTokens = 4;
+    if (config.has_several_domains()) return 0;  // rows from elsewhere are plain, and all rows of a sum have one form
     if (align_up(config.max_token_bytes, 16) > kMostLineRowBytes) return 0;
     switch (world) {
         case World::kThreads:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "core/group_config.h"
 #include "core/memory.h"
@@ -14,7 +15,10 @@ namespace crossdock {
 struct LlArena {
     LlGeometry geometry;
     std::unique_ptr<SymmetricMemory> memory;
-    DeviceMemory state;  // LlArenaState
+    DeviceMemory state;                 // LlArenaState
+    PeerMap peers;                      // of the group's load/store domain
+    Reach reach;                        // of the others
+    std::vector<std::byte*> reachable;  // what peers refers to, where it is less than the communicator's
     uint32_t pending_splits = 0;
 
     // Collective.
@@ -23,6 +27,9 @@ struct LlArena {
     bool fits(const LlGeometry& needed) const {
         return geometry.topk >= needed.topk && geometry.cells_per_token >= needed.cells_per_token;
     }
+
+  private:
+    void limit_peers();
 };
 
 // Rows of ranks with at most that many tokens may take the line form: on GPUs all, in threads and processes none, since

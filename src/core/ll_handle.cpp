@@ -62,7 +62,9 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     LlCommon common{};
     common.arena = arena_->geometry;
     common.offsets = LlOffsets::of(arena_->geometry);
-    common.peers = arena_->memory->peers;
+    common.peers = arena_->peers;
+    common.reach = arena_->reach;
+    common.outbox = LlOutbox::of(arena_->geometry);
     common.rank = group_->rank();
     common.halves = send_only ? kSendHalf : kSendHalf | kReceiveHalf;
     common.state = reinterpret_cast<LlArenaState*>(arena_->state.data());

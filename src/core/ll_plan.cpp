@@ -130,11 +130,15 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     const bool is_gpu = group.communicator().world() == World::kCuda;
     args.segment_bytes = is_gpu ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
-    const uint32_t blocks =
-        blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
+    uint32_t blocks = blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
+    if (group.config().has_several_domains()) {
+        // Every stage has rows of its own in the outbox.
+        blocks = std::min(blocks, common.outbox.num_rows);
+        crew.num_stages = std::min(crew.num_stages, common.outbox.num_rows / blocks);
+    }
     share_blocks(common, !plain, kFewCombineTokens, blocks);
     const auto lay_out = [&] {
-        args.shared = LlCombineShared::of(common.arena, crew, common.topk);
+        args.shared = LlCombineShared::of(common.arena, crew, common.topk, group.config().has_several_domains());
         return args.shared.bytes;
     };
     while (lay_out() > group.runtime().max_shared_bytes() && crew.num_stages > 1) --crew.num_stages;

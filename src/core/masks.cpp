@@ -49,14 +49,14 @@ void Group::mask_clean(cudaStream_t stream) {
     }
     ++num_cleans_;
     for (const auto& arena : arenas_) {
-        const LlMaskCleanArgs args{mask_exchange(arena->memory->peers, arena->geometry.barrier_offset()),
+        const LlMaskCleanArgs args{mask_exchange(arena->peers, arena->geometry.barrier_offset(), arena->reach),
                                    reinterpret_cast<LlArenaState*>(arena->state.data())};
         before_operation(stream);
         launch_ll_mask_clean(runtime(), args, stream);
         after_operation(stream);
     }
     if (ht_arena_ != nullptr) {
-        const HtMaskCleanArgs args{mask_exchange(ht_arena_->memory->peers, ht_arena_->geometry.barrier_offset()),
+        const HtMaskCleanArgs args{mask_exchange(ht_arena_->memory->peers, ht_arena_->geometry.barrier_offset(), {}),
                                    reinterpret_cast<HtState*>(ht_arena_->state.data())};
         before_operation(stream);
         launch_ht_mask_clean(runtime(), args, stream);
@@ -71,13 +71,14 @@ void Group::mask_clean(cudaStream_t stream) {
     runtime().synchronize(stream);
 }
 
-MaskExchange Group::mask_exchange(const PeerMap& peers, uint64_t barrier_offset) const {
+MaskExchange Group::mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const {
     return {peers,
             barrier_offset,
             config_.num_ranks,
             rank(),
             wait_scope(OperationKind::kMaskClean, 0),
-            num_cleans_ & kMaxPayload};
+            num_cleans_ & kMaxPayload,
+            reach};
 }
 
 int Group::async_error() const {

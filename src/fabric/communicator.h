@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "device/peer_map.h"
+#include "device/network_handle.h"
 #include "nccl.h"
 
 namespace crossdock {
@@ -32,6 +32,9 @@ struct WindowView {
     PeerMap peers;
 };
 
+// Stands for memory of ranks outside a load/store domain: whoever touches it faults.
+std::byte* unreachable_memory();
+
 class Communicator {
   public:
     virtual ~Communicator() = default;
@@ -51,6 +54,14 @@ class Communicator {
 
     // Local. Error with ncclInvalidArgument for a window that is not registered with this communicator.
     virtual WindowView window(ncclWindow_t handle) = 0;
+
+    // Ranks in a row that load and store each other's memory. The communicator has num_ranks / domain_ranks such
+    // domains.
+    virtual int domain_ranks() const { return num_ranks(); }
+
+    // How kernels reach symmetric memory of ranks outside their group's domain, which may be smaller than the
+    // communicator's.
+    virtual NetworkHandle network_of(const SymmetricMemory& memory) = 0;
 
     // Ranks that share this rank's device (1 on a GPU of one's own); launches leave room for all of them.
     virtual int ranks_on_device() const { return 1; }

@@ -6,6 +6,7 @@
 #include "device/peer_map.h"
 #include "device/wait.h"
 #include "kernels/geometry.h"
+#include "kernels/remote.h"
 
 namespace crossdock {
 
@@ -16,6 +17,7 @@ struct MaskExchange {
     int rank;
     WaitScope scope;
     uint64_t count;  // of this group's cleans, modulo 2^24: the same on every rank that takes part
+    Reach reach;
 };
 
 inline namespace CROSSDOCK_WORLD {
@@ -23,6 +25,38 @@ inline namespace CROSSDOCK_WORLD {
 CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner, int phase, int writer) {
     return reinterpret_cast<uint64_t*>(exchange.peers.at(owner, exchange.barrier_offset)) +
            static_cast<uint64_t>(phase) * exchange.num_ranks + static_cast<uint64_t>(writer);
+}
+
+// The same of a rank elsewhere, at an offset in every arena; not the one of the clean before, which may still be under
+// way.
+CROSSDOCK_DEVICE uint64_t far_barrier(const MaskExchange& exchange, int phase, int writer) {
+    const uint64_t words = exchange.count % 2 * 2 + static_cast<uint64_t>(phase);
+    return exchange.reach.barrier + 8 * (words * exchange.num_ranks + static_cast<uint64_t>(writer));
+}
+
+// What the signal of a rank elsewhere has come to when its number of this phase is here.
+CROSSDOCK_DEVICE uint64_t barrier_signal(const MaskExchange& exchange, int phase) {
+    return 2 * exchange.count + static_cast<uint64_t>(phase);
+}
+
+CROSSDOCK_DEVICE void tell_number(const Ctx& ctx, const MaskExchange& exchange, int phase, int peer, uint64_t word) {
+    if (!is_remote(exchange.reach, peer)) {
+        ctx.store_release_system(barrier_word(exchange, peer, phase, exchange.rank), word);
+        return;
+    }
+    put_value(ctx, exchange.reach, peer, far_barrier(exchange, phase, exchange.rank), word);
+    raise_signal(ctx, exchange.reach, Signal::kBarrier, peer, barrier_signal(exchange, phase));
+}
+
+// 0 where it has not come.
+CROSSDOCK_DEVICE uint64_t number_told(const Ctx& ctx, const MaskExchange& exchange, int phase, int peer) {
+    if (!is_remote(exchange.reach, peer)) {
+        return ctx.load_acquire_system(barrier_word(exchange, exchange.rank, phase, peer));
+    }
+    const uint64_t* signal = signal_word(exchange.reach, Signal::kBarrier, peer);
+    if (ctx.load_acquire_system(signal) < barrier_signal(exchange, phase)) return 0;
+    return ctx.load_acquire_system(
+        reinterpret_cast<const uint64_t*>(exchange.reach.network.local + far_barrier(exchange, phase, peer)));
 }
 
 // Everybody tells everybody a number and takes the largest that came. A rank that does not come in time is left out.
@@ -33,17 +67,16 @@ CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const MaskExchange& excha
     ctx.block_sync();
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
-        ctx.store_release_system(barrier_word(exchange, peer, phase, exchange.rank), pack_word(own, exchange.count));
+        tell_number(ctx, exchange, phase, peer, pack_word(own, exchange.count));
     }
     CROSSDOCK_ROLLED
     for (int peer = ctx.warp_idx(); peer < num_ranks; peer += ctx.num_warps()) {
         if (!is_leader(ctx)) continue;
-        const uint64_t* word = barrier_word(exchange, exchange.rank, phase, peer);
         uint64_t seen = 0;
         const bool came = wait_until(
             ctx, scope, operation, WaitStep::kBarrier, peer, exchange.count,
             [&] {
-                seen = ctx.load_acquire_system(word);
+                seen = number_told(ctx, exchange, phase, peer);
                 return word_payload(seen);
             },
             [&](uint64_t count) { return count == exchange.count; });

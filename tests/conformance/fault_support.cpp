@@ -42,6 +42,26 @@ ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group) {
     return active;
 }
 
+ncclEpGroupConfig_t mask_config(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
+    ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+    config.enable_mask = 1;
+    config.timeout_ns = timeout_ns;
+    return config;
+}
+
+void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer) {
+    layer.prepare_dispatch();
+    const ActiveRanks before = query_mask(context, group);
+    RANK_OK(context, layer.dispatch());
+    context.synchronize(layer.stream());
+    const ActiveRanks at_dispatch = query_mask(context, group);
+    layer.check_dispatch(at_dispatch, at_dispatch != before);
+    layer.prepare_combine(at_dispatch);
+    RANK_OK(context, layer.combine());
+    context.synchronize(layer.stream());
+    layer.check_combine(query_mask(context, group));
+}
+
 int async_error(RankContext& context, ncclEpGroup_t group) {
     int error = -1;
     RANK_OK(context, ncclEpGetAsyncError(group, &error));
@@ -75,6 +95,10 @@ BlameTable::BlameTable() {
 BlameTable::~BlameTable() { munmap(peers_, kMostRanks * sizeof(int)); }
 
 void BlameTable::clear() { std::fill_n(peers_, kMostRanks, -1); }
+
+bool BlameTable::has_any() const {
+    return std::any_of(peers_, peers_ + kMostRanks, [](int peer) { return peer >= 0; });
+}
 
 std::string BlameTable::complaint(int num_ranks, int dead, bool everybody) const {
     for (int rank = 0; rank < num_ranks; ++rank) {

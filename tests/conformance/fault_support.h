@@ -11,6 +11,12 @@ namespace crossdock::testing {
 // A problem in which every rank sends to every other.
 Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
 
+// A group that goes on without ranks that are silent for so long.
+ncclEpGroupConfig_t mask_config(RankContext& context, const Problem& problem, uint64_t timeout_ns);
+
+// A step in which ranks may be lost. What must come out is what the rank's own mask says afterwards.
+void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer);
+
 // The rank's view of who is active.
 ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group);
 
@@ -37,6 +43,7 @@ class BlameTable {
     BlameTable& operator=(const BlameTable&) = delete;
     void blame(int rank, int peer) { peers_[rank] = peer; }
     void clear();
+    bool has_any() const;
     // Empty if every blame ends at `dead`; else what does not. `everybody`: each other rank must have blamed someone.
     std::string complaint(int num_ranks, int dead, bool everybody) const;
     // Empty if every blame is `dead` itself.

@@ -120,7 +120,7 @@ TEST(Fault, ARankKilledAtAnyStepIsNamed) {
                 const Problem problem = busy_problem(kRanks, layout, 4);
                 ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
                 ncclEpGroup_t group = nullptr;
-                const ncclResult_t made = ncclEpCreateGroup(&group, context.comm(), &config);
+                const ncclResult_t made = create_group(context, &group, context.comm(), &config);
                 if (made != ncclSuccess) {
                     RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made),
                                crossdockGetLastError());

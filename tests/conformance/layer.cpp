@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "options.h"
 #include "reference/formats.h"
 
 namespace crossdock::testing {
@@ -27,9 +28,17 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<con
     return config;
 }
 
+ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
+                          const ncclEpGroupConfig_t* config) {
+    crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
+    group_options.domain_ranks = domain_for(context.num_ranks());
+    if (group_options.domain_ranks == 0) return ncclEpCreateGroup(group, comm, config);
+    return crossdockCreateGroup(group, comm, config, &group_options);
+}
+
 Group::Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config) : context_(context) {
     Fleeting<ncclEpGroupConfig_t> copy(config);
-    RANK_OK(context, ncclEpCreateGroup(&group_, comm, copy.get()));
+    RANK_OK(context, create_group(context, &group_, comm, copy.get()));
 }
 
 Group::~Group() {

@@ -14,6 +14,10 @@ using reference::Problem;
 // A group configuration that suits all of these problems.
 ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<const Problem*>& problems);
 
+// ncclEpCreateGroup, in domains as --domain says.
+ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
+                          const ncclEpGroupConfig_t* config);
+
 class Group {
   public:
     // Stops the program if the group cannot be made.

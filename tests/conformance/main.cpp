@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock_conformance [--world threads|processes|deterministic|gpu|gpu-processes|all-cpu] [--ranks N] [--seed S]
-// [--seeds COUNT]
+// crossdock_conformance [--world threads|processes|deterministic|gpu|gpu-processes|all-cpu] [--ranks N]
+//                       [--domain N] [--seed S] [--seeds COUNT]
 //                       [GoogleTest's own flags]
 #include <gtest/gtest.h>
 
@@ -17,6 +17,7 @@ constexpr const char* kUsage =
     "crossdock_conformance: the conformance suite, in one world or all of the CPU's\n"
     "  --world NAME   threads, processes, deterministic, gpu, gpu-processes or all-cpu (default: all-cpu)\n"
     "  --ranks N      ranks of every test that does not fix their number itself, 1 .. 64\n"
+    "  --domain N     low-latency groups in load/store domains of N ranks, or of the next fewer that divide theirs\n"
     "  --seed S       first seed of tests with random cases\n"
     "  --seeds COUNT  number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
     "  --gtest_...    GoogleTest's flags, for example --gtest_filter=Random.*\n";
@@ -60,6 +61,8 @@ void parse(int argc, char** argv) {
             select_world(value);
         } else if (flag == "--ranks") {
             options().num_ranks = static_cast<int>(number(flag, value, 1, 64));
+        } else if (flag == "--domain") {
+            options().domain_ranks = static_cast<int>(number(flag, value, 1, 64));
         } else if (flag == "--seed") {
             options().seed = number(flag, value, 0, UINT64_MAX);
         } else if (flag == "--seeds") {

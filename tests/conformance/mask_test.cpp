@@ -8,27 +8,6 @@
 namespace crossdock::testing {
 namespace {
 
-ncclEpGroupConfig_t mask_config(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
-    ncclEpGroupConfig_t config = group_config_for(context, {&problem});
-    config.enable_mask = 1;
-    config.timeout_ns = timeout_ns;
-    return config;
-}
-
-// A step in which ranks may be lost. What must come out is what the rank's own mask says afterwards.
-void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer) {
-    layer.prepare_dispatch();
-    const ActiveRanks before = query_mask(context, group);
-    RANK_OK(context, layer.dispatch());
-    context.synchronize(layer.stream());
-    const ActiveRanks at_dispatch = query_mask(context, group);
-    layer.check_dispatch(at_dispatch, at_dispatch != before);
-    layer.prepare_combine(at_dispatch);
-    RANK_OK(context, layer.combine());
-    context.synchronize(layer.stream());
-    layer.check_combine(query_mask(context, group));
-}
-
 ActiveRanks all_but(int num_ranks, int rank) {
     ActiveRanks active(num_ranks, 1);
     active[rank] = 0;
@@ -73,7 +52,7 @@ TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
                 ncclEpGroupConfig_t config = mask_config(context, problem, 1'000'000);
                 ncclEpGroup_t group = nullptr;
                 // A rank that dies while groups are made takes the group along.
-                if (ncclEpCreateGroup(&group, context.comm(), &config) != ncclSuccess) return;
+                if (create_group(context, &group, context.comm(), &config) != ncclSuccess) return;
                 OwnedGroup owner(group);
                 {
                     Layer layer(context, group, problem, {.peers_may_die = true});

@@ -26,7 +26,9 @@ TEST(Memory, AGroupNeedsAtMost64MiB) {
                     ncclEpInitHandle(&handles[1], group.get(), NCCL_EP_LAYOUT_RANK_MAJOR, nullptr, 8, nullptr));
             size_t symmetric = 0, local = 0;
             RANK_OK(context, crossdockGroupMemory(group.get(), &symmetric, &local));
-            RANK_CHECK(context, symmetric > 0 && symmetric + local <= 64u << 20, "{} symmetric and {} local bytes",
+            // Between several domains rows go through an outbox.
+            const size_t most_mib = domain_for(8) % 8 == 0 ? 64 : 80;
+            RANK_CHECK(context, symmetric > 0 && symmetric + local <= most_mib << 20, "{} symmetric and {} local bytes",
                        symmetric, local);
             RANK_OK(context, crossdockGroupMemory(group.get(), nullptr, &local));
             RANK_OK(context, crossdockGroupMemory(group.get(), &symmetric, nullptr));

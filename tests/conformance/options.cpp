@@ -37,6 +37,12 @@ uint64_t seeds_in(WorldKind kind, uint64_t count) {
 
 int ranks_or(int wanted) { return options().num_ranks.value_or(wanted); }
 
+int domain_for(int num_ranks) {
+    int domain = std::min(options().domain_ranks.value_or(0), num_ranks);
+    while (domain > 0 && num_ranks % domain != 0) --domain;
+    return domain;
+}
+
 bool world_is_selected(WorldKind kind) {
     const std::vector<WorldKind>& worlds = options().worlds;
     return std::find(worlds.begin(), worlds.end(), kind) != worlds.end();
@@ -45,6 +51,7 @@ bool world_is_selected(WorldKind kind) {
 std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> seed) {
     const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string line = fmt::format("crossdock_conformance --world {} --ranks {}", world_name(kind), num_ranks);
+    if (options().domain_ranks) line += fmt::format(" --domain {}", *options().domain_ranks);
     if (seed) line += fmt::format(" --seed {}", *seed);
     if (test != nullptr) line += fmt::format(" --gtest_filter={}.{}", test->test_suite_name(), test->name());
     return line;

@@ -14,6 +14,7 @@ namespace crossdock::testing {
 struct Options {
     std::vector<WorldKind> worlds;
     std::optional<int> num_ranks;
+    std::optional<int> domain_ranks;
     std::optional<uint64_t> seed;
     std::optional<uint64_t> num_seeds;
 };
@@ -33,6 +34,10 @@ uint64_t seeds_in(WorldKind kind, uint64_t count);
 
 // How many ranks a test that would like `wanted` has: --ranks, if given.
 int ranks_or(int wanted);
+
+// The ranks of a load/store domain in a low-latency group of so many: the largest even share that --domain allows. 0:
+// as the communicator has it.
+int domain_for(int num_ranks);
 
 // Whether the test may run in a world, and with how many ranks at most.
 bool world_is_selected(WorldKind kind);

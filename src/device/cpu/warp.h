@@ -63,6 +63,13 @@ class Warp {
     virtual void wait_sources_read() = 0;
     virtual bool is_lazy() const = 0;
 
+    // One-sided operations on memory of ranks outside the load/store domain, as device/network.h describes them. The
+    // addresses are those at which this process sees that memory.
+    virtual void put(int peer, void* target, const void* source, size_t bytes) = 0;
+    virtual void put_value(int peer, uint64_t* target, uint64_t value) = 0;
+    virtual void signal(int peer, uint64_t* word, uint64_t increase) = 0;
+    virtual void flush_puts() = 0;
+
     // The rank was killed: what it writes to others is lost.
     virtual bool is_killed() const = 0;
     virtual Fault fault() const = 0;

@@ -17,6 +17,16 @@ constexpr size_t kPieceAlignment = 4096;
 // Every rank's piece of one symmetric allocation. It lives until the last rank has let go of it, so a rank that fails
 // early takes no memory away from peers that still write to it.
 struct Allocation {
+    explicit Allocation(Simulation* owner) : simulation(owner) {}
+    ~Allocation() {
+        for (const ZeroedMemory& piece : pieces) {
+            if (simulation != nullptr) simulation->network().forget(piece.data(), piece.bytes());
+        }
+    }
+    Allocation(const Allocation&) = delete;
+    Allocation& operator=(const Allocation&) = delete;
+
+    Simulation* simulation;
     std::vector<ZeroedMemory> pieces;
 };
 
@@ -33,7 +43,7 @@ struct SharedWorld {
         auto& entry = allocations[number];
         auto allocation = entry.lock();
         if (allocation == nullptr) {
-            allocation = std::make_shared<Allocation>();
+            allocation = std::make_shared<Allocation>(simulation);
             for (int rank = 0; rank < num_ranks; ++rank) {
                 const ZeroedMemory& piece = allocation->pieces.emplace_back(bytes, kPieceAlignment);
                 if (simulation != nullptr) simulation->checker().memory_is_new(piece.data());

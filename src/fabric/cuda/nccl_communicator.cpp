@@ -34,6 +34,7 @@ class NcclCommunicator final : public Communicator {
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
     WindowView window(ncclWindow_t handle) override;
+    NetworkHandle network_of(const SymmetricMemory& memory) override;
     int ranks_on_device() const override;
 
   private:
@@ -91,6 +92,13 @@ WindowView NcclCommunicator::window(ncclWindow_t handle) {
     if (view.local != local || view.peers.base != address_in_window(self_, handle, 0))
         view = {local, SIZE_MAX, peers_of_window(self_, handle)};
     return view;
+}
+
+NetworkHandle NcclCommunicator::network_of(const SymmetricMemory&) {
+    fail(ncclInvalidUsage,
+         "groups of several load/store domains run on CPU communicators so far: leave options->domain_ranks and "
+         "CROSSDOCK_DOMAIN_RANKS at 0 for this communicator of {} ranks",
+         self_.num_ranks);
 }
 
 int NcclCommunicator::ranks_on_device() const {

@@ -5,6 +5,7 @@
 #include "device/numeric.h"
 #include "device/peer_map.h"
 #include "device/wait.h"
+#include "kernels/ll/outbox.h"
 #include "kernels/ll/shared_memory.h"
 
 namespace crossdock {
@@ -23,7 +24,7 @@ struct LlArenaState {
     // the operation of that epoch, written by the one before it.
     uint64_t free_from[2][kNumBuffers];
     uint32_t blocks_done;  // counts only where masks are on
-    uint32_t reserved;
+    uint32_t blocks_put;   // counts only where there are several load/store domains
 };
 
 inline constexpr uint32_t kTicketBits = 18;
@@ -48,7 +49,7 @@ struct LlClock {
 struct LlCommon {
     LlGeometry arena;
     LlOffsets offsets;  // of arena
-    PeerMap peers;      // the ranks' arenas
+    PeerMap peers;      // the ranks' arenas, as far as the load/store domain reaches
     int rank;
     uint32_t halves;
     LlArenaState* state;
@@ -71,6 +72,10 @@ struct LlCommon {
     uint32_t log2_blocks_per_token;  // where rows take the line form
     uint32_t line_tokens;            // with at most that many tokens, rows take the line form
     LlCrew crew;
+
+    // Groups of several load/store domains.
+    Reach reach;
+    LlOutbox outbox;
 };
 
 inline constexpr uint32_t kRankOfExpertShift = 31;

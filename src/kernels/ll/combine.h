@@ -38,6 +38,18 @@ CROSSDOCK_DEVICE void note_cell_read(const Ctx& ctx, const LlCommon& c, const Op
     ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, static_cast<uint64_t>(cell), operation.epoch);
 }
 
+// A cell that a rank elsewhere fills. Only where no row comes does it put a flag.
+CROSSDOCK_DEVICE bool wait_far_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, int rank,
+                                    const uint64_t* flag, uint64_t& content) {
+    uint64_t unused = 0;
+    if (!wait_far(ctx, c, operation, WaitStep::kRow, Signal::kData, rank) ||
+        !wait_word(ctx, c, operation, WaitStep::kRow, rank, count_words(c, operation, c.rank, rank), unused))
+        return false;
+    const uint64_t word = ctx.load_relaxed_system(flag);
+    content = word_epoch(word) == operation.epoch ? word_payload(word) : uint64_t{kCellRow};
+    return true;
+}
+
 // Cells in plain form: waits for their flags; what does not come is not summed.
 CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
                                      bool notes_reads, uint32_t num, const TermList& terms) {
@@ -46,7 +58,9 @@ CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, 
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < num; k += kLanes) {
         uint64_t content = kCellNothing;
         const uint64_t* flag = row_flag(c, operation, c.rank, static_cast<uint32_t>(terms.index[k]));
-        const bool came = wait_word(ctx, c, operation, WaitStep::kRow, terms.ranks[k], flag, content);
+        const bool came = is_remote(c.reach, terms.ranks[k])
+                              ? wait_far_cell(ctx, c, operation, terms.ranks[k], flag, content)
+                              : wait_word(ctx, c, operation, WaitStep::kRow, terms.ranks[k], flag, content);
         if (came && notes_reads) note_cell_read(ctx, c, operation, terms.index[k]);
         if (!came || content != kCellRow) terms.index[k] = -1;
     }
@@ -192,6 +206,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const bool sends = (c.halves & kSendHalf) != 0;
     if (sends && ctx.warp_idx() == 0) ReturnList::count(ctx, args);
     load_head(ctx, c, 0);
+    if (sends) empty_outbox(ctx, c);
     ctx.block_sync();
     PlainReturns plain(ctx, args, shared);
     LineReturns lines(ctx, args);
@@ -202,6 +217,8 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     const bool runs = read_head(ctx, c, operation);
     ctx.mark(Step::kCombineHead);
     if (runs && sends) return_tokens<kDType, kForms>(ctx, args, shared, operation, lines, plain);
+    if (runs && sends) finish_returns(ctx, c, operation);
+    if (runs && (c.halves & kCancel) != 0) await_stragglers(ctx, c, operation);
     if (!runs && sends && returns_plain_rows<kForms>(ctx, args)) plain.abandon(ctx);
     receive_for_good(ctx, c, operation, runs, ctx.num_warps(),
                      [&](const Share& share) { sum_tokens<kDType, kForms>(ctx, args, shared, operation, share); });

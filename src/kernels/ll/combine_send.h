@@ -2,146 +2,10 @@
 // Combine, send half: the experts' rows go back to the rank that each token came from, into that token's own cells.
 #pragma once
 
-#include "device/nvfp4.h"
-#include "device/row_stage.h"
-#include "device/sum_rows.h"
-#include "kernels/ll/line_rows.h"
+#include "kernels/ll/combine_list.h"
 
 namespace crossdock {
-
-// Beside the epoch in a cell's flag, or in its words' tags.
-enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
-
 inline namespace CROSSDOCK_WORLD {
-
-// A warp's list of rows to sum, and the ranks of the choices of the token that it works on.
-struct TermList {
-    int64_t* index;
-    float* weight;
-    int32_t* ranks;
-};
-
-CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared) {
-    const uint32_t topk = args.common.topk;
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + shared.terms);
-    float* weight = reinterpret_cast<float*>(index + uint64_t{topk} * args.common.crew.warps_per_block);
-    int32_t* ranks = reinterpret_cast<int32_t*>(weight + uint64_t{topk} * args.common.crew.warps_per_block);
-    return {index + warp * topk, weight + warp * topk, ranks + warp * topk};
-}
-
-CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const LlCombineShared& shared, uint32_t stage) {
-    return RowStage(ctx.shared_memory() + shared.stages + uint64_t{shared.stage_bytes} * stage);
-}
-
-// A row per choice goes home; otherwise one a rank.
-CROSSDOCK_DEVICE bool has_row_per_choice(const LlCombineArgs& args) {
-    return args.common.expert_major && args.wire != LlCombineWire::kSums;
-}
-// Rows that the kernel computes before they go.
-CROSSDOCK_DEVICE bool has_computed_rows(const LlCombineArgs& args) { return args.wire != LlCombineWire::kRows; }
-// NVFP4 rows never take the line form: their receiver reads them in another order than they come.
-CROSSDOCK_DEVICE bool allows_lines(const LlCombineArgs& args) { return args.wire != LlCombineWire::kNvfp4; }
-
-// A row on its way home.
-struct Return {
-    int home = 0;
-    uint32_t slot =
-        0;  // of its token among those of home; with a row a choice: number of the choice among those of home
-    int64_t row_idx = 0;  // among all rows here; -1: the choice had no room
-    uint32_t cell = 0;
-};
-
-// The rows of one form that go home, numbered token by token: row i is the (i / ranks)-th of the home that is i % ranks
-// after this rank. So no home is everybody's first, and all ranks send the rows of a token at about the same time.
-class ReturnList {
-  public:
-    // counts: i32 [ranks + 1] in shared memory: the homes' rows, and the largest of them.
-    CROSSDOCK_DEVICE ReturnList(const Ctx& ctx, const LlCombineArgs& args, bool in_lines)
-        : args_(args),
-          num_ranks_(static_cast<int>(args.common.arena.num_ranks)),
-          counts_(reinterpret_cast<int*>(ctx.shared_memory() + args.shared.return_counts) +
-                  (in_lines ? num_ranks_ + 1 : 0)) {}
-
-    // By one warp; followed by a barrier of the block.
-    CROSSDOCK_DEVICE static void count(const Ctx& ctx, const LlCombineArgs& args) {
-        const ReturnList lists[2] = {{ctx, args, false}, {ctx, args, true}};
-        int largest[2] = {0, 0};
-        CROSSDOCK_ROLLED
-        for (int i = ctx.lane(); i < lists[0].num_ranks_; i += kLanes) {
-            const LlReceived received = *received_from(args.common, i);
-            const int rows = static_cast<int>(has_row_per_choice(args) ? received.choices : received.rows);
-            const bool in_lines = received.lines != 0 && allows_lines(args);
-            lists[0].counts_[i] = in_lines ? 0 : rows;
-            lists[1].counts_[i] = in_lines ? rows : 0;
-            largest[0] = !in_lines && rows > largest[0] ? rows : largest[0];
-            largest[1] = in_lines && rows > largest[1] ? rows : largest[1];
-        }
-        lists[0].counts_[lists[0].num_ranks_] = ctx.warp_max(largest[0]);
-        lists[1].counts_[lists[1].num_ranks_] = ctx.warp_max(largest[1]);
-    }
-
-    CROSSDOCK_DEVICE int size() const { return counts_[num_ranks_] * num_ranks_; }
-
-    // False: there is no such row, since its home has fewer than others.
-    CROSSDOCK_DEVICE bool find(int i, Return& row) const {
-        const LlCommon& c = args_.common;
-        const int number = i / num_ranks_;
-        const int home = c.rank + 1 + i - number * num_ranks_;
-        row.home = home < num_ranks_ ? home : home - num_ranks_;
-        row.slot = static_cast<uint32_t>(number);
-        if (number >= counts_[row.home]) return false;
-        if (has_row_per_choice(args_)) {
-            const LlChoice choice = *choice_of(c, row.home, row.slot);
-            row.row_idx = choice.row_idx;
-            row.cell = choice.cell;
-        } else {
-            row.row_idx = static_cast<int64_t>(slot_of(c, row.home, row.slot));
-            row.cell = row_record(c, row.home, row.slot)->cell;
-        }
-        return true;
-    }
-
-  private:
-    const LlCombineArgs& args_;
-    int num_ranks_;
-    int* counts_;
-};
-
-// The home ranks' weights go ahead to the ranks that weight and sum before they send: a warp takes a token.
-CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
-    const LlCommon& c = args.common;
-    const uint32_t warps = static_cast<uint32_t>(ctx.num_blocks() * ctx.num_warps());
-    CROSSDOCK_ROLLED
-    for (uint32_t token = static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
-         token < c.num_tokens; token += warps) {
-        const float* weights = args.topk_weights + uint64_t{token} * c.topk;
-        CROSSDOCK_ROLLED
-        for (uint32_t k = 0; k < c.topk; ++k) {
-            const int peer = rank_of_expert(c, expert_id(c, token, k));
-            if (peer < 0 || !is_first_of_rank(c, token, k, peer)) continue;
-            if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
-            TaggedWord* words = weight_words(c, operation, peer, c.rank, token);
-            CROSSDOCK_ROLLED
-            for (uint32_t i = static_cast<uint32_t>(ctx.lane()); 2 * i < c.topk; i += kLanes) {
-                const uint32_t upper = 2 * i + 1 < c.topk ? bits_of(weights[2 * i + 1]) : 0;
-                ctx.store_tagged(words + i, uint64_t{upper} << 32 | bits_of(weights[2 * i]),
-                                 pack_word(operation.epoch, 0));
-            }
-        }
-    }
-}
-
-// Raises the flag of a cell whose row has been stored, or that stays empty.
-CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
-                                CellContent content) {
-    ctx.store_landed_system(row_flag(c, operation, row.home, row.cell), pack_word(operation.epoch, content));
-}
-
-CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const LlCommon& c, const Operation& operation,
-                                        const Return& row) {
-    ctx.note_slot_written(c.rank, row.home, c.peers.at(row.home, 0), operation.buffer, row.cell, operation.epoch);
-}
 
 // Rows as they are, in plain form: a warp's leader brings one after the other through the warp's stage.
 class PlainReturns {
@@ -171,8 +35,8 @@ class PlainReturns {
                 // Its home has fewer rows than others.
             } else if (row_.row_idx < 0) {
                 if (wait_credit(ctx, c, operation, row_.home)) {
-                    note_cell_written(ctx, c, operation, row_);
-                    flag_cell(ctx, c, operation, row_, kCellNothing);
+                    note_cell_written(ctx, args_, operation, row_);
+                    leave_empty(ctx, c, operation, row_);
                 }
             } else {
                 send(ctx, operation);
@@ -197,8 +61,10 @@ class PlainReturns {
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
         const LlCommon& c = args_.common;
         const bool has_credit = wait_credit(ctx, c, operation, row_.home);
-        std::byte* target = row_at(c, operation, row_.home, row_.cell);
-        if (has_credit) note_cell_written(ctx, c, operation, row_);
+        const bool is_far = is_remote(c.reach, row_.home);
+        const uint64_t outbox = is_far ? take_outbox_row(ctx, c, static_cast<uint32_t>(ctx.warp_idx()), turn_++) : 0;
+        std::byte* target = is_far ? in_outbox(c, outbox) : row_at(c, operation, row_.home, row_.cell);
+        if (has_credit) note_cell_written(ctx, args_, operation, row_);
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += c.crew.chunk_bytes) {
             const uint32_t chunk = chunk_at(first);
@@ -213,6 +79,7 @@ class PlainReturns {
         if (!has_credit) return;
         RowStage::wait_stores(ctx);
         ctx.mark(Step::kCombineLanded);
+        if (is_far) return put_home(ctx, c, operation, row_, outbox, args_.row_bytes);
         flag_cell(ctx, c, operation, row_, kCellRow);
         ctx.mark(Step::kCombineFlagged);
     }
@@ -224,6 +91,7 @@ class PlainReturns {
     int step_;
     int size_ = 0;
     uint32_t round_ = 0;
+    uint32_t turn_ = 0;  // rows for other domains
     bool is_there_ = false;
     Return row_;
 };
@@ -280,7 +148,7 @@ class LineReturns {
     }
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
         const LlCommon& c = args_.common;
-        if (run_.begin == 0 && is_leader(ctx)) note_cell_written(ctx, c, operation, row_);
+        if (run_.begin == 0 && is_leader(ctx)) note_cell_written(ctx, args_, operation, row_);
         const uint64_t tag = line_tag(operation.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
         std::byte* lines = row_at(c, operation, row_.home, row_.cell);
         ctx.mark(Step::kCombineLoaded);
@@ -312,6 +180,9 @@ CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const LlCommon& c, const Operat
                                  const TermList& terms) {
     const RowRecord* record = row_record(c, row.home, row.slot);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
+    // Where they do not come, no word is of this operation.
+    if (is_remote(c.reach, row.home))
+        wait_far_as_warp(ctx, c, operation, WaitStep::kWeights, Signal::kWeights, row.home);
     const TaggedWord* weights = weight_words(c, operation, c.rank, row.home, record->token_idx);
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
@@ -383,8 +254,9 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
     const int stages = static_cast<int>(c.crew.num_stages);
     const TermList terms = terms_of_warp(ctx, args, shared);
     Return row;
+    uint32_t turn = 0;
     CROSSDOCK_ROLLED
-    for (int base = ctx.block_idx(); base < total; base += stages * ctx.num_blocks()) {
+    for (int base = ctx.block_idx(); base < total; base += stages * ctx.num_blocks(), ++turn) {
         const int left = (total - base + ctx.num_blocks() - 1) / ctx.num_blocks();
         const int num = left < stages ? left : stages;
         const int parts = num < ctx.num_warps() ? ctx.num_warps() / num : 1;  // warps that share a row
@@ -405,14 +277,24 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
                 if (!is_leader(ctx) || !list.find(base + i * ctx.num_blocks(), row)) continue;
                 if (!wait_credit(ctx, c, operation, row.home)) continue;
                 const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(i));
-                if (row_first == 0) note_cell_written(ctx, c, operation, row);
+                const bool is_far = is_remote(c.reach, row.home);
+                const uint64_t outbox = is_far ? take_outbox_row(ctx, c, static_cast<uint32_t>(i), turn) : 0;
+                if (row_first == 0) note_cell_written(ctx, args, operation, row);
                 if (row.row_idx >= 0) {
-                    stage.store(ctx, row_at(c, operation, row.home, row.cell) + row_first, 0, chunk);
+                    std::byte* target = is_far ? in_outbox(c, outbox) : row_at(c, operation, row.home, row.cell);
+                    stage.store(ctx, target + row_first, 0, chunk);
                 }
                 stage.end_group(ctx);
                 RowStage::wait_stores(ctx);
                 stage.wait_reusable(ctx);
-                if (chunk == rest) flag_cell(ctx, c, operation, row, row.row_idx >= 0 ? kCellRow : kCellNothing);
+                if (chunk != rest) continue;
+                if (row.row_idx < 0) {
+                    leave_empty(ctx, c, operation, row);
+                } else if (is_far) {
+                    put_home(ctx, c, operation, row, outbox, args.wire_bytes);
+                } else {
+                    flag_cell(ctx, c, operation, row, kCellRow);
+                }
             }
             ctx.block_sync();
         }
@@ -439,7 +321,7 @@ CROSSDOCK_DEVICE void return_line_sums(const Ctx& ctx, const LlCombineArgs& args
         if (!list.find(static_cast<int>(i / parts.num), row)) continue;
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0) continue;
         const LineRun run = parts.run(i % parts.num);
-        if (run.begin == 0 && is_leader(ctx)) note_cell_written(ctx, c, operation, row);
+        if (run.begin == 0 && is_leader(ctx)) note_cell_written(ctx, args, operation, row);
         const uint32_t num = list_present_terms(ctx, c, operation, row, terms);
         std::byte* lines = row_at(c, operation, row.home, row.cell);
         CROSSDOCK_ROLLED
@@ -483,7 +365,10 @@ CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const LlCombineArgs& ar
 template <DType kDType, RowForms kForms>
 CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
                                     const Operation& operation, LineReturns& lines, PlainReturns& plain) {
-    if (args.wire == LlCombineWire::kSums) announce_weights(ctx, args, operation);
+    if (args.wire == LlCombineWire::kSums) {
+        put_weights(ctx, args, operation);
+        announce_weights(ctx, args, operation);
+    }
     if (has_computed_rows(args)) {
         if (sends_lines(ctx, args.common)) return_line_sums<kDType>(ctx, args, shared, operation);
         if (kForms == RowForms::kBoth) return_computed<kDType>(ctx, args, shared, operation);

@@ -23,6 +23,7 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     ctx.mark(Step::kDispatchFetching);
     if (sends) load_first_plans(ctx, args, shared);
     load_head(ctx, c, c.expert_major ? 0 : args.direct | kHasEntered);
+    if (sends) empty_outbox(ctx, c);
     ctx.block_sync();
     if (sends) prepare_send(ctx, args, shared, first_ids);
     ctx.block_sync();
@@ -31,6 +32,8 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     ctx.mark(Step::kDispatchHead);
     uint32_t round = 0;  // loads of this warp's receive stage
     if (runs && sends) send_tokens(ctx, args, shared, operation);
+    if (runs && sends) finish_puts(ctx, args, operation);
+    if (runs && (c.halves & kCancel) != 0) await_stragglers(ctx, c, operation);
     if (!runs && sends) abandon_first_batch(ctx, args, shared);
     receive_for_good(ctx, c, operation, runs, static_cast<int>(c.crew.receive_warps),
                      [&](const Share& share) { receive_tokens(ctx, args, operation, share, round); });

@@ -26,6 +26,12 @@ CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& ar
             reinterpret_cast<int*>(ctx.shared_memory() + shared.first_rows)};
 }
 
+// Of a source elsewhere everything is here at once. Without rows it puts no more than the first of its counts.
+CROSSDOCK_DEVICE bool has_far_rows(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source) {
+    if (!wait_far_as_warp(ctx, c, operation, WaitStep::kCounts, Signal::kData, source)) return false;
+    return wait_count(ctx, c, operation, source, count_words(c, operation, c.rank, source)) % kLineRows != 0;
+}
+
 // Waits for every source's counts; sources that are masked count as silent.
 CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
                                     const Announced& announced, const Share& share) {
@@ -34,10 +40,11 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
     CROSSDOCK_ROLLED
     for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
         const uint64_t* words = count_words(c, operation, c.rank, source);
+        const bool is_empty = is_remote(c.reach, source) && !has_far_rows(ctx, c, operation, source);
         int choices = 0;
         CROSSDOCK_ROLLED
         for (int i = ctx.lane(); i <= experts; i += kLanes) {
-            const uint64_t count = wait_count(ctx, c, operation, source, words + i);
+            const uint64_t count = is_empty ? 0 : wait_count(ctx, c, operation, source, words + i);
             if (i == 0) {
                 announced.rows[source] = static_cast<int>(count % kLineRows);
                 announced.lines[source] = count / kLineRows != 0 ? announced.rows[source] : 0;
@@ -255,8 +262,9 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
     ctx.mark(Step::kDispatchHeader);
     const uint32_t slot = slot_of(c, row.source, row.slot);
     uint64_t unused = 0;
-    const bool arrived = is_leader(ctx) && wait_word(ctx, c, operation, WaitStep::kRow, row.source,
-                                                     row_flag(c, operation, c.rank, slot), unused);
+    const bool arrived =
+        is_leader(ctx) && (is_remote(c.reach, row.source) || wait_word(ctx, c, operation, WaitStep::kRow, row.source,
+                                                                       row_flag(c, operation, c.rank, slot), unused));
     if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) return false;
     ctx.mark(Step::kDispatchArrived);
     ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy

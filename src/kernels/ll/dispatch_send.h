@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/ll/dispatch_plan.h"
+#include "kernels/ll/far.h"
 #include "kernels/ll/line_rows.h"
 
 namespace crossdock {
@@ -24,7 +25,8 @@ CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlCommon& c, const O
     CROSSDOCK_ROLLED
     for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
-        uint64_t* words = count_words(c, operation, peer, c.rank);
+        uint64_t* words = is_remote(c.reach, peer) ? reinterpret_cast<uint64_t*>(in_outbox(c, outbox_counts(c, peer)))
+                                                   : count_words(c, operation, peer, c.rank);
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= (c.expert_major ? experts : 0); i += kLanes) {
             const uint64_t count =
@@ -141,9 +143,17 @@ struct Trip {
     uint32_t stage;
     uint32_t target;
     int peer;
+    uint32_t slot_of_source;
     uint64_t slot;
     std::byte* row;  // null: the peer is lost
 };
+
+CROSSDOCK_DEVICE Trip trip_of(const LlCommon& c, const Batch& batch, const TokenPlan& plan, uint32_t stage,
+                              uint32_t target) {
+    const uint32_t slot = static_cast<uint32_t>(plan.slots[target]);
+    return {batch.first + stage, stage, target, plan.ranks[plan.choices[target]], slot, slot_of(c, c.rank, slot),
+            plan.rows[target]};
+}
 
 // A batch's trips, one after the other.
 CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
@@ -153,8 +163,7 @@ CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, cons
         const TokenPlan plan = token_plan(ctx, args, shared, i);
         const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
         if (number < targets) {
-            const uint64_t slot = slot_of(args.common, args.common.rank, static_cast<uint32_t>(plan.slots[number]));
-            trip = {batch.first + i, i, number, plan.ranks[plan.choices[number]], slot, plan.rows[number]};
+            trip = trip_of(args.common, batch, plan, i, number);
             return true;
         }
         number -= targets;
@@ -163,7 +172,7 @@ CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, cons
 }
 
 CROSSDOCK_DEVICE void note_slot_sent(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Trip& trip) {
-    ctx.note_slot_written(c.rank, trip.peer, c.peers.at(trip.peer, 0), operation.buffer, trip.slot, operation.epoch);
+    ctx.note_slot_written(c.rank, trip.peer, arena_of(c, trip.peer), operation.buffer, trip.slot, operation.epoch);
 }
 
 // Which token a row is and where its choices go. One warp.
@@ -171,7 +180,10 @@ CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, co
                                   const Operation& operation, const Trip& trip, uint32_t direct) {
     const LlCommon& c = args.common;
     const TokenPlan plan = token_plan(ctx, args, shared, trip.stage);
-    TaggedWord* words = header_words(c, operation, trip.peer, trip.slot);
+    TaggedWord* words =
+        is_remote(c.reach, trip.peer)
+            ? reinterpret_cast<TaggedWord*>(in_outbox(c, outbox_header(c, trip.peer, trip.slot_of_source)))
+            : header_words(c, operation, trip.peer, static_cast<uint32_t>(trip.slot));
     const uint64_t tag = pack_word(operation.epoch, 0);
     const uint32_t first_choice = !c.expert_major ? 0
                                                   : choices_before(ctx, c, trip.token - trip.stage, trip.token,
@@ -215,18 +227,92 @@ CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, co
     ctx.mark(Step::kDispatchStored);
 }
 
+// What a token's way to one rank is in bytes: row, scales, header.
+CROSSDOCK_DEVICE uint64_t bytes_of_trip(const LlDispatchArgs& args) {
+    return uint64_t{line_row_bytes(args)} + args.common.offsets.header_stride;
+}
+
+// A chunk of a row into the outbox. Leader only.
+CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                                      const Batch& batch, uint32_t stage_idx) {
+    const LlCommon& c = args.common;
+    const RowStage stage = stage_of(ctx, shared, stage_idx);
+    std::byte* row = in_outbox(c, outbox_row(c, batch.first + stage_idx));
+    if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
+    stage.store(ctx, row + batch.row_first, 0, batch.chunk);
+    if (batch.is_last_chunk && args.scale_bytes > 0) {
+        stage.store(ctx, row + args.row_bytes, shared.tail, static_cast<uint32_t>(align_up(args.scale_bytes, 16)));
+    }
+    stage.end_group(ctx);
+}
+
+// Rows for other domains: a token's row goes into the outbox once, and from there into its slot at each of its ranks
+// elsewhere.
+CROSSDOCK_DEVICE void put_rows(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+                               const Operation& operation, const Batch& batch) {
+    if constexpr (!kSeveralDomains) return;
+    const LlCommon& c = args.common;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < batch.num; i += c.crew.send_warps) {
+        const TokenPlan plan = token_plan(ctx, args, shared, i);
+        const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
+        bool is_stored = false;
+        CROSSDOCK_ROLLED
+        for (uint32_t target = 0; target < targets; ++target) {
+            const Trip trip = trip_of(c, batch, plan, i, target);
+            if (trip.row == nullptr || !is_remote(c.reach, trip.peer)) continue;
+            if (batch.row_first == 0) send_header(ctx, args, shared, operation, trip, 0);
+            if (!is_leader(ctx)) continue;
+            if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
+            if (!is_stored) store_in_outbox(ctx, args, shared, batch, i);
+            if (!is_stored && batch.is_last_chunk) {
+                RowStage::wait_stores(ctx);
+                ctx.fence_landed();
+            }
+            is_stored = true;
+            if (!batch.is_last_chunk) continue;
+            put(ctx, c.reach, trip.peer, offset_of_row(c, operation, static_cast<uint32_t>(trip.slot)),
+                outbox_row(c, trip.token), line_row_bytes(args));
+            count_rows(ctx, c.reach, trip.peer, 1, 0);
+        }
+        ctx.warp_sync();
+    }
+}
+
+// Behind the rows: headers and counts, and the signal. Without rows the first count is all there is to say.
+CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation) {
+    const LlCommon& c = args.common;
+    tell_far_peers(ctx, c, operation, [&](int peer) {
+        const uint64_t counts = outbox_counts(c, peer);
+        const uint64_t first = *reinterpret_cast<const uint64_t*>(in_outbox(c, counts));
+        const uint32_t rows = static_cast<uint32_t>(word_payload(first) % kLineRows);
+        if (rows > 0) {
+            put(ctx, c.reach, peer, offset_of_header(c, operation, slot_of(c, c.rank, 0)), outbox_header(c, peer, 0),
+                uint64_t{rows} * c.offsets.header_stride);
+        }
+        if (rows > 0 && c.expert_major) {
+            put(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), counts, c.offsets.count_stride);
+        } else {
+            put_value(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), first);
+        }
+        raise_signal(ctx, c.reach, Signal::kData, peer, operation.epoch);
+    });
+}
+
 // Rows in plain form: the block's first warps take a trip after the other, each to its flag.
 CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
     const LlCommon& c = args.common;
     if (ctx.warp_idx() >= static_cast<int>(c.crew.send_warps)) return;
+    put_rows(ctx, args, shared, operation, batch);
     Trip trip{};
     CROSSDOCK_ROLLED
     for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx()); find_trip(ctx, args, shared, batch, number, trip);
          number += c.crew.send_warps) {
-        if (trip.row == nullptr) continue;
+        if (trip.row == nullptr || is_remote(c.reach, trip.peer)) continue;
         if (is_leader(ctx)) {
             if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
+            if (batch.row_first == 0) count_rows(ctx, c.reach, trip.peer, 1, bytes_of_trip(args));
             store_chunk(ctx, args, shared, operation, batch, trip);
         }
         ctx.warp_sync();

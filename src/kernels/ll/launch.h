@@ -13,6 +13,13 @@ void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShap
 void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t stream);
 
+// The same kernels compiled for groups of several load/store domains: the functions above come here with such groups.
+namespace nodes {
+void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t stream);
+}  // namespace nodes
+
 namespace cuda {
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ll/arguments.h"
+#include "kernels/remote.h"
 
 namespace crossdock {
 
@@ -40,6 +41,11 @@ CROSSDOCK_DEVICE uint32_t slot_of(const LlCommon& c, int source, uint32_t i) {
 }
 CROSSDOCK_DEVICE uint32_t cell_index(const LlCommon& c, uint32_t token, uint32_t place) {
     return token * c.arena.cells_per_token + place;
+}
+
+// For the protocol's checker, where an arena begins.
+CROSSDOCK_DEVICE const std::byte* arena_of(const LlCommon& c, int owner) {
+    return is_remote(c.reach, owner) ? c.reach.network.memory.at(owner, 0) : c.peers.at(owner, 0);
 }
 
 CROSSDOCK_DEVICE LlPending* pending_of(const LlCommon& c) { return reinterpret_cast<LlPending*>(c.handle_memory); }
@@ -82,6 +88,10 @@ CROSSDOCK_DEVICE uint64_t* seen_entered(const Ctx& ctx) { return reinterpret_cas
 CROSSDOCK_DEVICE uint64_t* entered_word(const LlCommon& c, int owner, int writer) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) + writer;
 }
+// Where this rank sees what the peer has entered.
+CROSSDOCK_DEVICE const uint64_t* entered_by(const LlCommon& c, int peer) {
+    return is_remote(c.reach, peer) ? signal_word(c.reach, Signal::kEntered, peer) : entered_word(c, c.rank, peer);
+}
 
 // The warp that has the n-th of several small duties: the last warps, since the first ones have most to count and send.
 CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) {
@@ -110,6 +120,10 @@ CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const Ll
     CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); buffer >= 0 && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         if (!is_active(ctx, c.scope, peer)) continue;
+        if (is_remote(c.reach, peer)) {
+            raise_signal(ctx, c.reach, Signal::kEntered, peer, clock.epoch);
+            continue;
+        }
         if (direct != 0) {
             uint64_t* entries =
                 reinterpret_cast<uint64_t*>(c.peers.at(peer, buffer_base(c, buffer) + c.offsets.entries));
@@ -135,8 +149,7 @@ CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const LlCommon& c) {
     }
     CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); has_duty(ctx, 3) && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
-        seen_entered(ctx)[peer] =
-            (c.halves & kSendHalf) != 0 ? ctx.load_acquire_system(entered_word(c, c.rank, peer)) : 0;
+        seen_entered(ctx)[peer] = (c.halves & kSendHalf) != 0 ? ctx.load_acquire_system(entered_by(c, peer)) : 0;
     }
     ctx.warp_sync();
 }
@@ -227,7 +240,7 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
 CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer) {
     if (!is_active(ctx, c.scope, peer)) return false;
     if (ctx.skips_credit() || seen_entered(ctx)[peer] >= operation.free_from) return true;
-    const uint64_t* word = entered_word(c, c.rank, peer);
+    const uint64_t* word = entered_by(c, peer);
     return wait_until(
         ctx, c.scope, operation, WaitStep::kCredit, peer, operation.free_from,
         [&] { return ctx.load_acquire_system(word); },

@@ -90,17 +90,21 @@ struct LlDispatchShared {
 struct LlCombineShared {
     uint32_t return_counts;  // i32 [2][ranks + 1]
     uint32_t terms;          // i64 [warps][topk], f32 [warps][topk], i32 [warps][topk]
+    uint32_t far_ranks;      // u32 [ranks] 1: has tokens of this rank; of groups of several load/store domains
     uint32_t stages;
     uint32_t stage_bytes;
     uint32_t bytes;
 
-    static constexpr LlCombineShared of(const LlGeometry& arena, const LlCrew& crew, uint32_t topk) {
+    static constexpr LlCombineShared of(const LlGeometry& arena, const LlCrew& crew, uint32_t topk,
+                                        bool has_several_domains) {
         LlCombineShared shared{};
         uint64_t at = LlBlockHead::bytes(arena.num_ranks);
         shared.return_counts = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{8} * (arena.num_ranks + 1), 16);
         shared.terms = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{16} * topk * crew.warps_per_block, 128);
+        shared.far_ranks = static_cast<uint32_t>(at);
+        if (has_several_domains) at = align_up(at + uint64_t{4} * arena.num_ranks, 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes, 128));
         shared.bytes = static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} * crew.num_stages);

@@ -80,11 +80,7 @@ class LocalWarp final : public Warp {
         } else {
             std::memcpy(target, source, bytes);
         }
-        if (fiber == nullptr) {
-            launch->backoff.reset();
-        } else {
-            launch->progressed = true;
-        }
+        note_progress();
     }
 
     void wait_copies(int) override {
@@ -94,11 +90,33 @@ class LocalWarp final : public Warp {
     void wait_copies_to(const void*, size_t) override {}
     void wait_sources_read() override {}
     bool is_lazy() const override { return false; }
+
+    // Between ranks of one host the network is a copy.
+    void put(int, void* target, const void* source, size_t bytes) override {
+        std::memcpy(target, source, bytes);
+        note_progress();
+    }
+    void put_value(int, uint64_t* target, uint64_t value) override {
+        __atomic_store_n(target, value, __ATOMIC_RELAXED);
+    }
+    void signal(int, uint64_t* word, uint64_t increase) override {
+        __atomic_fetch_add(word, increase, __ATOMIC_RELEASE);
+        note_progress();
+    }
+    void flush_puts() override {}
     bool is_killed() const override { return false; }
     Fault fault() const override { return Fault::kNone; }
     ProtocolChecker* checker() override { return nullptr; }
 
   private:
+    void note_progress() {
+        if (fiber == nullptr) {
+            launch->backoff.reset();
+        } else {
+            launch->progressed = true;
+        }
+    }
+
     void suspend() {
         fiber->suspend();
         if (launch->broken) throw LaunchBroken{};

@@ -26,7 +26,10 @@ constexpr int kMaxRedraws = 3;
 }  // namespace
 
 Scheduler::Scheduler(int num_ranks, const SimulationConfig& config)
-    : config_(config), num_ranks_(num_ranks), random_(Random::mix(config.seed)) {}
+    : config_(config),
+      num_ranks_(num_ranks),
+      random_(Random::mix(config.seed)),
+      network_(num_ranks, config.network, config.seed) {}
 
 void Scheduler::reserve(size_t num_tasks, size_t stack_bytes) {
     const auto fits = [&](const Task* task) { return task->stack_bytes == stack_bytes; };
@@ -84,6 +87,10 @@ Task& Scheduler::pick() {
 
 void Scheduler::step(Task& task) {
     if (num_steps_ >= config_.killed_at_step && config_.killed_rank >= 0 && !killed_) kill();
+    if (num_steps_ >= config_.network.cut_at_step && config_.network.cut_rank >= 0 && !cut_) {
+        cut_ = true;
+        network_.cut(config_.network.cut_rank);
+    }
     ++num_steps_;
     advance_to(now_ns_ + kStepNs);
     if (now_ns_ >= task.deadline_ns) wait_expired_ = true;
@@ -100,8 +107,10 @@ void Scheduler::step(Task& task) {
 
 // Nobody can go on at this moment of simulated time.
 void Scheduler::all_are_idle() {
-    if (!copies_.empty()) {
-        advance_to(copies_.front().lands_at_ns);
+    const uint64_t next_ns =
+        std::min(copies_.empty() ? UINT64_MAX : copies_.front().lands_at_ns, network_.next_arrival_ns());
+    if (next_ns != UINT64_MAX) {
+        advance_to(next_ns);
         return;
     }
     if (!polled_.empty() && num_idle_rounds_++ < kIdleRounds) {
@@ -128,6 +137,25 @@ void Scheduler::advance_to(uint64_t time_ns) {
         copies_.pop_back();
         finish_copy(copy, true);
     }
+    if (network_.next_arrival_ns() <= now_ns_ && network_.advance_to(now_ns_)) note_progress();
+}
+
+void Scheduler::put(int peer, void* target, const void* source, size_t bytes) {
+    const int rank = current().rank;
+    if (!is_killed(rank)) network_.put(rank, peer, target, source, bytes, now_ns_);
+    note_progress();
+}
+
+void Scheduler::put_value(int peer, uint64_t* target, uint64_t value) {
+    const int rank = current().rank;
+    if (!is_killed(rank)) network_.put_value(rank, peer, target, value, now_ns_);
+    note_progress();
+}
+
+void Scheduler::signal(int peer, uint64_t* word, uint64_t increase) {
+    const int rank = current().rank;
+    if (!is_killed(rank)) network_.signal(rank, peer, word, increase, now_ns_);
+    note_progress();
 }
 
 void Scheduler::copy_async(void* target, const void* source, size_t bytes, bool is_lost_if_killed) {
@@ -228,6 +256,7 @@ void Scheduler::note_progress() {
 // What the rank had under way may or may not have left it.
 void Scheduler::kill() {
     killed_ = true;
+    network_.kill(config_.killed_rank);
     std::vector<Copy> in_flight;
     in_flight.swap(copies_);
     for (Copy& copy : in_flight) {

@@ -12,6 +12,7 @@
 #include "device/cpu/warp.h"
 #include "runtime/cpu/fiber.h"
 #include "runtime/cpu/random.h"
+#include "runtime/cpu/simulated_network.h"
 
 namespace crossdock::cpu {
 
@@ -21,6 +22,7 @@ struct SimulationConfig {
     int killed_rank = -1;         // -1: none
     uint64_t killed_at_step = 0;  // from this step on it is dead
     Fault fault = Fault::kNone;
+    NetworkConfig network;
 };
 
 // A fiber of one rank: its program or one warp of one of its launches.
@@ -75,6 +77,13 @@ class Scheduler {
     // The caller's copies take what their sources hold now; when they land stays as it is.
     void read_sources();
 
+    // Between load/store domains. What a killed rank sends is lost.
+    void put(int peer, void* target, const void* source, size_t bytes);
+    void put_value(int peer, uint64_t* target, uint64_t value);
+    void signal(int peer, uint64_t* word, uint64_t increase);
+    void flush_puts() { network_.read_sources(current().rank); }
+    SimulatedNetwork& network() { return network_; }
+
     uint64_t now_ns() const { return now_ns_; }
     uint64_t num_steps() const { return num_steps_; }
     uint64_t trace_hash() const { return trace_hash_; }  // of who ran when
@@ -82,8 +91,9 @@ class Scheduler {
     Random& random() { return random_; }
     bool is_killed(int rank) const { return killed_ && rank == config_.killed_rank; }
 
-    // Nobody was killed and no wait has run into its deadline: the protocol must have been followed to the letter.
-    bool is_undisturbed() const { return !killed_ && !wait_expired_; }
+    // Nobody was killed or cut off, and no wait has run into its deadline: the protocol must have been followed to the
+    // letter.
+    bool is_undisturbed() const { return !killed_ && !cut_ && !wait_expired_; }
     // Empty unless a deadlock was found.
     const std::string& deadlock() const { return deadlock_; }
 
@@ -135,6 +145,8 @@ class Scheduler {
     int stalled_rank_ = -1;
     uint64_t stalled_until_step_ = 0;
     bool killed_ = false;
+    bool cut_ = false;
+    SimulatedNetwork network_;
     bool wait_expired_ = false;
     std::string deadlock_;
 };

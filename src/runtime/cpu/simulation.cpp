@@ -67,6 +67,20 @@ class SimulatedWarp final : public Warp {
     void wait_sources_read() override { scheduler().read_sources(); }
     bool is_lazy() const override { return true; }
 
+    void put(int peer, void* target, const void* source, size_t bytes) override {
+        scheduler().put(peer, target, source, bytes);
+        scheduling_point();
+    }
+    void put_value(int peer, uint64_t* target, uint64_t value) override {
+        scheduler().put_value(peer, target, value);
+        scheduling_point();
+    }
+    void signal(int peer, uint64_t* word, uint64_t increase) override {
+        scheduler().signal(peer, word, increase);
+        scheduling_point();
+    }
+    void flush_puts() override { scheduler().flush_puts(); }
+
     bool is_killed() const override { return scheduler().is_killed(launch_->rank); }
     Fault fault() const override { return scheduler().config().fault; }
     ProtocolChecker* checker() override { return launch_->checker; }

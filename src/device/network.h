@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Peers outside the load/store domain: one-sided operations on their piece of a symmetric allocation. Offsets are from
+// the beginning of the pieces; sources lie in this rank's own piece.
+//
+// Puts are in no order among themselves. A signal is strong: who sees it sees all that this rank has put to that peer
+// before. It adds to a word, so signals that overtake each other still add up. One thread a call; threads that share a
+// peer order their calls by barriers or acquire-release atomics, with fence_system before the first put of what they
+// have written. Kernels on GPUs have one domain so far, and never come here.
+#pragma once
+
+#include "device/context.h"
+#include "device/network_handle.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// Bytes from `source` in the own piece to `target` in the peer's. The source stays as it is until flush_network.
+CROSSDOCK_DEVICE void put_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network,
+                                  [[maybe_unused]] int peer, [[maybe_unused]] uint64_t target,
+                                  [[maybe_unused]] uint64_t source, [[maybe_unused]] uint64_t bytes) {
+#if !defined(__CUDACC__)
+    ctx.warp().put(peer, network.memory.at(peer, target), network.local + source, bytes);
+#endif
+}
+
+// Eight bytes at an aligned place, from a register.
+CROSSDOCK_DEVICE void put_value_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network,
+                                        [[maybe_unused]] int peer, [[maybe_unused]] uint64_t target,
+                                        [[maybe_unused]] uint64_t value) {
+#if !defined(__CUDACC__)
+    ctx.warp().put_value(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, target)), value);
+#endif
+}
+
+// Adds to a word of the peer's, which the peer reads with load_acquire_system.
+CROSSDOCK_DEVICE void signal_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network,
+                                  [[maybe_unused]] int peer, [[maybe_unused]] uint64_t word,
+                                  [[maybe_unused]] uint64_t increase) {
+#if !defined(__CUDACC__)
+    ctx.warp().signal(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, word)), increase);
+#endif
+}
+
+// The sources of all that this rank has put may be overwritten; it may not have arrived yet.
+CROSSDOCK_DEVICE void flush_network([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network) {
+#if !defined(__CUDACC__)
+    ctx.warp().flush_puts();
+#endif
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

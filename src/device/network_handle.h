@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a kernel finds memory of ranks outside its load/store domain.
+#pragma once
+
+#include "device/peer_map.h"
+
+namespace crossdock {
+
+// One symmetric allocation as the network reaches it. Trivially copyable: hosts make it, kernels receive it by value.
+struct NetworkHandle {
+    std::byte* local = nullptr;  // this rank's piece
+    PeerMap memory;              // CPUs: every rank's piece
+};
+
+}  // namespace crossdock

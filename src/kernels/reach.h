@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ranks a group's kernels reach how: those of the own load/store domain by loads and stores, the others through
+// the network, by puts and signals.
+#pragma once
+
+#include "device/network_handle.h"
+#include "device/wait.h"
+
+namespace crossdock {
+
+// What a signal says. Every rank has one word a kind and peer; a word has one writer, and grows.
+enum class Signal : uint32_t {
+    kEntered,  // the latest operation that the peer has come to
+    kData,     // the latest operation of which all is here that the peer has put
+    kWeights,  // the latest combine of which the peer's weights are here
+    kBarrier   // how many rounds of mask cleans the peer has put its number for
+};
+inline constexpr uint32_t kNumSignals = 4;
+
+// What crossed and what stayed, in bytes and messages, of the rank's own sending.
+enum class Traffic : uint32_t { kInsideRows, kInsideBytes, kCrossedRows, kCrossedBytes, kPuts, kSignals };
+inline constexpr uint32_t kNumTraffic = 6;
+
+// Offsets are within the ranks' pieces of one symmetric allocation.
+struct Reach {
+    NetworkHandle network;
+    int num_ranks = 0;
+    int rank = 0;
+    int first_of_domain = 0;  // ranks [first, end) share this rank's domain
+    int end_of_domain = 0;
+    uint64_t signals = 0;  // u64 [signals][ranks]: raised by the peers
+    uint64_t raised = 0;   // u64 [signals][ranks]: what this rank has raised at the peers; its own
+    uint64_t barrier = 0;  // u64 [2 cleans][2 phases][ranks]: put by the peers
+    uint64_t traffic = 0;  // u64 [traffic]; its own
+};
+
+inline namespace CROSSDOCK_WORLD {
+
+CROSSDOCK_DEVICE bool is_remote(const Reach& reach, int peer) {
+    if constexpr (!kSeveralDomains) return false;
+    return peer < reach.first_of_domain || peer >= reach.end_of_domain;
+}
+
+// Where the kind of signal lies, at an offset of `words`, of or for a peer.
+CROSSDOCK_DEVICE uint64_t signal_offset(const Reach& reach, uint64_t words, Signal signal, int peer) {
+    return words +
+           8 * (static_cast<uint64_t>(signal) * static_cast<uint64_t>(reach.num_ranks) + static_cast<uint64_t>(peer));
+}
+
+// The word that the peer raises here.
+CROSSDOCK_DEVICE const uint64_t* signal_word(const Reach& reach, Signal signal, int peer) {
+    return reinterpret_cast<const uint64_t*>(reach.network.local + signal_offset(reach, reach.signals, signal, peer));
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

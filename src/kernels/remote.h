@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Puts and signals to peers outside the load/store domain, counted.
+#pragma once
+
+#include "device/network.h"
+#include "kernels/reach.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+CROSSDOCK_DEVICE void count_traffic(const Ctx& ctx, const Reach& reach, Traffic what, uint64_t increase) {
+    if constexpr (!kSeveralDomains) return;
+    uint64_t* counters = reinterpret_cast<uint64_t*>(reach.network.local + reach.traffic);
+    ctx.add_relaxed_device(counters + static_cast<uint32_t>(what), increase);
+}
+
+// Rows that leave this rank for that peer, with what belongs to them.
+CROSSDOCK_DEVICE void count_rows(const Ctx& ctx, const Reach& reach, int peer, uint64_t rows, uint64_t bytes) {
+    if constexpr (!kSeveralDomains) return;
+    const bool crosses = is_remote(reach, peer);
+    count_traffic(ctx, reach, crosses ? Traffic::kCrossedRows : Traffic::kInsideRows, rows);
+    if (!crosses) count_traffic(ctx, reach, Traffic::kInsideBytes, bytes);
+}
+
+CROSSDOCK_DEVICE void put(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t source,
+                          uint64_t bytes) {
+    put_to_peer(ctx, reach.network, peer, target, source, bytes);
+    count_traffic(ctx, reach, Traffic::kPuts, 1);
+    count_traffic(ctx, reach, Traffic::kCrossedBytes, bytes);
+}
+
+CROSSDOCK_DEVICE void put_value(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t value) {
+    put_value_to_peer(ctx, reach.network, peer, target, value);
+    count_traffic(ctx, reach, Traffic::kPuts, 1);
+    count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(value));
+}
+
+// Raises this rank's signal at the peer to a value, behind all that was put to it. It adds what is missing: signals
+// that overtake each other add up all the same, and a word never says more than is true. One thread a kind and peer at
+// a time.
+CROSSDOCK_DEVICE void raise_signal(const Ctx& ctx, const Reach& reach, Signal signal, int peer, uint64_t value) {
+    uint64_t* raised =
+        reinterpret_cast<uint64_t*>(reach.network.local + signal_offset(reach, reach.raised, signal, peer));
+    const uint64_t before = *raised;
+    if (before == value) return;
+    *raised = value;
+    signal_peer(ctx, reach.network, peer, signal_offset(reach, reach.signals, signal, reach.rank), value - before);
+    count_traffic(ctx, reach, Traffic::kSignals, 1);
+    count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(value));
+}
+
+// The peer has raised its signal that far: what it put before is here.
+CROSSDOCK_DEVICE bool wait_signal(const Ctx& ctx, const WaitScope& scope, const Reach& reach,
+                                  const Operation& operation, WaitStep step, Signal signal, int peer, uint64_t value) {
+    const uint64_t* word = signal_word(reach, signal, peer);
+    return wait_until(
+        ctx, scope, operation, step, peer, value, [&] { return ctx.load_acquire_system(word); },
+        [&](uint64_t seen) { return seen >= value; });
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
