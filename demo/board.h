@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "crossdock.h"
 #include "demo/options.h"
 #include "demo/text.h"
 #include "tools/common/shared_array.h"
@@ -38,6 +39,7 @@ struct RankReport {
     Comparison token_gradients;  // high throughput
     Comparison weight_gradients;
     double reference_s;
+    crossdockTraffic_t traffic;  // low latency over several nodes
 };
 
 struct StageTimes {

@@ -20,6 +20,13 @@ ncclEpGroupConfig_t group_config(const Options& options) {
     return config;
 }
 
+crossdockGroupOptions_t group_options(const Options& options) {
+    crossdockGroupOptions_t group = CROSSDOCK_GROUP_OPTIONS_INIT;
+    // One node is whatever the communicator has.
+    group.domain_ranks = options.num_nodes > 1 ? options.num_ranks / options.num_nodes : 0;
+    return group;
+}
+
 // The layer on one rank: device tensors of the largest step, and the operations on them.
 class LlLayer {
   public:
@@ -36,7 +43,7 @@ class LlLayer {
           weights_(device, max_tokens(options) * topk()),
           received_(device, num_local_ * slots_ * hidden()),
           counters_(device, num_local_),
-          group_(comm, group_config(options)),
+          group_(comm, group_config(options), group_options(options)),
           handle_(group_, NCCL_EP_LAYOUT_EXPERT_MAJOR, shape_.topk) {}
 
     // Runs one step over these tokens; the arguments that follow are what it leaves behind.
@@ -73,6 +80,12 @@ class LlLayer {
     }
 
     size_t num_local() const { return num_local_; }
+
+    crossdockTraffic_t traffic() const {
+        crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+        check(crossdockGroupTraffic(group_.get(), &traffic));
+        return traffic;
+    }
 
   private:
     static size_t max_tokens(const Options& options) { return static_cast<size_t>(options.tokens_per_rank); }
@@ -123,6 +136,7 @@ void run_low_latency(const tools::RankContext& context, const Options& options, 
         layer.run_step(text, share, tokens, routing, rows_received, board.stage_times(step, context.rank));
         board.reports[static_cast<size_t>(context.rank)].steps_done.store(step + 1);
     }
+    board.reports[static_cast<size_t>(context.rank)].traffic = layer.traffic();
 }
 
 }  // namespace crossdock::demo

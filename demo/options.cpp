@@ -35,6 +35,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--text", options.text_path,
                    "text file (default: licence texts of this system, or this project's documents)");
     app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
+    app.add_option("--nodes", options.num_nodes, "nodes that the ranks play, a divisor of the ranks; ll (1)")
+        ->check(integer_range(1, 64));
     CLI::Option* processes_flag = app.add_flag("--processes", processes, "ranks are processes (default)");
     CLI::Option* threads_flag = app.add_flag("--threads", threads, "ranks are threads")->excludes(processes_flag);
     CLI::Option* seed_option =
@@ -80,6 +82,13 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
             return tools::refuse(app, fmt::format("--tokens: {} is more than {}, --mode ll's most",
                                                   options.tokens_per_rank, kMaxLowLatencyTokens));
         }
+    }
+    if (options.num_ranks % options.num_nodes != 0) {
+        return tools::refuse(
+            app, fmt::format("--nodes: {} does not divide --ranks {} evenly", options.num_nodes, options.num_ranks));
+    }
+    if (options.num_nodes > 1 && (mode == "ht" || device == "cuda")) {
+        return tools::refuse(app, "--nodes: goes with --mode ll and --device cpu only, so far");
     }
     layer.num_experts = num_experts > 0 ? num_experts : 8 * options.num_ranks;
     if (layer.num_experts % options.num_ranks != 0) {

@@ -27,6 +27,7 @@ struct Options {
     World world = World::kProcesses;
     uint64_t schedule_seed = 0;  // deterministic world
     int num_ranks = 8;
+    int num_nodes = 1;        // load/store domains that the ranks play
     int tokens_per_rank = 0;  // in one step; 0 (high throughput): all of the text
     int num_steps = 6;        // 0: to the end of the text. High throughput: 1
     LayerShape layer;

@@ -74,6 +74,22 @@ void print_heat_map(const Summary& summary) {
     }
 }
 
+void print_nodes(const Options& options, const Summary& summary) {
+    print_title(
+        "What stayed inside the nodes and what crossed (a dispatch sends a row a rank, a combine one a choice)");
+    fmt::print("  {:>4} {:>8} {:>12} {:>10} {:>13} {:>11} {:>9} {:>9}\n", "node", "ranks", "rows inside", "MB inside",
+               "rows crossed", "MB crossed", "puts", "signals");
+    const int ranks = options.num_ranks / options.num_nodes;
+    for (size_t i = 0; i < summary.nodes.size(); ++i) {
+        const NodeTotals& node = summary.nodes[i];
+        const int first = static_cast<int>(i) * ranks;
+        fmt::print("  {:>4} {:>8} {:>12} {:>10.2f} {:>13} {:>11.2f} {:>9} {:>9}\n", i,
+                   fmt::format("{}..{}", first, first + ranks - 1), grouped(node.rows_inside),
+                   static_cast<double>(node.bytes_inside) / kMegabyte, grouped(node.rows_crossed),
+                   static_cast<double>(node.bytes_crossed) / kMegabyte, grouped(node.puts), grouped(node.signals));
+    }
+}
+
 void print_busiest(const Options& options, const Summary& summary) {
     const uint64_t rows = summary.expert_rows[static_cast<size_t>(summary.busiest_expert)];
     const uint64_t all = std::accumulate(summary.expert_rows.begin(), summary.expert_rows.end(), uint64_t{0});
@@ -183,6 +199,9 @@ void print_check(const Summary& summary) {
 void print_heading(const Options& options, const Text& text, size_t num_tokens, int num_steps) {
     const LayerShape& layer = options.layer;
     std::string world = world_name(options.world);
+    if (options.num_nodes > 1) {
+        world += fmt::format(" that play {} nodes", options.num_nodes);
+    }
     if (options.world == World::kDeterministic) {
         world += fmt::format(", seed {}", options.schedule_seed);
     }
@@ -205,6 +224,9 @@ void print_report(const Options& options, const Summary& summary) {
     if (summary.failures.empty()) {
         print_ranks(summary);
         print_heat_map(summary);
+        if (!summary.nodes.empty()) {
+            print_nodes(options, summary);
+        }
         print_busiest(options, summary);
         if (summary.has_backward) {
             print_passes(options, summary);

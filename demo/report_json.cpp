@@ -54,6 +54,15 @@ void write_json(const std::string& path, const Options& options, const Text& tex
                                     {"dispatch_bytes_out", rank.rows_out * summary.row_bytes},
                                     {"dispatch_bytes_in", rank.rows_in * summary.row_bytes}});
     }
+    json["nodes"] = options.num_nodes;
+    for (const NodeTotals& node : summary.nodes) {
+        json["per_node"].push_back({{"rows_inside", node.rows_inside},
+                                    {"bytes_inside", node.bytes_inside},
+                                    {"rows_crossed", node.rows_crossed},
+                                    {"bytes_crossed", node.bytes_crossed},
+                                    {"puts", node.puts},
+                                    {"signals", node.signals}});
+    }
     const size_t num_ranks = summary.ranks.size();
     for (size_t from = 0; from < num_ranks; ++from) {
         const auto first = summary.traffic.begin() + static_cast<ptrdiff_t>(from * num_ranks);

@@ -80,6 +80,24 @@ void add_reports(Board& board, Summary& summary) {
     }
 }
 
+void add_nodes(const Options& options, const Board& board, Summary& summary) {
+    if (options.num_nodes == 1) {
+        return;
+    }
+    summary.nodes.resize(static_cast<size_t>(options.num_nodes));
+    const auto ranks_of_node = static_cast<size_t>(options.num_ranks / options.num_nodes);
+    for (size_t rank = 0; rank < board.reports.size(); ++rank) {
+        const crossdockTraffic_t& sent = board.reports[rank].traffic;
+        NodeTotals& node = summary.nodes[rank / ranks_of_node];
+        node.rows_inside += sent.rows_inside;
+        node.bytes_inside += sent.bytes_inside;
+        node.rows_crossed += sent.rows_crossed;
+        node.bytes_crossed += sent.bytes_crossed;
+        node.puts += sent.puts;
+        node.signals += sent.signals;
+    }
+}
+
 }  // namespace
 
 Summary summarise(const Options& options, const Text& text, size_t num_tokens, Board& board) {
@@ -94,6 +112,7 @@ Summary summarise(const Options& options, const Text& text, size_t num_tokens, B
     add_routing(options, text, num_tokens, board, summary);
     find_busiest(options, text, num_tokens, board, summary);
     add_reports(board, summary);
+    add_nodes(options, board, summary);
     return summary;
 }
 

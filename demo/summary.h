@@ -13,6 +13,16 @@
 
 namespace crossdock::demo {
 
+// What the ranks of one node sent in all dispatches and combines.
+struct NodeTotals {
+    uint64_t rows_inside = 0;
+    uint64_t bytes_inside = 0;
+    uint64_t rows_crossed = 0;
+    uint64_t bytes_crossed = 0;
+    uint64_t puts = 0;
+    uint64_t signals = 0;
+};
+
 struct RankTotals {
     uint64_t tokens = 0;
     uint64_t rows_out =
@@ -27,6 +37,7 @@ struct Summary {
     uint64_t row_bytes = 0;
     std::vector<RankTotals> ranks;
     std::vector<uint64_t> traffic;      // [from][to] rows
+    std::vector<NodeTotals> nodes;      // where there are several
     std::vector<uint64_t> expert_rows;  // [experts]
     int busiest_expert = 0;
     std::vector<std::pair<std::string, uint64_t>> busiest_words;  // most frequent first, at most 8

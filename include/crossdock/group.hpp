@@ -40,6 +40,10 @@ class Group {
     Group(ncclComm_t comm, const ncclEpGroupConfig_t& config) : group_(nullptr) {
         check(ncclEpCreateGroup(&group_, comm, &config));
     }
+    Group(ncclComm_t comm, const ncclEpGroupConfig_t& config, const crossdockGroupOptions_t& options)
+        : group_(nullptr) {
+        check(crossdockCreateGroup(&group_, comm, &config, &options));
+    }
     Group(Group&& other) noexcept : group_(other.group_) { other.group_ = nullptr; }
     Group& operator=(Group&& other) noexcept {
         std::swap(group_, other.group_);
