@@ -56,6 +56,7 @@ uint32_t Mesh::add_contexts(uint32_t count) {
     require(count <= kMaxContexts - num_contexts_, ncclInvalidArgument,
             "{} contexts are asked for, and {} are in use: at most {} are possible", count, num_contexts_,
             kMaxContexts);
+    channels_.resize(num_contexts_ + count, std::vector<Channel>(num_ranks()));
     return std::exchange(num_contexts_, num_contexts_ + count);
 }
 
@@ -66,13 +67,13 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
     check_locked();
     auto owner = std::make_unique<Region>();
     Region* region = owner.get();
-    region->id = next_region_++;
+    region->id = static_cast<uint32_t>(regions_.size());
     region->base = static_cast<std::byte*>(base);
     region->bytes = bytes;
     region->kind = kind;
     region->remote.resize(num_ranks());
     if (kind == MemoryKind::kDevice && signals_only) region->words.resize(bytes / kSignalBytes);
-    regions_.emplace(region->id, std::move(owner));
+    regions_.push_back(std::move(owner));
 
     FrameHeader header = {};
     header.kind = FrameKind::kAnnounce;
@@ -99,7 +100,7 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
     wait_locked(lock, config_.join_timeout_ns, all_are_known);
     if (!missing.empty()) {
         region->is_leaving = true;
-        regions_.erase(region->id);
+        regions_[region->id].reset();
         check_locked();
         fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to register the same memory", rank(),
              config_.join_timeout_ns / 1'000'000, missing);
@@ -112,7 +113,7 @@ void Mesh::deregister_memory(Region* region) {
     region->is_leaving = true;
     wait_locked(lock, kDrainNs, [&] { return region->uses == 0; });
     if (region->uses == 0) {
-        regions_.erase(region->id);
+        regions_[region->id].reset();
     } else {
         // Whoever still has a pointer to it must find it; it ends with the communicator.
         fail_all(fmt::format("memory was deregistered while {} transfers of it did not end", region->uses));
@@ -153,12 +154,18 @@ bool Mesh::progress_locked() {
     // has staging and is still being fetched needs the network.
     const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
     const uint64_t now = now_ns();
+    now_ns_ = now;
     progressed_ns_.store(now, std::memory_order_relaxed);
     if (now < next_look_ns_) return happened;
     next_look_ns_ = now + kLookNs;
     transport_.look_after_peers();
     look_for_stalls(now);
     return happened;
+}
+
+// Something is to be taken by the peer from now on.
+void Mesh::begin_wait(uint32_t peer) {
+    if (peers_[peer].waits++ == 0) peers_[peer].last_change_ns = now_ns();
 }
 
 void Mesh::look_for_stalls(uint64_t now) {
@@ -204,11 +211,10 @@ uint64_t Mesh::num_refused_frames() {
     return transport_.num_refused();
 }
 
-Mesh::Channel& Mesh::channel(uint32_t context, uint32_t peer) { return channels_[uint64_t{context} << 32 | peer]; }
-
-Region* Mesh::find(uint32_t id) {
-    const auto found = regions_.find(id);
-    return found == regions_.end() || found->second->is_leaving ? nullptr : found->second.get();
+Mesh::Inlet& Mesh::inlet(uint32_t context, uint32_t peer) {
+    // A peer may have made its context before this rank has.
+    while (context >= inlets_.size()) inlets_.emplace_back(num_ranks());
+    return inlets_[context][peer];
 }
 
 }  // namespace crossdock::network

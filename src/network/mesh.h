@@ -7,6 +7,7 @@
 // a sentence that names the rank. Calls of several threads take turns.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -120,6 +121,12 @@ class Mesh : private FrameSink {
     void look_for_stalls(uint64_t now_ns);
     void wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over);
 
+    void begin_wait(uint32_t peer);
+    void note_change(uint32_t peer) {
+        // The clock of the last progress may be older than the wait.
+        peers_[peer].last_change_ns = std::max(peers_[peer].last_change_ns, now_ns_);
+    }
+
     // mesh_outgoing.cpp
     Operation* start(Operation::Kind kind, uint32_t context, uint32_t peer);
     void check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const;
@@ -151,20 +158,25 @@ class Mesh : private FrameSink {
     void reply_landed(const FrameHeader& header);
     void progress_incoming();
 
-    Channel& channel(uint32_t context, uint32_t peer);
-    Region* find(uint32_t id);
+    Channel& channel(uint32_t context, uint32_t peer) { return channels_[context][peer]; }
+    Inlet& inlet(uint32_t context, uint32_t peer);
+    Region* find(uint32_t id) {
+        Region* region = id < regions_.size() ? regions_[id].get() : nullptr;
+        return region == nullptr || region->is_leaving ? nullptr : region;
+    }
+    bool was_registered(uint32_t id) const { return id < regions_.size(); }
 
     std::mutex mutex_;
     std::atomic<uint64_t> progressed_ns_{0};  // when it was done last
+    uint64_t now_ns_ = 0;                     // the same: the clock is read once for each
     MeshConfig config_;
     std::string failure_;
     bool is_closing_ = false;
     uint32_t num_contexts_ = 0;
-    uint32_t next_region_ = 0;
-    std::unordered_map<uint32_t, std::unique_ptr<Region>> regions_;
+    std::vector<std::unique_ptr<Region>> regions_;  // by number; null where one was deregistered
     std::vector<PeerState> peers_;
-    std::unordered_map<uint64_t, Channel> channels_;
-    std::unordered_map<uint64_t, Inlet> inlets_;
+    std::vector<std::vector<Channel>> channels_;  // by context and peer
+    std::vector<std::vector<Inlet>> inlets_;
 
     OperationPool operations_;
     OutFramePool frames_;

@@ -2,7 +2,6 @@
 // The mesh's receiving half: frames become bytes in memory, and signals after them.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 
 #include "core/error.h"
@@ -12,10 +11,6 @@ namespace crossdock::network {
 namespace {
 
 constexpr size_t kMaxEarly = 1 << 16;
-
-uint64_t now_ns() {
-    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-}
 
 }  // namespace
 
@@ -36,16 +31,15 @@ void Mesh::on_frame(const FrameHeader& header, Payload payload) {
 
 void Mesh::on_announcement(const FrameHeader& header) {
     const RemoteRegion remote{true, static_cast<MemoryKind>(header.context), header.value};
-    const auto found = regions_.find(header.region);
-    if (found != regions_.end()) {
-        found->second->remote[header.source] = remote;
-    } else if (header.region >= next_region_ && peers_[header.source].early.size() < kMaxEarly) {
+    if (was_registered(header.region)) {
+        if (Region* region = regions_[header.region].get()) region->remote[header.source] = remote;
+    } else if (peers_[header.source].early.size() < kMaxEarly) {
         peers_[header.source].early[header.region] = remote;
     }
 }
 
 void Mesh::on_put(const FrameHeader& header, Payload payload) {
-    if (header.region >= next_region_ && payload.bytes() > 0) {
+    if (payload.bytes() > 0 && !was_registered(header.region)) {
         return fail_all(fmt::format("rank {} puts into memory that was never registered", header.source));
     }
     Region* region = payload.bytes() > 0 ? find(header.region) : nullptr;
@@ -81,7 +75,7 @@ void Mesh::on_reply(const FrameHeader& header, Payload payload) {
                          header.length <= operation->bytes - operation->begun;
     if (!fitting) return fail_all(fmt::format("rank {} answers what nobody asked", header.source));
     operation->begun += header.length;
-    peers_[header.source].last_change_ns = now_ns();
+    note_change(header.source);
     land(header, *operation->region, operation->address + header.offset, std::move(payload));
 }
 
@@ -165,10 +159,14 @@ void Mesh::landed(Landing* landing) {
 }
 
 void Mesh::put_landed(const FrameHeader& header) {
-    Inlet& inlet = inlets_[uint64_t{header.context} << 32 | header.source];
+    Inlet& inlet = this->inlet(header.context, header.source);
     if (!inlet.landed.land(header.number)) {
         return fail_all(fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
                                     header.source, header.number, header.context));
+    }
+    if (inlet.signals.empty()) {
+        if ((header.flags & kFlagSignal) != 0 && !try_signal(inlet, header)) inlet.signals.push_back(header);
+        return;
     }
     if ((header.flags & kFlagSignal) != 0) {
         // By number: a strong one may not be seen before those that were raised earlier.
@@ -189,7 +187,7 @@ bool Mesh::try_signal(Inlet& inlet, const FrameHeader& header) {
 void Mesh::apply_signal(const FrameHeader& header) {
     Region* region = find(header.signal_region);
     if (region == nullptr) {
-        if (header.signal_region < next_region_) return;  // it was deregistered
+        if (was_registered(header.signal_region)) return;  // it was deregistered
         return fail_all(fmt::format("rank {} signals memory that was never registered", header.source));
     }
     const uint64_t offset = header.signal_offset;

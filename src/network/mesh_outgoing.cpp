@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mesh's sending half: operations become frames.
 #include <algorithm>
-#include <chrono>
 
 #include "core/error.h"
 #include "network/mesh.h"
@@ -12,10 +11,6 @@ namespace {
 // Pieces through staging are small, so that copies and the network work at the same time.
 constexpr uint64_t kStagedPieceBytes = uint64_t{512} << 10;
 constexpr uint32_t kMaxUnderWay = 16;
-
-uint64_t now_ns() {
-    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-}
 
 uint64_t pieces_of(uint64_t bytes, uint64_t piece_bytes) {
     return std::max<uint64_t>(1, (bytes + piece_bytes - 1) / piece_bytes);
@@ -121,7 +116,7 @@ Operation* Mesh::get(uint32_t context, uint32_t peer, const Span& remote, const 
     header.offset = remote.offset;
     header.length = remote.bytes;
     header.value = question;
-    if (peers_[peer].waits++ == 0) peers_[peer].last_change_ns = now_ns();
+    begin_wait(peer);
     send_header(peer, header);
     return operation;
 }
@@ -226,7 +221,7 @@ void Mesh::send_header(uint32_t peer, const FrameHeader& header) {
 }
 
 void Mesh::send_frame(OutFrame& frame) {
-    if (peers_[frame.peer].waits++ == 0) peers_[frame.peer].last_change_ns = now_ns();
+    begin_wait(frame.peer);
     ++num_frames_out_;
     frame.send.header = std::as_bytes(std::span(&frame.header, 1));
     frame.send.done = on_sent;
@@ -239,7 +234,7 @@ void Mesh::on_sent(Send& send, ucs_status_t status) {
     Mesh& mesh = *frame.mesh;
     --mesh.num_frames_out_;
     --mesh.peers_[frame.peer].waits;
-    mesh.peers_[frame.peer].last_change_ns = now_ns();
+    mesh.note_change(frame.peer);
     if (frame.staging != nullptr) mesh.staging_out_.give_back(frame.staging);
     Operation* operation = frame.operation;
     const uint32_t peer = frame.peer;
