@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "bench/gin/measure.h"
+
+namespace crossdock::gin_bench {
+namespace {
+
+double median_of(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
+std::string processor() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+    }
+    return "unknown";
+}
+
+}  // namespace
+
+Result median(const Row& row) {
+    std::vector<double> times, rates;
+    for (const Result& each : row.results) {
+        times.push_back(each.half_round_trip_us);
+        rates.push_back(each.gigabytes_per_s);
+    }
+    return {median_of(times), median_of(rates)};
+}
+
+void print_table(const std::vector<Row>& rows) {
+    fmt::print("{:<14} {:<14} {:>9} {:>20} {:>8}\n", "transport", "way", "bytes", "half round trip, us", "GB/s");
+    for (const Row& row : rows) {
+        const Result result = median(row);
+        fmt::print("{:<14} {:<14} {:>9} {:>20.2f} {:>8.2f}\n", row.transports, row.way, row.amount.bytes,
+                   result.half_round_trip_us, result.gigabytes_per_s);
+    }
+}
+
+void write_json(const std::vector<Row>& rows, const std::string& file) {
+    utsname system = {};
+    uname(&system);
+    nlohmann::json document;
+    document["machine"] = {
+        {"processor", processor()}, {"cores", sysconf(_SC_NPROCESSORS_ONLN)}, {"kernel", system.release}};
+    for (const Row& row : rows) {
+        nlohmann::json entry = {{"transport", row.transports},
+                                {"way", row.way},
+                                {"bytes", row.amount.bytes},
+                                {"round_trips", row.amount.round_trips},
+                                {"messages", row.amount.messages}};
+        for (const Result& each : row.results) {
+            entry["half_round_trip_us"].push_back(each.half_round_trip_us);
+            entry["gigabytes_per_s"].push_back(each.gigabytes_per_s);
+        }
+        document["rows"].push_back(entry);
+    }
+    std::ofstream(file) << document.dump(1) << "\n";
+}
+
+}  // namespace crossdock::gin_bench
