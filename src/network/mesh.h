@@ -130,6 +130,7 @@ class Mesh : private FrameSink {
     // mesh_outgoing.cpp
     Operation* start(Operation::Kind kind, uint32_t context, uint32_t peer);
     void check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const;
+    uint64_t piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer) const;
     void pump(Operation& operation);
     bool send_piece(Operation& operation);
     void send_frame(OutFrame& frame);

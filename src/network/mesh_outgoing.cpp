@@ -16,12 +16,12 @@ uint64_t pieces_of(uint64_t bytes, uint64_t piece_bytes) {
     return std::max<uint64_t>(1, (bytes + piece_bytes - 1) / piece_bytes);
 }
 
-uint64_t piece_bytes_for(MemoryKind here, MemoryKind there) {
-    const bool staged = here == MemoryKind::kDevice || there == MemoryKind::kDevice;
-    return staged ? kStagedPieceBytes : kMaxFramePayload;
-}
-
 }  // namespace
+
+uint64_t Mesh::piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer) const {
+    const bool staged = here == MemoryKind::kDevice || there == MemoryKind::kDevice;
+    return std::min(staged ? kStagedPieceBytes : kMaxFramePayload, transport_.good_payload(peer));
+}
 
 void Mesh::check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const {
     require(span.region != nullptr, ncclInvalidArgument, "the {} names no registered memory", name);
@@ -69,7 +69,7 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
     if (source.bytes > 0) {
         operation->region = source.region;
         operation->address = source.region->base + source.offset;
-        operation->piece_bytes = piece_bytes_for(source.region->kind, target.region->remote[peer].kind);
+        operation->piece_bytes = piece_bytes_for(source.region->kind, target.region->remote[peer].kind, peer);
         operation->pattern.region = target.region->id;
         operation->pattern.offset = target.offset;
         ++source.region->uses;
@@ -104,7 +104,6 @@ Operation* Mesh::get(uint32_t context, uint32_t peer, const Span& remote, const 
     operation->region = local.region;
     operation->address = local.region->base + local.offset;
     operation->bytes = operation->remaining = local.bytes;
-    operation->piece_bytes = piece_bytes_for(local.region->kind, remote.region->remote[peer].kind);
     ++local.region->uses;
     const uint64_t question = next_question_++;
     questions_.emplace(question, operation);
@@ -150,7 +149,7 @@ void Mesh::answer(const FrameHeader& question, Region& region) {
     operation->region = &region;
     operation->address = region.base + question.offset;
     operation->bytes = question.length;
-    operation->piece_bytes = piece_bytes_for(region.kind, static_cast<MemoryKind>(question.context));
+    operation->piece_bytes = piece_bytes_for(region.kind, static_cast<MemoryKind>(question.context), question.source);
     operation->remaining = pieces_of(question.length, operation->piece_bytes);
     operation->pattern.kind = FrameKind::kReply;
     operation->pattern.value = question.value;

@@ -74,6 +74,10 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
     watch_.emplace(std::move(links));
 }
 
+uint64_t Transport::good_payload(uint32_t peer) const {
+    return peer == rank_ || is_near_[peer] || far_->sends_by_reference() ? kMaxFramePayload : kCopiedPayloadBytes;
+}
+
 void Transport::send(uint32_t peer, FrameHeader& header, Send& send) {
     header.key = keys_out_[peer];
     header.source = rank_;

@@ -41,6 +41,9 @@ class Transport : private FrameReceiver {
     uint32_t num_ranks() const { return num_ranks_; }
     bool is_there(uint32_t peer) const { return is_there_[peer]; }
 
+    // Frames to this peer had best carry so many bytes.
+    uint64_t good_payload(uint32_t peer) const;
+
     // Fills in who sends, and the key; `send.header` must be `header`.
     void send(uint32_t peer, FrameHeader& header, Send& send);
 

@@ -40,7 +40,20 @@ const char* transports_of(Reach reach) {
     return nullptr;
 }
 
+// A default of ours, unless the user has set the variable.
+void modify(ucp_config_t* config, const char* variable, const char* name, const char* value) {
+    if (std::getenv(variable) == nullptr) check(ucp_config_modify(config, name, value), "ucp_config_modify");
+}
+
 }  // namespace
+
+// TCP has nothing to gain from asking first, and long messages in one piece are copied once.
+void UcxContext::copy_at_once(ucp_config_t* config) {
+    sends_by_reference_ = false;
+    modify(config, "UCX_RNDV_THRESH", "RNDV_THRESH", "inf");
+    modify(config, "UCX_TCP_RX_SEG_SIZE", "RX_SEG_SIZE", "256k");
+    modify(config, "UCX_TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "256k");
+}
 
 UcxContext::UcxContext(Reach reach) {
     ucp_config_t* config = nullptr;
@@ -49,6 +62,7 @@ UcxContext::UcxContext(Reach reach) {
     if (const char* transports = transports_of(reach)) {
         check(ucp_config_modify(config, "TLS", transports), "ucp_config_modify");
     }
+    if (reach != Reach::kHost && !has_infiniband()) copy_at_once(config);
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
     params.features = UCP_FEATURE_AM;
@@ -187,6 +201,8 @@ void UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
 }
 
 void UcxWorker::send(uint32_t peer, Send& send) {
+    // While endpoints are being ended, what is cancelled makes room for more.
+    if (peers_[peer].endpoint == nullptr) return send.done(send, UCS_ERR_CANCELED);
     ucp_request_param_t param = {};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.memory_type = UCS_MEMORY_TYPE_HOST;

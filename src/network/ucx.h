@@ -13,6 +13,9 @@
 
 namespace crossdock::network {
 
+// On networks that only copy, frames of up to so many bytes arrive in one piece and are copied once.
+inline constexpr uint64_t kCopiedPayloadBytes = (uint64_t{256} << 10) - 1024;
+
 // Which of UCX's transports a context may use.
 enum class Reach : uint8_t {
     kHost,     // memory that processes of one host share
@@ -27,9 +30,12 @@ class UcxContext {
     UcxContext(const UcxContext&) = delete;
     UcxContext& operator=(const UcxContext&) = delete;
     ucp_context_h handle() const { return context_; }
+    bool sends_by_reference() const { return sends_by_reference_; }
 
   private:
+    void copy_at_once(ucp_config_t* config);
     ucp_context_h context_ = nullptr;
+    bool sends_by_reference_ = true;  // the receiver reads large messages where they are
 };
 
 // One context of each kind serves all communicators of a process: making one takes milliseconds.
@@ -94,6 +100,7 @@ class UcxWorker {
     UcxWorker& operator=(const UcxWorker&) = delete;
 
     std::vector<std::byte> address() const;
+    bool sends_by_reference() const { return context_->sends_by_reference(); }
     void connect(uint32_t peer, std::span<const std::byte> address);
     void send(uint32_t peer, Send& send);  // `done` is called once, perhaps before this returns
     bool progress() { return ucp_worker_progress(worker_) != 0; }
