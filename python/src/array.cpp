@@ -144,8 +144,8 @@ Array array_from(nb::handle object, const char* name, Access access) {
     if (nb::isinstance<Tensor>(object)) {
         nb::cast<Tensor&>(object).describe(name, array);
         array.keep(object);
-    } else if (!describe_torch(object, name, array) && !describe_cuda_interface(object, name, array) &&
-               !describe_buffer(object, name, access, array) && !describe_array_interface(object, name, array) &&
+    } else if (!describe_torch(object, name, array) && !describe_buffer(object, name, access, array) &&
+               !describe_cuda_interface(object, name, array) && !describe_array_interface(object, name, array) &&
                !describe_dlpack(object, name, array)) {
         invalid_argument(std::string(name) + " is of type " + Py_TYPE(object.ptr())->tp_name +
                          ", allowed: arrays of NumPy and torch, crossdock.Tensor, and what has a buffer, DLPack or "

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Arrays of Python as tensor descriptors of the C API, without a copy. Understood are, in this order: crossdock.Tensor,
-// torch.Tensor, __cuda_array_interface__, the buffer protocol (NumPy), __array_interface__ (NumPy with ml_dtypes), and
+// torch.Tensor, the buffer protocol (NumPy), __cuda_array_interface__, __array_interface__ (NumPy with ml_dtypes), and
 // DLPack.
 #pragma once
 

@@ -14,10 +14,27 @@ cudaStream_t stream_at(nb::handle address) {
     return static_cast<cudaStream_t>(pointer);
 }
 
+// torch's own short cut to a device's current stream, which makes no object of it; NULL where this torch has none.
+PyObject* raw_stream_getter(nb::handle torch) {
+    static PyObject* getter = nullptr;
+    static bool was_looked_up = false;
+    if (!was_looked_up) {
+        was_looked_up = true;
+        const nb::object internals = torch.attr("_C");
+        if (nb::hasattr(internals, "_cuda_getCurrentRawStream")) {
+            getter = nb::object(internals.attr("_cuda_getCurrentRawStream")).release().ptr();
+        }
+    }
+    return getter;
+}
+
 cudaStream_t current_stream_of_torch(int device) {
-    PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-    if (torch == nullptr) return nullptr;
-    const nb::object cuda = nb::borrow(torch).attr("cuda");
+    const nb::handle torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+    if (!torch.is_valid()) return nullptr;
+    PyObject* getter = raw_stream_getter(torch);
+    // Arrays on a device mean that CUDA runs; without any, torch is asked first.
+    if (device >= 0 && getter != nullptr) return stream_at(nb::handle(getter)(device));
+    const nb::object cuda = torch.attr("cuda");
     if (!nb::cast<bool>(cuda.attr("is_initialized")())) return nullptr;
     const nb::object stream = device < 0 ? cuda.attr("current_stream")() : cuda.attr("current_stream")(device);
     return stream_at(stream.attr("cuda_stream"));

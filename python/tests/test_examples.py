@@ -32,3 +32,10 @@ def test_training_goes_on_and_equals_one_process(tmp_path: Path) -> None:
     results = json.loads(whole.read_text())
     assert len(results["parallel"]["losses"]) == 8
     assert results["difference"] < 1e-5
+
+
+def test_decoding_goes_on_without_a_killed_rank() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: skipped")
+    found = run(EXAMPLES / "decode.py", "--ranks", 3, "--steps", 12)
+    assert "PASS" in found
+    assert found.count("masked ranks [2]") == 2
