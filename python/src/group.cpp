@@ -20,6 +20,13 @@ size_t handle_mem_size(Group& self, ncclEpLayout_t layout, int num_topk, nb::han
     return size;
 }
 
+nb::object traffic(Group& self) {
+    crossdockTraffic_t found = CROSSDOCK_TRAFFIC_INIT;
+    GroupState& state = *self.state();
+    state.call([&] { check(crossdockGroupTraffic(state.get(), &found)); });
+    return nb::cast(found);
+}
+
 nb::tuple memory(Group& self) {
     size_t symmetric_bytes = 0;
     size_t local_bytes = 0;
@@ -73,6 +80,8 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
     for (const auto& [name, value] : fields) {
         if (shown(name) == "ht_masks") {
             options.ht_masks = nb::cast<bool>(value) ? 1 : 0;
+        } else if (shown(name) == "domain_ranks") {
+            options.domain_ranks = nb::cast<int>(value);
         } else {
             of_config[name] = value;
         }
@@ -99,11 +108,25 @@ Group::~Group() {
     new std::shared_ptr<GroupState>(state_);
 }
 
+void bind_traffic(nb::module_& module) {
+    using Traffic = crossdockTraffic_t;
+    nb::class_<Traffic>(module, "Traffic", "What this rank sent, by load/store domain: crossdockTraffic_t.")
+        .def_ro("domain_ranks", &Traffic::domain_ranks, "Ranks of a domain; all ranks: one domain, the rest is zero.")
+        .def_ro("rows_inside", &Traffic::rows_inside, "To ranks of the own domain, this one included.")
+        .def_ro("bytes_inside", &Traffic::bytes_inside, "With scales and headers.")
+        .def_ro("rows_crossed", &Traffic::rows_crossed, "To the other domains.")
+        .def_ro("bytes_crossed", &Traffic::bytes_crossed, "With all that went there.")
+        .def_ro("puts", &Traffic::puts, "Messages that carried bytes to other domains.")
+        .def_ro("signals", &Traffic::signals, "Messages that raised a signal there.");
+}
+
 void bind_group(nb::module_& module) {
+    bind_traffic(module);
     nb::class_<Group> group(module, "Group", R"(Experts spread over the ranks of a communicator: expert e on rank e / L.
 
 Made and closed by all ranks together, in the same order; use it as a context manager. Configuration: a GroupConfig, or
-its fields by keyword, or both (keywords win); ht_masks=True lets a high-throughput group go on without silent ranks.
+its fields by keyword, or both (keywords win); ht_masks=True lets a high-throughput group go on without silent ranks,
+domain_ranks=n (low latency) makes every n ranks a node of their own.
 Operations of a group are made by all ranks in the same order. Threads that share a Group wait for each other.)");
     group
         .def(
@@ -139,6 +162,8 @@ Operations of a group are made by all ranks in the same order. Threads that shar
              nb::sig("def handle_mem_size(self, layout: Layout, num_topk: int, config: HandleConfig | None = None, "
                      "**fields: typing.Any) -> int"),
              "Bytes that a handle needs.")
+        .def("traffic", &traffic, nb::sig("def traffic(self) -> Traffic"),
+             "What this rank has sent inside its load/store domain and out of it; waits for the operations.")
         .def("memory", &memory, nb::sig("def memory(self) -> tuple[int, int]"),
              "(symmetric, other) bytes that the library holds for this group on this rank.")
         .def_prop_ro("rank", [](const Group& self) { return self.state()->communicator().rank(); })

@@ -116,6 +116,33 @@ def test_processes(program: Any) -> None:
     ep.run_processes(3, program, random_problem(11, 3, 2, 16, 64, 4))
 
 
+def nodes(comm: ep.Communicator, problem: Problem) -> tuple[int, int]:
+    """Two nodes of two ranks: the same sums, and rows that crossed are counted."""
+    rank = comm.rank
+    received = np.zeros((problem.experts_per_rank, comm.num_ranks * problem.max_tokens, problem.hidden), np.float32)
+    counts, result = np.zeros(problem.experts_per_rank, np.int32), np.zeros_like(problem.tokens[rank])
+    with ep.Group(
+        comm,
+        num_experts=problem.num_experts,
+        max_dispatch_tokens_per_rank=problem.max_tokens,
+        max_token_bytes=problem.hidden * 4,
+        domain_ranks=2,
+    ) as group, group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle:
+        handle.dispatch(problem.tokens[rank], received, layout_info=ep.LayoutInfo(expert_counters=counts))
+        for expert in range(problem.experts_per_rank):
+            received[expert] *= expert_factor(rank * problem.experts_per_rank + expert)
+        handle.combine(received, ep.CombineOutputs(tokens=result, topk_weights=problem.topk_weights[rank]))
+        np.testing.assert_allclose(result, combined(problem, rank), rtol=1e-5, atol=1e-5)
+        traffic = group.traffic()
+        return traffic.domain_ranks, traffic.rows_crossed
+
+
+def test_nodes() -> None:
+    found = ep.run_threads(4, nodes, random_problem(12, 4, 2, 20, 16, 3))
+    assert all(domain_ranks == 2 for domain_ranks, _ in found)
+    assert sum(rows for _, rows in found) > 0
+
+
 def quantised(comm: ep.Communicator, problem: Problem) -> None:
     rank, local, hidden = comm.rank, problem.experts_per_rank, problem.hidden
     received = np.zeros((local, comm.num_ranks * problem.max_tokens, hidden), ml_dtypes.float8_e4m3fn)

@@ -38,6 +38,7 @@ def routing(num_tokens: int = 2) -> Any:
         ({"algorithm": ep.Layout.FLAT}, TypeError, "algorithm"),
         ({"num_topk": 3}, ep.InvalidArgument, "num_topk is 3"),
         ({"ht_masks": True}, ep.InvalidUsage, "ht_masks"),
+        ({"domain_ranks": 7}, ep.InvalidArgument, "domain_ranks is 7"),
     ],
 )
 def test_configurations(fields: dict[str, Any], kind: type[Exception], sentence: str) -> None:
