@@ -3,6 +3,8 @@
 // one rounding. The same bits in every world.
 #pragma once
 
+#include <type_traits>
+
 #include "device/context.h"
 #include "device/numeric.h"
 #if !defined(__CUDACC__)
@@ -26,7 +28,7 @@ struct RowTerms {
     CROSSDOCK_DEVICE float weight(uint32_t i) const { return weights[i]; }
 };
 
-// Rows by their addresses, each with weight 1; null: no such row.
+// Rows by their addresses, each with weight 1.
 struct PointerTerms {
     const std::byte* const* rows;
     uint32_t count;
@@ -125,6 +127,51 @@ CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Terms& terms, uint32_t
         }
     }
 }
+// Exactly kRows rows, kVectors vectors a lane at a time, all of which are under way before the first is added. What is
+// left behind the returned byte is less than that.
+template <DType kDType, uint32_t kRows, uint32_t kVectors>
+CROSSDOCK_DEVICE uint32_t sum_whole_parts(const Ctx& ctx, const PointerTerms& terms, uint32_t begin, uint32_t end,
+                                          std::byte* out) {
+    constexpr uint32_t kStep = kLanes * 16;
+    const uint32_t own = static_cast<uint32_t>(ctx.lane()) * 16;
+    const std::byte* rows[kRows];
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < kRows; ++i) rows[i] = terms.row(i) + own;
+    CROSSDOCK_ROLLED
+    for (; begin + kVectors * kStep <= end; begin += kVectors * kStep) {
+        Bytes16 parts[kVectors][kRows];
+        CROSSDOCK_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v) {
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kRows; ++i)
+                parts[v][i] = *reinterpret_cast<const Bytes16*>(rows[i] + begin + v * kStep);
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v) {
+            float sums[16 / dtype_bytes(kDType)] = {};
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kRows; ++i) add_weighted<kDType>(parts[v][i], 1.0f, sums);
+            *reinterpret_cast<Bytes16*>(out + own + begin + v * kStep) = packed_sums<kDType>(sums);
+        }
+    }
+    return begin;
+}
+
+template <DType kDType, typename Terms>
+CROSSDOCK_DEVICE void sum_bytes(const Ctx& ctx, const Terms& terms, uint32_t begin, uint32_t end, std::byte* out) {
+    if constexpr (std::is_same_v<Terms, PointerTerms>) {
+        if (terms.count == 1) begin = sum_whole_parts<kDType, 1, 7>(ctx, terms, begin, end, out);
+        if (terms.count == 2) begin = sum_whole_parts<kDType, 2, 7>(ctx, terms, begin, end, out);
+        if (terms.count == 3) begin = sum_whole_parts<kDType, 3, 4>(ctx, terms, begin, end, out);
+    } else if (terms.count <= 2) {
+        return sum_few_rows<kDType, 2, 4>(ctx, terms, begin, end, out);
+    }
+    if (terms.count <= 4) {
+        sum_few_rows<kDType, 4, 2>(ctx, terms, begin, end, out);
+    } else {
+        sum_many_rows<kDType>(ctx, terms, begin, end, out);
+    }
+}
 #endif
 
 // Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in
@@ -134,13 +181,7 @@ CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Terms& terms, uint32_t firs
 #if defined(__CUDACC__)
     const uint32_t begin = first * dtype_bytes(kDType);
     const uint32_t end = begin + num * dtype_bytes(kDType);
-    if (terms.count <= 2) {
-        sum_few_rows<kDType, 2, 4>(ctx, terms, begin, end, out);
-    } else if (terms.count <= 4) {
-        sum_few_rows<kDType, 4, 2>(ctx, terms, begin, end, out);
-    } else {
-        sum_many_rows<kDType>(ctx, terms, begin, end, out);
-    }
+    sum_bytes<kDType>(ctx, terms, begin, end, out);
 #else
     static_cast<void>(ctx);
     const std::byte* rows[64];
