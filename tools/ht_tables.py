@@ -44,7 +44,7 @@ def describe(run):
     common = run.common
     words = [common["layout"]]
     words += ["windows"] if common["windows"] else ["staged"]
-    words += ["FP8 with scales"] if common["recipe"] == "fwd" else []
+    words += ["FP8, scales"] if common["recipe"] == "fwd" else []
     words += ["backward"] if common["pass"] == "backward" else []
     words += ["eager"] if common["eager"] else []
     words += [common["routing"]] if common["routing"] != "uniform" else []
