@@ -257,6 +257,44 @@ TEST(Domain, PendingOperationsMayBeGivenUp) {
     });
 }
 
+// The same where nobody waits for those whose rows are still under way: sums at home, in the very buffer that was given
+// up.
+TEST(Domain, LateRowsMeetNoSums) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const WithDomain domain(1);
+        constexpr int kRanks = 3;
+        const Problem far = busy_problem(kRanks, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
+        Problem near = busy_problem(kRanks, NCCL_EP_LAYOUT_RANK_MAJOR, 2);
+        for (int rank = 0; rank < kRanks; ++rank) {
+            auto& ids = near.ranks[rank].ids;
+            for (size_t i = 0; i < ids.size(); ++i)
+                ids[i] = i % kRanks < 2 ? 2 * rank + static_cast<int>(i % kRanks) : -1;
+        }
+        for (uint64_t seed = 1; seed <= 40; ++seed) {
+            WorldSpec spec = world;
+            spec.deterministic.seed = seed;
+            spec.deterministic.max_put_delay_ns = 100'000'000;
+            expect_clean(spec, kRanks, seed, [&](RankContext& context) {
+                Group group(context, near);
+                Layer kept(context, group.get(), near);
+                kept.round_trip();
+                std::vector<std::unique_ptr<Layer>> pending;
+                for (int i = 0; i < 3; ++i) {
+                    pending.push_back(std::make_unique<Layer>(context, group.get(), far));
+                    pending.back()->prepare_dispatch();
+                    RANK_OK(context, pending.back()->dispatch(true));
+                }
+                pending.erase(pending.begin());
+                for (int i = 0; i < 2; ++i) {
+                    kept.prepare_combine();
+                    RANK_OK(context, kept.combine());
+                    kept.check_combine();
+                }
+            });
+        }
+    });
+}
+
 TEST(Domain, WrongDomainsAreRefused) {
     on_each_world({WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
