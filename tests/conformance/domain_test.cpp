@@ -45,7 +45,8 @@ RankProgram trips(const Problem& problem) {
 // 1 x 8, 2 x 4, 4 x 2 and 8 x 1 are the same to a caller.
 TEST(Domain, EveryShapeGivesTheSameBits) {
     on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
-        for (uint64_t seed = 71; seed < 77; ++seed) {
+        const uint64_t num_seeds = seeds_or(71, 6).count;
+        for (uint64_t seed = 71; seed < 71 + num_seeds; ++seed) {
             Problem problem = random_problem(seed, {.num_ranks = 8, .most_row_bytes = 1024});
             problem.layout = seed % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
             problem.sums = seed % 4 == 0 ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT;
@@ -218,7 +219,7 @@ TEST(Domain, TheNetworksSpeedDoesNotMatter) {
         const WithDomain domain(2);
         for (const uint64_t delay_ns : {1u, 300u, 3'000'000u}) {
             for (const uint64_t ns_per_kib : {1u, 20'000u}) {
-                for (uint64_t seed = 1; seed <= 10; ++seed) {
+                for (uint64_t seed = 1; seed <= seeds_or(1, 10).count; ++seed) {
                     WorldSpec spec = world;
                     spec.deterministic.seed = seed;
                     spec.deterministic.max_put_delay_ns = delay_ns;
@@ -234,7 +235,7 @@ TEST(Domain, TheNetworksSpeedDoesNotMatter) {
 TEST(Domain, PendingOperationsMayBeGivenUp) {
     on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& world) {
         const WithDomain domain(1);
-        for (uint64_t seed = 1; seed <= 40; ++seed) {
+        for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
             WorldSpec spec = world;
             spec.deterministic.seed = seed;
             spec.deterministic.max_put_delay_ns = 500'000;
@@ -270,7 +271,7 @@ TEST(Domain, LateRowsMeetNoSums) {
             for (size_t i = 0; i < ids.size(); ++i)
                 ids[i] = i % kRanks < 2 ? 2 * rank + static_cast<int>(i % kRanks) : -1;
         }
-        for (uint64_t seed = 1; seed <= 40; ++seed) {
+        for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
             WorldSpec spec = world;
             spec.deterministic.seed = seed;
             spec.deterministic.max_put_delay_ns = 100'000'000;

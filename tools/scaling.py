@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The model of docs/scaling.md: what a low-latency operation sends between nodes, on paper and as counted.
+
+    scaling.py --measure LL_SCALE   runs that program (build/cpu/bench/ll_scale) over many numbers of ranks into
+                                    bench/scale/ll_scale.jsonl
+    scaling.py                      rewrites the tables between the marks in docs/scaling.md
+    scaling.py --check              fails if that would change the document, or if a count is far from the model
+    scaling.py --plot               draws docs/ll_scale.svg; needs matplotlib
+"""
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+from table_parts import table
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench/scale/ll_scale.jsonl"
+DOCUMENT = ROOT / "docs/scaling.md"
+MEASURED_RANKS = (16, 32, 64, 128, 256, 512, 1024)
+
+SIGNAL_BYTES = 8
+NIC_BYTES_PER_US = 50_000  # 400 Gb/s
+
+
+def distinct_ranks(ranks, experts, topk):
+    """Expected number of different ranks among a token's experts, all different and uniform."""
+    local = experts // ranks
+    missed = math.prod((experts - local - i) / (experts - i) for i in range(topk))
+    return ranks * (1 - missed)
+
+
+class Operation:
+    """What one rank sends to other nodes, expected."""
+
+    def __init__(self, rows, row_bytes, puts, put_bytes, signals):
+        self.rows, self.puts, self.signals = rows, rows + puts, signals
+        self.bytes = rows * row_bytes + put_bytes + signals * SIGNAL_BYTES
+
+
+def dispatch(ranks, domain, tokens, topk, experts, row_bytes, distinct, with_rows):
+    """with_rows: the part of far peers that get any row."""
+    far = ranks - domain
+    rows = tokens * distinct * far / ranks
+    header_bytes = 16 * (1 + topk)
+    count_bytes = 8 * (with_rows * (1 + experts // ranks) + (1 - with_rows))
+    return Operation(rows, row_bytes + header_bytes, far * (1 + with_rows), far * count_bytes, 2 * far)
+
+
+def combine(ranks, domain, tokens, rows_of_token, row_bytes, with_rows):
+    far = ranks - domain
+    rows = tokens * rows_of_token * far / ranks
+    return Operation(rows, row_bytes, far * with_rows, far * with_rows * 8, far * (1 + with_rows))
+
+
+def counted_model(run):
+    """As ll_scale runs it: one expert a rank, choices drawn one by one; the mean of a dispatch and a combine."""
+    ranks, tokens, topk = run["ranks"], run["tokens"], run["topk"]
+    distinct = ranks * (1 - (1 - 1 / ranks) ** topk)
+    with_rows = 1 - (1 - 1 / ranks) ** (topk * tokens)
+    there = dispatch(ranks, run["domain"], tokens, topk, ranks, run["row_bytes"], distinct, with_rows)
+    back = combine(ranks, run["domain"], tokens, topk, run["row_bytes"], with_rows)
+    return {name: (getattr(there, name) + getattr(back, name)) / 2 for name in ("rows", "puts", "signals", "bytes")}
+
+
+def counted_table(runs):
+    rows = []
+    for run in runs:
+        model = counted_model(run)
+        for name, value in model.items():
+            if abs(run[name] - value) > 0.05 * value:
+                sys.exit(f"{run['ranks']} ranks: {run[name]} {name} counted, {value:.1f} in the model")
+        rows.append((run["ranks"], f"{model['rows']:.2f}", f"{run['rows']:.2f}", f"{model['puts']:.1f}",
+                     f"{run['puts']:.1f}", f"{model['signals']:.1f}", f"{run['signals']:.1f}", f"{model['bytes']:.0f}",
+                     f"{run['bytes']:.0f}", f"{run['symmetric_bytes'] / 1024:.0f}", 
+                     f"{run['seconds'] / (2 * run['trips']) * 1e3:.1f}", run["peak_mib"]))
+    return table(("ranks:", "rows:", "counted:", "puts:", "counted:", "signals:", "counted:", "bytes:", "counted:",
+                  "arena KiB:", "ms:", "peak MiB:"), rows)
+
+
+def model_table():
+    """DeepSeek-V3's shape on nodes of 8."""
+    domain, tokens, topk, experts, row_bytes = 8, 128, 8, 256, 14336
+    rows = []
+    for nodes in (1, 2, 4, 8, 16, 32):
+        ranks = domain * nodes
+        distinct = distinct_ranks(ranks, experts, topk)
+        there = dispatch(ranks, domain, tokens, topk, experts, row_bytes, distinct, 1)
+        exact = combine(ranks, domain, tokens, topk, row_bytes, 1)
+        sums = combine(ranks, domain, tokens, distinct, row_bytes, 1)
+        far = ranks - domain
+        sums.puts += far  # weights, behind a signal of their own
+        sums.bytes += far * (tokens * 16 * topk / 2 + SIGNAL_BYTES)
+        cells = [nodes, ranks]
+        for operation in (there, exact, sums):
+            cells += [f"{operation.bytes / 1e6:.2f}", f"{operation.puts:.0f}",
+                      f"{operation.bytes / NIC_BYTES_PER_US:.0f}"]
+        rows.append(cells + [f"{there.signals:.0f}"])
+    return table(("nodes:", "ranks:", "dispatch MB:", "puts:", "us:", "exact combine MB:", "puts:", "us:",
+                  "sender's sums MB:", "puts:", "us:", "signals:"), rows)
+
+
+def measure(program):
+    RESULTS.parent.mkdir(exist_ok=True)
+    with RESULTS.open("w") as file:
+        for ranks in MEASURED_RANKS:
+            trips = max(2, 2048 // ranks)  # few ranks draw too few tokens for a mean
+            done = subprocess.run([program, "--ranks", str(ranks), "--trips", str(trips)], capture_output=True,
+                                  text=True, check=True)
+            print(done.stdout, end="")
+            file.write(done.stdout)
+
+
+def rewritten(runs):
+    text = DOCUMENT.read_text()
+    for name, lines in (("model", model_table()), ("counted", counted_table(runs))):
+        begin, end = f"<!-- {name} begins -->\n", f"<!-- {name} ends -->"
+        head, rest = text.split(begin)
+        text = head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]
+    return text
+
+
+def plot(runs):
+    import matplotlib
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+    plt.rcParams.update({"svg.hashsalt": "crossdock", "svg.fonttype": "none", "font.size": 9})
+    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.4))
+    ranks = [run["ranks"] for run in runs]
+    far = [run["ranks"] - run["domain"] for run in runs]
+    panels[0].plot(ranks, [run["signals"] / peers for run, peers in zip(runs, far)], "o-", label="signals")
+    panels[0].plot(ranks, [run["puts"] / peers for run, peers in zip(runs, far)], "s-", label="puts")
+    panels[0].set(title="a far peer and operation, of one rank", ylabel="messages", ylim=(0, 2))
+    panels[1].plot(ranks, [run["bytes"] for run in runs], "o-", label="bytes, counted")
+    panels[1].plot(ranks, [counted_model(run)["bytes"] for run in runs], "--", label="bytes, model")
+    panels[1].set(title="an operation, of one rank", ylabel="bytes", yscale="log")
+    for axes in panels:
+        axes.set(xlabel="ranks", xscale="log", xticks=ranks, xticklabels=ranks)
+        axes.minorticks_off()
+        axes.legend(frameon=False)
+        axes.grid(color="#e0e0e0")
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs/ll_scale.svg", metadata={"Date": None, "Creator": None,
+                                                          "Title": "Low latency between nodes against ranks"})
+
+
+def main():
+    if sys.argv[1:2] == ["--measure"] and len(sys.argv) == 3:
+        measure(sys.argv[2])
+    runs = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    text = rewritten(runs)
+    if sys.argv[1:] == ["--check"]:
+        if text != DOCUMENT.read_text():
+            sys.exit("docs/scaling.md is not as bench/scale has it; tools/scaling.py mends that")
+    elif sys.argv[1:] == ["--plot"]:
+        plot(runs)
+    else:
+        DOCUMENT.write_text(text)
+
+
+main()
