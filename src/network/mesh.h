@@ -169,7 +169,8 @@ class Mesh : private FrameSink {
 
     std::mutex mutex_;
     std::atomic<uint64_t> progressed_ns_{0};  // when it was done last
-    uint64_t now_ns_ = 0;                     // the same: the clock is read once for each
+    uint64_t now_ns_ = 0;                     // the same
+    uint32_t num_progresses_ = 0;
     MeshConfig config_;
     std::string failure_;
     bool is_closing_ = false;

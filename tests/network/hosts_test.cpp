@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two hosts, as two network namespaces with a cable between them: ranks use the network alone, and a cut cable is
+// noticed. It needs root and iproute2, and says so where it lacks them.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "session.h"
+
+namespace crossdock::network {
+namespace {
+
+enum Flag : int { kApart = 10, kCable = 12, kCut = 13 };
+
+bool run(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
+
+// Whether this machine lets us play hosts; asked in a process of its own.
+bool can_make_hosts() {
+    return geteuid() == 0 && run("unshare --net --ipc --mount sh -c "
+                                 "'mount -t sysfs none /sys && ip link add crossdock0 type veth peer name crossdock1'");
+}
+
+// This rank becomes a host: a network and shared memory of its own, and one end of the cable.
+void become_host(TestRank& rank) {
+    // UCX looks for devices in /sys, which shows those of the network that it was mounted in.
+    const bool is_apart = unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWNS) == 0 &&
+                          mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                          mount("sysfs", "/sys", "sysfs", 0, nullptr) == 0;
+    if (!is_apart) throw std::runtime_error("no namespaces");
+    rank.raise(kApart + rank.rank());
+    if (rank.rank() == 0) {
+        rank.await(kApart + 1);
+        const std::string other = std::to_string(rank.process_of(1));
+        if (!run("ip link add crossdock0 type veth peer name crossdock1 netns " + other))
+            throw std::runtime_error("no cable");
+        rank.raise(kCable);
+    }
+    rank.await(kCable);
+    const std::string name = "crossdock" + std::to_string(rank.rank());
+    const bool is_up = run("ip addr add 10.77.0." + std::to_string(rank.rank() + 1) + "/24 dev " + name) &&
+                       run("ip link set " + name + " up") && run("ip link set lo up");
+    if (!is_up) throw std::runtime_error("no address");
+    rank.barrier();
+    // The kernel takes a moment to notice that both ends are up, and UCX passes over what is not.
+    const std::string is_running = "grep -q up /sys/class/net/" + name + "/operstate";
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!run(is_running) && std::chrono::steady_clock::now() < end) {
+    }
+    rank.barrier();
+}
+
+// Bytes and signals cross between hosts, and nothing else connects them.
+TEST(Hosts, ReachEachOther) {
+    if (!can_make_hosts()) GTEST_SKIP() << "no root, or no network namespaces, or no iproute2";
+    run_ranks(2, [](TestRank& rank) {
+        become_host(rank);
+        const size_t bytes = 5 << 20;
+        std::vector<std::byte> source(bytes, static_cast<std::byte>(rank.rank() + 1)), target(bytes);
+        std::vector<uint64_t> words(8);
+        Session session(rank);
+        void* from = session.add_memory(source.data(), bytes);
+        void* to = session.add_memory(target.data(), bytes, plugin::kPointerCuda);
+        void* signals = session.add_memory(words.data(), 64, plugin::kPointerCuda, 3);
+        const int peer = 1 - rank.rank();
+        session.finish(session.put_signal(peer, from, 0, bytes, to, 0, signals, 8, 1, true));
+        session.await_word(words[1], 1);
+        for (const std::byte each : target) rank.expect(each == static_cast<std::byte>(peer + 1), "wrong bytes");
+        rank.barrier();
+    });
+}
+
+// A cut cable is no end of a process: nothing says that the peer is gone. The timeout names it.
+TEST(Hosts, ACutCableIsNamed) {
+    if (!can_make_hosts()) GTEST_SKIP() << "no root, or no network namespaces, or no iproute2";
+    run_ranks(2, [](TestRank& rank) {
+        setenv("CROSSDOCK_NETWORK_TIMEOUT_MS", "1000", 1);
+        become_host(rank);
+        std::vector<std::byte> bytes(8 << 20);
+        Session session(rank);
+        void* memory = session.add_memory(bytes.data(), bytes.size());
+        rank.barrier();
+        const int peer = 1 - rank.rank();
+        session.finish(session.put(peer, memory, 0, 1000, memory, 0));
+        rank.barrier();
+        if (rank.rank() == 0) {
+            rank.expect(run("ip link set crossdock0 down"), "the cable cannot be cut");
+            rank.raise(kCut);
+        }
+        rank.await(kCut);
+        const auto begin = std::chrono::steady_clock::now();
+        bool failed = false;
+        std::vector<void*> requests;
+        while (!failed && std::chrono::steady_clock::now() < begin + std::chrono::seconds(15)) {
+            try {
+                if (requests.size() < 8) requests.push_back(session.put(peer, memory, 0, bytes.size(), memory, 0));
+                session.progress();
+            } catch (const std::exception&) {
+                failed = true;
+            }
+        }
+        void* request = nullptr;
+        const ncclResult_t result = session.table().put(session.contexts(), 0, 0, nullptr, 0, 0, nullptr, 0, &request);
+        const std::string name = "rank " + std::to_string(peer);
+        expect_refused(rank, result, ncclRemoteError, {name.c_str()});
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::network
