@@ -28,6 +28,7 @@ struct Contexts {
     uint32_t first;
     uint32_t count;
     DeviceHandle device;  // of version 13
+    bool told_failure;    // in NCCL's log
 };
 
 // Copies between device memory and staging memory on the current CUDA device; null where there is none, and in builds

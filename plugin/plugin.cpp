@@ -84,7 +84,7 @@ Contexts* make_contexts(void* comm, int count) {
     require(count >= 1, ncclInvalidArgument, "{} contexts are asked for: at least 1 must be", count);
     network::Mesh& mesh = *comm_of(comm).mesh;
     const auto num_contexts = static_cast<uint32_t>(count);
-    auto* contexts = new Contexts{&mesh, mesh.add_contexts(num_contexts), num_contexts, {}};
+    auto* contexts = new Contexts{&mesh, mesh.add_contexts(num_contexts), num_contexts, {}, false};
     contexts->device.type = kDeviceTypeGinProxy;
     contexts->device.needs_progress = 1;
     ++g_num_contexts;
@@ -201,8 +201,12 @@ ncclResult_t test(void* comm, void* request, int* done) {
 
 ncclResult_t progress(void* contexts) {
     return guarded([&] {
-        network::Mesh& mesh = *contexts_of(contexts).mesh;
-        mesh.progress();
+        Contexts& block = contexts_of(contexts);
+        block.mesh->progress();
+        // NCCL asks queryLastError, which gives no sentence.
+        if (!block.mesh->has_failed() || block.told_failure) return;
+        block.told_failure = true;
+        block.mesh->check();
     });
 }
 

@@ -27,6 +27,7 @@ file fmt "/usr/include/fmt/format.h" "ok"
 file cli11 "/usr/include/CLI/CLI.hpp" "ok: demo and benchmark"
 file json "/usr/include/nlohmann/json.hpp" "ok: demo and benchmark"
 file gtest "/usr/include/gtest/gtest.h" "ok: tests"
+file ucx "/usr/include/ucp/api/ucp.h" "ok: the network plugin"
 tool clang++ "ok: fuzzer, lint" "only for lint and the fuzzer; ./dev installs it"
 
 echo
@@ -39,6 +40,19 @@ line files "$(ulimit -n) open files" "$([ "$(ulimit -n)" = unlimited ] || [ "$(u
 yama=$(cat /proc/sys/kernel/yama/ptrace_scope 2>/dev/null || echo 0)
 line ptrace "ptrace_scope $yama" "$([ "$yama" -le 1 ] && echo "ok: ranks as processes can share memory" ||
     echo "strict: ranks as processes may be refused each other")"
+
+echo
+echo "Network plugin"
+plugin=$(compgen -G "build/*/plugin/libnccl-rma-crossdock.so" | head -n 1 || true)
+if [ -n "$plugin" ]; then
+    line plugin "$plugin" "NCCL loads it when NCCL_RMA_PLUGIN names it; now: ${NCCL_RMA_PLUGIN:-not set}"
+else
+    line plugin "not built" "./dev build cuda nccl_rma_crossdock"
+fi
+if command -v ucx_info >/dev/null; then
+    line ucx "$(ucx_info -v | sed -nE 's/^# (Library )?[Vv]ersion:? */UCX /p' | head -n 1)" \
+        "transports: $(ucx_info -d | awk '/Transport:/ {print $3}' | sort -u | tr '\n' ' ')"
+fi
 
 echo
 echo "GPU world"

@@ -16,6 +16,7 @@ constexpr uint32_t kMaxContexts = 4096;
 constexpr uint64_t kLookNs = 1'000'000;
 // The end waits at most so long for what is still under way.
 constexpr uint64_t kDrainNs = 5'000'000'000;
+constexpr uint64_t kFailedDrainNs = 100'000'000;
 constexpr uint64_t kDisconnectNs = 2'000'000'000;
 // After a rank has left in order, what it took may still be confirmed.
 constexpr uint64_t kGraceNs = 1'000'000'000;
@@ -111,7 +112,8 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
 void Mesh::deregister_memory(Region* region) {
     std::unique_lock lock(mutex_);
     region->is_leaving = true;
-    wait_locked(lock, kDrainNs, [&] { return region->uses == 0; });
+    // After a failure little of it will end.
+    wait_locked(lock, failure_.empty() ? kDrainNs : kFailedDrainNs, [&] { return region->uses == 0; });
     if (region->uses == 0) {
         regions_[region->id].reset();
     } else {
@@ -191,7 +193,9 @@ void Mesh::on_departure(const Departure& departure) {
 }
 
 void Mesh::fail_all(std::string sentence) {
-    if (failure_.empty() && !is_closing_) failure_ = std::move(sentence);
+    if (!failure_.empty() || is_closing_) return;
+    failure_ = std::move(sentence);
+    has_failed_ = true;
 }
 
 void Mesh::check_locked() const {
@@ -201,11 +205,6 @@ void Mesh::check_locked() const {
 void Mesh::check() {
     const std::lock_guard lock(mutex_);
     check_locked();
-}
-
-bool Mesh::has_failed() {
-    const std::lock_guard lock(mutex_);
-    return !failure_.empty();
 }
 
 uint64_t Mesh::num_refused_frames() {

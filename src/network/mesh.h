@@ -65,7 +65,7 @@ class Mesh : private FrameSink {
 
     // Throws what has gone wrong between ranks, if anything has.
     void check();
-    bool has_failed();
+    bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
     uint64_t num_refused_frames();
 
   private:
@@ -173,6 +173,7 @@ class Mesh : private FrameSink {
     uint32_t num_progresses_ = 0;
     MeshConfig config_;
     std::string failure_;
+    std::atomic<bool> has_failed_{false};
     bool is_closing_ = false;
     uint32_t num_contexts_ = 0;
     std::vector<std::unique_ptr<Region>> regions_;  // by number; null where one was deregistered

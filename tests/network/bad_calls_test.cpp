@@ -70,14 +70,14 @@ TEST(BadCalls, DeviceMemoryNeedsADevice) {
 // Who does not register is named, and whoever waited can go on to end.
 TEST(BadCalls, RegisteringAloneEnds) {
     run_ranks(2, [](TestRank& rank) {
-        setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "300", 1);
+        setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "2000", 1);
         std::vector<std::byte> bytes(8);
         Session session(rank);
         if (rank.rank() == 0) {
             void* memory = nullptr;
             const ncclResult_t result =
                 session.table().register_memory(session.comm(), bytes.data(), 8, plugin::kPointerHost, 0, &memory);
-            expect_refused(rank, result, ncclRemoteError, {"rank 0 waited 300 ms for ranks 1 to register"});
+            expect_refused(rank, result, ncclRemoteError, {"rank 0 waited 2000 ms for ranks 1 to register"});
         }
         rank.barrier();
     });
