@@ -40,9 +40,9 @@ const char* transports_of(Reach reach) {
     return nullptr;
 }
 
-// A default of ours, unless the user has set the variable.
-void modify(ucp_config_t* config, const char* variable, const char* name, const char* value) {
-    if (std::getenv(variable) == nullptr) check(ucp_config_modify(config, name, value), "ucp_config_modify");
+// A default of ours, unless the user has set the variable. A wish only: versions of UCX give options different names.
+void prefer(ucp_config_t* config, const char* variable, const char* name, const char* value) {
+    if (std::getenv(variable) == nullptr) (void)ucp_config_modify(config, name, value);
 }
 
 }  // namespace
@@ -50,9 +50,9 @@ void modify(ucp_config_t* config, const char* variable, const char* name, const 
 // TCP has nothing to gain from asking first, and long messages in one piece are copied once.
 void UcxContext::copy_at_once(ucp_config_t* config) {
     sends_by_reference_ = false;
-    modify(config, "UCX_RNDV_THRESH", "RNDV_THRESH", "inf");
-    modify(config, "UCX_TCP_RX_SEG_SIZE", "RX_SEG_SIZE", "256k");
-    modify(config, "UCX_TCP_TX_SEG_SIZE", "TX_SEG_SIZE", "256k");
+    prefer(config, "UCX_RNDV_THRESH", "RNDV_THRESH", "inf");
+    for (const char* name : {"RX_SEG_SIZE", "TCP_RX_SEG_SIZE"}) prefer(config, "UCX_TCP_RX_SEG_SIZE", name, "256k");
+    for (const char* name : {"TX_SEG_SIZE", "TCP_TX_SEG_SIZE"}) prefer(config, "UCX_TCP_TX_SEG_SIZE", name, "256k");
 }
 
 UcxContext::UcxContext(Reach reach) {
