@@ -160,6 +160,8 @@ def test_module(mode: ep.Algorithm) -> None:
         mine = own_experts[comm.rank * 2 : comm.rank * 2 + 2]
         with exchange_of(comm, mode) as exchange:
             module = ept.ExpertParallel(exchange, own_gate, mine, own_shared)
+            with torch.no_grad():  # low latency: the shared expert between the halves
+                torch.testing.assert_close(module(inputs[comm.rank]), expected[comm.rank])
             result = module(inputs[comm.rank])
             torch.testing.assert_close(result, expected[comm.rank])
             result.square().sum().backward()
@@ -210,6 +212,8 @@ def test_wrong_use() -> None:
         exchange.combine(first.rows, first)
     with pytest.raises(ep.InvalidArgument, match="topk_weights"):
         exchange.dispatch(tokens, indices, weights[:, :1])
+    with pytest.raises(ep.InvalidUsage, match="start_dispatch has no gradients"):
+        exchange.start_dispatch(tokens, indices, weights)
     with pytest.raises(ep.InvalidArgument, match="experts has 1 modules, expected .* 2 experts"):
         ept.ExpertParallel(exchange, torch.nn.Linear(8, 2), [torch.nn.Identity()])
     with pytest.raises(ep.InvalidArgument, match="max_in_flight is 0"):

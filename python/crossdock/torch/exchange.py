@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +112,19 @@ class Exchange:
         rows, weights, experts, ticket = torch.ops.crossdock.dispatch(tokens, topk_idx, topk_weights, self.key)
         return Received(rows, weights, experts, ticket, tokens.shape[0])
 
+    def start_dispatch(
+        self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+    ) -> Callable[[], Received]:
+        """The send half of a dispatch without gradients; the function that it returns is the receive half.
+
+        On GPUs, work that is enqueued between the two runs while rows travel; between them only other dispatches'
+        receive halves may be called. High throughput has no halves: there all is done by the first.
+        """
+        if torch.is_grad_enabled() and (tokens.requires_grad or topk_weights.requires_grad):
+            raise InvalidUsage("start_dispatch has no gradients, and an argument requires them: use dispatch, or no_grad")
+        finish, num_tokens = self._dispatch(tokens, topk_idx, topk_weights, is_split=True), tokens.shape[0]
+        return lambda: Received(*finish(), num_tokens)
+
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
         """Brings rows [N, H] home, which lie as received.rows do and are weighted already: [B, H] sums over ranks."""
         result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
@@ -121,6 +135,11 @@ class Exchange:
     def forward_dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._dispatch(tokens, topk_idx, topk_weights, is_split=False)()
+
+    def _dispatch(
+        self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, is_split: bool
+    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
         handle, ticket = self._next_handle()
         # The routing stays as it is until the backward pass is done, whatever the caller does with its tensor.
         handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
@@ -131,16 +150,18 @@ class Exchange:
         handle.dispatch(
             DispatchInputs(tokens=tokens.contiguous(), topk_weights=topk_weights.contiguous()),
             DispatchOutputs(tokens=rows, topk_weights=weights, topk_idx=experts),
+            send_only=is_split,
         )
-        if self.is_low_latency:
-            weights = weights.masked_fill_(experts < 0, 0)
-            experts = experts.long()
-        return (
-            rows.view(self.num_rows, -1),
-            weights.view(self.num_rows, -1),
-            experts.view(self.num_rows, -1),
-            ticket,
-        )
+
+        def finish() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+            if is_split:
+                handle.complete()
+            own_weights = weights.masked_fill_(experts < 0, 0) if self.is_low_latency else weights
+            parts = (rows, own_weights, experts.long())
+            row, weight, expert = (part.view(self.num_rows, -1) for part in parts)
+            return row, weight, expert, ticket
+
+        return finish
 
     def forward_combine(self, rows: torch.Tensor, ticket: torch.Tensor, num_tokens: int) -> torch.Tensor:
         result = rows.new_empty((num_tokens, rows.shape[1]))

@@ -29,9 +29,9 @@ class ExpertParallel(nn.Module):
     """x [..., H] -> [..., H]: a router chooses K of E experts for each token, and this rank hosts L of them.
 
     gate: x [B, H] -> logits [B, E], replicated on all ranks. experts: this rank's L modules, rows [n, H] -> [n, H].
-    Weights are the softmax over the chosen logits. shared_expert, if given, sees every token and is added; it runs
-    between dispatch and combine, so that on GPUs its work and the exchange overlap. All ranks call it with the same
-    number of dimensions and at most exchange.max_tokens tokens; a rank may have none.
+    Weights are the softmax over the chosen logits. shared_expert, if given, sees every token and is added; without
+    gradients in low latency it runs between the halves of the dispatch, while rows travel. A step has at most
+    exchange.max_tokens tokens a rank; a rank may have none.
     """
 
     def __init__(
@@ -55,7 +55,13 @@ class ExpertParallel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])
         chosen, topk_idx = self.gate(tokens).float().topk(self.exchange.num_topk, dim=-1)
-        received = self.exchange.dispatch(tokens, topk_idx, chosen.softmax(dim=-1))
-        shared = self.shared_expert(tokens) if self.shared_expert is not None else None
+        weights = chosen.softmax(dim=-1)
+        if self.shared_expert is not None and self.exchange.is_low_latency and not torch.is_grad_enabled():
+            receive = self.exchange.start_dispatch(tokens, topk_idx, weights)
+            shared = self.shared_expert(tokens)
+            received = receive()
+        else:
+            received = self.exchange.dispatch(tokens, topk_idx, weights)
+            shared = self.shared_expert(tokens) if self.shared_expert is not None else None
         result = self.exchange.combine(apply_experts(self.experts, received), received)
         return (result if shared is None else result + shared).view_as(x)
