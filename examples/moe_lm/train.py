@@ -33,7 +33,9 @@ def plot(parallel: Run, alone: Run | None, num_ranks: int, file: str) -> None:
     curves.plot(parallel.losses, label=f"{num_ranks} processes, Crossdock", linewidth=3, color="#8fbce6")
     if alone is not None:
         curves.plot(alone.losses, label="one process, without Crossdock", linewidth=0.9, color="#b03030")
-        differences.semilogy([max(abs(a - b), 1e-9) for a, b in zip(parallel.losses, alone.losses, strict=True)], "k.", ms=2)
+        differences.semilogy(
+            [max(abs(a - b), 1e-9) for a, b in zip(parallel.losses, alone.losses, strict=True)], "k.", ms=2
+        )
         differences.axhline(ALLOWED_DIFFERENCE, color="#b03030", linewidth=0.8)
         differences.set_ylabel("difference")
     curves.set_ylabel("loss, nats a byte")
@@ -50,14 +52,19 @@ def main() -> int:
     parser.add_argument("--mode", choices=["ht", "ll"], default="ht", help="high throughput or low latency (ht)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu); ranks may share a GPU")
     parser.add_argument("--compare", action="store_true", help="train in one process, too, and compare the losses")
-    parser.add_argument("--checkpoint", default="", help="files of this name: gone on from if there, written at the end")
+    parser.add_argument(
+        "--checkpoint", default="", help="files of this name: gone on from if there, written at the end"
+    )
     parser.add_argument("--plot", default="", help="file for the curves")
     parser.add_argument("--json", default="", help="file for the losses and times")
     options = parser.parse_args()
 
     settings = Settings(steps=options.steps, mode=options.mode, device=options.device, checkpoint=options.checkpoint)
     parallel = crossdock.run_processes(options.ranks, train_rank, settings)[0]
-    print(f"{options.ranks} processes: loss {parallel.losses[0]:.4f} -> {parallel.losses[-1]:.4f}, {parallel.seconds:.1f} s")
+    print(
+        f"{options.ranks} processes: loss {parallel.losses[0]:.4f} -> {parallel.losses[-1]:.4f}, "
+        f"{parallel.seconds:.1f} s"
+    )
     alone = train_alone(dataclasses.replace(settings, checkpoint="")) if options.compare else None
     difference = 0.0
     if alone is not None:

@@ -17,8 +17,8 @@ from crossdock.errors import InvalidUsage
 FUNCTIONS = tuple(
     "ncclEp" + name
     for name in (
-        "GetVersion TensorAlloc TensorDestroy CreateGroup GroupDestroy HandleMemSize InitHandle UpdateHandle CreateHandle "
-        "HandleDestroy Dispatch Combine Complete MaskQuery MaskUpdate MaskClean GetAsyncError ErrorClear"
+        "GetVersion TensorAlloc TensorDestroy CreateGroup GroupDestroy HandleMemSize InitHandle UpdateHandle "
+        "CreateHandle HandleDestroy Dispatch Combine Complete MaskQuery MaskUpdate MaskClean GetAsyncError ErrorClear"
     ).split()
 )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that knows nccl.ep alone; python -m crossdock run gives it Crossdock. CPU ranks, where NVIDIA has only GPUs."""
+"""A program that knows nccl.ep alone; python -m crossdock run gives it Crossdock, here with ranks on CPUs."""
 
 import sys
 

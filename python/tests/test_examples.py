@@ -26,7 +26,9 @@ def test_training_goes_on_and_equals_one_process(tmp_path: Path) -> None:
     first = run(script, "--ranks", 2, "--steps", 5, "--checkpoint", saved, "--mode", "ll")
     assert "2 processes: loss 5.77" in first
     whole = tmp_path / "whole.json"
-    second = run(script, "--ranks", 2, "--steps", 8, "--checkpoint", saved, "--compare", "--json", whole, "--plot", curves)
+    second = run(
+        script, "--ranks", 2, "--steps", 8, "--checkpoint", saved, "--compare", "--json", whole, "--plot", curves
+    )
     assert "PASS" in second
     assert curves.stat().st_size > 1000
     results = json.loads(whole.read_text())

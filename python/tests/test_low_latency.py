@@ -34,7 +34,10 @@ def expert_major(comm: ep.Communicator, problem: Problem, split: bool = False) -
     counts = np.full(local, -1, np.int32)
     result = np.ones_like(tokens)
     outputs = ep.CombineOutputs(tokens=result, topk_weights=problem.topk_weights[rank])
-    with group_of(comm, problem) as group, group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle:
+    with (
+        group_of(comm, problem) as group,
+        group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle,
+    ):
         for _ in range(2):
             handle.dispatch(tokens, received, layout_info=ep.LayoutInfo(expert_counters=counts), send_only=split)
             handle.complete()
@@ -121,13 +124,16 @@ def nodes(comm: ep.Communicator, problem: Problem) -> tuple[int, int]:
     rank = comm.rank
     received = np.zeros((problem.experts_per_rank, comm.num_ranks * problem.max_tokens, problem.hidden), np.float32)
     counts, result = np.zeros(problem.experts_per_rank, np.int32), np.zeros_like(problem.tokens[rank])
-    with ep.Group(
-        comm,
-        num_experts=problem.num_experts,
-        max_dispatch_tokens_per_rank=problem.max_tokens,
-        max_token_bytes=problem.hidden * 4,
-        domain_ranks=2,
-    ) as group, group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle:
+    with (
+        ep.Group(
+            comm,
+            num_experts=problem.num_experts,
+            max_dispatch_tokens_per_rank=problem.max_tokens,
+            max_token_bytes=problem.hidden * 4,
+            domain_ranks=2,
+        ) as group,
+        group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle,
+    ):
         handle.dispatch(problem.tokens[rank], received, layout_info=ep.LayoutInfo(expert_counters=counts))
         for expert in range(problem.experts_per_rank):
             received[expert] *= expert_factor(rank * problem.experts_per_rank + expert)
@@ -148,7 +154,10 @@ def quantised(comm: ep.Communicator, problem: Problem) -> None:
     received = np.zeros((local, comm.num_ranks * problem.max_tokens, hidden), ml_dtypes.float8_e4m3fn)
     scales = np.zeros((*received.shape[:2], hidden // 128), np.float32)
     counts = np.zeros(local, np.int32)
-    with group_of(comm, problem) as group, group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle:
+    with (
+        group_of(comm, problem) as group,
+        group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle,
+    ):
         handle.dispatch(
             problem.tokens[rank],
             ep.DispatchOutputs(tokens=received, scales=scales),
@@ -170,7 +179,10 @@ def sender_sums(comm: ep.Communicator, problem: Problem) -> None:
     received = np.zeros((problem.experts_per_rank, comm.num_ranks * problem.max_tokens, problem.hidden), np.float32)
     counts = np.zeros(problem.experts_per_rank, np.int32)
     result = np.zeros_like(problem.tokens[rank])
-    with group_of(comm, problem) as group, group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle:
+    with (
+        group_of(comm, problem) as group,
+        group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle,
+    ):
         handle.set_sums(ep.Sums.SENDER)
         handle.dispatch(problem.tokens[rank], received, layout_info=ep.LayoutInfo(expert_counters=counts))
         for expert in range(problem.experts_per_rank):
@@ -196,9 +208,7 @@ def windows(comm: ep.Communicator, problem: Problem) -> None:
         comm.barrier()
         handle.dispatch(
             ep.DispatchInputs(tokens=problem.tokens[rank], topk_weights=problem.topk_weights[rank]),
-            ep.DispatchOutputs(
-                tokens=ep.Tensor(received, window=window), topk_weights=weights, topk_idx=indices
-            ),
+            ep.DispatchOutputs(tokens=ep.Tensor(received, window=window), topk_weights=weights, topk_idx=indices),
         )
         next_row = [0] * size
         for source, token in rows_of_rank(problem, rank):

@@ -151,7 +151,11 @@ def test_wrong_calls_leave_the_group_usable() -> None:
             (lambda: handle.dispatch(tokens[:1], received, layout_info=info), ep.InvalidArgument, "rows"),
             (lambda: handle.dispatch(tokens, received, layout_info=info, send=1), TypeError, "no field send"),
             (lambda: handle.dispatch(None, received, layout_info=info), ep.InvalidArgument, "inputs->tokens is NULL"),
-            (lambda: handle.dispatch(tokens, received.astype(np.float16), layout_info=info), ep.InvalidArgument, "type"),
+            (
+                lambda: handle.dispatch(tokens, received.astype(np.float16), layout_info=info),
+                ep.InvalidArgument,
+                "type",
+            ),
             (lambda: handle.dropped_tokens(np.zeros(1, np.int32)), ep.InvalidArgument, "int64"),
         ]
         for call, kind, sentence in wrong:

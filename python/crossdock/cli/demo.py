@@ -48,7 +48,9 @@ def run_rank(comm: ep.Communicator, options: argparse.Namespace) -> dict[str, An
                 seconds[name] += end - start
             factors = (layer.weights * _factor(layer.topk_idx)).sum(axis=1, keepdims=True)
             expected = layer.tokens * factors
-            worst = max(worst, float(np.abs(layer.result - expected).max(initial=0) / np.abs(expected).max(initial=1e-9)))
+            worst = max(
+                worst, float(np.abs(layer.result - expected).max(initial=0) / np.abs(expected).max(initial=1e-9))
+            )
             for source in range(comm.num_ranks):
                 _, chosen, _ = layer.problem(source, step, options.tokens)
                 rows_from[source] += int((chosen // layer.num_local == comm.rank).sum())
@@ -78,7 +80,9 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         Path(options.json).write_text(json.dumps(report))
     console = Console()
-    table = Table(title=f"{options.steps} steps of {options.tokens} tokens a rank, top-{options.topk} of {options.experts}")
+    table = Table(
+        title=f"{options.steps} steps of {options.tokens} tokens a rank, top-{options.topk} of {options.experts}"
+    )
     for heading in ("rank", "rows in", "dispatch, ms", "experts, ms", "combine, ms", "largest error"):
         table.add_column(heading, justify="right")
     for number, rank in enumerate(ranks):

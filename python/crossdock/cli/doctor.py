@@ -37,7 +37,9 @@ def _gpus() -> str:
 
 def _nccl() -> str:
     try:
-        return nccl.version() + (f" ({os.environ['CROSSDOCK_NCCL_LIBRARY']})" if "CROSSDOCK_NCCL_LIBRARY" in os.environ else "")
+        return nccl.version() + (
+            f" ({os.environ['CROSSDOCK_NCCL_LIBRARY']})" if "CROSSDOCK_NCCL_LIBRARY" in os.environ else ""
+        )
     except ep.Error as error:
         return str(error)
 

@@ -22,7 +22,9 @@ def _heat_map(report: dict[str, Any], axes: Any) -> None:
     for source, row in enumerate(rows):
         for target, count in enumerate(row):
             dark = count > max(map(max, rows)) / 2
-            axes.text(target, source, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "black")
+            axes.text(
+                target, source, str(count), ha="center", va="center", fontsize=7, color="white" if dark else "black"
+            )
     axes.set(xlabel="to rank", ylabel="from rank", title="rows dispatched")
     axes.set_xticks(range(len(rows)))
     axes.set_yticks(range(len(rows)))

@@ -15,8 +15,8 @@ from crossdock.errors import InvalidUsage
 def communicator_of(group: Any = None) -> Communicator:
     """The Communicator of a process group (None: the default one); collective over its ranks.
 
-    A group of NCCL gives its own communicator, which is borrowed: destroy the process group after the Groups. A group of
-    CPUs (gloo) is used once, to introduce its processes to each other; they must be on one host.
+    A group of NCCL gives its own communicator, which is borrowed: destroy the process group after the Groups. A group
+    of CPUs (gloo) is used once, to introduce its processes to each other; they must be on one host.
     InvalidUsage: torch.distributed is not initialised, or a group of NCCL has no communicator.
     """
     if not dist.is_initialized():

@@ -30,8 +30,8 @@ class Received(NamedTuple):
     """What a dispatch brought: N rows for this rank's experts, of which only those with an expert count.
 
     rows [N, H]; weights [N, K] fp32 and experts [N, K] int64, numbers of local experts (0 .. L-1) or -1, alike in both
-    modes; unused rows have -1 everywhere and are zero. ticket has the dispatch's number, for the combine that belongs to it;
-    num_tokens is B.
+    modes; unused rows have -1 everywhere and are zero. ticket has the dispatch's number, for the combine that
+    belongs to it; num_tokens is B.
     """
 
     rows: torch.Tensor
@@ -44,8 +44,8 @@ class Received(NamedTuple):
 class Exchange:
     """Dispatch and combine with gradients between the ranks of a communicator.
 
-    comm: a Communicator, or what Group takes. num_experts: E; num_topk: K choices a token; max_tokens: most tokens a rank
-    and step (M); hidden: H elements a row. algorithm: LOW_LATENCY (N = R*M rows, always) or HIGH_THROUGHPUT (N =
+    comm: a Communicator, or what Group takes. num_experts: E; num_topk: K choices a token; max_tokens: most tokens a
+    rank and step (M); hidden: H elements a row. algorithm: LOW_LATENCY (N = R*M rows, always) or HIGH_THROUGHPUT (N =
     max_rows, by default R*M, the most that can come). dtype: of tokens; bf16, fp16 or fp32. max_in_flight: how many
     dispatches can be open, that is, not yet gone backward: layers times micro-batches. fields: further ones of
     GroupConfig. Made and closed by all ranks together; use it as a context manager.
@@ -80,7 +80,10 @@ class Exchange:
         row_bytes = max(hidden * dtype.itemsize, self._weight_columns * 4 if self.is_low_latency else 0)
         num_ranks = comm.num_ranks if isinstance(comm, Communicator) else None
         if not self.is_low_latency:
-            fields = {"max_recv_tokens_per_rank": max_rows or (num_ranks or 1) * max_tokens, "num_topk": num_topk} | fields
+            fields = {
+                "max_recv_tokens_per_rank": max_rows or (num_ranks or 1) * max_tokens,
+                "num_topk": num_topk,
+            } | fields
         self.group = Group(
             comm,
             algorithm=algorithm,
@@ -121,7 +124,9 @@ class Exchange:
         receive halves may be called. High throughput has no halves: there all is done by the first.
         """
         if torch.is_grad_enabled() and (tokens.requires_grad or topk_weights.requires_grad):
-            raise InvalidUsage("start_dispatch has no gradients, and an argument requires them: use dispatch, or no_grad")
+            raise InvalidUsage(
+                "start_dispatch has no gradients, and an argument requires them: use dispatch, or no_grad"
+            )
         finish, num_tokens = self._dispatch(tokens, topk_idx, topk_weights, is_split=True), tokens.shape[0]
         return lambda: Received(*finish(), num_tokens)
 

@@ -12,7 +12,6 @@ from crossdock.errors import InvalidArgument
 from crossdock.torch.exchange import Exchange, Received
 
 
-
 def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
     """Every row through its local experts, weighted and summed: [N, H], ready for Exchange.combine."""
     result = torch.zeros_like(received.rows)
