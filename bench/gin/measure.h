@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/cpu/clock.h"
+
 namespace crossdock::gin_bench {
 
 struct Amount {
@@ -33,7 +35,7 @@ void exchange(Meeting& meeting, int rank, const void* own, void* others);
 void publish(Meeting& meeting, uint64_t number);
 uint64_t await_number(Meeting& meeting);
 
-uint64_t now_ns();
+inline uint64_t now_ns() { return cpu::steady_now_ns(); }
 
 // Put and signal through the plugin's table of functions.
 Result measure_plugin(const Amount& amount, const std::string& plugin, const std::string& transports);

@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 
 #include "core/error.h"
+#include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
 namespace {
@@ -23,10 +23,6 @@ constexpr uint32_t kVersion = 1;
 constexpr uint64_t kPatienceNs = 10'000'000'000;
 constexpr size_t kMaxStrangers = 64;
 constexpr int kPollMs = 20;
-
-uint64_t now_ns() {
-    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-}
 
 uint64_t inode_of(const char* path) {
     struct stat status = {};
@@ -83,10 +79,10 @@ class Meeting {
     }
 
     std::vector<Link> run(uint64_t timeout_ns) {
-        const uint64_t end_ns = now_ns() + std::min(timeout_ns, UINT64_MAX / 2);
+        const uint64_t end_ns = cpu::steady_now_ns() + std::min(timeout_ns, UINT64_MAX / 2);
         while (std::find(linked_.begin(), linked_.end(), false) != linked_.end()) {
-            require(now_ns() < end_ns, ncclRemoteError, "rank {} waited {} ms to be connected with ranks {}", rank_,
-                    timeout_ns / 1'000'000, missing());
+            require(cpu::steady_now_ns() < end_ns, ncclRemoteError,
+                    "rank {} waited {} ms to be connected with ranks {}", rank_, timeout_ns / 1'000'000, missing());
             step();
         }
         return std::move(links_);
@@ -111,7 +107,7 @@ class Meeting {
         if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
             fail(ncclSystemError, "poll failed: {}", std::strerror(errno));
         }
-        const uint64_t now = now_ns();
+        const uint64_t now = cpu::steady_now_ns();
         for (size_t i = 0; i < connections_.size(); ++i) {
             Connection& each = connections_[i];
             const bool keep = polls[i + 1].revents == 0 || serve(each);

@@ -4,10 +4,10 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "core/error.h"
+#include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
 namespace {
@@ -20,10 +20,6 @@ constexpr uint64_t kFailedDrainNs = 100'000'000;
 constexpr uint64_t kDisconnectNs = 2'000'000'000;
 // After a rank has left in order, what it took may still be confirmed.
 constexpr uint64_t kGraceNs = 1'000'000'000;
-
-uint64_t now_ns() {
-    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
-}
 
 }  // namespace
 
@@ -47,8 +43,9 @@ Mesh::~Mesh() {
     unstaged_.clear();  // gives its bytes back to UCX
     transport_.close(failure_.empty() ? kDisconnectNs : 0);
     // Copies that were queued write into memory that its owner may free after this.
-    const uint64_t end_ns = now_ns() + kDrainNs;
-    while (config_.device != nullptr && config_.device->done_in() < last_step_in_ && now_ns() < end_ns) sched_yield();
+    const uint64_t end_ns = cpu::steady_now_ns() + kDrainNs;
+    while (config_.device != nullptr && config_.device->done_in() < last_step_in_ && cpu::steady_now_ns() < end_ns)
+        sched_yield();
     for (const Arriving& each : arriving_) delete each.landing;
 }
 
@@ -124,8 +121,8 @@ void Mesh::deregister_memory(Region* region) {
 
 // Progresses until is_over() or the time is up; others may use the mesh in between.
 void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over) {
-    const uint64_t end_ns = now_ns() + timeout_ns;
-    while (!is_over() && now_ns() < end_ns) {
+    const uint64_t end_ns = cpu::steady_now_ns() + timeout_ns;
+    while (!is_over() && cpu::steady_now_ns() < end_ns) {
         progress_locked();
         lock.unlock();
         sched_yield();
@@ -139,7 +136,7 @@ void Mesh::progress() {
 }
 
 bool Mesh::progress_if_idle(uint64_t idle_ns) {
-    if (now_ns() < progressed_ns_.load(std::memory_order_relaxed) + idle_ns) return false;
+    if (cpu::steady_now_ns() < progressed_ns_.load(std::memory_order_relaxed) + idle_ns) return false;
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
     const uint64_t before_ns = progressed_ns_.load(std::memory_order_relaxed);
@@ -157,7 +154,7 @@ bool Mesh::progress_locked() {
     const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
     // Looking at the clock takes as long as looking for messages.
     if (++num_progresses_ % 16 != 0) return happened;
-    const uint64_t now = now_ns();
+    const uint64_t now = cpu::steady_now_ns();
     now_ns_ = now;
     progressed_ns_.store(now, std::memory_order_relaxed);
     if (now < next_look_ns_) return happened;
@@ -169,7 +166,7 @@ bool Mesh::progress_locked() {
 
 // Something is to be taken by the peer from now on.
 void Mesh::begin_wait(uint32_t peer) {
-    if (peers_[peer].waits++ == 0) peers_[peer].last_change_ns = now_ns();
+    if (peers_[peer].waits++ == 0) peers_[peer].last_change_ns = cpu::steady_now_ns();
 }
 
 void Mesh::look_for_stalls(uint64_t now) {

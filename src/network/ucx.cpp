@@ -3,13 +3,13 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <utility>
 
 #include "core/error.h"
+#include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
 namespace {
@@ -19,10 +19,6 @@ constexpr uint64_t kCloseNs = 1'000'000'000;
 
 void check(ucs_status_t status, const char* call) {
     require(status == UCS_OK, ncclSystemError, "UCX's {} failed: {}", call, ucs_status_string(status));
-}
-
-uint64_t now_ns() {
-    return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
 
 // UCX warns of a transport that is named and not there.
@@ -224,10 +220,10 @@ void UcxWorker::send(uint32_t peer, Send& send) {
 
 // True if all ended in time.
 bool UcxWorker::wait_for(std::vector<void*>& requests, uint64_t timeout_ns) {
-    const uint64_t end_ns = now_ns() + timeout_ns;
+    const uint64_t end_ns = cpu::steady_now_ns() + timeout_ns;
     for (void* request : requests) {
         while (ucp_request_check_status(request) == UCS_INPROGRESS) {
-            if (now_ns() > end_ns) return false;
+            if (cpu::steady_now_ns() > end_ns) return false;
             progress();
         }
         ucp_request_free(request);
@@ -259,8 +255,8 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
     }
     is_closed_ = wait_for(requests, kCloseNs);
     // What was cancelled says so while the worker is progressed.
-    const uint64_t end_ns = now_ns() + kCloseNs;
-    while (under_way_ > 0 && now_ns() < end_ns) progress();
+    const uint64_t end_ns = cpu::steady_now_ns() + kCloseNs;
+    while (under_way_ > 0 && cpu::steady_now_ns() < end_ns) progress();
 }
 
 ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,

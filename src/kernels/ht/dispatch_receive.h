@@ -60,25 +60,16 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args
 
 // ---- rows ----
 
-// The places of a received row, in whole rows of the tensors, into plan.slots. Returns how many. One warp.
-CROSSDOCK_DEVICE uint32_t list_places(const Ctx& ctx, const HtDispatchArgs& args, int source, uint32_t chunk,
-                                      uint32_t bit, uint32_t row, const HtPlan& plan) {
-    if (args.common.expert_major) return list_slots(ctx, args.common, source, chunk, bit, args.token_rows, plan);
-    if (is_leader(ctx)) plan.slots[0] = row;
-    ctx.warp_sync();
-    return row < args.token_rows ? 1 : 0;
-}
-
 // Zeros to a row of the tensors. One warp.
 CROSSDOCK_DEVICE void zero_place(const Ctx& ctx, const HtDispatchArgs& args, uint64_t row) {
     zero_row(ctx, args.out_tokens + row * args.row_bytes, args.row_bytes);
     if (args.scale_bytes > 0) zero_row(ctx, args.out_scales + row * args.scale_bytes, args.scale_bytes);
 }
 
-// The same to the first `num` of the plan's places.
-CROSSDOCK_DEVICE void zero_places(const Ctx& ctx, const HtDispatchArgs& args, const HtPlan& plan, uint32_t num) {
+// The same to several. One warp.
+CROSSDOCK_DEVICE void zero_places(const Ctx& ctx, const HtDispatchArgs& args, const uint32_t* slots, uint32_t num) {
     CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < num; ++i) zero_place(ctx, args, plan.slots[i]);
+    for (uint32_t i = 0; i < num; ++i) zero_place(ctx, args, slots[i]);
 }
 
 // Brings packets to their places, in the order of tokens.
@@ -115,8 +106,7 @@ class RowReceiver {
         const bool is_here =
             is_leader(ctx) && wait_packet(ctx, c, operation_, source, ring_of(ctx, row), row.packet, args_.rows.num);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < row.num_slots; ++i) zero_place(ctx, args_, slots[i]);
+            zero_places(ctx, args_, slots, row.num_slots);
             return ctx.warp_sync();
         }
         if (args_.scale_bytes > 0) {
@@ -203,8 +193,10 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
             const uint32_t bit = at % kChunkTokens;
             const ReceivedRow row = received_row(c, static_cast<int>(source), at, all);
             if (!row.exists || !travels(c, row.number)) continue;
-            const uint32_t num = list_places(ctx, args, static_cast<int>(source), chunk, bit, row.number, plan);
-            zero_places(ctx, args, plan, num);
+            uint32_t num = 0;
+            if (is_leader(ctx))
+                num = list_slots(c, static_cast<int>(source), chunk, bit, row.number, args.token_rows, plan.slots);
+            zero_places(ctx, args, plan.slots, ctx.warp_broadcast(num));
             if (args.is_labelled && is_leader(ctx))
                 label_row(args, static_cast<int>(source), chunk, bit, row.number, nullptr);
             ctx.warp_sync();

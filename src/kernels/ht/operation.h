@@ -271,26 +271,24 @@ struct HtPlan {
     }
 };
 
-// Expert-major: a received row's slots that lie within both limits, in ascending order of experts, into plan.slots.
-// Returns how many. One warp.
-CROSSDOCK_DEVICE uint32_t list_slots(const Ctx& ctx, const HtCommon& c, int source, uint32_t chunk, uint32_t bit,
-                                     uint64_t limit, const HtPlan& plan) {
+// A received row's places among `limit` rows of a tensor: a flat row's own, expert-major one for each expert, in
+// ascending order of experts. Returns how many. One lane.
+CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chunk, uint32_t bit, uint32_t row,
+                                     uint64_t limit, uint32_t* slots) {
+    if (!c.expert_major) {
+        slots[0] = row;
+        return row < limit ? 1 : 0;
+    }
     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
     uint32_t num = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.arena.experts_per_rank; base += kLanes) {
-        const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
-        bool is_here = expert < c.arena.experts_per_rank && (bitmap[expert / 64] >> (expert % 64) & 1) != 0;
-        uint32_t slot = 0;
-        if (is_here) {
-            slot = slot_of(c, expert, source, chunk, bit);
-            is_here = slot < c.budget && slot < limit;
+    for (uint32_t w = 0; w < c.tables.words; ++w) {
+        CROSSDOCK_ROLLED
+        for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1) {
+            const uint32_t slot = slot_of(c, 64 * w + lowest_one(bits), source, chunk, bit);
+            if (slot < c.budget && slot < limit) slots[num++] = slot;
         }
-        const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(is_here ? 1 : 0));
-        num += static_cast<uint32_t>(ctx.warp_sum(is_here ? 1 : 0));
-        if (is_here) plan.slots[at] = slot;
     }
-    ctx.warp_sync();
     return num;
 }
 

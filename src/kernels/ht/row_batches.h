@@ -28,7 +28,7 @@ class RowBatches {
           channel_(static_cast<uint32_t>(ctx.block_idx())),
           end_(largest_share(c, channel_, token_share)) {}
 
-    // Null: there are no more. It stays until next is called again, unless peek has shown another one.
+    // Null: there are no more. It stays as long as peek shows another one, else until next is called again.
     CROSSDOCK_DEVICE const PlannedRow* next(const Ctx& ctx) {
         if (at_ == num_) look_up(ctx);
         return at_ < num_ ? &plan_.batch[at_++] : nullptr;
@@ -57,7 +57,8 @@ class RowBatches {
             const uint32_t place = static_cast<uint32_t>(ctx.warp_sum_before(exists ? 1 : 0));
             num_ = static_cast<uint32_t>(ctx.warp_sum(exists ? 1 : 0));
             if (exists) {
-                row.num_slots = list(row, plan_.batch_slots + place * c_.topk);
+                row.num_slots = list_slots(c_, static_cast<int>(row.peer), row.chunk, row.bit, row.number,
+                                           sequence_.limit, plan_.batch_slots + place * c_.topk);
                 plan_.batch[place] = row;
             }
             entry_ += most;
@@ -80,26 +81,6 @@ class RowBatches {
         planned.number = row.number;
         planned.packet = row.packet;
         return row.exists && travels(c_, row.number);
-    }
-
-    // A lane's own row. Expert-major: in ascending order of experts.
-    CROSSDOCK_DEVICE uint32_t list(const PlannedRow& row, uint32_t* slots) const {
-        if (!c_.expert_major) {
-            slots[0] = row.number;
-            return row.number < sequence_.limit ? 1 : 0;
-        }
-        const uint64_t* bitmap = bitmap_of(c_, static_cast<int>(row.peer), row.chunk * kChunkTokens + row.bit);
-        uint32_t num = 0;
-        CROSSDOCK_ROLLED
-        for (uint32_t w = 0; w < c_.tables.words; ++w) {
-            CROSSDOCK_ROLLED
-            for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1) {
-                const uint32_t slot =
-                    slot_of(c_, 64 * w + lowest_one(bits), static_cast<int>(row.peer), row.chunk, row.bit);
-                if (slot < c_.budget && slot < sequence_.limit) slots[num++] = slot;
-            }
-        }
-        return num;
     }
 
     const HtCommon& c_;

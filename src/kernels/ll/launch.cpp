@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ll/launch.h"
 
-#include "kernels/ll/combine.h"
+#include "kernels/ll/combine_on_cpu.h"
 #include "kernels/ll/dispatch.h"
 #include "runtime/cpu/executor.h"
 
@@ -9,17 +9,6 @@ namespace crossdock {
 namespace {
 
 bool has_several_domains(const Reach& reach) { return reach.end_of_domain - reach.first_of_domain < reach.num_ranks; }
-
-void run_combine(const Ctx& ctx, const LlCombineArgs& args) {
-    switch (args.dtype) {
-        case DType::kBf16:
-            return ll_combine<DType::kBf16, RowForms::kBoth>(ctx, args);
-        case DType::kF16:
-            return ll_combine<DType::kF16, RowForms::kBoth>(ctx, args);
-        case DType::kF32:
-            return ll_combine<DType::kF32, RowForms::kBoth>(ctx, args);
-    }
-}
 
 }  // namespace
 
@@ -39,7 +28,7 @@ void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape 
                        [[maybe_unused]] cudaStream_t stream) {
     if (has_several_domains(args.common.reach)) return nodes::launch_ll_combine(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
-        executor->run(shape, [&](cpu::Warp& warp) { run_combine(Ctx(warp), args); });
+        executor->run(shape, [&](cpu::Warp& warp) { run_ll_combine(Ctx(warp), args); });
         return;
     }
 #if defined(CROSSDOCK_WITH_CUDA)

@@ -1,36 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The low-latency kernels once more, for groups of several load/store domains (CROSSDOCK_SEVERAL_DOMAINS is defined for
 // this file).
-#include "kernels/ll/combine.h"
+#include "kernels/ll/combine_on_cpu.h"
 #include "kernels/ll/dispatch.h"
 #include "kernels/ll/launch.h"
 #include "runtime/cpu/executor.h"
 
 namespace crossdock::nodes {
-namespace {
 
 static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
-
-// Rows between domains are plain, and those inside of them then, too.
-void run_combine(const Ctx& ctx, const LlCombineArgs& args) {
-    switch (args.dtype) {
-        case DType::kBf16:
-            return ll_combine<DType::kBf16, RowForms::kBoth>(ctx, args);
-        case DType::kF16:
-            return ll_combine<DType::kF16, RowForms::kBoth>(ctx, args);
-        case DType::kF32:
-            return ll_combine<DType::kF32, RowForms::kBoth>(ctx, args);
-    }
-}
-
-}  // namespace
 
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t) {
     runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), args); });
 }
 
 void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t) {
-    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { run_combine(Ctx(warp), args); });
+    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { run_ll_combine(Ctx(warp), args); });
 }
 
 void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t) {
