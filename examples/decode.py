@@ -2,22 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode steps in low-latency mode, with a batch of another size in every step, and one rank lost on the way.
 
-    python examples/decode.py [--ranks 4] [--steps 30] [--device cuda]
+    python examples/decode.py [--ranks 4] [--steps 30] [--device cuda] [--loss kill] [--plot times.svg]
 
-Every rank hosts two experts of a layer. In the middle of the run the last rank is killed (on GPUs it falls silent): the
-others mask it after 0.5 s and go on; what its experts would have added is missing, and nothing else. On GPUs each batch
-size is a CUDA graph, whose routing is written into the captured tensors. Every result is checked.
+Every rank hosts two experts of a layer. In the middle of the run the last rank is killed (or falls silent): the others
+mask it after 0.5 s and go on; what its experts would have added is missing, and nothing else. On GPUs each batch size
+is a CUDA graph, whose tokens and routing are written into the captured tensors. Every result is checked.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,33 +91,56 @@ def run_rank(rank: int, unique_id: bytes, options: argparse.Namespace, report: A
     )
     batches = {size: Batch(group, size, options.device) for size in BATCHES}
     host.barrier()
-    worst = 0.0
+    worst, times = 0.0, []
     for step in range(options.steps):
         if step == options.steps // 2 and rank == options.ranks - 1:
-            if options.device == "cpu":
+            if options.loss == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(5)
-            return
+            os._exit(0)
         batch = batches[BATCHES[(step + rank) % len(BATCHES)]]
         batch.fill(1000 * step + rank, num_experts)
+        start = time.perf_counter()
         batch.step()
         active = active_ranks(group, options.device)
+        lost = (~active).nonzero().flatten().tolist()  # waits for the step
+        times.append(1000 * (time.perf_counter() - start))
         answered = active[batch.topk_idx // EXPERTS_PER_RANK]
         expected = batch.tokens * (batch.weights * factors(batch.topk_idx) * answered).sum(dim=1, keepdim=True)
         worst = max(worst, float((batch.result - expected).abs().max()))
-    found = group.diagnosis()
-    lost = [number for number, is_active in enumerate(active.tolist()) if not is_active]
-    report.put((rank, worst, lost, group.get_async_error(), str(found)))
+    report.put((rank, worst, lost, group.get_async_error(), str(group.diagnosis()), times))
     for batch in batches.values():
         batch.handle.close()
     group.close()
+
+
+def plot(times: dict[int, list[float]], steps: int, file: str) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "decode"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 3.2))
+    for rank, own in sorted(times.items()):
+        axes.semilogy(own, "o-", ms=3, linewidth=0.8, label=f"rank {rank}")
+    axes.axvline(steps // 2, color="#b03030", linewidth=0.8)
+    top = axes.get_xaxis_transform()
+    axes.text(steps // 2 + 0.3, 0.97, "the last rank is lost", color="#b03030", va="top", transform=top)
+    axes.set(xlabel="step", ylabel="time of a step, ms")
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (cpu); ranks may share a GPU")
+    parser.add_argument("--loss", choices=["kill", "silence"], default="kill", help="how the last rank goes (kill)")
+    parser.add_argument("--plot", default="", help="file for the times of the steps")
+    parser.add_argument("--json", default="", help="file for the same")
     options = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     report, unique_id = spawn.Queue(), ep.Communicator.unique_id()
@@ -123,12 +148,17 @@ def main() -> int:
     for process in ranks:
         process.start()
     passed = True
+    times: dict[int, list[float]] = {}
     for _ in range(options.ranks - 1):
-        rank, worst, lost, has_error, found = report.get(timeout=120)
+        rank, worst, lost, has_error, found, times[rank] = report.get(timeout=120)
         print(f"rank {rank}: {options.steps} steps, largest error {worst:.1e}, masked ranks {lost}, {found}")
         passed &= worst < 1e-4 and lost == [options.ranks - 1] and has_error
     for process in ranks:
         process.join()
+    if options.plot:
+        plot(times, options.steps, options.plot)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"device": options.device, "step_ms": times}))
     print("PASS" if passed else "FAIL")
     return 0 if passed else 1
 

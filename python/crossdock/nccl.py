@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NCCL communicators without another Python package: the library that the process has loaded, or libnccl.so.2."""
+"""NCCL communicators and windows without another Python package.
+
+The library is the one that Crossdock itself uses: the NCCL that the process has loaded, or else CROSSDOCK_NCCL_LIBRARY,
+or else the libnccl.so.2 that the loader finds.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +12,100 @@ import os
 from functools import cache
 
 from crossdock._core import Communicator
-from crossdock.errors import Error, InvalidArgument, InvalidUsage
+from crossdock.errors import InvalidArgument, InvalidUsage, error_of
 
 ID_BYTES = 128
+MIN_VERSION = 23004  # 2.30.4, the first with all that the library needs
+_NAME = "libnccl.so.2"
+_WINDOW_DEFAULT = 0
 
 
 class _UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * ID_BYTES)]
 
 
+class _SymbolInfo(ctypes.Structure):
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+def _open() -> ctypes.CDLL:
+    everybody = ctypes.CDLL(None)
+    if hasattr(everybody, "ncclGetVersion"):
+        return everybody
+    try:
+        return ctypes.CDLL(_NAME, mode=os.RTLD_NOLOAD | ctypes.RTLD_GLOBAL)
+    except OSError:
+        pass
+    name = os.environ.get("CROSSDOCK_NCCL_LIBRARY") or _NAME
+    try:
+        return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise InvalidUsage(f"NCCL cannot be loaded: {error}; set CROSSDOCK_NCCL_LIBRARY to {_NAME}") from error
+
+
+def _text(code: int) -> str:
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+
+
+@cache
+def _found() -> tuple[ctypes.CDLL, int, str]:
+    """The library, its version's code and its file."""
+    library = _open()
+    number = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(number))
+    info = _SymbolInfo()
+    ctypes.CDLL(None).dladdr(ctypes.cast(library.ncclGetVersion, ctypes.c_void_p), ctypes.byref(info))
+    return library, number.value, (info.file or b"a file of unknown name").decode()
+
+
 @cache
 def _library() -> ctypes.CDLL:
-    """CROSSDOCK_NCCL_LIBRARY, or the libnccl.so.2 that is loaded already or that the loader finds."""
-    name = os.environ.get("CROSSDOCK_NCCL_LIBRARY") or "libnccl.so.2"
-    try:
-        library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise InvalidUsage(f"NCCL cannot be loaded: {error}; set CROSSDOCK_NCCL_LIBRARY to libnccl.so.2") from error
+    """The library, new enough; only then are its functions those that are declared here."""
+    library, code, name = _found()
+    if code < MIN_VERSION:
+        raise InvalidUsage(
+            f"NCCL {_text(code)} ({name}) is too old, {_text(MIN_VERSION)} or newer is needed: install it (pip install "
+            f"'nvidia-nccl-cu13>={_text(MIN_VERSION)}'), and make the program load it before torch loads another one "
+            "(LD_PRELOAD or LD_LIBRARY_PATH)"
+        )
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.ncclGetErrorString.restype = ctypes.c_char_p
-    library.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, _UniqueId, ctypes.c_int]
-    library.ncclCommDestroy.argtypes = [ctypes.c_void_p]
+    library.ncclCommInitRank.argtypes = [ctypes.POINTER(pointer), ctypes.c_int, _UniqueId, ctypes.c_int]
+    library.ncclCommDestroy.argtypes = [pointer]
+    library.ncclMemAlloc.argtypes = [ctypes.POINTER(pointer), size]
+    library.ncclMemFree.argtypes = [pointer]
+    library.ncclCommWindowRegister.argtypes = [pointer, pointer, size, ctypes.POINTER(pointer), ctypes.c_int]
+    library.ncclCommWindowDeregister.argtypes = [pointer, pointer]
     return library
 
 
 def _check(result: int, what: str) -> None:
     if result != 0:
-        raise Error(f"{what} failed: {_library().ncclGetErrorString(result).decode()}", result)
+        raise error_of(result, f"{what} failed: {_library().ncclGetErrorString(result).decode()}")
 
 
 def version() -> str:
-    """NCCL's version, e.g. "2.30.7"."""
-    number = ctypes.c_int()
-    _check(_library().ncclGetVersion(ctypes.byref(number)), "ncclGetVersion")
-    return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+    """NCCL's version, e.g. "2.30.7"; also of one that is too old."""
+    return _text(_found()[1])
+
+
+def is_new_enough() -> bool:
+    return _found()[1] >= MIN_VERSION
+
+
+def check_version() -> None:
+    """InvalidUsage, with the file that was loaded, unless NCCL is new enough."""
+    _library()
+
+
+def file() -> str:
+    """The file that NCCL was loaded from."""
+    return _found()[2]
 
 
 def unique_id() -> bytes:
@@ -64,5 +129,42 @@ def join(num_ranks: int, rank: int, unique: bytes) -> Communicator:
 
 
 def destroy(communicator: Communicator) -> None:
-    """Frees a communicator of join; its groups must be closed."""
+    """Frees a communicator of join; its groups and windows must be closed."""
     _check(_library().ncclCommDestroy(communicator.ptr), "ncclCommDestroy")
+
+
+class Memory:
+    """Bytes on the current CUDA device that can be registered as a window: torch.as_tensor(memory) is a uint8 tensor.
+
+    Freed when the last tensor over it is gone.
+    """
+
+    def __init__(self, size: int) -> None:
+        memory = ctypes.c_void_p()
+        _check(_library().ncclMemAlloc(ctypes.byref(memory), size), f"ncclMemAlloc of {size} bytes")
+        self.address, self.size = memory.value or 0, size
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {"shape": (self.size,), "typestr": "|u1", "data": (self.address, False), "version": 3}
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0) and _library is not None:
+            _library().ncclMemFree(self.address)
+
+
+def register_window(communicator: Communicator, memory: Memory) -> int:
+    """The ncclWindow_t of a Memory that all ranks register together; collective, the same size everywhere."""
+    window = ctypes.c_void_p()
+    result = _library().ncclCommWindowRegister(
+        communicator.ptr, memory.address, memory.size, ctypes.byref(window), _WINDOW_DEFAULT
+    )
+    _check(result, "ncclCommWindowRegister")
+    if not window.value:
+        raise InvalidUsage("ncclCommWindowRegister gave no window: NCCL has no symmetric memory for this communicator")
+    return window.value
+
+
+def deregister_window(communicator: Communicator, window: int) -> None:
+    """Collective; before the memory goes."""
+    _check(_library().ncclCommWindowDeregister(communicator.ptr, window), "ncclCommWindowDeregister")

@@ -46,9 +46,9 @@ Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
     return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
 }
 
-Communicator adopt(intptr_t pointer) {
-    if (pointer == 0) invalid_argument("pointer is 0, expected the address of an ncclComm_t");
-    return Communicator{std::make_shared<CommunicatorState>(reinterpret_cast<ncclComm_t>(pointer), false, false)};
+std::shared_ptr<CommunicatorState> adopt_address(intptr_t pointer) {
+    if (pointer == 0) invalid_argument("comm is 0, expected the address of an ncclComm_t");
+    return std::make_shared<CommunicatorState>(reinterpret_cast<ncclComm_t>(pointer), false, false);
 }
 
 nb::list all_gather(Communicator& self, const nb::bytes& own) {
@@ -103,7 +103,11 @@ std::shared_ptr<CommunicatorState> communicator_from(nb::handle object) {
             std::string("comm is of type ") + Py_TYPE(object.ptr())->tp_name +
             ", allowed: Communicator, an object with the address of an ncclComm_t in ptr, or that address");
     }
-    return adopt(nb::cast<intptr_t>(address)).state;
+    intptr_t pointer = 0;
+    if (!nb::try_cast<intptr_t>(address, pointer)) {
+        invalid_argument("comm is " + shown(address) + ", expected the address of an ncclComm_t");
+    }
+    return adopt_address(pointer);
 }
 
 void bind_communicator(nb::module_& module) {
@@ -122,9 +126,11 @@ communicator; calls that wait for other ranks release the GIL.)")
         .def_static("join", &join, "num_ranks"_a, "rank"_a, "unique_id"_a,
                     "Joins the processes that have the same unique_id as rank of num_ranks. Collective; RemoteError "
                     "names the missing ranks after CROSSDOCK_JOIN_TIMEOUT_MS (60000).")
-        .def_static("adopt", &adopt, "pointer"_a,
-                    "The NCCL communicator at this address (an ncclComm_t), which is borrowed: it must outlive the "
-                    "groups, and close() leaves it alone.")
+        .def_static(
+            "adopt", [](nb::handle comm) { return Communicator{communicator_from(comm)}; }, "comm"_a.none(),
+            nb::sig("def adopt(comm: object) -> Communicator"),
+            "An NCCL communicator that somebody else made: the address of its ncclComm_t, or an object that has it in "
+            "ptr, as nccl4py's. It is borrowed: it must outlive the groups, and close() leaves it alone.")
         .def_prop_ro(
             "rank", [](const Communicator& self) { return self.state->rank(); }, "This rank's number.")
         .def_prop_ro(

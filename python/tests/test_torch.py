@@ -68,6 +68,66 @@ def test_values_and_gradients(mode: ep.Algorithm, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_zero_copy(mode: ep.Algorithm) -> None:
+    """Peers write rows straight into the exchange's window, which is used again and again; gradients as ever."""
+
+    def program(comm: ep.Communicator) -> None:
+        with exchange_of(comm, mode, zero_copy=True, max_in_flight=2) as exchange:
+            places = set()
+            for _ in range(6):
+                tokens, indices, weights = problem(comm.rank, 2 * comm.num_ranks)
+                result, expected = layer(exchange, tokens, indices, weights), plain_layer(tokens, indices, weights)
+                direction = torch.ones_like(result)
+                found = torch.autograd.grad(result, (tokens, weights), direction)
+                torch.testing.assert_close(result, expected)
+                torch.testing.assert_close(found, torch.autograd.grad(expected, (tokens, weights), direction))
+                with torch.no_grad():  # rows that the experts change where they are go home from there
+                    received = exchange.dispatch(tokens, indices, weights)
+                    places.add(received.rows.data_ptr())
+                    received.rows.mul_((received.experts >= 0).any(dim=1, keepdim=True) * 2.0)
+                    ranks = torch.stack([(indices // 2 == rank).any(dim=1) for rank in range(comm.num_ranks)], dim=1)
+                    expected = tokens * 2 * ranks.sum(dim=1, keepdim=True)
+                    torch.testing.assert_close(exchange.combine(received.rows, received), expected)
+            assert len(places) <= 2
+            with pytest.raises(ep.InvalidArgument, match=r"expected with zero_copy: \[B, 8\] of torch.float32"):
+                exchange.dispatch(tokens.half(), indices, weights)
+
+    ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_as_8_bit_floats(mode: ep.Algorithm) -> None:
+    def program(comm: ep.Communicator) -> None:
+        recipe = ep.DispatchQuantizationRecipe.DS_FP8E3M4
+        for hidden in (128, 640):
+            with exchange_of(comm, mode, dtype=torch.bfloat16, recipe=recipe, hidden=hidden) as exchange:
+                _, indices, weights = problem(comm.rank, 2 * comm.num_ranks)
+                tokens = torch.randn(TOKENS, hidden, generator=torch.Generator().manual_seed(comm.rank))
+                tokens = tokens.bfloat16().requires_grad_()
+                result, expected = layer(exchange, tokens, indices, weights), plain_layer(tokens, indices, weights)
+                torch.testing.assert_close(result, expected, rtol=0.1, atol=0.1)
+                assert not torch.equal(result, expected)
+                [found], [wanted] = (torch.autograd.grad(of.sum(), [tokens]) for of in (result, expected))
+                torch.testing.assert_close(found, wanted, rtol=0.2, atol=0.2)
+
+    ep.run_threads(2, program)
+
+
+def test_sums_as_4_bit_floats() -> None:
+    def program(comm: ep.Communicator) -> None:
+        recipe = ep.CombineQuantizationRecipe.NVFP4
+        fields: dict[str, Any] = {"dtype": torch.bfloat16, "hidden": 64, "combine_recipe": recipe}
+        with exchange_of(comm, ep.Algorithm.LOW_LATENCY, **fields) as exchange, torch.no_grad():
+            _, indices, weights = problem(comm.rank, 2 * comm.num_ranks)
+            tokens = torch.randn(TOKENS, 64, generator=torch.Generator().manual_seed(comm.rank)).bfloat16()
+            result, expected = layer(exchange, tokens, indices, weights), plain_layer(tokens, indices, weights)
+            error = (result - expected).float().norm() / expected.float().norm()
+            assert 0.005 < error < 0.2
+
+    ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_gradcheck(mode: ep.Algorithm) -> None:
     """Numerically; all ranks take the same steps. Outputs are linear in what is moved, so steps may be large."""
 
@@ -160,8 +220,9 @@ def test_module(mode: ep.Algorithm) -> None:
         mine = own_experts[comm.rank * 2 : comm.rank * 2 + 2]
         with exchange_of(comm, mode) as exchange:
             module = ept.ExpertParallel(exchange, own_gate, mine, own_shared)
-            with torch.no_grad():  # low latency: the shared expert between the halves
-                torch.testing.assert_close(module(inputs[comm.rank]), expected[comm.rank])
+            with torch.no_grad():  # low latency: the shared expert between the halves, if asked for
+                for module.overlap in (True, False):
+                    torch.testing.assert_close(module(inputs[comm.rank]), expected[comm.rank])
             result = module(inputs[comm.rank])
             torch.testing.assert_close(result, expected[comm.rank])
             result.square().sum().backward()
@@ -220,11 +281,54 @@ def test_wrong_use() -> None:
         exchange_of(comm, ep.Algorithm.LOW_LATENCY, max_in_flight=0)
     with pytest.raises(ep.InvalidUsage, match="torch.distributed is not initialised"):
         ept.communicator_of()
+    with pytest.raises(ep.InvalidArgument, match="num_experts is 3, allowed: positive multiples of the 2 ranks"):
+        ep.run_threads(2, lambda comm: exchange_of(comm, ep.Algorithm.LOW_LATENCY, num_experts=3))
+    with pytest.raises(ep.InvalidArgument, match="comm is of type str, allowed: Communicator, an object"):
+        ept.Exchange("ranks", num_experts=2, num_topk=1, max_tokens=1, hidden=8)
     exchange.close()
     exchange.close()
     with pytest.raises(ep.InvalidUsage, match="is closed"):
         exchange.dispatch(tokens, indices, weights)
     comm.close()
+
+
+def test_wrong_recipes() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    fp8, nvfp4 = ep.DispatchQuantizationRecipe.DS_FP8E3M4, ep.CombineQuantizationRecipe.NVFP4
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"recipe": fp8}, "dtype is torch.float32 and hidden 8, allowed with recipe DS_FP8E3M4: torch.bfloat16"),
+        ({"recipe": fp8, "dtype": torch.bfloat16, "hidden": 64}, "hidden 64, allowed .* multiples of 128"),
+        ({"recipe": ep.DispatchQuantizationRecipe.FWD}, "recipe is FWD"),
+        ({"combine_recipe": nvfp4, "dtype": torch.bfloat16}, "hidden 8, allowed with combine_recipe NVFP4"),
+        ({"recipe": fp8, "dtype": torch.bfloat16, "hidden": 128, "zero_copy": True}, "exclude each other"),
+    ]
+    for fields, sentence in wrong:
+        with pytest.raises(ep.Error, match=sentence):
+            exchange_of(comm, ep.Algorithm.LOW_LATENCY, **fields)
+    with pytest.raises(ep.InvalidArgument, match="algorithm is HIGH_THROUGHPUT"):
+        exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, combine_recipe=nvfp4, dtype=torch.bfloat16, hidden=64)
+    comm.close()
+
+
+def test_symmetric_memory() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm:
+        with pytest.raises(ep.InvalidArgument, match="num_bytes is 0"):
+            ept.SymmetricMemory(comm, 0)
+        with ept.SymmetricMemory(comm, 1000) as memory:
+            first, second = memory.empty(4, 5), memory.empty(2, 2, 2, dtype=torch.bfloat16)
+            assert (first.shape, second.dtype, first.sum().item()) == ((4, 5), torch.bfloat16, 0)
+            assert memory.of(second[1]).data == second[1].data_ptr()
+            with pytest.raises(ep.InvalidArgument, match="1200 bytes; 488 of the memory's 1000 bytes are left"):
+                memory.empty(300)
+            with pytest.raises(ep.InvalidArgument, match="does not lie in this memory"):
+                memory.of(torch.zeros(3))
+            with pytest.raises(ep.InvalidUsage, match="open groups or windows"):
+                comm.close()
+        with pytest.raises(ep.InvalidUsage, match="memory is closed"):
+            memory.empty(1)
+        first.fill_(1)  # ordinary memory by now
+        memory.close()
 
 
 def distributed(rank: int, num_ranks: int, path: str) -> None:
@@ -234,6 +338,13 @@ def distributed(rank: int, num_ranks: int, path: str) -> None:
         with exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT) as exchange:
             arguments = problem(rank, 2 * num_ranks)
             torch.testing.assert_close(layer(exchange, *arguments), plain_layer(*arguments))
+    alone = torch.distributed.new_group([0])
+    if rank == 0:
+        with ept.communicator_of(alone) as comm:
+            assert comm.num_ranks == 1
+    else:
+        with pytest.raises(ep.InvalidUsage, match="rank 1 is not in the process group"):
+            ept.communicator_of(alone)
     torch.distributed.destroy_process_group()
 
 

@@ -37,11 +37,10 @@ def _gpus() -> str:
 
 def _nccl() -> str:
     try:
-        return nccl.version() + (
-            f" ({os.environ['CROSSDOCK_NCCL_LIBRARY']})" if "CROSSDOCK_NCCL_LIBRARY" in os.environ else ""
-        )
+        found = f"{nccl.version()} ({nccl.file()})"
     except ep.Error as error:
         return str(error)
+    return found if nccl.is_new_enough() else f"{found}, too old: 2.30.4 or newer is needed for GPUs"
 
 
 def _cpu_world() -> str:

@@ -10,8 +10,15 @@ Both modes and both devices work alike: low latency and high throughput, CPU and
 
 from __future__ import annotations
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    sentence = f"crossdock.torch needs PyTorch: pip install 'crossdock[torch]' ({error}); crossdock itself does not"
+    raise ModuleNotFoundError(sentence, name=error.name) from error
+
 from crossdock.torch.communicators import communicator_of
 from crossdock.torch.exchange import Exchange, Received
 from crossdock.torch.expert_parallel import ExpertParallel, apply_experts
+from crossdock.torch.symmetric import SymmetricMemory
 
-__all__ = ["Exchange", "ExpertParallel", "Received", "apply_experts", "communicator_of"]
+__all__ = ["Exchange", "ExpertParallel", "Received", "SymmetricMemory", "apply_experts", "communicator_of"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from crossdock import nccl
 from crossdock._core import Communicator
 from crossdock.errors import InvalidUsage
 
@@ -17,11 +18,14 @@ def communicator_of(group: Any = None) -> Communicator:
 
     A group of NCCL gives its own communicator, which is borrowed: destroy the process group after the Groups. A group
     of CPUs (gloo) is used once, to introduce its processes to each other; they must be on one host.
-    InvalidUsage: torch.distributed is not initialised, or a group of NCCL has no communicator.
+    InvalidUsage: torch.distributed is not initialised, this process is not in the group, or a group of NCCL has no
+    communicator, one of another size, or one of an NCCL that is too old.
     """
     if not dist.is_initialized():
         raise InvalidUsage("torch.distributed is not initialised: call init_process_group first")
     group = group if group is not None else dist.group.WORLD
+    if dist.get_rank(group) < 0:
+        raise InvalidUsage(f"rank {dist.get_rank()} is not in the process group: only its members call communicator_of")
     if dist.get_backend(group) == "nccl":
         return _borrowed(group)
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -32,6 +36,7 @@ def communicator_of(group: Any = None) -> Communicator:
 
 
 def _borrowed(group: Any) -> Communicator:
+    nccl.check_version()
     device = torch.device("cuda", torch.cuda.current_device())
     # torch makes the communicator with the first operation.
     dist.all_reduce(torch.zeros(1, device=device), group=group)
@@ -43,4 +48,9 @@ def _borrowed(group: Any) -> Communicator:
             f"torch {torch.__version__} does not give its NCCL communicator: make one with NCCL and pass its address "
             "to Communicator.adopt"
         )
-    return Communicator.adopt(pointer)
+    communicator = Communicator.adopt(pointer)
+    if communicator.num_ranks != dist.get_world_size(group):
+        raise InvalidUsage(
+            f"the process group has {dist.get_world_size(group)} ranks, its NCCL communicator {communicator.num_ranks}"
+        )
+    return communicator

@@ -13,9 +13,11 @@ from crossdock._core import (
     Algorithm,
     CombineInputs,
     CombineOutputs,
+    CombineQuantizationRecipe,
     Communicator,
     DispatchInputs,
     DispatchOutputs,
+    DispatchQuantizationRecipe,
     Group,
     Handle,
     Layout,
@@ -23,15 +25,42 @@ from crossdock._core import (
     PassDir,
 )
 from crossdock.errors import InvalidArgument, InvalidUsage
-from crossdock.torch import operators
+from crossdock.torch import operators, quantise
+from crossdock.torch.symmetric import SymmetricMemory
+
+
+def _check_recipes(
+    algorithm: Algorithm,
+    dtype: torch.dtype,
+    hidden: int,
+    recipe: DispatchQuantizationRecipe,
+    combine_recipe: CombineQuantizationRecipe,
+    zero_copy: bool,
+) -> None:
+    if recipe == DispatchQuantizationRecipe.FWD:
+        raise InvalidArgument("recipe is FWD, allowed here: NONE, DS_FP8E3M4 (FWD is for Handle.dispatch)")
+    if recipe != DispatchQuantizationRecipe.NONE:
+        if dtype != torch.bfloat16 or hidden % quantise.BLOCK != 0:
+            raise InvalidArgument(
+                f"dtype is {dtype} and hidden {hidden}, allowed with recipe DS_FP8E3M4: torch.bfloat16, multiples of "
+                f"{quantise.BLOCK}"
+            )
+        if zero_copy:
+            raise InvalidUsage("zero_copy and recipe DS_FP8E3M4 exclude each other: rows that arrive are decoded")
+    if combine_recipe != CombineQuantizationRecipe.NONE:
+        if algorithm != Algorithm.LOW_LATENCY or dtype != torch.bfloat16 or hidden % 32 != 0:
+            raise InvalidArgument(
+                f"algorithm is {algorithm.name}, dtype {dtype} and hidden {hidden}, allowed with combine_recipe NVFP4: "
+                "LOW_LATENCY, torch.bfloat16, multiples of 32"
+            )
 
 
 class Received(NamedTuple):
     """What a dispatch brought: N rows for this rank's experts, of which only those with an expert count.
 
     rows [N, H]; weights [N, K] fp32 and experts [N, K] int64, numbers of local experts (0 .. L-1) or -1, alike in both
-    modes; unused rows have -1 everywhere and are zero. ticket has the dispatch's number, for the combine that
-    belongs to it; num_tokens is B.
+    modes; unused rows have -1 everywhere and are zero (with zero_copy they hold what was there). ticket has the
+    dispatch's number, for the combine that belongs to it; num_tokens is B.
     """
 
     rows: torch.Tensor
@@ -44,14 +73,20 @@ class Received(NamedTuple):
 class Exchange:
     """Dispatch and combine with gradients between the ranks of a communicator.
 
-    comm: a Communicator, or what Group takes. num_experts: E; num_topk: K choices a token; max_tokens: most tokens a
-    rank and step (M); hidden: H elements a row. algorithm: LOW_LATENCY (N = R*M rows, always) or HIGH_THROUGHPUT (N =
-    max_rows, by default R*M, the most that can come). dtype: of tokens; bf16, fp16 or fp32. max_in_flight: how many
-    dispatches can be open, that is, not yet gone backward: layers times micro-batches. fields: further ones of
-    GroupConfig. Made and closed by all ranks together; use it as a context manager.
+    comm: a Communicator, or what Communicator.adopt takes. num_experts: E; num_topk: K choices a token; max_tokens:
+    most tokens a rank and step (M); hidden: H elements a row. algorithm: LOW_LATENCY (N = R*M rows, always) or
+    HIGH_THROUGHPUT (N = max_rows, by default R*M, the most that can come). dtype: of tokens; bf16, fp16 or fp32.
+    max_in_flight: how many dispatches can be open, that is, not yet gone backward: layers times micro-batches.
+    recipe: NONE, or DS_FP8E3M4: rows travel to their experts as 8-bit floats with a scale for each 128 elements, and
+    arrive as dtype again (bf16, H a multiple of 128). combine_recipe: NONE, or NVFP4 on the way home (low latency,
+    bf16, H a multiple of 32). Gradients travel as they are, as if nothing had been rounded.
+    zero_copy: peers write rows straight into this exchange's memory (not with a recipe): received.rows is memory that
+    dispatch number n + max_in_flight writes again. fields: further ones of GroupConfig.
+    Made and closed by all ranks together; use it as a context manager.
 
     All ranks make the same calls in the same order, in the backward pass too, which autograd does by itself where the
-    ranks run the same model.
+    ranks run the same model. In a CUDA graph the calls are captured with the tensors that they were given: replays
+    read what these hold by then. A captured dispatch keeps its place among the max_in_flight for good.
     """
 
     def __init__(
@@ -66,11 +101,17 @@ class Exchange:
         dtype: torch.dtype = torch.float32,
         max_rows: int = 0,
         max_in_flight: int = 8,
+        recipe: DispatchQuantizationRecipe = DispatchQuantizationRecipe.NONE,
+        combine_recipe: CombineQuantizationRecipe = CombineQuantizationRecipe.NONE,
+        zero_copy: bool = False,
         **fields: Any,
     ) -> None:
         if max_in_flight < 1:
             raise InvalidArgument(f"max_in_flight is {max_in_flight}, allowed: 1 and more")
+        _check_recipes(algorithm, dtype, hidden, recipe, combine_recipe, zero_copy)
+        comm = comm if isinstance(comm, Communicator) else Communicator.adopt(comm)
         self.algorithm = algorithm
+        self.recipe, self.combine_recipe = recipe, combine_recipe
         self.dtype = dtype
         self.num_topk = num_topk
         self.max_tokens = max_tokens
@@ -78,10 +119,9 @@ class Exchange:
         # Gradients of weights travel as rows of their own in low latency, so they must fit, too.
         self._weight_columns = -(-num_topk // 4) * 4
         row_bytes = max(hidden * dtype.itemsize, self._weight_columns * 4 if self.is_low_latency else 0)
-        num_ranks = comm.num_ranks if isinstance(comm, Communicator) else None
         if not self.is_low_latency:
             fields = {
-                "max_recv_tokens_per_rank": max_rows or (num_ranks or 1) * max_tokens,
+                "max_recv_tokens_per_rank": max_rows or comm.num_ranks * max_tokens,
                 "num_topk": num_topk,
             } | fields
         self.group = Group(
@@ -97,6 +137,12 @@ class Exchange:
         self.num_rows = self.num_ranks * max_tokens if self.is_low_latency else fields["max_recv_tokens_per_rank"]
         layout = Layout.RANK_MAJOR if self.is_low_latency else Layout.FLAT
         self._handles: list[Handle] = [self.group.init_handle(layout, num_topk) for _ in range(max_in_flight)]
+        self._memory: SymmetricMemory | None = None
+        self._places: list[torch.Tensor] = []
+        if zero_copy:
+            shape = (*self._row_shape(), hidden)
+            self._memory = SymmetricMemory(comm, max_in_flight * SymmetricMemory.bytes_of(shape, dtype))
+            self._places = [self._memory.empty(*shape, dtype=dtype) for _ in range(max_in_flight)]
         # The dispatch that each handle serves; a ticket holds its number.
         self._numbers = [-1] * max_in_flight
         self._num_dispatches = 0
@@ -145,32 +191,70 @@ class Exchange:
     def _dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, is_split: bool
     ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        handle, ticket = self._next_handle()
+        handle, slot, ticket = self._next_handle()
         # The routing stays as it is until the backward pass is done, whatever the caller does with its tensor.
         handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
         shape = self._row_shape()
-        rows = tokens.new_zeros((*shape, tokens.shape[1]))
         weights = tokens.new_zeros((*shape, self.num_topk), dtype=torch.float32)
         experts = tokens.new_full((*shape, self.num_topk), -1, dtype=self._id_dtype())
-        handle.dispatch(
-            DispatchInputs(tokens=tokens.contiguous(), topk_weights=topk_weights.contiguous()),
-            DispatchOutputs(tokens=rows, topk_weights=weights, topk_idx=experts),
-            send_only=is_split,
-        )
+        inputs = DispatchInputs(topk_weights=topk_weights.contiguous())
+        outputs = DispatchOutputs(topk_weights=weights, topk_idx=experts)
+        rows, recipe = self._bind_rows(tokens.contiguous(), slot, inputs, outputs)
+        handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
 
         def finish() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
             if is_split:
                 handle.complete()
             own_weights = weights.masked_fill_(experts < 0, 0) if self.is_low_latency else weights
-            parts = (rows, own_weights, experts.long())
+            parts = (rows(), own_weights, experts.long())
             row, weight, expert = (part.view(self.num_rows, -1) for part in parts)
             return row, weight, expert, ticket
 
         return finish
 
+    def _bind_rows(
+        self, tokens: torch.Tensor, slot: int, inputs: DispatchInputs, outputs: DispatchOutputs
+    ) -> tuple[Callable[[], torch.Tensor], DispatchQuantizationRecipe]:
+        """Fills in what carries the rows; returns what gives them once they are here, and the call's recipe."""
+        shape = (*self._row_shape(), tokens.shape[1])
+        inputs.tokens = tokens
+        if self.recipe != DispatchQuantizationRecipe.DS_FP8E3M4:
+            if self._memory is None:
+                rows = tokens.new_zeros(shape)
+                outputs.tokens = rows
+            else:
+                self._expect_place(tokens)
+                # A tensor of its own, since autograd writes into the object; over the same memory.
+                rows = self._places[slot].data
+                outputs.tokens = self._memory.of(rows)
+            return lambda: rows, DispatchQuantizationRecipe.NONE
+        num_scales, padding, recipe = shape[-1] // quantise.BLOCK, 0, DispatchQuantizationRecipe.DS_FP8E3M4
+        if not self.is_low_latency:
+            # High throughput does not quantise, but carries rows of scales, which are multiples of 16 bytes.
+            padding, recipe = -num_scales % 4, DispatchQuantizationRecipe.FWD
+            inputs.tokens, scales = quantise.to_fp8(tokens)
+            inputs.scales = torch.nn.functional.pad(scales, (0, padding))
+        values = tokens.new_zeros(shape, dtype=torch.float8_e4m3fn)
+        scales = tokens.new_zeros((*shape[:-1], num_scales + padding), dtype=torch.float32)
+        outputs.tokens, outputs.scales = values, scales
+        return lambda: quantise.from_fp8(values, scales[..., :num_scales], self.dtype), recipe
+
+    def _expect_place(self, tokens: torch.Tensor) -> None:
+        if tokens.shape[1] != self.hidden or tokens.dtype != self.dtype:
+            raise InvalidArgument(
+                f"tokens is [B, {tokens.shape[1]}] of {tokens.dtype}, expected with zero_copy: [B, {self.hidden}] of "
+                f"{self.dtype}, as this exchange was made for"
+            )
+
     def forward_combine(self, rows: torch.Tensor, ticket: torch.Tensor, num_tokens: int) -> torch.Tensor:
         result = rows.new_empty((num_tokens, rows.shape[1]))
-        self._handle_of(ticket).combine(self._shaped(rows), result)
+        shaped = self._shaped(rows)
+        inputs = CombineInputs(tokens=shaped)
+        if self._memory is not None and self._memory.holds(shaped):
+            inputs.tokens = self._memory.of(shaped)
+        if self.combine_recipe == CombineQuantizationRecipe.NVFP4:
+            inputs.scales = quantise.nvfp4_scales(shaped)
+        self._handle_of(ticket).combine(inputs, result, quant_recipe=self.combine_recipe)
         return result
 
     def backward_combine(self, gradient: torch.Tensor, ticket: torch.Tensor) -> torch.Tensor:
@@ -219,12 +303,12 @@ class Exchange:
     def _shaped(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.contiguous().view(*self._row_shape(), rows.shape[1])
 
-    def _next_handle(self) -> tuple[Handle, torch.Tensor]:
+    def _next_handle(self) -> tuple[Handle, int, torch.Tensor]:
         number = self._num_dispatches
         self._num_dispatches += 1
         slot = number % len(self._handles)
         self._numbers[slot] = number
-        return self._handles[slot], torch.tensor([number])
+        return self._handles[slot], slot, torch.tensor([number])
 
     def _handle_of(self, ticket: torch.Tensor) -> Handle:
         number = int(ticket)
@@ -241,6 +325,8 @@ class Exchange:
         for handle in self._handles:
             handle.close()
         self.group.close()
+        if self._memory is not None:
+            self._memory.close()
         self._forget()
 
     def __enter__(self) -> Exchange:

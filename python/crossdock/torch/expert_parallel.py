@@ -13,13 +13,21 @@ from crossdock.torch.exchange import Exchange, Received
 
 
 def apply_experts(experts: Iterable[nn.Module], received: Received) -> Tensor:
-    """Every row through its local experts, weighted and summed: [N, H], ready for Exchange.combine."""
+    """Every row through its local experts, weighted and summed: [N, H], ready for Exchange.combine.
+
+    While a CUDA graph is captured, every expert sees all N rows, since their number must not depend on the routing.
+    """
+    is_captured = received.rows.is_cuda and torch.cuda.is_current_stream_capturing()
     result = torch.zeros_like(received.rows)
     for expert, module in enumerate(experts):
         chosen = received.experts == expert
+        weight = (received.weights * chosen).sum(dim=1)
+        if is_captured:
+            rows = module(received.rows) * weight[:, None].to(received.rows.dtype)
+            result = torch.where(chosen.any(dim=1, keepdim=True), result + rows, result)
+            continue
         index = chosen.any(dim=1).nonzero(as_tuple=True)[0]
-        weight = (received.weights * chosen).sum(dim=1)[index]
-        rows = module(received.rows[index]) * weight[:, None].to(received.rows.dtype)
+        rows = module(received.rows[index]) * weight[index][:, None].to(received.rows.dtype)
         result = result.index_add(0, index, rows)
     return result
 
@@ -28,9 +36,9 @@ class ExpertParallel(nn.Module):
     """x [..., H] -> [..., H]: a router chooses K of E experts for each token, and this rank hosts L of them.
 
     gate: x [B, H] -> logits [B, E], replicated on all ranks. experts: this rank's L modules, rows [n, H] -> [n, H].
-    Weights are the softmax over the chosen logits. shared_expert, if given, sees every token and is added; without
-    gradients in low latency it runs between the halves of the dispatch, while rows travel. A step has at most
-    exchange.max_tokens tokens a rank; a rank may have none.
+    Weights are the softmax over the chosen logits. Mode and recipe are the exchange's. shared_expert, if given, sees
+    every token and is added; with overlap, without gradients and in low latency it runs between the halves of the
+    dispatch, while rows travel. A step has at most exchange.max_tokens tokens a rank; a rank may have none.
     """
 
     def __init__(
@@ -39,12 +47,14 @@ class ExpertParallel(nn.Module):
         gate: nn.Module,
         experts: Iterable[nn.Module],
         shared_expert: nn.Module | None = None,
+        overlap: bool = True,
     ) -> None:
         super().__init__()
         self.exchange = exchange
         self.gate = gate
         self.experts = nn.ModuleList(experts)
         self.shared_expert = shared_expert
+        self.overlap = overlap
         if len(self.experts) != exchange.num_local_experts:
             raise InvalidArgument(
                 f"experts has {len(self.experts)} modules, expected one for each of this rank's "
@@ -55,7 +65,8 @@ class ExpertParallel(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         chosen, topk_idx = self.gate(tokens).float().topk(self.exchange.num_topk, dim=-1)
         weights = chosen.softmax(dim=-1)
-        if self.shared_expert is not None and self.exchange.is_low_latency and not torch.is_grad_enabled():
+        can_overlap = self.overlap and self.exchange.is_low_latency and not torch.is_grad_enabled()
+        if self.shared_expert is not None and can_overlap:
             receive = self.exchange.start_dispatch(tokens, topk_idx, weights)
             shared = self.shared_expert(tokens)
             received = receive()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that peers write straight into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from crossdock import _core, nccl
+from crossdock.errors import Error, InvalidArgument, InvalidUsage
+
+ALIGNMENT = 256  # bytes, of every tensor's start
+
+
+class SymmetricMemory:
+    """Memory of the same size on every rank, registered as one window; empty() makes tensors in it.
+
+    A dispatch whose receive tensor is named by of(tensor) has its rows written by the peers themselves, without a
+    staging copy, in rank-major low latency and in flat high throughput. Collective, as is close(); with windows that
+    peers write, a tensor is not touched from the moment any rank may start the operation until it is over.
+    """
+
+    def __init__(self, comm: _core.Communicator, num_bytes: int) -> None:
+        if num_bytes < 1:
+            raise InvalidArgument(f"num_bytes is {num_bytes}, allowed: 1 and more")
+        self._comm = comm
+        self._used = 0
+        self._memory: Any
+        self._window: Any
+        if comm.is_cpu:
+            self._memory = _core.Memory(num_bytes)
+            self._window = comm.register_window(self._memory)
+            self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        else:
+            self._memory = nccl.Memory(num_bytes)
+            self._window = nccl.register_window(comm, self._memory)
+            self._bytes = torch.as_tensor(self._memory, device="cuda")
+            self._bytes.zero_()
+            torch.cuda.synchronize()
+
+    @staticmethod
+    def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """What empty() takes of the memory for a tensor."""
+        return -(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The next piece of the memory as a tensor, zeroed at first. All ranks make the same ones in the same order.
+
+        It stays valid after close(), but then as ordinary memory. InvalidArgument: not enough is left.
+        """
+        self._expect_open()
+        num_bytes, taken = torch.Size(shape).numel() * dtype.itemsize, self.bytes_of(shape, dtype)
+        if self._used + num_bytes > len(self._bytes):
+            raise InvalidArgument(
+                f"shape is {list(shape)} of {dtype}, {num_bytes} bytes; {len(self._bytes) - self._used} of the "
+                f"memory's {len(self._bytes)} bytes are left"
+            )
+        piece = self._bytes[self._used : self._used + num_bytes].view(dtype).view(shape)
+        self._used += taken
+        return piece
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether all of the tensor lies here."""
+        offset = tensor.data_ptr() - self._bytes.data_ptr()
+        return 0 <= offset and offset + tensor.nbytes <= len(self._bytes) and tensor.device == self._bytes.device
+
+    def of(self, tensor: torch.Tensor) -> _core.Tensor:
+        """What to pass to a call, so that it knows the window of a tensor in this memory (a view will do)."""
+        self._expect_open()
+        if not self.holds(tensor):
+            raise InvalidArgument("tensor does not lie in this memory: make it with empty()")
+        offset = tensor.data_ptr() - self._bytes.data_ptr()
+        return _core.Tensor(tensor.detach(), window=self._window, window_offset=offset)
+
+    def _expect_open(self) -> None:
+        if self._window is None:
+            raise InvalidUsage("the symmetric memory is closed")
+
+    def close(self) -> None:
+        """Deregisters the window; collective, before the communicator goes. Repeating it is fine."""
+        if self._window is None:
+            return
+        if self._comm.is_cpu:
+            self._window.close()
+        else:
+            torch.cuda.synchronize()
+            nccl.deregister_window(self._comm, self._window)
+        self._window = None
+
+    def __enter__(self) -> SymmetricMemory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            self.close()
+        except Error:
+            if kind is None:  # else what happened in the block is what is reported
+                raise
