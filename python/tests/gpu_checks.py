@@ -23,8 +23,8 @@ Comm = ep.Communicator
 new_stream: Any = torch.cuda.Stream
 
 
-def exchange_of(gpu: Comm, mode: ep.Algorithm, **fields: Any) -> ept.Exchange:
-    sizes = {"num_experts": LOCAL * gpu.num_ranks, "num_topk": TOPK, "max_tokens": MAX_TOKENS, "hidden": HIDDEN}
+def exchange_of(gpu: Any, mode: ep.Algorithm, **fields: Any) -> ept.Exchange:
+    sizes = {"num_experts": LOCAL * gpu.nranks, "num_topk": TOPK, "max_tokens": MAX_TOKENS, "hidden": HIDDEN}
     return ept.Exchange(gpu, algorithm=mode, **(sizes | fields))
 
 
