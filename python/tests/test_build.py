@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pip install finds a CUDA toolkit that it can use, does without, and says what is wrong where it was told to use one."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The build backend on a machine without toolkit and NCCL."""
+    pytest.importorskip("scikit_build_core")
+    monkeypatch.syspath_prepend(ROOT / "python" / "backend")
+    module = importlib.import_module("crossdock_build")
+    for name in ("CROSSDOCK_CUDA", "CROSSDOCK_NCCL_INCLUDE", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(module.sysconfig, "get_path", lambda name: "/nowhere")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(module.core, "get_requires_for_build_wheel", lambda settings: ["ninja"])
+    find = module.find_nvcc
+    monkeypatch.setattr(module, "find_nvcc", lambda: ("", 0) if find()[0].startswith("/usr") else find())
+    return module
+
+
+def make_nvcc(folder: Path, version: int) -> None:
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}.1, V{version}.1.2'\n")
+    nvcc.chmod(0o755)
+
+
+def make_nccl(include: Path, code: int) -> None:
+    include.mkdir(parents=True)
+    (include / "nccl.h").write_text(f"#define NCCL_VERSION_CODE {code}\n")
+    (include / "nccl_device.h").touch()
+
+
+def test_a_machine_without_toolkit(backend: ModuleType) -> None:
+    assert backend.get_requires_for_build_wheel() == ["ninja"]
+    assert backend.resolved(None) == {"cmake.define.CROSSDOCK_CUDA": "OFF"}
+    with pytest.raises(SystemExit, match="ON, which needs CUDA toolkit 13 or newer, and there is no nvcc"):
+        backend.resolved({"cmake.define.CROSSDOCK_CUDA": "ON"})
+    with pytest.raises(SystemExit, match="CROSSDOCK_CUDA is MAYBE, allowed: ON, OFF, AUTO"):
+        backend.get_requires_for_build_wheel({"cmake.define.CROSSDOCK_CUDA": "maybe"})
+
+
+def test_a_toolkit_that_is_too_old(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_nvcc(tmp_path, 12)
+    assert backend.resolved({})["cmake.define.CROSSDOCK_CUDA"] == "OFF"
+    monkeypatch.setenv("CROSSDOCK_CUDA", "ON")
+    with pytest.raises(SystemExit, match=r"and .*/bin/nvcc is of CUDA toolkit 12"):
+        backend.get_requires_for_build_wheel()
+
+
+def test_a_toolkit(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_nvcc(tmp_path, 13)
+    assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13>=2.30.4"]
+    assert backend.get_requires_for_build_wheel({"cmake.define.CROSSDOCK_CUDA": "OFF"}) == ["ninja"]
+    include = tmp_path / "nvidia" / "nccl" / "include"
+    make_nccl(include, 23007)
+    assert backend.get_requires_for_build_wheel() == ["ninja"]
+    found = backend.resolved({"cmake.build-type": "Debug"})
+    assert found == {
+        "cmake.build-type": "Debug",
+        "cmake.define.CROSSDOCK_CUDA": "ON",
+        "cmake.define.CMAKE_CUDA_COMPILER": str(tmp_path / "bin" / "nvcc"),
+        "cmake.define.CROSSDOCK_NCCL_INCLUDE": str(include),
+    }
+    monkeypatch.setenv("CROSSDOCK_NCCL_INCLUDE", "/elsewhere")
+    assert backend.resolved(None)["cmake.define.CROSSDOCK_NCCL_INCLUDE"] == "/elsewhere"
+    monkeypatch.setenv("CROSSDOCK_CUDA", "off")
+    assert backend.resolved(None) == {"cmake.define.CROSSDOCK_CUDA": "OFF"}
+
+
+def test_headers_that_are_too_old(backend: ModuleType, tmp_path: Path) -> None:
+    make_nvcc(tmp_path, 14)
+    make_nccl(tmp_path / "nvidia" / "nccl" / "include", 22809)
+    assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13>=2.30.4"]
