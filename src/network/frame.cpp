@@ -52,6 +52,10 @@ const char* parse_frame(std::span<const std::byte> bytes, uint64_t payload_bytes
             if (payload_bytes == 0 || header.length != payload_bytes)
                 return "a reply's length is not that of its bytes";
             return nullptr;
+        case FrameKind::kNote:
+            if (payload_bytes > kMaxNoteBytes || header.length != payload_bytes)
+                return "a note's length is not that of its bytes, or too large";
+            return nullptr;
     }
     return "the kind is unknown";
 }

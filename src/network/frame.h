@@ -16,6 +16,7 @@ enum class FrameKind : uint8_t {
     kGet,           // asks for `length` bytes of region + offset; `value` numbers the question
     kReply,         // bytes of an answer: `value` is the question's number, `offset` the place in it
     kRefusal,       // no answer: the region is gone; `value` is the question's number
+    kNote,          // bytes for the host's side of the peer; `value` is their number
 };
 
 // Flags of a put.
@@ -23,6 +24,7 @@ inline constexpr uint8_t kFlagSignal = 1;  // `value` is to be added to the sign
 inline constexpr uint8_t kFlagStrong = 2;  // and only when all earlier frames of this lane are there, too
 
 inline constexpr uint64_t kMaxFramePayload = uint64_t{64} << 20;
+inline constexpr uint64_t kMaxNoteBytes = uint64_t{64} << 10;
 inline constexpr uint64_t kSignalBytes = 8;
 
 struct FrameHeader {

@@ -29,23 +29,6 @@ uint64_t inode_of(const char* path) {
     return stat(path, &status) == 0 ? status.st_ino : 0;
 }
 
-// Ranks share memory if they run under one kernel and see the same processes and the same shared memory.
-uint64_t host_identity() {
-    struct {
-        char boot[40];
-        uint64_t ipc, pid, memory, mount;
-    } identity = {};
-    if (FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
-        [[maybe_unused]] const size_t got = std::fread(identity.boot, 1, sizeof(identity.boot) - 1, file);
-        std::fclose(file);
-    }
-    identity.ipc = inode_of("/proc/self/ns/ipc");
-    identity.pid = inode_of("/proc/self/ns/pid");
-    struct stat status = {};
-    if (stat("/dev/shm", &status) == 0) identity.memory = status.st_dev;
-    return keyed_hash({}, std::as_bytes(std::span(&identity, 1)));
-}
-
 struct Connection {
     Socket socket;
     std::vector<std::byte> out;
@@ -216,10 +199,28 @@ class Meeting {
 
 }  // namespace
 
-Listener::Listener(const char* interfaces) : address_{} {
+uint64_t host_identity() {
+    struct {
+        char boot[40];
+        uint64_t ipc, pid, memory, mount;
+    } identity = {};
+    if (FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
+        [[maybe_unused]] const size_t got = std::fread(identity.boot, 1, sizeof(identity.boot) - 1, file);
+        std::fclose(file);
+    }
+    identity.ipc = inode_of("/proc/self/ns/ipc");
+    identity.pid = inode_of("/proc/self/ns/pid");
+    struct stat status = {};
+    if (stat("/dev/shm", &status) == 0) identity.memory = status.st_dev;
+    return keyed_hash({}, std::as_bytes(std::span(&identity, 1)));
+}
+
+Listener::Listener(const char* interfaces) : Listener(own_address(interfaces)) {}
+
+Listener::Listener(const Endpoint& own) : address_{} {
     std::memcpy(address_.magic, kAddressMagic, sizeof(kAddressMagic));
     address_.version = kVersion;
-    address_.endpoint = own_address(interfaces);
+    address_.endpoint = own;
     address_.secret = random_secret();
     address_.host = host_identity();
     socket_ = listen_on(address_.endpoint);

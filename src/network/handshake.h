@@ -31,6 +31,8 @@ class Listener {
   public:
     // `interfaces` as own_address takes it.
     explicit Listener(const char* interfaces);
+    // On a free port of this address.
+    explicit Listener(const Endpoint& own);
     const RankAddress& address() const { return address_; }
     const Socket& socket() const { return socket_; }
 
@@ -38,6 +40,9 @@ class Listener {
     RankAddress address_;
     Socket socket_;
 };
+
+// The same for two ranks that can share memory: of one kernel, with the same processes and shared memory in sight.
+uint64_t host_identity();
 
 // Error with ncclInvalidArgument where these are not the bytes of a RankAddress.
 RankAddress read_address(const void* bytes);

@@ -20,6 +20,8 @@ constexpr uint64_t kFailedDrainNs = 100'000'000;
 constexpr uint64_t kDisconnectNs = 2'000'000'000;
 // After a rank has left in order, what it took may still be confirmed.
 constexpr uint64_t kGraceNs = 1'000'000'000;
+// What a rank sent before it went may still be on its way.
+constexpr uint64_t kLastWordsNs = 200'000'000;
 
 }  // namespace
 
@@ -35,10 +37,7 @@ Mesh::Mesh(const Listener& listener, std::span<const RankAddress> addresses, uin
 Mesh::~Mesh() {
     std::unique_lock lock(mutex_);
     is_closing_ = true;
-    wait_locked(lock, kDrainNs, [&] {
-        return !failure_.empty() ||
-               (num_frames_out_ == 0 && num_fetches_ == 0 && arriving_.empty() && leaving_.empty() && starved_.empty());
-    });
+    wait_locked(lock, kDrainNs, [&] { return !failure_.empty() || is_idle(); });
     for (const Unstaged& each : unstaged_) delete each.landing;
     unstaged_.clear();  // gives its bytes back to UCX
     transport_.close(failure_.empty() ? kDisconnectNs : 0);
@@ -47,6 +46,14 @@ Mesh::~Mesh() {
     while (config_.device != nullptr && config_.device->done_in() < last_step_in_ && cpu::steady_now_ns() < end_ns)
         sched_yield();
     for (const Arriving& each : arriving_) delete each.landing;
+}
+
+// Nothing is under way that may still arrive.
+bool Mesh::is_idle() const {
+    if (num_fetches_ > 0 || !arriving_.empty() || !leaving_.empty() || !starved_.empty()) return false;
+    if (!config_.outlives_ranks) return num_frames_out_ == 0;
+    return std::all_of(peers_.begin(), peers_.end(),
+                       [](const PeerState& peer) { return peer.waits == 0 || !peer.lost.empty(); });
 }
 
 uint32_t Mesh::add_contexts(uint32_t count) {
@@ -87,19 +94,23 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
         region->remote[peer] = early->second;
         peers_[peer].early.erase(early);
     }
-    std::string missing;
+    std::string missing, gone;
     const auto all_are_known = [&] {
         missing.clear();
+        gone.clear();
         for (uint32_t peer = 0; peer < num_ranks(); ++peer) {
-            if (!region->remote[peer].is_known) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
+            if (region->remote[peer].is_known) continue;
+            missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
+            if (gone.empty()) gone = peers_[peer].lost;
         }
-        return missing.empty() || !failure_.empty();
+        return missing.empty() || !gone.empty() || !failure_.empty();
     };
     wait_locked(lock, config_.join_timeout_ns, all_are_known);
     if (!missing.empty()) {
         region->is_leaving = true;
         regions_[region->id].reset();
         check_locked();
+        require(gone.empty(), ncclRemoteError, "rank {} registers memory: {}", rank(), gone);
         fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to register the same memory", rank(),
              config_.join_timeout_ns / 1'000'000, missing);
     }
@@ -130,9 +141,9 @@ void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, 
     }
 }
 
-void Mesh::progress() {
+bool Mesh::progress() {
     const std::lock_guard lock(mutex_);
-    progress_locked();
+    return progress_locked();
 }
 
 bool Mesh::progress_if_idle(uint64_t idle_ns) {
@@ -147,11 +158,13 @@ bool Mesh::progress_if_idle(uint64_t idle_ns) {
 }
 
 bool Mesh::progress_locked() {
+    send_held();
     progress_outgoing();
     progress_incoming();
     // While there is no staging for what has come, nothing more is taken from the network: senders feel it. But what
     // has staging and is still being fetched needs the network.
     const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
+    for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);
     // Looking at the clock takes as long as looking for messages.
     if (++num_progresses_ % 16 != 0) return happened;
     const uint64_t now = cpu::steady_now_ns();
@@ -172,27 +185,53 @@ void Mesh::begin_wait(uint32_t peer) {
 void Mesh::look_for_stalls(uint64_t now) {
     for (uint32_t peer = 0; peer < num_ranks(); ++peer) {
         const PeerState& state = peers_[peer];
+        if (is_lost(peer)) continue;
+        if (!state.gone_reason.empty() && now > state.gone_ns + kLastWordsNs) {
+            blame(peer, fmt::format("rank {} is lost: {}", peer, state.gone_reason));
+            continue;
+        }
         if (state.waits == 0 || now < state.last_change_ns) continue;
         const uint64_t quiet_ns = now - state.last_change_ns;
         if (!transport_.is_there(peer) && quiet_ns > kGraceNs) {
-            fail_all(fmt::format("rank {} left while {} transfers waited for it", peer, state.waits));
-            return;
+            blame(peer, fmt::format("rank {} left while {} transfers waited for it", peer, state.waits));
+        } else if (quiet_ns >= config_.progress_timeout_ns) {
+            blame(peer, fmt::format("rank {} has taken nothing for {} ms, and {} transfers wait for it", peer,
+                                    quiet_ns / 1'000'000, state.waits));
         }
-        if (quiet_ns < config_.progress_timeout_ns) continue;
-        fail_all(fmt::format("rank {} has taken nothing for {} ms, and {} transfers wait for it", peer,
-                             quiet_ns / 1'000'000, state.waits));
-        return;
     }
 }
 
 void Mesh::on_departure(const Departure& departure) {
-    if (!departure.in_order) fail_all(fmt::format("rank {} is lost: {}", departure.rank, departure.reason));
+    PeerState& state = peers_[departure.rank];
+    state.gone_ns = cpu::steady_now_ns();
+    if (departure.in_order) return;
+    state.gone_reason = departure.reason;
+    if (!config_.outlives_ranks) fail_all(fmt::format("rank {} is lost: {}", departure.rank, departure.reason));
+}
+
+std::string Mesh::why_gone(uint32_t peer) {
+    const std::lock_guard lock(mutex_);
+    progress_locked();
+    const PeerState& state = peers_[peer];
+    if (is_lost(peer)) return state.lost;
+    if (!failure_.empty()) return failure_;
+    const bool has_left = state.gone_ns != 0 && state.gone_reason.empty();
+    return has_left && cpu::steady_now_ns() > state.gone_ns + kLastWordsNs ? "it has left the communicator" : "";
 }
 
 void Mesh::fail_all(std::string sentence) {
     if (!failure_.empty() || is_closing_) return;
     failure_ = std::move(sentence);
     has_failed_ = true;
+}
+
+// Nothing more is to be expected of the rank.
+void Mesh::blame(uint32_t rank, std::string sentence) {
+    if (!config_.outlives_ranks || rank == transport_.rank()) return fail_all(std::move(sentence));
+    if (is_lost(rank) || is_closing_) return;
+    peers_[rank].lost = std::move(sentence);
+    peers_[rank].notes.clear();
+    dropped_.push_back(rank);  // not here: UCX may be the one that calls
 }
 
 void Mesh::check_locked() const {

@@ -4,7 +4,8 @@
 // A context orders only itself. A put is there when its signal is; a strong signal says that all earlier puts and
 // signals of its context to that rank are there as well. A put has ended when its source may be reused, a get when its
 // bytes are there. Who leaves, dies, sends nonsense or takes nothing for the timeout makes every later call fail with
-// a sentence that names the rank. Calls of several threads take turns.
+// a sentence that names the rank; a mesh that outlives its ranks drops what was meant for that rank, and goes on. Calls
+// of several threads take turns.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +33,7 @@ struct MeshConfig {
     uint64_t join_timeout_ns;              // of meeting and registering
     uint64_t progress_timeout_ns;          // so long may a rank take nothing of what is sent to it
     std::unique_ptr<DeviceMemory> device;  // null: host memory only
+    bool outlives_ranks = false;           // a rank that is lost concerns only what is sent to it
 };
 
 class Mesh : private FrameSink {
@@ -57,9 +59,24 @@ class Mesh : private FrameSink {
     Operation* get(uint32_t context, uint32_t peer, const Span& remote, const Span& local);
     Operation* flush(uint32_t context, uint32_t peer);
 
+    // A put from host memory to host memory that leaves its source alone: there is nothing to test, and nothing to wait
+    // for. A small one waits in this rank for the signal behind it, until the next call. To a lost rank: dropped.
+    void put_copy(uint32_t context, uint32_t peer, std::span<const std::byte> bytes, const Span& target);
+    // A strong signal behind all of the context's puts to that peer.
+    void signal_copy(uint32_t context, uint32_t peer, const Signal& signal);
+
+    // Notes are small messages from host to host. Numbers of the notes to a peer grow; reading one forgets those
+    // before.
+    void send_note(uint32_t peer, uint64_t number, std::span<const std::byte> bytes);
+    // False: it has not come.
+    bool read_note(uint32_t peer, uint64_t number, std::vector<std::byte>& bytes);
+
+    // What became of a rank that is gone: lost, or, for some time, left. Empty: it is there.
+    std::string why_gone(uint32_t peer);
+
     // True once: then the operation is gone. Progresses if it has not ended.
     bool test(Operation* operation);
-    void progress();
+    bool progress();  // true if something happened
     // Progresses if nobody has for so long; true if something happened.
     bool progress_if_idle(uint64_t idle_ns);
 
@@ -84,6 +101,10 @@ class Mesh : private FrameSink {
         uint64_t waits = 0;  // frames to it, and gets from it, that have not ended
         uint64_t last_change_ns = 0;
         std::map<uint32_t, RemoteRegion> early;  // announced there, not yet registered here
+        std::map<uint64_t, std::vector<std::byte>> notes;
+        uint64_t gone_ns = 0;     // since when the rank is not there
+        std::string gone_reason;  // empty: it left in order
+        std::string lost;         // why nothing goes to it and nothing comes from it any more
     };
     // Bytes that are on their way into memory.
     struct Landing {
@@ -116,6 +137,10 @@ class Mesh : private FrameSink {
 
     // mesh.cpp
     void fail_all(std::string sentence);
+    void blame(uint32_t rank, std::string sentence);
+    bool is_lost(uint32_t rank) const { return !peers_[rank].lost.empty(); }
+    bool is_reached(uint32_t rank) const { return !is_lost(rank) && transport_.is_there(rank); }
+    bool is_idle() const;
     void check_locked() const;
     bool progress_locked();
     void look_for_stalls(uint64_t now_ns);
@@ -140,6 +165,10 @@ class Mesh : private FrameSink {
     void answer(const FrameHeader& question, Region& region);
     void send_header(uint32_t peer, const FrameHeader& header);
 
+    // mesh_copies.cpp
+    OutFrame* copy_frame(uint32_t peer, const FrameHeader& header, std::span<const std::byte> bytes);
+    void send_held();
+
     // mesh_incoming.cpp
     void act_on(const FrameHeader& header, Payload payload);
     void on_announcement(const FrameHeader& header);
@@ -147,6 +176,7 @@ class Mesh : private FrameSink {
     void on_get(const FrameHeader& header);
     void on_reply(const FrameHeader& header, Payload payload);
     void on_refusal(const FrameHeader& header);
+    void on_note(const FrameHeader& header, const Payload& payload);
     void land(const FrameHeader& header, Region& region, std::byte* target, Payload payload);
     bool stage(Landing& landing, Payload& payload);
     static void on_fetched(void* landing, ucs_status_t status);
@@ -188,6 +218,8 @@ class Mesh : private FrameSink {
     StagingRing staging_out_;
     std::deque<Operation*> starved_;  // of staging
     std::deque<Leaving> leaving_;
+    OutFrame* held_ = nullptr;  // a small put that may carry the signal behind it
+    std::vector<std::vector<std::byte>> spare_copies_;
 
     StagingRing staging_in_;
     std::deque<Unstaged> unstaged_;
@@ -197,6 +229,7 @@ class Mesh : private FrameSink {
     uint64_t num_fetches_ = 0;
     uint64_t num_frames_out_ = 0;
     uint64_t next_look_ns_ = 0;
+    std::vector<uint32_t> dropped_;  // lost ranks whose connections are still to be ended
 
     // Last, so that it ends first: what it then cancels still finds the rest.
     Transport transport_;

@@ -15,6 +15,7 @@ constexpr size_t kMaxEarly = 1 << 16;
 }  // namespace
 
 void Mesh::on_frame(const FrameHeader& header, Payload payload) {
+    if (is_lost(header.source)) return;
     switch (header.kind) {
         case FrameKind::kAnnounce:
             return on_announcement(header);
@@ -26,6 +27,8 @@ void Mesh::on_frame(const FrameHeader& header, Payload payload) {
             return on_reply(header, std::move(payload));
         case FrameKind::kRefusal:
             return on_refusal(header);
+        case FrameKind::kNote:
+            return on_note(header, payload);
     }
 }
 
@@ -40,14 +43,14 @@ void Mesh::on_announcement(const FrameHeader& header) {
 
 void Mesh::on_put(const FrameHeader& header, Payload payload) {
     if (payload.bytes() > 0 && !was_registered(header.region)) {
-        return fail_all(fmt::format("rank {} puts into memory that was never registered", header.source));
+        return blame(header.source, fmt::format("rank {} puts into memory that was never registered", header.source));
     }
     Region* region = payload.bytes() > 0 ? find(header.region) : nullptr;
     // Bytes for memory that is no longer registered are dropped, like the stores of a kernel that came too late.
     if (region == nullptr) return put_landed(header);
     if (!fits(header.offset, header.length, region->bytes)) {
-        return fail_all(fmt::format("rank {} puts {} bytes at offset {} into memory of {} bytes", header.source,
-                                    header.length, header.offset, region->bytes));
+        return blame(header.source, fmt::format("rank {} puts {} bytes at offset {} into memory of {} bytes",
+                                                header.source, header.length, header.offset, region->bytes));
     }
     land(header, *region, region->base + header.offset, std::move(payload));
 }
@@ -61,8 +64,8 @@ void Mesh::on_get(const FrameHeader& header) {
         return send_header(header.source, refusal);
     }
     if (!fits(header.offset, header.length, region->bytes)) {
-        return fail_all(fmt::format("rank {} gets {} bytes at offset {} from memory of {} bytes", header.source,
-                                    header.length, header.offset, region->bytes));
+        return blame(header.source, fmt::format("rank {} gets {} bytes at offset {} from memory of {} bytes",
+                                                header.source, header.length, header.offset, region->bytes));
     }
     answer(header, *region);
 }
@@ -73,7 +76,7 @@ void Mesh::on_reply(const FrameHeader& header, Payload payload) {
     const bool fitting = operation != nullptr && operation->peer == header.source &&
                          fits(header.offset, header.length, operation->bytes) &&
                          header.length <= operation->bytes - operation->begun;
-    if (!fitting) return fail_all(fmt::format("rank {} answers what nobody asked", header.source));
+    if (!fitting) return blame(header.source, fmt::format("rank {} answers what nobody asked", header.source));
     operation->begun += header.length;
     note_change(header.source);
     land(header, *operation->region, operation->address + header.offset, std::move(payload));
@@ -82,7 +85,15 @@ void Mesh::on_reply(const FrameHeader& header, Payload payload) {
 void Mesh::on_refusal(const FrameHeader& header) {
     const auto found = questions_.find(header.value);
     if (found == questions_.end() || found->second->peer != header.source) return;
-    fail_all(fmt::format("rank {} has deregistered the memory that a get reads", header.source));
+    blame(header.source, fmt::format("rank {} has deregistered the memory that a get reads", header.source));
+}
+
+void Mesh::on_note(const FrameHeader& header, const Payload& payload) {
+    auto& notes = peers_[header.source].notes;
+    if (payload.data() == nullptr || notes.size() >= kMaxEarly) {
+        return blame(header.source, fmt::format("rank {} sends notes that nobody can take", header.source));
+    }
+    notes[header.value].assign(payload.data(), payload.data() + payload.bytes());
 }
 
 void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Payload payload) {
@@ -122,8 +133,8 @@ void Mesh::on_fetched(void* argument, ucs_status_t status) {
     Mesh& mesh = *landing->mesh;
     --mesh.num_fetches_;
     if (status != UCS_OK) {
-        mesh.fail_all(
-            fmt::format("receiving from rank {} failed: {}", landing->header.source, ucs_status_string(status)));
+        mesh.blame(landing->header.source, fmt::format("receiving from rank {} failed: {}", landing->header.source,
+                                                       ucx().ucs_status_string(status)));
         if (landing->staging != nullptr) mesh.staging_in_.give_back(landing->staging);
         --landing->region->uses;
         delete landing;
@@ -161,8 +172,9 @@ void Mesh::landed(Landing* landing) {
 void Mesh::put_landed(const FrameHeader& header) {
     Inlet& inlet = this->inlet(header.context, header.source);
     if (!inlet.landed.land(header.number)) {
-        return fail_all(fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
-                                    header.source, header.number, header.context));
+        return blame(header.source,
+                     fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
+                                 header.source, header.number, header.context));
     }
     if (inlet.signals.empty()) {
         if ((header.flags & kFlagSignal) != 0 && !try_signal(inlet, header)) inlet.signals.push_back(header);
@@ -188,13 +200,14 @@ void Mesh::apply_signal(const FrameHeader& header) {
     Region* region = find(header.signal_region);
     if (region == nullptr) {
         if (was_registered(header.signal_region)) return;  // it was deregistered
-        return fail_all(fmt::format("rank {} signals memory that was never registered", header.source));
+        return blame(header.source, fmt::format("rank {} signals memory that was never registered", header.source));
     }
     const uint64_t offset = header.signal_offset;
     const bool is_aligned = reinterpret_cast<uintptr_t>(region->base + offset) % kSignalBytes == 0;
     if (!is_aligned || !fits(offset, kSignalBytes, region->bytes)) {
-        return fail_all(fmt::format("rank {} signals a word at offset {} of memory of {} bytes{}", header.source,
-                                    offset, region->bytes, is_aligned ? "" : ", which is not aligned"));
+        return blame(header.source,
+                     fmt::format("rank {} signals a word at offset {} of memory of {} bytes{}", header.source, offset,
+                                 region->bytes, is_aligned ? "" : ", which is not aligned"));
     }
     if (region->kind == MemoryKind::kHost) return add_to_host_word(*region, offset, header.value);
     if (!region->words.empty()) {

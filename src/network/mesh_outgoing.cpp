@@ -48,6 +48,7 @@ Operation* Mesh::start(Operation::Kind kind, uint32_t context, uint32_t peer) {
 
 Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const Span& target, const Signal& signal) {
     const std::lock_guard lock(mutex_);
+    send_held();
     const bool has_signal = signal.region != nullptr;
     require(source.bytes == target.bytes, ncclInvalidArgument, "a put of {} bytes into {}", source.bytes, target.bytes);
     require(peer < num_ranks(), ncclInvalidArgument, "rank {} is out of range: there are {} ranks", peer, num_ranks());
@@ -237,9 +238,10 @@ void Mesh::on_sent(Send& send, ucs_status_t status) {
     if (frame.staging != nullptr) mesh.staging_out_.give_back(frame.staging);
     Operation* operation = frame.operation;
     const uint32_t peer = frame.peer;
+    if (!frame.copy.empty()) mesh.spare_copies_.push_back(std::move(frame.copy));
     mesh.frames_.give_back(&frame);
     if (status != UCS_OK) {
-        mesh.fail_all(fmt::format("sending to rank {} failed: {}", peer, ucs_status_string(status)));
+        mesh.blame(peer, fmt::format("sending to rank {} failed: {}", peer, ucx().ucs_status_string(status)));
     }
     if (operation == nullptr) return;
     --operation->under_way;

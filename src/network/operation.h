@@ -49,12 +49,16 @@ struct Operation {
 };
 
 struct OutFrame {
+    static constexpr size_t kSmallBytes = 64;
+
     Send send;
     FrameHeader header;
     Mesh* mesh;
-    Operation* operation;      // null of a mere header
+    Operation* operation;      // null of a mere header, and of a copy
     const std::byte* staging;  // to be given back
     uint32_t peer;
+    alignas(8) std::byte small[kSmallBytes];  // of copied bytes, where they fit
+    std::vector<std::byte> copy;              // else
 };
 
 // Objects that are used again and again, and end together.

@@ -4,12 +4,14 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <memory>
 #include <string_view>
@@ -109,6 +111,75 @@ Endpoint own_address(const char* interfaces) {
         }
     }
     fail(ncclInvalidUsage, "no network interface that is up fits '{}'", named ? interfaces : "");
+}
+
+std::vector<Endpoint> resolve(const std::string& address) {
+    const size_t colon = address.rfind(':');
+    std::string host = address.substr(0, colon == std::string::npos ? 0 : colon);
+    const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
+    if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+    uint16_t number = 0;
+    const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+    require(!host.empty() && error == std::errc{} && end == port.data() + port.size() && number > 0,
+            ncclInvalidArgument, "the address '{}' is not HOST:PORT with a port from 1 to 65535", address);
+    addrinfo hints = {};
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* list = nullptr;
+    const int status = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+    require(status == 0, ncclInvalidArgument, "the host of the address '{}' is unknown: {}", address,
+            gai_strerror(status));
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+    std::vector<Endpoint> endpoints;
+    for (const addrinfo* each = list; each != nullptr; each = each->ai_next) {
+        if (each->ai_family != AF_INET && each->ai_family != AF_INET6) continue;
+        endpoints.push_back(from_sockaddr(*each->ai_addr));
+        endpoints.back().port = number;
+    }
+    require(!endpoints.empty(), ncclInvalidArgument, "the host of the address '{}' has no IP address", address);
+    return endpoints;
+}
+
+Endpoint local_endpoint(const Socket& socket) {
+    sockaddr_storage storage = {};
+    socklen_t length = sizeof(storage);
+    require(getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&storage), &length) == 0, ncclSystemError,
+            "getsockname failed: {}", std::strerror(errno));
+    Endpoint endpoint = from_sockaddr(reinterpret_cast<const sockaddr&>(storage));
+    // A socket for both versions shows addresses of version 4 as this range of version 6.
+    constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    if (endpoint.family == AF_INET6 && std::memcmp(endpoint.ip, kMapped, sizeof(kMapped)) == 0) {
+        endpoint.family = AF_INET;
+        endpoint.scope = 0;
+        std::memmove(endpoint.ip, endpoint.ip + sizeof(kMapped), 4);
+        std::memset(endpoint.ip + 4, 0, sizeof(endpoint.ip) - 4);
+    }
+    return endpoint;
+}
+
+bool is_loopback(const Endpoint& endpoint) {
+    if (endpoint.family == AF_INET) return endpoint.ip[0] == 127;
+    return std::memcmp(endpoint.ip, &in6addr_loopback, sizeof(endpoint.ip)) == 0;
+}
+
+Socket listen_everywhere(uint16_t port) {
+    for (const uint16_t family : {uint16_t{AF_INET6}, uint16_t{AF_INET}}) {
+        Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+        if (!socket.is_open()) continue;
+        set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
+        if (family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+        Endpoint any = {};
+        any.family = family;
+        any.port = port;
+        sockaddr_storage storage;
+        const socklen_t length = to_sockaddr(any, storage);
+        if (bind(socket.fd(), reinterpret_cast<sockaddr*>(&storage), length) == 0 &&
+            listen(socket.fd(), SOMAXCONN) == 0)
+            return socket;
+        // A host without version 6 may still take version 4.
+        require(family == AF_INET6 && errno != EADDRINUSE, ncclSystemError, "cannot listen on port {}: {}", port,
+                std::strerror(errno));
+    }
+    fail(ncclSystemError, "cannot listen on port {}: the host has no IP", port);
 }
 
 Socket listen_on(Endpoint& endpoint) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace crossdock::network {
 
@@ -32,6 +33,7 @@ struct Endpoint {
     uint16_t port;
     uint32_t scope;
     uint8_t ip[16];
+    bool operator==(const Endpoint&) const = default;
 };
 
 std::string to_string(const Endpoint& endpoint);
@@ -40,6 +42,18 @@ std::string to_string(const Endpoint& endpoint);
 // `interfaces` names (prefixes with commas between, `=` before them for whole names, `^` for all but these). The
 // loopback's where there is no other. Error with ncclInvalidUsage where no interface fits the names.
 Endpoint own_address(const char* interfaces);
+
+// "host:port", "[host]:port" for IPv6: what the host's name stands for, at least one. Error with ncclInvalidArgument
+// that repeats the text.
+std::vector<Endpoint> resolve(const std::string& address);
+
+// The address of this side of a connection.
+Endpoint local_endpoint(const Socket& socket);
+
+bool is_loopback(const Endpoint& endpoint);
+
+// A listening socket on this port of all addresses of the host.
+Socket listen_everywhere(uint16_t port);
 
 // A listening socket on a free port, which it writes into `endpoint`.
 Socket listen_on(Endpoint& endpoint);

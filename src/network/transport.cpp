@@ -107,6 +107,11 @@ bool Transport::progress() {
     return happened;
 }
 
+void Transport::drop(uint32_t peer) {
+    is_there_[peer] = false;
+    if (peer != rank_) worker_of(peer).drop(peer);
+}
+
 void Transport::look_after_peers() {
     for (const Departure& departure : watch_->poll()) depart(departure);
 }

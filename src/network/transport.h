@@ -49,6 +49,8 @@ class Transport : private FrameReceiver {
 
     // Hands what came to the sink, completes what was sent. True if something happened.
     bool progress();
+    // Ends the connection to a peer that is lost. Not while a frame is being handed out.
+    void drop(uint32_t peer);
     // Looks whether peers left; to be called now and then.
     void look_after_peers();
 

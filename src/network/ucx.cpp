@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "network/ucx_library.h"
 #include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
@@ -18,7 +19,7 @@ constexpr unsigned kMessageId = 0;
 constexpr uint64_t kCloseNs = 1'000'000'000;
 
 void check(ucs_status_t status, const char* call) {
-    require(status == UCS_OK, ncclSystemError, "UCX's {} failed: {}", call, ucs_status_string(status));
+    require(status == UCS_OK, ncclSystemError, "UCX's {} failed: {}", call, ucx().ucs_status_string(status));
 }
 
 // UCX warns of a transport that is named and not there.
@@ -38,7 +39,7 @@ const char* transports_of(Reach reach) {
 
 // A default of ours, unless the user has set the variable. A wish only: versions of UCX give options different names.
 void prefer(ucp_config_t* config, const char* variable, const char* name, const char* value) {
-    if (std::getenv(variable) == nullptr) (void)ucp_config_modify(config, name, value);
+    if (std::getenv(variable) == nullptr) (void)ucx().ucp_config_modify(config, name, value);
 }
 
 }  // namespace
@@ -53,10 +54,10 @@ void UcxContext::copy_at_once(ucp_config_t* config) {
 
 UcxContext::UcxContext(Reach reach) {
     ucp_config_t* config = nullptr;
-    check(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
-    const std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> owner(config, ucp_config_release);
+    check(ucx().ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
+    const std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> owner(config, ucx().ucp_config_release);
     if (const char* transports = transports_of(reach)) {
-        check(ucp_config_modify(config, "TLS", transports), "ucp_config_modify");
+        check(ucx().ucp_config_modify(config, "TLS", transports), "ucp_config_modify");
     }
     if (reach != Reach::kHost && !has_infiniband()) copy_at_once(config);
     ucp_params_t params = {};
@@ -64,10 +65,10 @@ UcxContext::UcxContext(Reach reach) {
     params.features = UCP_FEATURE_AM;
     params.mt_workers_shared = 1;
     params.name = "crossdock";
-    check(ucp_init(&params, config, &context_), "ucp_init");
+    check(ucx().ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_), "ucp_init");
 }
 
-UcxContext::~UcxContext() { ucp_cleanup(context_); }
+UcxContext::~UcxContext() { ucx().ucp_cleanup(context_); }
 
 std::shared_ptr<UcxContext> shared_context(Reach reach) {
     static std::mutex mutex;
@@ -92,7 +93,7 @@ Payload::~Payload() {
     // What was never taken is UCX's own again when its callback returns.
     if (!taken_ || descriptor_ == nullptr) return;
     --worker_->under_way_;
-    ucp_am_data_release(worker_->worker_, descriptor_);
+    ucx().ucp_am_data_release(worker_->worker_, descriptor_);
 }
 
 void Payload::take() {
@@ -131,13 +132,13 @@ void Payload::fetch(std::byte* target, Done done, void* argument) {
     param.cb.recv_am = [](void* request, ucs_status_t status, size_t, void* user_data) {
         const Call finished = *static_cast<Call*>(user_data);
         delete static_cast<Call*>(user_data);
-        ucp_request_free(request);
+        ucx().ucp_request_free(request);
         --finished.worker->under_way_;
         finished.done(finished.argument, status);
     };
     ++worker_->under_way_;
     ucs_status_ptr_t request =
-        ucp_am_recv_data_nbx(worker_->worker_, std::exchange(descriptor_, nullptr), target, bytes_, &param);
+        ucx().ucp_am_recv_data_nbx(worker_->worker_, std::exchange(descriptor_, nullptr), target, bytes_, &param);
     if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will come
     --worker_->under_way_;
     delete call;
@@ -150,22 +151,22 @@ UcxWorker::UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers)
     ucp_worker_params_t params = {};
     params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    check(ucp_worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
+    check(ucx().ucp_worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
 
     ucp_am_handler_param_t handler = {};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     handler.id = kMessageId;
     handler.cb = on_message;
     handler.arg = this;
-    const ucs_status_t status = ucp_worker_set_am_recv_handler(worker_, &handler);
-    if (status != UCS_OK) ucp_worker_destroy(worker_);
+    const ucs_status_t status = ucx().ucp_worker_set_am_recv_handler(worker_, &handler);
+    if (status != UCS_OK) ucx().ucp_worker_destroy(worker_);
     check(status, "ucp_worker_set_am_recv_handler");
 }
 
 UcxWorker::~UcxWorker() {
     disconnect(std::vector<bool>(peers_.size(), false), 0);
     if (is_closed_ && under_way_ == 0) {
-        ucp_worker_destroy(worker_);
+        ucx().ucp_worker_destroy(worker_);
     } else {
         // UCX ends the process if a worker is destroyed with requests under way, and those to a dead peer in shared
         // memory never end. The worker stays, and nobody progresses it again.
@@ -176,10 +177,10 @@ UcxWorker::~UcxWorker() {
 std::vector<std::byte> UcxWorker::address() const {
     ucp_address_t* address = nullptr;
     size_t bytes = 0;
-    check(ucp_worker_get_address(worker_, &address, &bytes), "ucp_worker_get_address");
+    check(ucx().ucp_worker_get_address(worker_, &address, &bytes), "ucp_worker_get_address");
     const auto* first = reinterpret_cast<const std::byte*>(address);
     std::vector<std::byte> copy(first, first + bytes);
-    ucp_worker_release_address(worker_, address);
+    ucx().ucp_worker_release_address(worker_, address);
     return copy;
 }
 
@@ -192,8 +193,8 @@ void UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
     params.err_mode = reach_ == Reach::kHost ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = on_error;
     params.err_handler.arg = &peers_[peer];
-    const ucs_status_t status = ucp_ep_create(worker_, &params, &peers_[peer].endpoint);
-    require(status == UCS_OK, ncclSystemError, "UCX cannot reach rank {}: {}", peer, ucs_status_string(status));
+    const ucs_status_t status = ucx().ucp_ep_create(worker_, &params, &peers_[peer].endpoint);
+    require(status == UCS_OK, ncclSystemError, "UCX cannot reach rank {}: {}", peer, ucx().ucs_status_string(status));
 }
 
 void UcxWorker::send(uint32_t peer, Send& send) {
@@ -203,16 +204,20 @@ void UcxWorker::send(uint32_t peer, Send& send) {
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
     param.memory_type = UCS_MEMORY_TYPE_HOST;
     param.user_data = &send;
+    if (send.arrives_whole) {
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+        param.flags = UCP_AM_SEND_FLAG_EAGER;
+    }
     send.worker = this;
     param.cb.send = [](void* request, ucs_status_t status, void* user_data) {
-        ucp_request_free(request);
+        ucx().ucp_request_free(request);
         auto& finished = *static_cast<Send*>(user_data);
         --finished.worker->under_way_;
         finished.done(finished, status);
     };
     ++under_way_;
-    ucs_status_ptr_t request = ucp_am_send_nbx(peers_[peer].endpoint, kMessageId, send.header.data(),
-                                               send.header.size(), send.bytes.data(), send.bytes.size(), &param);
+    ucs_status_ptr_t request = ucx().ucp_am_send_nbx(peers_[peer].endpoint, kMessageId, send.header.data(),
+                                                     send.header.size(), send.bytes.data(), send.bytes.size(), &param);
     if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will come
     --under_way_;
     send.done(send, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
@@ -222,23 +227,33 @@ void UcxWorker::send(uint32_t peer, Send& send) {
 bool UcxWorker::wait_for(std::vector<void*>& requests, uint64_t timeout_ns) {
     const uint64_t end_ns = cpu::steady_now_ns() + timeout_ns;
     for (void* request : requests) {
-        while (ucp_request_check_status(request) == UCS_INPROGRESS) {
+        while (ucx().ucp_request_check_status(request) == UCS_INPROGRESS) {
             if (cpu::steady_now_ns() > end_ns) return false;
             progress();
         }
-        ucp_request_free(request);
+        ucx().ucp_request_free(request);
     }
     requests.clear();
     return true;
 }
 
+void UcxWorker::drop(uint32_t peer) {
+    // Endpoints without handling of peers' errors cannot be ended by force: what goes there stays under way.
+    if (reach_ == Reach::kHost || peers_[peer].endpoint == nullptr) return;
+    ucp_request_param_t close = {};
+    close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    close.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    ucs_status_ptr_t request = ucx().ucp_ep_close_nbx(std::exchange(peers_[peer].endpoint, nullptr), &close);
+    if (request != nullptr && !UCS_PTR_IS_ERR(request)) dropping_.push_back(request);
+}
+
 void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_ns) {
     if (is_closed_) return;
-    std::vector<void*> requests;
+    std::vector<void*> requests = std::exchange(dropping_, {});
     const ucp_request_param_t flush = {};
     for (const Peer& peer : peers_) {
         if (peer.endpoint == nullptr || !is_there[peer.rank]) continue;
-        ucs_status_ptr_t request = ucp_ep_flush_nbx(peer.endpoint, &flush);
+        ucs_status_ptr_t request = ucx().ucp_ep_flush_nbx(peer.endpoint, &flush);
         if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
     }
     // Endpoints without handling of peers' errors cannot be ended by force: with these the worker will have to stay.
@@ -250,7 +265,7 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
     close.flags = can_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
     for (Peer& peer : peers_) {
         if (peer.endpoint == nullptr) continue;
-        ucs_status_ptr_t request = ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &close);
+        ucs_status_ptr_t request = ucx().ucp_ep_close_nbx(std::exchange(peer.endpoint, nullptr), &close);
         if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
     }
     is_closed_ = wait_for(requests, kCloseNs);
@@ -276,7 +291,7 @@ ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header
 
 void UcxWorker::on_error(void* peer, ucp_ep_h, ucs_status_t status) {
     const auto& failed = *static_cast<Peer*>(peer);
-    failed.worker->receiver_.on_endpoint_error(failed.rank, ucs_status_string(status));
+    failed.worker->receiver_.on_endpoint_error(failed.rank, ucx().ucs_status_string(status));
 }
 
 }  // namespace crossdock::network

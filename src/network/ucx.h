@@ -2,14 +2,14 @@
 // UCX, as little of it as frames need: contexts, workers, endpoints, active messages. Their errors become ours.
 #pragma once
 
-#include <ucp/api/ucp.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "network/ucx_library.h"
 
 namespace crossdock::network {
 
@@ -89,7 +89,8 @@ struct Send {
     std::span<const std::byte> header;  // stays in place until done is called
     std::span<const std::byte> bytes;
     Done done;
-    UcxWorker* worker;  // for whoever sends it
+    UcxWorker* worker;   // for whoever sends it
+    bool arrives_whole;  // the receiver does not have to fetch its bytes
 };
 
 class UcxWorker {
@@ -103,7 +104,10 @@ class UcxWorker {
     bool sends_by_reference() const { return context_->sends_by_reference(); }
     void connect(uint32_t peer, std::span<const std::byte> address);
     void send(uint32_t peer, Send& send);  // `done` is called once, perhaps before this returns
-    bool progress() { return ucp_worker_progress(worker_) != 0; }
+    bool progress() { return ucx().ucp_worker_progress(worker_) != 0; }
+
+    // Ends the endpoint to a peer that is lost; what is being sent there is cancelled, where UCX can do that.
+    void drop(uint32_t peer);
 
     // Ends all endpoints. To those who are there, what is still being sent gets at most so long.
     void disconnect(const std::vector<bool>& is_there, uint64_t timeout_ns);
@@ -125,8 +129,9 @@ class UcxWorker {
     std::shared_ptr<UcxContext> context_;
     ucp_worker_h worker_ = nullptr;
     std::vector<Peer> peers_;
-    uint64_t under_way_ = 0;  // sends, fetches and kept descriptors that UCX knows of
-    bool is_closed_ = false;  // all endpoints
+    std::vector<void*> dropping_;  // requests that end endpoints
+    uint64_t under_way_ = 0;       // sends, fetches and kept descriptors that UCX knows of
+    bool is_closed_ = false;       // all endpoints
 };
 
 }  // namespace crossdock::network

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both halves of the rendezvous need, and the half of ranks other than 0.
+#include "network/rendezvous.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "core/error.h"
+#include "network/rendezvous_messages.h"
+#include "runtime/cpu/clock.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr uint64_t kConnectNs = 5'000'000'000;
+constexpr uint64_t kRetryNs = 20'000'000;
+
+// Waits for the socket; false: the deadline has passed.
+bool await(const Socket& socket, short events, uint64_t deadline_ns) {
+    for (;;) {
+        const uint64_t now = cpu::steady_now_ns();
+        if (now >= deadline_ns) return false;
+        pollfd waiting{socket.fd(), events, 0};
+        const uint64_t left_ms = (deadline_ns - now) / 1'000'000 + 1;
+        if (poll(&waiting, 1, static_cast<int>(std::min<uint64_t>(left_ms, 1000))) > 0) return true;
+    }
+}
+
+template <class Object>
+std::span<const std::byte> bytes_of(const Object& object) {
+    return std::as_bytes(std::span(&object, 1));
+}
+
+// A rank other than 0.
+class Guest {
+  public:
+    Guest(const Rendezvous& rendezvous, const RankCard& own)
+        : rendezvous_(rendezvous),
+          secret_(secret_of(rendezvous.secret)),
+          own_(own),
+          deadline_ns_(cpu::steady_now_ns() + std::min(rendezvous.timeout_ns, UINT64_MAX / 2)),
+          endpoints_(resolve(rendezvous.address)) {}
+
+    Attendance run() {
+        for (size_t attempt = 0; cpu::steady_now_ns() < deadline_ns_; ++attempt) {
+            if (auto attendance = visit(endpoints_[attempt % endpoints_.size()])) return std::move(*attendance);
+            const timespec pause{0, static_cast<long>(kRetryNs)};
+            nanosleep(&pause, nullptr);
+        }
+        fail(ncclRemoteError, "rank {} waited {} ms for rank 0 at {}: {}", rendezvous_.rank,
+             rendezvous_.timeout_ns / 1'000'000, rendezvous_.address, reason_);
+    }
+
+  private:
+    // Nothing: rank 0 is not there yet, or no longer; reason_ says what was in the way.
+    std::optional<Attendance> visit(const Endpoint& endpoint) {
+        Socket socket;
+        try {
+            socket = start_connect(endpoint);
+        } catch (const Error& error) {
+            reason_ = error.what();
+            return std::nullopt;
+        }
+        const uint64_t connected_by_ns = std::min(deadline_ns_, cpu::steady_now_ns() + kConnectNs);
+        if (!await(socket, POLLOUT, connected_by_ns)) return give_up("it does not answer");
+        if (const int error = connect_error(socket); error != 0) return give_up(std::strerror(error));
+
+        // While nobody listens, a socket that got this port by chance connects to itself.
+        if (local_endpoint(socket) == endpoint) return give_up("nobody listens");
+
+        Challenge challenge = {};
+        if (!receive_all(socket, std::as_writable_bytes(std::span(&challenge, 1)), connected_by_ns))
+            return give_up("it closed the connection, or said nothing");
+        if (challenge.magic != kRendezvousMagic) return give_up("what listens there is no rank 0 of this library");
+
+        Listener listener = make_listener(rendezvous_, socket);
+        Hello hello = {};
+        hello.magic = kRendezvousMagic;
+        hello.nonce = random_secret()[0];
+        hello.rank = rendezvous_.rank;
+        hello.num_ranks = rendezvous_.num_ranks;
+        hello.card = own_;
+        hello.card.address = listener.address();
+        hello.card.address.host = own_.address.host;
+        hello.proof = proof_of(secret_, hello, challenge.nonce);
+        Reply reply = {};
+        if (!send_all(socket, bytes_of(hello), deadline_ns_) ||
+            !receive_all(socket, std::as_writable_bytes(std::span(&reply, 1)), deadline_ns_))
+            return give_up(cpu::steady_now_ns() < deadline_ns_ ? "it closed the connection"
+                                                               : "it took this rank in, but other ranks did not come");
+        if (reply.magic != kRendezvousMagic) return give_up("it speaks another protocol");
+        reply.text[sizeof(reply.text) - 1] = '\0';
+        require(reply.code == ncclSuccess, static_cast<ncclResult_t>(reply.code), "rank {} was refused by rank 0: {}",
+                rendezvous_.rank, reply.text);
+        std::vector<RankCard> cards(rendezvous_.num_ranks);
+        if (reply.num_ranks != cards.size() ||
+            !receive_all(socket, std::as_writable_bytes(std::span(cards)), deadline_ns_))
+            return give_up("its reply broke off");
+        if (reply.proof != proof_of(secret_, reply, cards, hello.nonce)) return give_up("it has another secret");
+        return Attendance{std::move(listener), std::move(cards)};
+    }
+
+    std::nullopt_t give_up(const char* reason) {
+        reason_ = reason;
+        return std::nullopt;
+    }
+
+    const Rendezvous& rendezvous_;
+    Secret secret_;
+    RankCard own_;
+    uint64_t deadline_ns_;
+    std::vector<Endpoint> endpoints_;
+    std::string reason_;
+};
+
+}  // namespace
+
+Secret secret_of(const std::string& text) {
+    const auto bytes = std::as_bytes(std::span(text));
+    return {keyed_hash({1, 0}, bytes), keyed_hash({2, 0}, bytes)};
+}
+
+uint64_t proof_of(const Secret& secret, Hello hello, uint64_t nonce) {
+    hello.proof = nonce;
+    return keyed_hash(secret, bytes_of(hello));
+}
+
+uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankCard> cards, uint64_t nonce) {
+    reply.proof = nonce;
+    std::vector<std::byte> bytes(sizeof(reply) + cards.size_bytes());
+    std::memcpy(bytes.data(), &reply, sizeof(reply));
+    if (!cards.empty()) std::memcpy(bytes.data() + sizeof(reply), cards.data(), cards.size_bytes());
+    return keyed_hash(secret, bytes);
+}
+
+Listener make_listener(const Rendezvous& rendezvous, const Socket& socket) {
+    if (!rendezvous.interfaces.empty()) return Listener(rendezvous.interfaces.c_str());
+    const Endpoint own = local_endpoint(socket);
+    // A loopback address is no use to ranks of other hosts; where there are none it may be the only one.
+    return is_loopback(own) ? Listener(nullptr) : Listener(own);
+}
+
+bool send_all(const Socket& socket, std::span<const std::byte> bytes, uint64_t deadline_ns) {
+    while (!bytes.empty()) {
+        const ssize_t sent = send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0) {
+            bytes = bytes.subspan(static_cast<size_t>(sent));
+        } else if (errno != EAGAIN && errno != EINTR) {
+            return false;
+        } else if (!await(socket, POLLOUT, deadline_ns)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool receive_all(const Socket& socket, std::span<std::byte> bytes, uint64_t deadline_ns) {
+    while (!bytes.empty()) {
+        const ssize_t got = recv(socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+        if (got > 0) {
+            bytes = bytes.subspan(static_cast<size_t>(got));
+        } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+            return false;
+        } else if (!await(socket, POLLIN, deadline_ns)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+Attendance attend_as_other(const Rendezvous& rendezvous, const RankCard& own) { return Guest(rendezvous, own).run(); }
+
+Attendance attend(const Rendezvous& rendezvous, const RankCard& own) {
+    return rendezvous.rank == 0 ? attend_as_first(rendezvous, own) : attend_as_other(rendezvous, own);
+}
+
+}  // namespace crossdock::network

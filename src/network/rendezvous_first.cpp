@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rendezvous as rank 0 sees it: anybody may connect, and who can prove to be a rank gets its seat.
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+#include "core/error.h"
+#include "network/rendezvous_messages.h"
+#include "runtime/cpu/clock.h"
+
+namespace crossdock::network {
+namespace {
+
+// So long may somebody who connected take to say who he is, and so many may do so at once beside the ranks.
+constexpr uint64_t kPatienceNs = 10'000'000'000;
+constexpr size_t kMaxStrangers = 64;
+constexpr uint64_t kReplyNs = 5'000'000'000;
+
+struct Visitor {
+    Socket socket;
+    uint64_t nonce = 0;
+    uint64_t deadline_ns = 0;
+    std::vector<std::byte> said;
+    std::optional<Hello> hello;  // of one who has a seat
+};
+
+class First {
+  public:
+    First(const Rendezvous& rendezvous, const RankCard& own)
+        : rendezvous_(rendezvous),
+          secret_(secret_of(rendezvous.secret)),
+          own_(own),
+          socket_(listen_everywhere(resolve(rendezvous.address).front().port)) {}
+
+    Attendance run() {
+        const uint64_t end_ns = cpu::steady_now_ns() + std::min(rendezvous_.timeout_ns, UINT64_MAX / 2);
+        while (num_seated() + 1 < rendezvous_.num_ranks) {
+            if (cpu::steady_now_ns() >= end_ns) give_up();
+            step();
+        }
+        return welcome();
+    }
+
+  private:
+    size_t num_seated() const {
+        return static_cast<size_t>(std::count_if(visitors_.begin(), visitors_.end(),
+                                                 [](const Visitor& each) { return each.hello.has_value(); }));
+    }
+
+    void step() {
+        constexpr int kPollMs = 50;
+        std::vector<pollfd> polls{{socket_.fd(), POLLIN, 0}};
+        for (const Visitor& each : visitors_) polls.push_back({each.socket.fd(), POLLIN, 0});
+        if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
+            fail(ncclSystemError, "poll failed: {}", std::strerror(errno));
+        }
+        const uint64_t now = cpu::steady_now_ns();
+        for (size_t i = 0; i < visitors_.size(); ++i) {
+            Visitor& each = visitors_[i];
+            const bool is_late = !each.hello && now > each.deadline_ns;
+            if (is_late || (polls[i + 1].revents != 0 && !listen_to(each))) each.socket.close();
+        }
+        std::erase_if(visitors_, [](const Visitor& each) { return !each.socket.is_open(); });
+        if ((polls[0].revents & POLLIN) != 0) let_in(now);
+    }
+
+    void let_in(uint64_t now) {
+        for (;;) {
+            Visitor visitor;
+            visitor.socket = Socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+            if (!visitor.socket.is_open()) return;
+            if (visitors_.size() - num_seated() >= kMaxStrangers + rendezvous_.num_ranks) {
+                // The oldest goes: ranks say at once who they are.
+                visitors_.erase(std::find_if(visitors_.begin(), visitors_.end(),
+                                             [](const Visitor& each) { return !each.hello.has_value(); }));
+            }
+            visitor.nonce = random_secret()[0];
+            visitor.deadline_ns = now + kPatienceNs;
+            const Challenge challenge{kRendezvousMagic, visitor.nonce};
+            // An empty socket takes so few bytes.
+            if (send_all(visitor.socket, std::as_bytes(std::span(&challenge, 1)), 0))
+                visitors_.push_back(std::move(visitor));
+        }
+    }
+
+    // False: the visitor goes. One who has a seat has nothing more to say.
+    bool listen_to(Visitor& visitor) {
+        std::byte buffer[sizeof(Hello)];
+        const ssize_t got = recv(visitor.socket.fd(), buffer, sizeof(buffer), MSG_DONTWAIT);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+        if (got <= 0 || visitor.hello) return false;
+        visitor.said.insert(visitor.said.end(), buffer, buffer + got);
+        const size_t known = std::min(visitor.said.size(), sizeof(kRendezvousMagic));
+        // Who speaks another protocol is turned away at the first byte.
+        if (std::memcmp(visitor.said.data(), &kRendezvousMagic, known) != 0) return false;
+        if (visitor.said.size() < sizeof(Hello)) return true;
+        if (visitor.said.size() > sizeof(Hello)) return false;
+        Hello hello;
+        std::memcpy(&hello, visitor.said.data(), sizeof(hello));
+        const std::string objection = why_not(hello, visitor.nonce);
+        if (!objection.empty()) {
+            refuse(visitor, ncclInvalidArgument, objection);
+            return false;
+        }
+        visitor.hello = hello;
+        return true;
+    }
+
+    std::string why_not(const Hello& hello, uint64_t nonce) const {
+        if (hello.proof != proof_of(secret_, hello, nonce)) return "CROSSDOCK_SECRET is not the same there and here";
+        if (hello.num_ranks != rendezvous_.num_ranks)
+            return fmt::format("num_ranks is {} there, {} on rank 0", hello.num_ranks, rendezvous_.num_ranks);
+        if (hello.rank == 0 || hello.rank >= rendezvous_.num_ranks)
+            return fmt::format("rank {} is not from 1 to {}", hello.rank, rendezvous_.num_ranks - 1);
+        for (const Visitor& each : visitors_) {
+            if (!each.hello || each.hello->rank != hello.rank) continue;
+            return fmt::format("rank {} is taken by process {} of host {}", hello.rank, each.hello->card.process,
+                               std::string(each.hello->card.host_name,
+                                           strnlen(each.hello->card.host_name, sizeof(RankCard::host_name))));
+        }
+        return {};
+    }
+
+    static void refuse(const Visitor& visitor, ncclResult_t code, const std::string& reason) {
+        Reply reply = {};
+        reply.magic = kRendezvousMagic;
+        reply.code = static_cast<uint32_t>(code);
+        std::strncpy(reply.text, reason.c_str(), sizeof(reply.text) - 1);
+        send_all(visitor.socket, std::as_bytes(std::span(&reply, 1)), 0);
+    }
+
+    // Those who came learn for whom all have waited.
+    [[noreturn]] void give_up() const {
+        std::string missing;
+        for (uint32_t rank = 1; rank < rendezvous_.num_ranks; ++rank) {
+            const bool came = std::any_of(visitors_.begin(), visitors_.end(), [rank](const Visitor& each) {
+                return each.hello && each.hello->rank == rank;
+            });
+            if (!came) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
+        }
+        const std::string sentence = fmt::format("rank 0 waited {} ms at {} for ranks {}",
+                                                 rendezvous_.timeout_ns / 1'000'000, rendezvous_.address, missing);
+        for (const Visitor& each : visitors_) {
+            if (each.hello) refuse(each, ncclRemoteError, sentence);
+        }
+        fail(ncclRemoteError, "{}", sentence);
+    }
+
+    Attendance welcome() {
+        // Seen from another host if there is any.
+        const Visitor* seen_by = nullptr;
+        for (const Visitor& each : visitors_) {
+            if (!each.hello) continue;
+            if (seen_by == nullptr || each.hello->card.address.host != own_.address.host) seen_by = &each;
+        }
+        Attendance attendance{seen_by == nullptr ? Listener(nullptr) : make_listener(rendezvous_, seen_by->socket),
+                              std::vector<RankCard>(rendezvous_.num_ranks)};
+        attendance.cards[0] = own_;
+        attendance.cards[0].address = attendance.listener.address();
+        attendance.cards[0].address.host = own_.address.host;
+        for (const Visitor& each : visitors_) {
+            if (each.hello) attendance.cards[each.hello->rank] = each.hello->card;
+        }
+        for (const Visitor& each : visitors_) {
+            if (!each.hello) continue;
+            Reply reply = {};
+            reply.magic = kRendezvousMagic;
+            reply.code = ncclSuccess;
+            reply.num_ranks = rendezvous_.num_ranks;
+            reply.proof = proof_of(secret_, reply, attendance.cards, each.hello->nonce);
+            const uint64_t deadline_ns = cpu::steady_now_ns() + kReplyNs;
+            // One that does not take it will be missed when connections are made.
+            if (send_all(each.socket, std::as_bytes(std::span(&reply, 1)), deadline_ns))
+                send_all(each.socket, std::as_bytes(std::span(attendance.cards)), deadline_ns);
+        }
+        return attendance;
+    }
+
+    const Rendezvous& rendezvous_;
+    Secret secret_;
+    RankCard own_;
+    Socket socket_;
+    std::vector<Visitor> visitors_;
+};
+
+}  // namespace
+
+Attendance attend_as_first(const Rendezvous& rendezvous, const RankCard& own) { return First(rendezvous, own).run(); }
+
+}  // namespace crossdock::network

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/ucx_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <type_traits>
+
+#include "core/error.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr const char* kVariable = "CROSSDOCK_UCX_LIBRARY";
+constexpr const char* kName = "libucp.so.0";
+
+UcxLibrary open_library() {
+    const char* named = std::getenv(kVariable);
+    const bool is_named = named != nullptr && *named != '\0';
+    const char* file = is_named ? named : kName;
+    void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+        const char* reason = dlerror();
+        fail(ncclInvalidUsage,
+             "no UCX: {} is {}, and opening it failed ({}). Ranks of several hosts, and the network plugin, need UCX "
+             "1.13 or newer (Debian's libucx0)",
+             kVariable, is_named ? named : "not set (so libucp.so.0)", reason != nullptr ? reason : "no reason given");
+    }
+    UcxLibrary found;
+    // UCX's own libraries come with the one that was opened, and are searched with it.
+    const auto resolve = [&](auto& function, const char* name) {
+        void* symbol = dlsym(library, name);
+        require(symbol != nullptr, ncclInvalidUsage, "{} lacks {}: it is no UCX 1.13 or newer", file, name);
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
+    };
+#define CROSSDOCK_UCX_RESOLVE(name) resolve(found.name, #name);
+    CROSSDOCK_UCX_FUNCTIONS(CROSSDOCK_UCX_RESOLVE)
+#undef CROSSDOCK_UCX_RESOLVE
+    return found;
+}
+
+}  // namespace
+
+const UcxLibrary& ucx() {
+    static const UcxLibrary library = open_library();
+    return library;
+}
+
+}  // namespace crossdock::network

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that know rank 0's address find each other, whoever comes first; strangers are turned away, and who does not
+// come, or contradicts, is named.
+#include "network/rendezvous.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <future>
+
+#include "core/error.h"
+
+namespace crossdock::network {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+
+std::string free_address() {
+    // Below the ports that the system itself gives to connections.
+    static int next = getpid() * 61;
+    for (;;) {
+        const auto port = static_cast<uint16_t>(10'000 + ++next % 20'000);
+        try {
+            listen_everywhere(port);
+            return fmt::format("127.0.0.1:{}", port);
+        } catch (const Error&) {
+            // Taken.
+        }
+    }
+}
+
+struct Outcome {
+    std::vector<RankCard> cards;
+    std::string sentence;  // of a failure
+};
+
+std::future<Outcome> start(const Rendezvous& rendezvous) {
+    return std::async(std::launch::async, [rendezvous] {
+        RankCard card = {};
+        card.process = 100 + rendezvous.rank;
+        std::strcpy(card.host_name, "here");
+        Outcome outcome;
+        try {
+            outcome.cards = attend(rendezvous, card).cards;
+        } catch (const Error& error) {
+            outcome.sentence = error.what();
+        }
+        return outcome;
+    });
+}
+
+Rendezvous meeting(const std::string& address, uint32_t rank, uint32_t num_ranks, uint64_t timeout_ns = 20 * kSecond) {
+    return {address, "secret", rank, num_ranks, timeout_ns, ""};
+}
+
+void expect_words(const std::string& sentence, std::initializer_list<const char*> words) {
+    for (const char* word : words) EXPECT_NE(sentence.find(word), std::string::npos) << "'" << sentence << "'";
+}
+
+void expect_all(const Outcome& outcome, size_t num_ranks) {
+    EXPECT_EQ(outcome.sentence, "");
+    ASSERT_EQ(outcome.cards.size(), num_ranks);
+    for (size_t rank = 0; rank < num_ranks; ++rank)
+        EXPECT_EQ(outcome.cards[rank].process, static_cast<int64_t>(100 + rank));
+}
+
+TEST(Rendezvous, AllReceiveAllCards) {
+    for (const uint32_t first : {0u, 3u}) {
+        const std::string address = free_address();
+        std::vector<std::future<Outcome>> ranks;
+        // Rank 0 first, or last.
+        for (uint32_t i = 0; i < 4; ++i) ranks.push_back(start(meeting(address, first == 0 ? i : 3 - i, 4)));
+        for (auto& rank : ranks) expect_all(rank.get(), 4);
+    }
+    expect_all(start(meeting(free_address(), 0, 1)).get(), 1);
+}
+
+TEST(Rendezvous, WhoDoesNotComeIsNamed) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 4, kSecond / 2));
+    auto second = start(meeting(address, 2, 4));
+    expect_words(first.get().sentence, {"rank 0 waited 500 ms", "for ranks 1, 3"});
+    // Also to those who came.
+    expect_words(second.get().sentence, {"rank 2", "for ranks 1, 3"});
+    expect_words(start(meeting(free_address(), 1, 2, kSecond / 4)).get().sentence,
+                 {"rank 1 waited 250 ms for rank 0 at 127.0.0.1:", "refused"});
+}
+
+TEST(Rendezvous, ContradictionsAreNamed) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 3));
+    auto second = start(meeting(address, 1, 3));
+    Rendezvous wrong = meeting(address, 2, 4);
+    expect_words(start(wrong).get().sentence, {"rank 2 was refused", "num_ranks is 4 there, 3 on rank 0"});
+    wrong = meeting(address, 2, 3);
+    wrong.secret = "another";
+    expect_words(start(wrong).get().sentence, {"rank 2 was refused", "CROSSDOCK_SECRET"});
+    // Of two processes that say that they are rank 1, one is.
+    auto twin = start(meeting(address, 1, 3));
+    const auto is_over = [](std::future<Outcome>& future) {
+        return future.wait_for(std::chrono::milliseconds(1)) == std::future_status::ready;
+    };
+    while (!is_over(second) && !is_over(twin)) {
+    }
+    std::future<Outcome>& refused = is_over(second) ? second : twin;
+    expect_words(refused.get().sentence, {"rank 1 is taken by process 101 of host here"});
+    expect_all(start(meeting(address, 2, 3)).get(), 3);
+    expect_all(first.get(), 3);
+    expect_all((&refused == &second ? twin : second).get(), 3);
+}
+
+// Whoever else knows the port neither hangs nor fools anybody.
+TEST(Rendezvous, StrangersAreTurnedAway) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 2));
+    std::vector<Socket> strangers;
+    for (int i = 0; i < 80; ++i) {
+        Socket socket;
+        for (int attempt = 0; attempt < 200; ++attempt) {
+            socket = start_connect(resolve(address).front());
+            usleep(2000);
+            if (connect_error(socket) == 0) break;
+        }
+        const std::vector<char> rubbish(static_cast<size_t>(i) * 37, static_cast<char>(i));
+        if (!rubbish.empty()) send(socket.fd(), rubbish.data(), rubbish.size(), MSG_NOSIGNAL);
+        strangers.push_back(std::move(socket));
+    }
+    expect_all(start(meeting(address, 1, 2)).get(), 2);
+    expect_all(first.get(), 2);
+}
+
+TEST(Rendezvous, AddressesAreJudged) {
+    for (const char* address :
+         {"", "host", "host:", ":5", "host:0", "host:65536", "host:5x", "no.such.host.invalid:5"}) {
+        EXPECT_THROW(resolve(address), Error) << address;
+    }
+    EXPECT_EQ(to_string(resolve("127.0.0.1:5").front()), "127.0.0.1 port 5");
+    EXPECT_EQ(to_string(resolve("[::1]:5").front()), "::1 port 5");
+}
+
+}  // namespace
+}  // namespace crossdock::network
