@@ -10,15 +10,26 @@
 
 #include "device/context.h"
 #include "device/network_handle.h"
+#if !defined(__CUDACC__)
+#include "device/cpu/far_memory.h"
+#endif
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
+
+#if !defined(__CUDACC__)
+// Null: the peer is a rank of this host, and its memory can be written.
+inline cpu::FarMemory* way_to(const NetworkHandle& network, int peer) {
+    return network.far != nullptr && network.far->is_far(peer) ? network.far : nullptr;
+}
+#endif
 
 // Bytes from `source` in the own piece to `target` in the peer's. The source stays as it is until flush_network.
 CROSSDOCK_DEVICE void put_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network,
                                   [[maybe_unused]] int peer, [[maybe_unused]] uint64_t target,
                                   [[maybe_unused]] uint64_t source, [[maybe_unused]] uint64_t bytes) {
 #if !defined(__CUDACC__)
+    if (cpu::FarMemory* far = way_to(network, peer)) return far->put(peer, target, network.local + source, bytes);
     ctx.warp().put(peer, network.memory.at(peer, target), network.local + source, bytes);
 #endif
 }
@@ -28,6 +39,7 @@ CROSSDOCK_DEVICE void put_value_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe
                                         [[maybe_unused]] int peer, [[maybe_unused]] uint64_t target,
                                         [[maybe_unused]] uint64_t value) {
 #if !defined(__CUDACC__)
+    if (cpu::FarMemory* far = way_to(network, peer)) return far->put(peer, target, &value, sizeof(value));
     ctx.warp().put_value(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, target)), value);
 #endif
 }
@@ -37,6 +49,7 @@ CROSSDOCK_DEVICE void signal_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unuse
                                   [[maybe_unused]] int peer, [[maybe_unused]] uint64_t word,
                                   [[maybe_unused]] uint64_t increase) {
 #if !defined(__CUDACC__)
+    if (cpu::FarMemory* far = way_to(network, peer)) return far->signal(peer, word, increase);
     ctx.warp().signal(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, word)), increase);
 #endif
 }

@@ -6,10 +6,15 @@
 
 namespace crossdock {
 
+namespace cpu {
+class FarMemory;
+}
+
 // One symmetric allocation as the network reaches it. Trivially copyable: hosts make it, kernels receive it by value.
 struct NetworkHandle {
-    std::byte* local = nullptr;  // this rank's piece
-    PeerMap memory;              // CPUs: every rank's piece
+    std::byte* local = nullptr;     // this rank's piece
+    PeerMap memory;                 // CPUs: the piece of every rank of this host
+    cpu::FarMemory* far = nullptr;  // CPUs: the way to those of other hosts; null: there are none
 };
 
 }  // namespace crossdock

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "device/network_handle.h"
 #include "nccl.h"
@@ -65,6 +66,9 @@ class Communicator {
 
     // Ranks that share this rank's device (1 on a GPU of one's own); launches leave room for all of them.
     virtual int ranks_on_device() const { return 1; }
+
+    // What is known of a peer that does not come, as the end of a sentence; empty: nothing, it may still come.
+    virtual std::string why_gone(int /*rank*/) { return {}; }
 
     // The rank was killed by fault injection: every call on it fails.
     virtual bool is_killed() const { return false; }

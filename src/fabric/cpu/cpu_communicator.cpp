@@ -16,11 +16,25 @@ namespace crossdock::cpu {
 namespace {
 
 constexpr uint64_t kDefaultJoinTimeoutMs = 60'000;
+constexpr uint64_t kDefaultNetworkTimeoutMs = 100'000;
 constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 
 // A collective's posts are numbered (call, chunk), so that a call that failed half-way does not shift the numbers of
 // the next ones.
 constexpr int kChunkBits = 32;
+
+uint64_t timeout_ns(const char* name, uint64_t default_ms) {
+    const char* value = std::getenv(name);
+    if (value != nullptr && *value != '\0') {
+        char* end = nullptr;
+        const unsigned long long milliseconds = std::strtoull(value, &end, 10);
+        if (*end == '\0' && *value != '-' && milliseconds > 0 && milliseconds <= UINT64_MAX / 1'000'000) {
+            return milliseconds * 1'000'000;
+        }
+        warn(fmt::format("{}={} is not a number of milliseconds above 0; taking {}", name, value, default_ms));
+    }
+    return default_ms * 1'000'000;
+}
 
 std::string list_of(const std::vector<int>& ranks) {
     std::string list = ranks.size() == 1 ? "rank " : "ranks ";
@@ -30,31 +44,20 @@ std::string list_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-uint64_t join_timeout_ns() {
-    const char* value = std::getenv("CROSSDOCK_JOIN_TIMEOUT_MS");
-    if (value != nullptr && *value != '\0') {
-        char* end = nullptr;
-        const unsigned long long milliseconds = std::strtoull(value, &end, 10);
-        if (*end == '\0' && *value != '-' && milliseconds > 0 && milliseconds <= UINT64_MAX / 1'000'000) {
-            return milliseconds * 1'000'000;
-        }
-        warn(fmt::format("CROSSDOCK_JOIN_TIMEOUT_MS={} is not a number of milliseconds above 0; taking {}", value,
-                         kDefaultJoinTimeoutMs));
-    }
-    return kDefaultJoinTimeoutMs * 1'000'000;
-}
+uint64_t join_timeout_ns() { return timeout_ns("CROSSDOCK_JOIN_TIMEOUT_MS", kDefaultJoinTimeoutMs); }
+uint64_t network_timeout_ns() { return timeout_ns("CROSSDOCK_NETWORK_TIMEOUT_MS", kDefaultNetworkTimeoutMs); }
 
-CpuCommunicator::CpuCommunicator(World world, int rank, int num_ranks, std::shared_ptr<ControlSegment> control,
+CpuCommunicator::CpuCommunicator(World world, int rank, int num_ranks, std::unique_ptr<Exchange> exchange,
                                  std::shared_ptr<Executor> executor)
     : world_(world),
       rank_(rank),
       num_ranks_(num_ranks),
-      control_(std::move(control)),
+      exchange_(std::move(exchange)),
       executor_(std::move(executor)),
       runtime_(*executor_) {}
 
 void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
-    Mailbox::Label label;
+    PostLabel label;
     label.total_bytes = bytes;
     std::snprintf(label.what, sizeof(label.what), "%s", what);
     require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection before {}", rank_, what);
@@ -63,33 +66,33 @@ void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const
     uint64_t number = ++num_calls_ << kChunkBits;
     size_t at = 0;
     do {
-        const size_t chunk_bytes = std::min(bytes - at, Mailbox::kChunkBytes);
+        const size_t chunk_bytes = std::min(bytes - at, kPostBytes);
         const auto* own_chunk = bytes == 0 ? nullptr : static_cast<const std::byte*>(own) + at;
         auto* all_chunks = bytes == 0 ? nullptr : static_cast<std::byte*>(all) + at;
-        control_->mailbox_of(rank_).post(number, label, own_chunk, chunk_bytes);
+        exchange_->post(number, label, own_chunk, chunk_bytes);
         gather_chunk(number, label, all_chunks, bytes, chunk_bytes, start_ns, deadline_ns);
         at += chunk_bytes;
         ++number;
     } while (at < bytes);
 }
 
-void CpuCommunicator::gather_chunk(uint64_t number, const Mailbox::Label& label, std::byte* all, size_t stride,
+void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride,
                                    size_t chunk_bytes, uint64_t start_ns, uint64_t deadline_ns) {
     std::vector<int> missing(static_cast<size_t>(num_ranks_));
     for (int peer = 0; peer < num_ranks_; ++peer) missing[static_cast<size_t>(peer)] = peer;
 
     const auto has_come = [&](int peer) {
-        Mailbox::Label found;
+        PostLabel found;
         std::byte* target = all + static_cast<size_t>(peer) * stride;
-        const auto seen = control_->mailbox_of(peer).read(number, found, target, chunk_bytes);
-        require(seen != Mailbox::Seen::kGone, ncclRemoteError, "rank {} did not wait for rank {} in {}", peer, rank_,
+        const auto seen = exchange_->read(peer, number, found, target, chunk_bytes);
+        require(seen != PostSeen::kGone, ncclRemoteError, "rank {} did not wait for rank {} in {}", peer, rank_,
                 label.what);
-        require(seen == Mailbox::Seen::kNotYet || found == label, ncclInvalidUsage,
+        require(seen == PostSeen::kNotYet || found == label, ncclInvalidUsage,
                 "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls "
                 "in the same "
                 "order",
                 rank_, label.what, label.total_bytes, peer, found.what, found.total_bytes);
-        return seen == Mailbox::Seen::kRead;
+        return seen == PostSeen::kRead;
     };
     uint64_t last_liveness_ns = start_ns;
     const auto ready = [&] {

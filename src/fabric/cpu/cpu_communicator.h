@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "fabric/communicator.h"
-#include "fabric/cpu/mailbox.h"
+#include "fabric/cpu/exchange.h"
 #include "runtime/cpu/cpu_runtime.h"
 
 namespace crossdock::cpu {
 
 // CROSSDOCK_JOIN_TIMEOUT_MS, or 60 s: the bound of joining and of crossdock.h's collectives.
 uint64_t join_timeout_ns();
+// CROSSDOCK_NETWORK_TIMEOUT_MS, or 100 s: so long may a rank of another host take nothing of what is sent to it.
+uint64_t network_timeout_ns();
 
 class CpuCommunicator : public Communicator {
   public:
@@ -25,7 +27,7 @@ class CpuCommunicator : public Communicator {
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
     WindowView window(ncclWindow_t handle) final;
     // Between ranks of one host the network is a copy.
-    NetworkHandle network_of(const SymmetricMemory& memory) final { return {memory.local, memory.peers}; }
+    NetworkHandle network_of(const SymmetricMemory& memory) override { return {memory.local, memory.peers}; }
 
     // Collective, bounded by timeout_ns. InvalidArgument on all ranks if their sizes differ or some rank's memory will
     // not do.
@@ -34,26 +36,22 @@ class CpuCommunicator : public Communicator {
     void deregister_window(ncclWindow_t handle, uint64_t timeout_ns);
 
   protected:
-    // control: mapped by all ranks, num_ranks parts; kept as long as the communicator.
-    CpuCommunicator(World world, int rank, int num_ranks, std::shared_ptr<ControlSegment> control,
+    CpuCommunicator(World world, int rank, int num_ranks, std::unique_ptr<Exchange> exchange,
                     std::shared_ptr<Executor> executor);
 
     // Makes everybody's memory reachable. Collective.
     virtual std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) = 0;
 
-    // What is known of a peer that does not come, as the end of a sentence; empty: nothing, it may still come.
-    virtual std::string why_gone(int /*rank*/) { return {}; }
-
     void require_same_size(const std::vector<uint64_t>& bytes, const char* what) const;
 
   private:
-    void gather_chunk(uint64_t number, const Mailbox::Label& label, std::byte* all, size_t stride, size_t chunk_bytes,
+    void gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride, size_t chunk_bytes,
                       uint64_t start_ns, uint64_t deadline_ns);
 
     World world_;
     int rank_;
     int num_ranks_;
-    std::shared_ptr<ControlSegment> control_;
+    std::unique_ptr<Exchange> exchange_;
     std::shared_ptr<Executor> executor_;
     CpuRuntime runtime_;
     uint64_t num_calls_ = 0;  // of all_gather

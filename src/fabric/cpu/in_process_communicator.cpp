@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/registry.h"
 #include "runtime/cpu/local_executor.h"
 #include "runtime/cpu/simulation.h"
@@ -73,12 +74,15 @@ class PeerTable final : public SymmetricMemory {
     std::shared_ptr<Allocation> allocation_;  // null: the user's memory
 };
 
+std::shared_ptr<ControlSegment> control_of(const std::shared_ptr<SharedWorld>& shared) {
+    return {shared, reinterpret_cast<ControlSegment*>(shared->control_memory.data())};
+}
+
 class InProcessCommunicator final : public CpuCommunicator {
   public:
     InProcessCommunicator(World world, int rank, int num_ranks, std::shared_ptr<SharedWorld> shared,
                           std::shared_ptr<Executor> executor)
-        : CpuCommunicator(world, rank, num_ranks,
-                          {shared, reinterpret_cast<ControlSegment*>(shared->control_memory.data())},
+        : CpuCommunicator(world, rank, num_ranks, std::make_unique<MailboxExchange>(control_of(shared), rank),
                           std::move(executor)),
           shared_(std::move(shared)) {}
 

@@ -7,9 +7,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "device/platform.h"
+#include "fabric/cpu/exchange.h"
 
 namespace crossdock::cpu {
 
@@ -18,16 +21,9 @@ namespace crossdock::cpu {
 // gone.
 class Mailbox {
   public:
-    static constexpr size_t kChunkBytes = 4096;
-
-    // What every post says about itself, so that ranks that are in different collectives notice.
-    struct Label {
-        uint64_t total_bytes = 0;  // of the whole collective, a rank
-        char what[56] = {};        // 0-terminated
-        bool operator==(const Label&) const = default;
-    };
-
-    enum class Seen { kNotYet, kRead, kGone };
+    static constexpr size_t kChunkBytes = kPostBytes;
+    using Label = PostLabel;
+    using Seen = PostSeen;
 
     // Owner only. Numbers grow from post to post, from 1.
     void post(uint64_t number, const Label& label, const void* chunk, size_t chunk_bytes);
@@ -65,6 +61,22 @@ class ControlSegment {
         Mailbox mailbox;
     };
     RankPart& part(int rank) { return reinterpret_cast<RankPart*>(this + 1)[rank]; }
+};
+
+// By mailboxes that all ranks map.
+class MailboxExchange final : public Exchange {
+  public:
+    MailboxExchange(std::shared_ptr<ControlSegment> control, int rank) : control_(std::move(control)), rank_(rank) {}
+    void post(uint64_t number, const PostLabel& label, const void* chunk, size_t chunk_bytes) override {
+        control_->mailbox_of(rank_).post(number, label, chunk, chunk_bytes);
+    }
+    PostSeen read(int rank, uint64_t number, PostLabel& label, void* chunk, size_t chunk_bytes) override {
+        return control_->mailbox_of(rank).read(number, label, chunk, chunk_bytes);
+    }
+
+  private:
+    std::shared_ptr<ControlSegment> control_;
+    int rank_;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "mailboxes are shared between processes");

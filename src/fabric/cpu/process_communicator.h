@@ -1,13 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators whose ranks are processes of one host. All shared memory lives in memory files without a name, which
-// peers open through the owner's /proc entry; the kernel frees it with the last process, however that ends.
+// Communicators whose ranks are processes. Those of one host share memory in files without a name, which peers open
+// through the owner's /proc entry; the kernel frees it with the last process, however that ends.
 #pragma once
 
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "fabric/cpu/cpu_communicator.h"
+#include "fabric/cpu/memory_file.h"
 
 namespace crossdock::cpu {
 
-// Collective, bounded by join_timeout_ns(); errors as crossdockCommInitRank says.
+class ProcessCommunicator : public CpuCommunicator {
+  public:
+    // near_processes: of ranks [first_near, first_near + their number), which share memory with this one.
+    ProcessCommunicator(int rank, int num_ranks, int first_near, std::vector<int64_t> near_processes,
+                        std::unique_ptr<Exchange> exchange, std::shared_ptr<Executor> executor);
+
+    std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
+    int domain_ranks() const final { return static_cast<int>(processes_.size()); }
+    std::string why_gone(int rank) override;
+
+  protected:
+    std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override;
+    bool is_near(int rank) const { return rank >= first_near_ && rank < first_near_ + domain_ranks(); }
+
+  private:
+    struct Offer;
+    class MappedPeers;
+    std::unique_ptr<MappedPeers> exchange(const Offer& own, std::byte* memory, std::string reason, ncclResult_t code,
+                                          const char* what, uint64_t timeout_ns);
+
+    int first_near_;
+    std::vector<int64_t> processes_;  // near ones
+    std::vector<FileDescriptor> process_fds_;
+};
+
+// Ranks of one host. Collective, bounded by join_timeout_ns(); errors as crossdockCommInitRank says.
 std::shared_ptr<CpuCommunicator> join_processes(const ncclUniqueId& id, int num_ranks, int rank);
 
 }  // namespace crossdock::cpu

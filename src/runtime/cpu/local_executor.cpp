@@ -19,6 +19,7 @@ struct Launch {
     const std::function<void(Warp&)>* kernel;
     bool streams_rows;
     IdleBackoff backoff;
+    Progress* progress;                          // may be null
     uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
     bool progressed = false;                     // somebody did more than poll in the current round
     bool broken = false;                         // a warp threw, or a barrier can never be complete: the others unwind
@@ -65,6 +66,7 @@ class LocalWarp final : public Warp {
 
     void pause(uint64_t deadline_ns) override {
         if (fiber == nullptr) {
+            if (launch->progress != nullptr && launch->progress->progress()) launch->backoff.reset();
             launch->backoff.idle(deadline_ns);
             return;
         }
@@ -186,6 +188,7 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
                 launch.broken = true;
             }
         }
+        if (launch.progress != nullptr && launch.progress->progress()) launch.progressed = true;
         if (!resumed) {
             cause = std::make_exception_ptr(
                 Error(ncclInternalError, "warps wait at a block's barrier that others of the block have left"));
@@ -201,11 +204,12 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
 
 }  // namespace
 
-LocalExecutor::LocalExecutor(int num_ranks) : num_spins_(IdleBackoff::spins_for(num_ranks)) {}
+LocalExecutor::LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress)
+    : num_spins_(IdleBackoff::spins_for(num_ranks)), progress_(std::move(progress)) {}
 
 void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) {
     thread_local LaunchMemory t_memory;
-    Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_)};
+    Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_), progress_.get()};
     t_memory.prepare(shape, launch);
     if (t_memory.warps.size() == 1) {
         kernel(t_memory.warps.front());
@@ -217,6 +221,10 @@ void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&
 bool LocalExecutor::wait(const std::function<bool()>& ready, uint64_t deadline_ns) {
     IdleBackoff backoff(num_spins_);
     while (!ready()) {
+        if (progress_ != nullptr && progress_->progress()) {
+            backoff.reset();
+            continue;
+        }
         if (steady_now_ns() >= deadline_ns) return ready();
         backoff.idle(deadline_ns);
     }

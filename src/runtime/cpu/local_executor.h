@@ -3,7 +3,10 @@
 // in real time.
 #pragma once
 
+#include <memory>
+
 #include "runtime/cpu/executor.h"
+#include "runtime/cpu/progress.h"
 
 namespace crossdock::cpu {
 
@@ -12,7 +15,8 @@ namespace crossdock::cpu {
 class LocalExecutor final : public Executor {
   public:
     // num_ranks: how many ranks of this host share its cores.
-    explicit LocalExecutor(int num_ranks);
+    // progress: what is driven forward meanwhile; may be null.
+    explicit LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress = nullptr);
 
     void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) override;
     bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) override;
@@ -20,6 +24,7 @@ class LocalExecutor final : public Executor {
 
   private:
     int num_spins_;
+    std::shared_ptr<Progress> progress_;
 };
 
 }  // namespace crossdock::cpu
