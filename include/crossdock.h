@@ -53,6 +53,24 @@ ncclResult_t crossdockGetUniqueId(ncclUniqueId* id);
  * 0..num_ranks-1, an id that was not made by crossdockGetUniqueId, a rank taken twice, num_ranks that differ. */
 ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank);
 
+/* Ranks as processes of one or several hosts. Those of a host share memory and are a load/store domain; others are
+ * reached over the network, by UCX (TCP, or RDMA where there is one). address: "host:port" of rank 0, which listens on
+ * that port until all have come; the same on every rank, "[...]:port" for an IPv6 address. Collective and blocking,
+ * bounded by CROSSDOCK_JOIN_TIMEOUT_MS like crossdockCommInitRank; every later wait for a rank is bounded, too, and
+ * names it. Ranks are numbered host by host, with as many on each (InvalidUsage otherwise). Who does not know the
+ * environment's CROSSDOCK_SECRET, if it is set, is turned away. Ranks with different values of CROSSDOCK_HOST do as if
+ * they ran on different hosts, so one machine can rehearse several. InvalidArgument: address NULL or no "host:port",
+ * rank not in 0..num_ranks-1, a rank taken twice, num_ranks or secrets that differ. InvalidUsage: no UCX on this
+ * machine, or none when this library was built. docs/hosts.md tells more. */
+ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, const char* address);
+
+/* The same, with all of it from the environment of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1), mpirun
+ * (OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE), srun (SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST) or
+ * CROSSDOCK_RANK and CROSSDOCK_NUM_RANKS. CROSSDOCK_ADDRESS is rank 0's host:port, and comes before what a launcher
+ * says; mpirun says nothing. InvalidUsage with the variable's name and value where one is missing or contradicts
+ * another. */
+ncclResult_t crossdockCommInitFromEnvironment(ncclComm_t* comm);
+
 /* Frees a CPU communicator; its groups and windows must be gone (they are refused later with a sentence otherwise).
  * Local. */
 ncclResult_t crossdockCommDestroy(ncclComm_t comm);

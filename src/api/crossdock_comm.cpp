@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // crossdock.h: CPU communicators, the deterministic world, memory and windows.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
 #include "api/boundary.h"
 #include "crossdock.h"
 #include "fabric/cpu/in_process_communicator.h"
+#include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/process_communicator.h"
 #include "fabric/cpu/registry.h"
 #include "fabric/cpu/rendezvous.h"
 #include "fabric/cpu/window_memory.h"
+#include "fabric/hosts/communicator.h"
+#include "fabric/hosts/launcher.h"
 
 namespace crossdock {
 namespace {
@@ -97,6 +101,24 @@ ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId
         require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, must be in 0..{}", rank,
                 num_ranks - 1);
         *comm = cpu::publish(cpu::join_processes(id, num_ranks, rank));
+    });
+}
+
+ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, const char* address) {
+    return boundary([&] {
+        require_not_null(comm, "comm");
+        require_not_null(address, "address");
+        require_num_ranks(num_ranks);
+        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, must be in 0..{}", rank,
+                num_ranks - 1);
+        *comm = cpu::publish(hosts::join_hosts({rank, num_ranks, address, std::nullopt, ""}));
+    });
+}
+
+ncclResult_t crossdockCommInitFromEnvironment(ncclComm_t* comm) {
+    return boundary([&] {
+        require_not_null(comm, "comm");
+        *comm = cpu::publish(hosts::join_hosts(hosts::read_launch([](const char* name) { return std::getenv(name); })));
     });
 }
 

@@ -70,7 +70,7 @@ TEST(BadCombine, Tensors) {
 }
 
 TEST(BadCombine, Nvfp4) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) { check_refusals(context, layout, kNvfp4); });
         }

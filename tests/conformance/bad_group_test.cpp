@@ -133,7 +133,7 @@ TEST(BadGroup, AllocatorsAreBalanced) {
         std::vector<void*> live;
         RankContext* context = nullptr;
     };
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};

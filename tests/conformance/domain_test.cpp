@@ -44,7 +44,7 @@ RankProgram trips(const Problem& problem) {
 
 // 1 x 8, 2 x 4, 4 x 2 and 8 x 1 are the same to a caller.
 TEST(Domain, EveryShapeGivesTheSameBits) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
         const uint64_t num_seeds = seeds_or(71, 6).count;
         for (uint64_t seed = 71; seed < 71 + num_seeds; ++seed) {
             Problem problem = random_problem(seed, {.num_ranks = 8, .most_row_bytes = 1024});
@@ -106,7 +106,7 @@ struct Expected {
 
 // Bytes and messages are those of the model in docs/scaling.md.
 TEST(Domain, TrafficIsWhatTheModelSays) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
         for (const int domain_ranks : {1, 2, 3, 6}) {
             const WithDomain domain(domain_ranks);
             Problem problem = busy_problem(6, NCCL_EP_LAYOUT_RANK_MAJOR, 8);
@@ -233,7 +233,7 @@ TEST(Domain, TheNetworksSpeedDoesNotMatter) {
 
 // A handle with a pending send_only operation may go at any time: nothing that is still under way meets a later one.
 TEST(Domain, PendingOperationsMayBeGivenUp) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& world) {
         const WithDomain domain(1);
         for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
             WorldSpec spec = world;

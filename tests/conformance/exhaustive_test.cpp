@@ -236,6 +236,8 @@ int stride_of(WorldKind kind) {
             return 1;
         case WorldKind::kProcesses:
             return 25;
+        case WorldKind::kHosts:
+            return 199;
         case WorldKind::kDeterministic:
             return 10;
         case WorldKind::kGpu:

@@ -63,7 +63,7 @@ void step_until_failure(RankContext& context, Layer& layer) {
 }
 
 TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
-    on_each_world({WorldKind::kProcesses}, [](const WorldSpec& world) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
         for (int round = 0; round < 8; ++round) {
             const int num_ranks = 3 + round % 2;
             const int dead = round % num_ranks;
@@ -87,7 +87,7 @@ TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
 }
 
 TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
-    on_each_world({WorldKind::kProcesses}, [](const WorldSpec& world) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
         WorldSpec spec = world;
         spec.doomed = {1};
         expect_clean(spec, 3, std::nullopt, [](RankContext& context) {
@@ -216,7 +216,7 @@ TEST(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
 
 // NCCL_EP_TIMEOUT_MS rules over the configuration.
 TEST(Fault, TheEnvironmentSetsTheTimeout) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
         setenv("NCCL_EP_TIMEOUT_MS", "400", 1);
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);

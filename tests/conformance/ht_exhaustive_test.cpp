@@ -78,6 +78,7 @@ int sparser_in(WorldKind kind) {
         case WorldKind::kThreads:
             return 1;
         case WorldKind::kProcesses:
+        case WorldKind::kHosts:
         case WorldKind::kDeterministic:
             return 5;
         case WorldKind::kGpu:

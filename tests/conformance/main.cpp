@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock_conformance [--world threads|processes|deterministic|gpu|gpu-processes|all-cpu] [--ranks N]
+// crossdock_conformance [--world threads|processes|hosts|deterministic|gpu|gpu-processes|all-cpu] [--ranks N]
 //                       [--domain N] [--seed S] [--seeds COUNT]
 //                       [GoogleTest's own flags]
 #include <gtest/gtest.h>
@@ -15,9 +15,11 @@ namespace {
 
 constexpr const char* kUsage =
     "crossdock_conformance: the conformance suite, in one world or all of the CPU's\n"
-    "  --world NAME   threads, processes, deterministic, gpu, gpu-processes or all-cpu (default: all-cpu)\n"
+    "  --world NAME   threads, processes, hosts, deterministic, gpu, gpu-processes or all-cpu (default: all-cpu)\n"
     "  --ranks N      ranks of every test that does not fix their number itself, 1 .. 64\n"
-    "  --domain N     low-latency groups in load/store domains of N ranks, or of the next fewer that divide theirs\n"
+    "  --domain N     low-latency groups in load/store domains of N ranks, or the next fewer that divide theirs; in "
+    "the\n"
+    "                 world hosts also N ranks a host\n"
     "  --seed S       first seed of tests with random cases\n"
     "  --seeds COUNT  number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
     "  --gtest_...    GoogleTest's flags, for example --gtest_filter=Random.*\n";
@@ -42,8 +44,8 @@ void select_world(const std::string& name) {
         if (name == world_name(kind) || (name == "all-cpu" && !is_gpu_world(kind))) options().worlds.push_back(kind);
     }
     if (options().worlds.empty()) {
-        refuse(fmt::format("--world is \"{}\", not threads, processes, deterministic, gpu, gpu-processes or all-cpu",
-                           name));
+        refuse(fmt::format(
+            "--world is \"{}\", not threads, processes, hosts, deterministic, gpu, gpu-processes or all-cpu", name));
     }
 }
 

@@ -15,7 +15,7 @@ ActiveRanks all_but(int num_ranks, int rank) {
 }
 
 TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
-    on_each_world({WorldKind::kProcesses}, [](const WorldSpec& world) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
         constexpr int kDead = 2;
         WorldSpec spec = world;
         spec.doomed = {kDead};

@@ -8,8 +8,10 @@
 namespace crossdock::testing {
 
 // Processes come first: they are forked from this process while it has no threads yet.
-const std::vector<WorldKind> kEveryWorld = {WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic,
-                                            WorldKind::kGpu, WorldKind::kGpuProcesses};
+const std::vector<WorldKind> kEveryWorld = {WorldKind::kProcesses,     WorldKind::kHosts, WorldKind::kThreads,
+                                            WorldKind::kDeterministic, WorldKind::kGpu,   WorldKind::kGpuProcesses};
+const std::vector<WorldKind> kCpuWorlds = {WorldKind::kProcesses, WorldKind::kHosts, WorldKind::kThreads,
+                                           WorldKind::kDeterministic};
 
 Options& options() {
     static Options instance;
@@ -28,6 +30,9 @@ uint64_t seeds_in(WorldKind kind, uint64_t count) {
         case WorldKind::kProcesses:
         case WorldKind::kGpu:
             return std::max<uint64_t>(1, count / 2);
+        // Every run connects all its processes.
+        case WorldKind::kHosts:
+            return std::max<uint64_t>(1, count / 10);
         // Every run starts CUDA and NCCL in all its processes.
         case WorldKind::kGpuProcesses:
             return std::max<uint64_t>(1, count / 20);
@@ -58,7 +63,9 @@ std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> s
 }
 
 RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint64_t> seed, const RankProgram& program) {
-    RunReport report = run_ranks(spec, num_ranks, program);
+    WorldSpec shaped = spec;
+    shaped.ranks_per_host = domain_for(num_ranks);
+    RunReport report = run_ranks(shaped, num_ranks, program);
     if (!report.ok()) {
         std::string text;
         for (const std::string& failure : report.failures) text += failure + "\n";

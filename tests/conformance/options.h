@@ -52,5 +52,6 @@ RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint6
 // and why.
 void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run);
 extern const std::vector<WorldKind> kEveryWorld;
+extern const std::vector<WorldKind> kCpuWorlds;  // those of this machine
 
 }  // namespace crossdock::testing

@@ -36,7 +36,7 @@ TEST(Sequence, GroupsOnOneCommunicatorInterleave) {
 TEST(Sequence, CommunicatorsOfOneProcessInterleave) {
     // The deterministic world has one communicator.
     on_each_world(
-        {WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kGpu, WorldKind::kGpuProcesses},
+        {WorldKind::kProcesses, WorldKind::kHosts, WorldKind::kThreads, WorldKind::kGpu, WorldKind::kGpuProcesses},
         [](const WorldSpec& spec) {
             run_sequences(
                 spec,

@@ -169,7 +169,7 @@ TEST(Window, TensorsOfAStepLieInSeveralWindows) {
 }
 
 TEST(Window, RegistrationRefusesWhatIsNoWindow) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             void* memory = nullptr;
             RANK_REFUSED(context, ncclInvalidArgument, "memory", crossdockMemAlloc(nullptr, 4096));

@@ -1,9 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu_rank.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <cstring>
 
 namespace crossdock::testing {
+
+std::string free_address() {
+    // Below the ports that the system itself gives to connections.
+    constexpr int kFirst = 10'000;
+    constexpr int kPorts = 20'000;
+    static int next = getpid() * 61;
+    for (int attempt = 0; attempt < 100; ++attempt) {
+        const int port = kFirst + ++next % kPorts;
+        const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_port = htons(static_cast<uint16_t>(port));
+        const bool is_free = bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+        close(socket);
+        if (is_free) return fmt::format("127.0.0.1:{}", port);
+    }
+    throw std::runtime_error("no free port");
+}
 
 CommunicatorSets::~CommunicatorSets() {
     for (const std::vector<ncclComm_t>& set : sets_) {
@@ -74,11 +97,20 @@ void CpuRank::all_gather(const void* own, void* all, size_t bytes) {
 ncclComm_t CpuRank::make_communicator() {
     if (world_ == CpuWorld::kThreads) return sets_->get(num_made_++, rank());
     if (world_ == CpuWorld::kDeterministic) throw std::logic_error("the deterministic world has one communicator");
+    ncclComm_t comm = nullptr;
+    if (world_ == CpuWorld::kHosts) {
+        char address[32] = {};
+        if (rank() == 0) free_address().copy(address, sizeof address - 1);
+        std::vector<char> addresses(sizeof address * static_cast<size_t>(num_ranks()));
+        all_gather(address, addresses.data(), sizeof address);
+        RANK_OK(*this, crossdockCommInitHosts(&comm, num_ranks(), rank(), addresses.data()));
+        joined_.push_back(comm);
+        return comm;
+    }
     ncclUniqueId id{};
     if (rank() == 0) RANK_OK(*this, crossdockGetUniqueId(&id));
     std::vector<ncclUniqueId> ids(num_ranks());
     all_gather(&id, ids.data(), sizeof id);
-    ncclComm_t comm = nullptr;
     RANK_OK(*this, crossdockCommInitRank(&comm, num_ranks(), ids[0], rank()));
     joined_.push_back(comm);
     return comm;

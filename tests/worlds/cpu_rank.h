@@ -11,7 +11,10 @@
 
 namespace crossdock::testing {
 
-enum class CpuWorld { kThreads, kProcesses, kDeterministic };
+enum class CpuWorld { kThreads, kProcesses, kHosts, kDeterministic };
+
+// "127.0.0.1:PORT", a port that nobody listens on now.
+std::string free_address();
 
 // Communicators that threads of one process make together: whoever comes first makes them for all.
 class CommunicatorSets {
@@ -45,7 +48,7 @@ class CpuRank : public RankContext {
     void barrier() override;
     void all_gather(const void* own, void* all, size_t bytes) override;
     ncclComm_t make_communicator() override;
-    bool is_process() const override { return world_ == CpuWorld::kProcesses; }
+    bool is_process() const override { return world_ == CpuWorld::kProcesses || world_ == CpuWorld::kHosts; }
     bool is_deterministic() const override { return world_ == CpuWorld::kDeterministic; }
 
   private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads, processes and the deterministic world.
+#include <cstdlib>
 #include <thread>
 
 #include "cpu_rank.h"
@@ -11,6 +12,21 @@ namespace {
 void gather(const RankContext& context, RunReport& report) {
     report.failures.insert(report.failures.end(), context.failures().begin(), context.failures().end());
     report.digests[context.rank()] = context.digest();
+}
+
+ChildReport run_process(CpuWorld world, ncclComm_t comm, int rank, int num_ranks, const RankProgram& program) {
+    std::vector<std::string> failures;
+    uint64_t digest = 0;
+    {
+        CpuRank context(world, comm, rank, num_ranks, nullptr);
+        run_guarded(context, program);
+        failures = context.failures();
+        digest = context.digest();
+    }
+    if (crossdockCommDestroy(comm) != ncclSuccess) {
+        failures.push_back(fmt::format("rank {}: crossdockCommDestroy: {}", rank, crossdockGetLastError()));
+    }
+    return {failures, digest};
 }
 
 }  // namespace
@@ -49,14 +65,33 @@ RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgr
         if (crossdockCommInitRank(&comm, num_ranks, id, rank) != ncclSuccess) {
             return {{fmt::format("rank {}: crossdockCommInitRank: {}", rank, crossdockGetLastError())}, 0};
         }
-        CpuRank context(CpuWorld::kProcesses, comm, rank, num_ranks, nullptr);
-        run_guarded(context, program);
-        std::vector<std::string> failures = context.failures();
-        if (crossdockCommDestroy(comm) != ncclSuccess) {
-            failures.push_back(fmt::format("rank {}: crossdockCommDestroy: {}", rank, crossdockGetLastError()));
-        }
-        return {failures, context.digest()};
+        return run_process(CpuWorld::kProcesses, comm, rank, num_ranks, program);
     });
+}
+
+RunReport run_as_hosts(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
+    const std::string address = free_address();
+    const int ranks_per_host = spec.ranks_per_host > 0 ? spec.ranks_per_host : num_ranks;
+    return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {
+        setenv("CROSSDOCK_HOST", fmt::format("host{}", rank / ranks_per_host).c_str(), 1);
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitHosts(&comm, num_ranks, rank, address.c_str()) != ncclSuccess) {
+            return {{fmt::format("rank {}: crossdockCommInitHosts: {}", rank, crossdockGetLastError())}, 0};
+        }
+        return run_process(CpuWorld::kHosts, comm, rank, num_ranks, program);
+    });
+}
+
+// Asked in a process of its own: what the answer opens must not be forked with ranks.
+std::string why_no_hosts() {
+    const std::string address = free_address();
+    const RunReport report = fork_ranks({}, 1, [&](int) -> ChildReport {
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitHosts(&comm, 1, 0, address.c_str()) != ncclSuccess) return {{crossdockGetLastError()}, 0};
+        crossdockCommDestroy(comm);
+        return {};
+    });
+    return report.ok() ? "" : report.failures.front();
 }
 
 RunReport run_deterministic(const WorldSpec& spec, int num_ranks, const RankProgram& program) {

@@ -8,10 +8,12 @@ namespace crossdock::testing {
 
 RunReport run_as_threads(int num_ranks, const RankProgram& program);
 RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_as_hosts(const WorldSpec& spec, int num_ranks, const RankProgram& program);
 RunReport run_deterministic(const WorldSpec& spec, int num_ranks, const RankProgram& program);
 RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program);
 RunReport run_on_gpu_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program);
 std::string why_no_gpu();
+std::string why_no_hosts();
 
 // Runs the program and turns an exception that leaves it into a recorded failure.
 void run_guarded(RankContext& context, const RankProgram& program);

@@ -11,6 +11,8 @@ const char* world_name(WorldKind kind) {
             return "threads";
         case WorldKind::kProcesses:
             return "processes";
+        case WorldKind::kHosts:
+            return "hosts";
         case WorldKind::kDeterministic:
             return "deterministic";
         case WorldKind::kGpu:
@@ -38,6 +40,8 @@ RunReport run_ranks(const WorldSpec& spec, int num_ranks, const RankProgram& pro
             return run_as_threads(num_ranks, program);
         case WorldKind::kProcesses:
             return run_as_processes(spec, num_ranks, program);
+        case WorldKind::kHosts:
+            return run_as_hosts(spec, num_ranks, program);
         case WorldKind::kDeterministic:
             return run_deterministic(spec, num_ranks, program);
         case WorldKind::kGpu:
@@ -48,6 +52,9 @@ RunReport run_ranks(const WorldSpec& spec, int num_ranks, const RankProgram& pro
     return {};
 }
 
-std::string why_unavailable(WorldKind kind) { return is_gpu_world(kind) ? why_no_gpu() : ""; }
+std::string why_unavailable(WorldKind kind) {
+    if (kind == WorldKind::kHosts) return why_no_hosts();
+    return is_gpu_world(kind) ? why_no_gpu() : "";
+}
 
 }  // namespace crossdock::testing

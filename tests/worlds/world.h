@@ -13,6 +13,7 @@ namespace crossdock::testing {
 enum class WorldKind {
     kThreads,        // ranks are threads of this process
     kProcesses,      // ranks are processes, forked from this one
+    kHosts,          // the same, which play hosts of ranks_per_host and are connected by the network
     kDeterministic,  // ranks are fibers of this thread, one seed is one run
     kGpu,            // ranks are threads of this process, on the GPUs there are
     kGpuProcesses    // ranks are processes, on the GPUs there are
@@ -24,6 +25,7 @@ inline bool is_gpu_world(WorldKind kind) { return kind == WorldKind::kGpu || kin
 struct WorldSpec {
     WorldKind kind = WorldKind::kThreads;
     crossdockDeterministicConfig_t deterministic = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    int ranks_per_host = 0;   // 0: all ranks are on one
     std::vector<int> doomed;  // processes that a signal may end without a failure
     int limit_s = 120;        // processes still running then are killed, and it is a failure
 };

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/hosts/communicator.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+#include "device/cpu/far_memory.h"
+#include "fabric/cpu/process_communicator.h"
+#include "fabric/hosts/layout.h"
+#include "network/caretaker.h"
+#include "network/mesh.h"
+#include "network/rendezvous.h"
+#include "runtime/cpu/local_executor.h"
+
+namespace crossdock::hosts {
+namespace {
+
+using network::Mesh;
+using network::RankCard;
+
+const char* variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+// The ranks' connections, which everything of a communicator shares.
+class Wire final : public cpu::Progress {
+  public:
+    Wire(const network::Listener& listener, std::span<const network::RankAddress> addresses, uint32_t rank)
+        : mesh_(listener, addresses, rank,
+                {cpu::join_timeout_ns(), cpu::network_timeout_ns(), nullptr, /*outlives_ranks=*/true}),
+          place_(network::Caretaker::look_after(mesh_)) {
+        mesh_.add_contexts(1);
+    }
+    Mesh& mesh() { return mesh_; }
+    bool progress() override { return mesh_.progress(); }
+
+  private:
+    Mesh mesh_;
+    network::Caretaker::Place place_;  // ends before the mesh
+};
+
+// Posts as notes from everybody to everybody.
+class NoteExchange final : public cpu::Exchange {
+  public:
+    explicit NoteExchange(std::shared_ptr<Wire> wire) : wire_(std::move(wire)) {}
+
+    void post(uint64_t number, const cpu::PostLabel& label, const void* chunk, size_t chunk_bytes) override {
+        own_.resize(sizeof(label) + chunk_bytes);
+        std::memcpy(own_.data(), &label, sizeof(label));
+        if (chunk_bytes > 0) std::memcpy(own_.data() + sizeof(label), chunk, chunk_bytes);
+        Mesh& mesh = wire_->mesh();
+        for (uint32_t peer = 0; peer < mesh.num_ranks(); ++peer) {
+            if (peer != mesh.rank()) mesh.send_note(peer, number, own_);
+        }
+    }
+
+    cpu::PostSeen read(int rank, uint64_t number, cpu::PostLabel& label, void* chunk, size_t chunk_bytes) override {
+        const auto peer = static_cast<uint32_t>(rank);
+        std::vector<std::byte> note;
+        if (peer == wire_->mesh().rank()) {
+            note = own_;
+        } else if (!wire_->mesh().read_note(peer, number, note)) {
+            return cpu::PostSeen::kNotYet;
+        }
+        require(note.size() >= sizeof(label), ncclRemoteError, "rank {} sent a note of {} bytes", rank, note.size());
+        std::memcpy(&label, note.data(), sizeof(label));
+        label.what[sizeof(label.what) - 1] = '\0';
+        // Of another collective, the bytes may be fewer; the label tells.
+        const size_t bytes = std::min(chunk_bytes, note.size() - sizeof(label));
+        if (bytes > 0) std::memcpy(chunk, note.data() + sizeof(label), bytes);
+        return cpu::PostSeen::kRead;
+    }
+
+  private:
+    std::shared_ptr<Wire> wire_;
+    std::vector<std::byte> own_;  // the latest
+};
+
+// Memory of this host's ranks, mapped, and of the others', registered.
+class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
+  public:
+    FarPeers(std::unique_ptr<SymmetricMemory> near, std::shared_ptr<Wire> wire, const HostLayout& layout)
+        : near_(std::move(near)), wire_(std::move(wire)), layout_(layout) {
+        local = near_->local;
+        bytes = near_->bytes;
+        peers = near_->peers;
+        region_ = wire_->mesh().register_memory(local, bytes, network::MemoryKind::kHost, false);
+    }
+    ~FarPeers() override { wire_->mesh().deregister_memory(region_); }
+    FarPeers(const FarPeers&) = delete;
+    FarPeers& operator=(const FarPeers&) = delete;
+
+    bool is_far(int peer) const override { return !layout_.is_near(peer); }
+    void put(int peer, uint64_t target, const void* source, size_t num_bytes) override {
+        wire_->mesh().put_copy(0, static_cast<uint32_t>(peer), {static_cast<const std::byte*>(source), num_bytes},
+                               {region_, target, num_bytes});
+    }
+    void signal(int peer, uint64_t word, uint64_t increase) override {
+        wire_->mesh().signal_copy(0, static_cast<uint32_t>(peer), {region_, word, increase, true});
+    }
+
+  private:
+    std::unique_ptr<SymmetricMemory> near_;
+    std::shared_ptr<Wire> wire_;
+    HostLayout layout_;
+    network::Region* region_ = nullptr;
+};
+
+class HostsCommunicator final : public cpu::ProcessCommunicator {
+  public:
+    HostsCommunicator(int rank, const HostLayout& layout, std::vector<int64_t> near_processes,
+                      std::vector<std::string> host_names, const std::shared_ptr<Wire>& wire)
+        : ProcessCommunicator(rank, layout.num_ranks, layout.first_near, std::move(near_processes),
+                              std::make_unique<NoteExchange>(wire),
+                              std::make_shared<cpu::LocalExecutor>(layout.ranks_per_host, wire)),
+          layout_(layout),
+          host_names_(std::move(host_names)),
+          wire_(wire) {}
+
+    std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
+        auto near = ProcessCommunicator::allocate_symmetric(bytes, timeout_ns);
+        if (layout_.ranks_per_host == layout_.num_ranks) return near;
+        return std::make_unique<FarPeers>(std::move(near), wire_, layout_);
+    }
+
+    NetworkHandle network_of(const SymmetricMemory& memory) override {
+        NetworkHandle handle = ProcessCommunicator::network_of(memory);
+        // A handle is const where kernels have it, and the way to other hosts has a state of its own.
+        handle.far = const_cast<FarPeers*>(dynamic_cast<const FarPeers*>(&memory));
+        return handle;
+    }
+
+    std::string why_gone(int rank) override {
+        if (rank == this->rank()) return {};
+        std::string reason = ProcessCommunicator::why_gone(rank);
+        if (reason.empty()) reason = wire_->mesh().why_gone(static_cast<uint32_t>(rank));
+        if (!reason.empty()) reason += fmt::format(" (host {})", host_names_[static_cast<size_t>(rank)]);
+        return reason;
+    }
+
+  private:
+    HostLayout layout_;
+    std::vector<std::string> host_names_;
+    std::shared_ptr<Wire> wire_;
+};
+
+RankCard own_card() {
+    RankCard card = {};
+    gethostname(card.host_name, sizeof(card.host_name) - 1);
+    card.process = getpid();
+    card.address.host = network::host_identity();
+    // One host may play several.
+    const std::string name = variable("CROSSDOCK_HOST");
+    if (!name.empty()) {
+        std::strncpy(card.host_name, name.c_str(), sizeof(card.host_name) - 1);
+        card.address.host = network::keyed_hash({card.address.host, 0}, std::as_bytes(std::span(name)));
+    }
+    return card;
+}
+
+std::string name_of(const RankCard& card) { return {card.host_name, strnlen(card.host_name, sizeof(card.host_name))}; }
+
+}  // namespace
+
+std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
+    network::ucx();  // without UCX nobody needs to be waited for
+    const char* interfaces = variable("CROSSDOCK_SOCKET_IFNAME");
+    if (*interfaces == '\0') interfaces = variable("NCCL_SOCKET_IFNAME");
+    const network::Attendance attendance =
+        network::attend({launch.address, variable("CROSSDOCK_SECRET"), static_cast<uint32_t>(launch.rank),
+                         static_cast<uint32_t>(launch.num_ranks), cpu::join_timeout_ns(), interfaces},
+                        own_card());
+    std::vector<uint64_t> hosts;
+    std::vector<std::string> names;
+    std::vector<network::RankAddress> addresses;
+    for (const RankCard& card : attendance.cards) {
+        hosts.push_back(card.address.host);
+        names.push_back(name_of(card));
+        addresses.push_back(network::read_address(&card.address));
+    }
+    const HostLayout layout = lay_out(hosts, names, launch.rank);
+    const bool plays_hosts = *variable("CROSSDOCK_HOST") != '\0';
+    require(!launch.local_ranks || plays_hosts || *launch.local_ranks == layout.ranks_per_host, ncclInvalidUsage,
+            "{} says that {} ranks run on this host, but {} ranks came from host {}: they must see each other's "
+            "processes and shared memory (containers need the host's pid and ipc namespaces and /dev/shm)",
+            launch.launcher, launch.local_ranks.value_or(0), layout.ranks_per_host, names[layout.first_near_index()]);
+    std::vector<int64_t> near_processes;
+    for (int rank = layout.first_near; layout.is_near(rank); ++rank)
+        near_processes.push_back(attendance.cards[static_cast<size_t>(rank)].process);
+    const auto wire = std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank));
+    return std::make_shared<HostsCommunicator>(launch.rank, layout, std::move(near_processes), std::move(names), wire);
+}
+
+}  // namespace crossdock::hosts

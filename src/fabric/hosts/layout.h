@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ranks run on which host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace crossdock::hosts {
+
+// Ranks [0, n), [n, 2n), ... share a host each.
+struct HostLayout {
+    int num_ranks = 1;
+    int ranks_per_host = 1;
+    int first_near = 0;  // of the rank's own host
+    bool is_near(int rank) const { return rank >= first_near && rank < first_near + ranks_per_host; }
+    size_t first_near_index() const { return static_cast<size_t>(first_near); }
+};
+
+// hosts: a number for each rank, the same for ranks of one host. Error with ncclInvalidUsage where ranks of a host are
+// not in a row, or hosts have different numbers of ranks.
+HostLayout lay_out(std::span<const uint64_t> hosts, std::span<const std::string> names, int rank);
+
+}  // namespace crossdock::hosts

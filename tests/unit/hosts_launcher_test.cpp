@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// What torchrun, mpirun and srun put into the environment is understood, and what is missing or contradicts gets a
+// sentence with the variable's name and value; ranks must be laid out evenly over hosts.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "fabric/hosts/launcher.h"
+#include "fabric/hosts/layout.h"
+
+namespace crossdock::hosts {
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+Launch read(const Environment& environment) {
+    return read_launch([&](const char* name) -> const char* {
+        const auto found = environment.find(name);
+        return found == environment.end() ? nullptr : found->second.c_str();
+    });
+}
+
+Environment with(Environment environment, const Environment& changes) {
+    for (const auto& [name, value] : changes) environment[name] = value;
+    return environment;
+}
+
+// The sentence, which must contain all words.
+void expect_refused(const Environment& environment, const std::vector<std::string>& words) {
+    try {
+        read(environment);
+        ADD_FAILURE() << "nothing was refused";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ncclInvalidUsage);
+        for (const std::string& word : words)
+            EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+    }
+}
+
+const Environment kTorchrun = {{"RANK", "5"},
+                               {"WORLD_SIZE", "8"},
+                               {"LOCAL_RANK", "1"},
+                               {"LOCAL_WORLD_SIZE", "4"},
+                               {"MASTER_ADDR", "node-a"},
+                               {"MASTER_PORT", "29500"}};
+const Environment kMpirun = {{"OMPI_COMM_WORLD_RANK", "2"},
+                             {"OMPI_COMM_WORLD_SIZE", "4"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                             {"CROSSDOCK_ADDRESS", "node-a:7000"}};
+const Environment kSrun = {{"SLURM_PROCID", "3"},  {"SLURM_NTASKS", "6"},  {"SLURM_LOCALID", "1"},
+                           {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NODELIST", "gpu[03-04,07],x1"}};
+
+TEST(HostsLauncher, TorchrunIsUnderstood) {
+    const Launch launch = read(kTorchrun);
+    EXPECT_EQ(launch.rank, 5);
+    EXPECT_EQ(launch.num_ranks, 8);
+    EXPECT_EQ(launch.local_ranks, 4);
+    EXPECT_EQ(launch.address, "node-a:29501");  // torch itself listens on the port
+    EXPECT_EQ(read(with(kTorchrun, {{"MASTER_ADDR", "fe80::1"}})).address, "[fe80::1]:29501");
+}
+
+TEST(HostsLauncher, MpirunIsUnderstood) {
+    const Launch launch = read(kMpirun);
+    EXPECT_EQ(launch.rank, 2);
+    EXPECT_EQ(launch.num_ranks, 4);
+    EXPECT_EQ(launch.local_ranks, 2);
+    EXPECT_EQ(launch.address, "node-a:7000");
+    const Launch other = read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"CROSSDOCK_ADDRESS", "[::1]:7000"}});
+    EXPECT_EQ(other.num_ranks, 2);
+    EXPECT_FALSE(other.local_ranks.has_value());
+}
+
+TEST(HostsLauncher, SrunIsUnderstood) {
+    const Launch launch = read(kSrun);
+    EXPECT_EQ(launch.rank, 3);
+    EXPECT_EQ(launch.num_ranks, 6);
+    EXPECT_EQ(launch.address, "gpu03:21232");
+    EXPECT_EQ(read(with(kSrun, {{"SLURM_STEP_ID", "1"}})).address, "gpu03:21233");
+    for (const auto& [list, first] : {std::pair("one", "one:"), std::pair("a,b", "a:"), std::pair("a[1,3]", "a1:"),
+                                      std::pair("a[08]", "a08:"), std::pair("a[2-3]-ib,b", "a2-ib:")}) {
+        EXPECT_EQ(read(with(kSrun, {{"SLURM_STEP_NODELIST", list}})).address.find(first), 0u) << list;
+    }
+}
+
+TEST(HostsLauncher, TheInnermostLauncherCounts) {
+    EXPECT_EQ(read(with(kSrun, kTorchrun)).launcher, "torchrun");
+    EXPECT_EQ(read(with(kSrun, kMpirun)).launcher, "mpirun");
+    const Environment own = {{"CROSSDOCK_RANK", "0"}, {"CROSSDOCK_NUM_RANKS", "1"}, {"CROSSDOCK_ADDRESS", "a:1"}};
+    EXPECT_EQ(read(with(kTorchrun, own)).num_ranks, 1);
+}
+
+TEST(HostsLauncher, WhatContradictsIsNamed) {
+    expect_refused({}, {"no launcher", "OMPI_COMM_WORLD_RANK"});
+    expect_refused({{"RANK", "0"}}, {"WORLD_SIZE is not set", "RANK"});
+    expect_refused(with(kTorchrun, {{"RANK", "8"}}), {"RANK is 8", "WORLD_SIZE", "8"});
+    expect_refused(with(kTorchrun, {{"RANK", "x"}}), {"RANK is 'x'"});
+    expect_refused(with(kTorchrun, {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE is '0'", "from 1 to"});
+    expect_refused(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "9"}}), {"LOCAL_WORLD_SIZE is 9", "WORLD_SIZE", "8"});
+    expect_refused(with(kTorchrun, {{"LOCAL_RANK", "4"}}), {"LOCAL_RANK is 4", "LOCAL_WORLD_SIZE"});
+    expect_refused(with(kTorchrun, {{"MASTER_ADDR", ""}}), {"MASTER_ADDR is not set"});
+    expect_refused(with(kTorchrun, {{"MASTER_PORT", "65535"}}), {"MASTER_PORT is '65535'"});
+    expect_refused(with(kMpirun, {{"CROSSDOCK_ADDRESS", ""}}), {"CROSSDOCK_ADDRESS is not set", "rank 2 of 4"});
+    expect_refused(with(kSrun, {{"SLURM_STEP_NODELIST", ""}}), {"SLURM_STEP_NODELIST is not set"});
+    expect_refused(with(kSrun, {{"SLURM_STEP_NODELIST", "a[3"}}), {"SLURM_STEP_NODELIST is 'a[3'"});
+}
+
+HostLayout layout_of(const std::vector<uint64_t>& hosts, int rank) {
+    std::vector<std::string> names;
+    for (const uint64_t host : hosts) names.push_back(fmt::format("h{}", host));
+    return lay_out(hosts, names, rank);
+}
+
+TEST(HostsLayout, RanksOfAHostAreNear) {
+    const HostLayout layout = layout_of({7, 7, 3, 3, 5, 5}, 3);
+    EXPECT_EQ(layout.ranks_per_host, 2);
+    EXPECT_FALSE(layout.is_near(1));
+    EXPECT_TRUE(layout.is_near(2) && layout.is_near(3));
+    EXPECT_FALSE(layout.is_near(4));
+    EXPECT_EQ(layout_of({1}, 0).ranks_per_host, 1);
+}
+
+TEST(HostsLayout, UnevenHostsAreRefused) {
+    for (const auto& [hosts, words] :
+         {std::pair(std::vector<uint64_t>{1, 1, 2}, std::vector<std::string>{"h1 has 2 ranks", "h2 has 1"}),
+          std::pair(std::vector<uint64_t>{1, 2, 1, 2}, std::vector<std::string>{"rank 0 and rank 2", "host h1"})}) {
+        try {
+            layout_of(hosts, 0);
+            ADD_FAILURE() << "nothing was refused";
+        } catch (const Error& error) {
+            for (const std::string& word : words)
+                EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+        }
+    }
+}
+
+}  // namespace
+}  // namespace crossdock::hosts
