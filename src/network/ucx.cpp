@@ -48,8 +48,12 @@ void prefer(ucp_config_t* config, const char* variable, const char* name, const 
 void UcxContext::copy_at_once(ucp_config_t* config) {
     sends_by_reference_ = false;
     prefer(config, "UCX_RNDV_THRESH", "RNDV_THRESH", "inf");
-    for (const char* name : {"RX_SEG_SIZE", "TCP_RX_SEG_SIZE"}) prefer(config, "UCX_TCP_RX_SEG_SIZE", name, "256k");
-    for (const char* name : {"TX_SEG_SIZE", "TCP_TX_SEG_SIZE"}) prefer(config, "UCX_TCP_TX_SEG_SIZE", name, "256k");
+    // UCX warns of names that it does not know, and they got a prefix later.
+    unsigned major = 0, minor = 0, release = 0;
+    ucx().ucp_get_version(&major, &minor, &release);
+    const bool has_prefix = major > 1 || minor > 13;
+    prefer(config, "UCX_TCP_RX_SEG_SIZE", has_prefix ? "TCP_RX_SEG_SIZE" : "RX_SEG_SIZE", "256k");
+    prefer(config, "UCX_TCP_TX_SEG_SIZE", has_prefix ? "TCP_TX_SEG_SIZE" : "TX_SEG_SIZE", "256k");
 }
 
 UcxContext::UcxContext(Reach reach) {
@@ -226,14 +230,14 @@ void UcxWorker::send(uint32_t peer, Send& send) {
 // True if all ended in time.
 bool UcxWorker::wait_for(std::vector<void*>& requests, uint64_t timeout_ns) {
     const uint64_t end_ns = cpu::steady_now_ns() + timeout_ns;
-    for (void* request : requests) {
-        while (ucx().ucp_request_check_status(request) == UCS_INPROGRESS) {
+    while (!requests.empty()) {
+        while (ucx().ucp_request_check_status(requests.back()) == UCS_INPROGRESS) {
             if (cpu::steady_now_ns() > end_ns) return false;
             progress();
         }
-        ucx().ucp_request_free(request);
+        ucx().ucp_request_free(requests.back());
+        requests.pop_back();
     }
-    requests.clear();
     return true;
 }
 

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cpu_rank.h"
+#include "host_network.h"
 #include "internal.h"
 
 namespace crossdock::testing {
@@ -70,10 +71,15 @@ RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgr
 }
 
 RunReport run_as_hosts(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
-    const std::string address = free_address();
+    const std::string address = spec.network != nullptr ? spec.network->address() : free_address();
     const int ranks_per_host = spec.ranks_per_host > 0 ? spec.ranks_per_host : num_ranks;
     return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {
-        setenv("CROSSDOCK_HOST", fmt::format("host{}", rank / ranks_per_host).c_str(), 1);
+        const int host = rank / ranks_per_host;
+        if (spec.network != nullptr) {
+            spec.network->enter(host);
+        } else {
+            setenv("CROSSDOCK_HOST", fmt::format("host{}", host).c_str(), 1);
+        }
         ncclComm_t comm = nullptr;
         if (crossdockCommInitHosts(&comm, num_ranks, rank, address.c_str()) != ncclSuccess) {
             return {{fmt::format("rank {}: crossdockCommInitHosts: {}", rank, crossdockGetLastError())}, 0};

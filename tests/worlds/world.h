@@ -22,12 +22,15 @@ enum class WorldKind {
 const char* world_name(WorldKind kind);
 inline bool is_gpu_world(WorldKind kind) { return kind == WorldKind::kGpu || kind == WorldKind::kGpuProcesses; }
 
+class HostNetwork;
+
 struct WorldSpec {
     WorldKind kind = WorldKind::kThreads;
     crossdockDeterministicConfig_t deterministic = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
-    int ranks_per_host = 0;   // 0: all ranks are on one
-    std::vector<int> doomed;  // processes that a signal may end without a failure
-    int limit_s = 120;        // processes still running then are killed, and it is a failure
+    int ranks_per_host = 0;          // 0: all ranks are on one
+    HostNetwork* network = nullptr;  // kHosts: the hosts are those of this network, instead of mere names
+    std::vector<int> doomed;         // processes that a signal may end without a failure
+    int limit_s = 120;               // processes still running then are killed, and it is a failure
 };
 
 struct RunReport {

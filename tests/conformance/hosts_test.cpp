@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Three hosts with a network between them: results are the same, a cut cable and a dead host are named within the
+// timeout, and with masks the others go on. Where namespaces are not allowed these tests say so.
+#include "worlds/host_network.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+
+#include "fault_support.h"
+
+namespace crossdock::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kHosts = 3;
+constexpr uint64_t kTimeoutNs = 700'000'000;
+
+// Runs `program` on three hosts.
+void on_three_hosts(int ranks_per_host, const std::vector<int>& doomed,
+                    const std::function<RankProgram(HostNetwork& network)>& make_program) {
+    if (!world_is_selected(WorldKind::kHosts)) GTEST_SKIP() << "it does not concern the selected worlds";
+    if (const std::string why = why_unavailable(WorldKind::kHosts); !why.empty()) GTEST_SKIP() << why;
+    if (const std::string why = HostNetwork::why_impossible(); !why.empty()) GTEST_SKIP() << why;
+    HostNetwork network(kHosts);
+    WorldSpec spec;
+    spec.kind = WorldKind::kHosts;
+    spec.network = &network;
+    spec.ranks_per_host = ranks_per_host;
+    spec.doomed = doomed;
+    setenv("CROSSDOCK_NETWORK_TIMEOUT_MS", "2000", 1);
+    const RunReport report = run_ranks(spec, kHosts * ranks_per_host, make_program(network));
+    unsetenv("CROSSDOCK_NETWORK_TIMEOUT_MS");
+    for (const std::string& failure : report.failures) ADD_FAILURE() << failure;
+}
+
+// Steps until one fails, which must come back within the timeout, with room for a loaded machine.
+void step_until_failure(RankContext& context, Layer& layer) {
+    for (;;) {
+        for (const bool combine : {false, true}) {
+            const auto begin = Clock::now();
+            const ncclResult_t result = combine ? layer.combine() : layer.dispatch();
+            const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
+            if (result == ncclSuccess) continue;
+            RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result), crossdockGetLastError());
+            RANK_CHECK(context, elapsed_s < kTimeoutNs * 1e-9 + 3, "the failing call took {} s", elapsed_s);
+            return;
+        }
+    }
+}
+
+TEST(Hosts, ThreeReachEachOther) {
+    on_three_hosts(2, {}, [](HostNetwork&) -> RankProgram {
+        return [](RankContext& context) {
+            for (uint64_t seed = 1; seed <= 4; ++seed) {
+                Problem problem = random_problem(seed, {.num_ranks = 6, .most_row_bytes = 16384});
+                problem.layout = seed % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+                Group group(context, problem);
+                Layer layer(context, group.get(), problem);
+                layer.round_trip();
+                layer.route(rerouted(problem, seed + 1000));
+                layer.round_trip();
+                crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+                RANK_OK(context, crossdockGroupTraffic(group.get(), &traffic));
+                RANK_CHECK(context, traffic.domain_ranks == 2 && traffic.signals > 0, "domains of {}, {} signals",
+                           traffic.domain_ranks, traffic.signals);
+            }
+        };
+    });
+}
+
+// 2 ms and 10 MB/s a cable, so that frames pile up in sockets and arrive in pieces.
+TEST(Hosts, SlowCablesChangeNothing) {
+    on_three_hosts(1, {}, [](HostNetwork& network) -> RankProgram {
+        return [&network](RankContext& context) {
+            if (context.rank() == 0) network.slow_down(2000, 10'000);
+            context.barrier();
+            for (uint64_t seed = 1; seed <= 2; ++seed) {
+                Problem problem = random_problem(seed, {.num_ranks = 3, .most_row_bytes = 16384});
+                Group group(context, problem);
+                Layer layer(context, group.get(), problem);
+                for (int trip = 0; trip < 3; ++trip) layer.round_trip();
+            }
+        };
+    });
+}
+
+TEST(Hosts, ACutCableIsNamed) {
+    BlameTable blames;
+    constexpr int kCut = 1;
+    on_three_hosts(1, {}, [&](HostNetwork& network) -> RankProgram {
+        return [&](RankContext& context) {
+            const Problem problem = busy_problem(kHosts, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
+            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            config.timeout_ns = kTimeoutNs;
+            Group group(context, context.comm(), config);
+            Layer layer(context, group.get(), problem);
+            layer.round_trip();
+            // Not over the network, which may have words of a barrier under way.
+            network.meet(kHosts);
+            if (context.rank() == kCut) network.cut(kCut);
+            step_until_failure(context, layer);
+            blames.blame(context.rank(), diagnosed_peer(context, group.get()));
+            // What the host says to the others is bounded, too.
+            setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "500", 1);
+            RANK_REFUSED(context, ncclRemoteError, context.rank() == kCut ? "rank" : "rank 1",
+                         crossdockCommBarrier(context.comm()));
+        };
+    });
+    if (IsSkipped()) return;
+    EXPECT_EQ(blames.complaint(kHosts, kCut, true), "");
+}
+
+// Its ranks end without a word on the network.
+TEST(Hosts, TheOthersGoOnWithoutADeadHost) {
+    constexpr int kDead = 1;
+    on_three_hosts(2, {2, 3}, [](HostNetwork& network) -> RankProgram {
+        return [&](RankContext& context) {
+            const Problem problem = busy_problem(6, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
+            Group group(context, context.comm(), mask_config(context, problem, kTimeoutNs));
+            Layer layer(context, group.get(), problem);
+            degraded_step(context, group.get(), layer);
+            network.meet(6);
+            if (context.rank() / 2 == kDead) {
+                network.cut(kDead);
+                raise(SIGKILL);
+            }
+            for (int step = 0; step < 4; ++step) degraded_step(context, group.get(), layer);
+            const ActiveRanks survivors = {1, 1, 0, 0, 1, 1};
+            RANK_CHECK(context, query_mask(context, group.get()) == survivors, "not exactly host 1 is masked");
+            RANK_CHECK(context, async_error(context, group.get()) == 1, "no asynchronous error");
+            RANK_CHECK(context, diagnosed_peer(context, group.get()) / 2 == kDead, "the wrong host is named");
+        };
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing
