@@ -2,6 +2,7 @@
 #include "communicator.h"
 
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 
 #include <cstring>
 #include <vector>
@@ -42,6 +43,24 @@ Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
     {
         nb::gil_scoped_release unlocked;
         check(crossdockCommInitRank(&comm, num_ranks, id, rank));
+    }
+    return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
+}
+
+Communicator join_hosts(int num_ranks, int rank, const std::string& address) {
+    ncclComm_t comm = nullptr;
+    {
+        nb::gil_scoped_release unlocked;
+        check(crossdockCommInitHosts(&comm, num_ranks, rank, address.c_str()));
+    }
+    return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
+}
+
+Communicator from_environment() {
+    ncclComm_t comm = nullptr;
+    {
+        nb::gil_scoped_release unlocked;
+        check(crossdockCommInitFromEnvironment(&comm));
     }
     return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
 }
@@ -113,8 +132,9 @@ std::shared_ptr<CommunicatorState> communicator_from(nb::handle object) {
 void bind_communicator(nb::module_& module) {
     nb::class_<Communicator>(module, "Communicator", R"(The ranks that take part.
 
-On CPUs: create_threads (ranks are threads of this process), or join (processes of one host). On GPUs: adopt an
-ncclComm_t that another library made; crossdock.nccl has helpers for torch's groups and for making one.
+On CPUs: create_threads (ranks are threads of this process), join (processes of one host), join_hosts or
+from_environment (of several). On GPUs: adopt an ncclComm_t that another library made; crossdock.nccl makes one,
+crossdock.torch finds that of a process group.
 Use it as a context manager, or close() it; close its groups and windows first. One thread at a time uses a rank's
 communicator; calls that wait for other ranks release the GIL.)")
         .def_static("create_threads", &create_threads, "num_ranks"_a,
@@ -126,6 +146,13 @@ communicator; calls that wait for other ranks release the GIL.)")
         .def_static("join", &join, "num_ranks"_a, "rank"_a, "unique_id"_a,
                     "Joins the processes that have the same unique_id as rank of num_ranks. Collective; RemoteError "
                     "names the missing ranks after CROSSDOCK_JOIN_TIMEOUT_MS (60000).")
+        .def_static("join_hosts", &join_hosts, "num_ranks"_a, "rank"_a, "address"_a,
+                    "Joins processes of several hosts: address is rank 0's \"host:port\", where it listens. Ranks of a "
+                    "host share memory, others are reached over the network; they are numbered host by host. "
+                    "Collective, bounded as join.")
+        .def_static("from_environment", &from_environment,
+                    "The same, under torchrun, mpirun or srun, or by CROSSDOCK_RANK, CROSSDOCK_NUM_RANKS and "
+                    "CROSSDOCK_ADDRESS. InvalidUsage names the variable that is missing or contradicts another.")
         .def_static(
             "adopt", [](nb::handle comm) { return Communicator{communicator_from(comm)}; }, "comm"_a.none(),
             nb::sig("def adopt(comm: object) -> Communicator"),

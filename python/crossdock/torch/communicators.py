@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ def communicator_of(group: Any = None) -> Communicator:
     """The Communicator of a process group (None: the default one); collective over its ranks.
 
     A group of NCCL gives its own communicator, which is borrowed: destroy the process group after the Groups. A group
-    of CPUs (gloo) is used once, to introduce its processes to each other; they must be on one host.
+    of CPUs (gloo) is used once, to introduce its processes to each other; on several hosts its ranks must be numbered
+    host by host.
     InvalidUsage: torch.distributed is not initialised, this process is not in the group, or a group of NCCL has no
     communicator, one of another size, or one of an NCCL that is too old.
     """
@@ -29,10 +32,27 @@ def communicator_of(group: Any = None) -> Communicator:
     if dist.get_backend(group) == "nccl":
         return _borrowed(group)
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-    ids: list[bytes | None] = [Communicator.unique_id() if rank == 0 else None]
-    dist.broadcast_object_list(ids, src=dist.get_global_rank(group, 0), group=group)
-    assert ids[0] is not None
-    return Communicator.join(num_ranks, rank, ids[0])
+    own = (_host(), Communicator.unique_id() if rank == 0 else b"", _address() if rank == 0 else "")
+    everybody: list[tuple[str, bytes, str]] = [own] * num_ranks
+    dist.all_gather_object(everybody, own, group=group)
+    _, unique_id, address = everybody[0]
+    if all(host == everybody[0][0] for host, _, _ in everybody):
+        return Communicator.join(num_ranks, rank, unique_id)
+    return Communicator.join_hosts(num_ranks, rank, address)
+
+
+def _host() -> str:
+    return os.environ.get("CROSSDOCK_HOST") or socket.gethostname()
+
+
+def _address() -> str:
+    """CROSSDOCK_ADDRESS, or a port of this host that is free now."""
+    if given := os.environ.get("CROSSDOCK_ADDRESS"):
+        return given
+    host = os.environ.get("MASTER_ADDR") or socket.gethostname()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return f"{host}:{probe.getsockname()[1]}"
 
 
 def _borrowed(group: Any) -> Communicator:
