@@ -32,17 +32,20 @@ void run(const Options& options) {
                 std::max<uint32_t>(20, bytes > 100'000 ? options.round_trips / 20 : options.round_trips);
             const Amount amount{bytes, round_trips, static_cast<uint32_t>(messages)};
             Row own{"crossdock", name, amount, {}};
+            Row hosts{"hosts", name, amount, {}};
             Row perftest{"ucx_perftest", name, amount, {}};
             Row socket{"tcp socket", name, amount, {}};
             for (uint32_t i = 0; i < options.repetitions; ++i) {
                 own.results.push_back(measure_plugin(amount, options.plugin, list));
                 if (options.only_plugin) continue;
+                // Different hosts share no memory.
+                if (*list != '\0') hosts.results.push_back(measure_hosts(amount, list));
                 // Shared memory's transports by name: with all of them it would also ask sockets.
                 const std::string chosen = *list == '\0' ? "posix,sysv,cma,self" : list;
                 if (const auto result = measure_perftest(amount, chosen)) perftest.results.push_back(*result);
                 if (*list != '\0') socket.results.push_back(measure_tcp(amount));
             }
-            for (Row* row : {&own, &perftest, &socket}) {
+            for (Row* row : {&own, &hosts, &perftest, &socket}) {
                 if (!row->results.empty()) rows.push_back(*row);
             }
         }

@@ -39,13 +39,15 @@ inline uint64_t now_ns() { return cpu::steady_now_ns(); }
 
 // Put and signal through the plugin's table of functions.
 Result measure_plugin(const Amount& amount, const std::string& plugin, const std::string& transports);
+// The same from kernels of CPU ranks that play two hosts.
+Result measure_hosts(const Amount& amount, const std::string& transports);
 // write() and read() on a socket that polls.
 Result measure_tcp(const Amount& amount);
 // ucx_perftest's active messages; nothing where it is not installed.
 std::optional<Result> measure_perftest(const Amount& amount, const std::string& transports);
 
 struct Row {
-    std::string way;         // "crossdock", "ucx_perftest", "tcp socket"
+    std::string way;         // "crossdock", "hosts", "ucx_perftest", "tcp socket"
     std::string transports;  // "shared memory", "tcp"
     Amount amount;
     std::vector<Result> results;  // of all repetitions

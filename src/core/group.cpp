@@ -114,7 +114,9 @@ void Group::expect_working() const {
         "the group has failed: {} rows (expert-major: padded slots) came to rank {}, whose max_recv_tokens_per_rank "
         "is {}: raise it, or set overflow_policy to drop",
         overflow.total, overflow.rank, overflow.budget);
-    throw Error(ncclRemoteError, describe(diagnosis()));
+    const crossdockDiagnosis_t what = diagnosis();
+    const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
+    throw Error(ncclRemoteError, describe(what) + (gone.empty() ? "" : fmt::format("; {}", gone)));
 }
 
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "network/caretaker.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -19,13 +21,22 @@ constexpr uint64_t kIdleNs = 1'000'000;
 // One thread for all meshes of the process, which lives while there is one.
 class Rounds {
   public:
-    ~Rounds() {
+    ~Rounds() { stop(); }
+
+    // No mesh is looked after any more.
+    void stop() {
         {
             const std::lock_guard lock(mutex_);
             is_over_ = true;
         }
         changed_.notify_all();
-        thread_.join();
+        if (!thread_.joinable()) return;
+        // A forked process has the object, but not the thread.
+        if (process_ == getpid()) {
+            thread_.join();
+        } else {
+            thread_.detach();
+        }
     }
 
     void add(Mesh& mesh) {
@@ -59,17 +70,26 @@ class Rounds {
     std::condition_variable changed_;
     bool is_over_ = false;
     std::vector<Mesh*> meshes_;
+    const pid_t process_ = getpid();
     std::thread thread_;
+};
+
+struct Current {
+    // At the process's end, before libraries are torn down: what a mesh uses must not go while the thread uses it.
+    ~Current() {
+        if (const auto rounds = object.lock()) rounds->stop();
+    }
+    std::mutex mutex;
+    std::weak_ptr<Rounds> object;
 };
 
 }  // namespace
 
 Caretaker::Place Caretaker::look_after(Mesh& mesh) {
-    static std::mutex mutex;
-    static std::weak_ptr<Rounds> current;
-    const std::lock_guard lock(mutex);
-    std::shared_ptr<Rounds> rounds = current.lock();
-    if (rounds == nullptr) current = rounds = std::make_shared<Rounds>();
+    static Current current;
+    const std::lock_guard lock(current.mutex);
+    std::shared_ptr<Rounds> rounds = current.object.lock();
+    if (rounds == nullptr) current.object = rounds = std::make_shared<Rounds>();
     rounds->add(mesh);
     return Place(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
 }
