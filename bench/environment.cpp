@@ -21,15 +21,19 @@ struct Variables {
     const char* rank;
     const char* num_ranks;
     const char* local_rank;
+    const char* num_local_ranks;
     const char* required;  // set by the launcher only for the ranks it starts
 };
 
 constexpr Variables kLaunchers[] = {
-    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK"},
-    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "PMI_RANK"},
+    {"CROSSDOCK", "CROSSDOCK_RANK", "CROSSDOCK_NUM_RANKS", "CROSSDOCK_LOCAL_RANK", "CROSSDOCK_NUM_LOCAL_RANKS",
+     "CROSSDOCK_RANK"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK"},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK"},
     // A batch script has the task variables too, but it is no step.
-    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID"},
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "WORLD_SIZE"},
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_ID"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"},
 };
 
 std::optional<int> number_in(const char* variable) {
@@ -82,13 +86,22 @@ std::optional<LaunchedRank> launched_rank() {
         const auto rank = number_in(names.rank);
         const auto num_ranks = number_in(names.num_ranks);
         if (std::getenv(names.required) != nullptr && rank && num_ranks && *rank < *num_ranks) {
-            return LaunchedRank{*rank, *num_ranks, number_in(names.local_rank).value_or(*rank), names.launcher};
+            const bool is_on_one_host = std::getenv("CROSSDOCK_ADDRESS") == nullptr &&
+                                  number_in(names.num_local_ranks).value_or(*num_ranks) == *num_ranks &&
+                                  number_in("SLURM_STEP_NUM_NODES").value_or(1) == 1;
+            return LaunchedRank{*rank, *num_ranks, number_in(names.local_rank).value_or(*rank), is_on_one_host,
+                                names.launcher};
         }
     }
     return std::nullopt;
 }
 
 ncclComm_t meet(const LaunchedRank& launched, std::string path) {
+    if (!launched.is_on_one_host && path.empty()) {
+        ncclComm_t comm = nullptr;
+        check(crossdockCommInitFromEnvironment(&comm));
+        return comm;
+    }
     if (path.empty()) {
         path = default_path();
     }

@@ -89,8 +89,8 @@ struct Send {
     std::span<const std::byte> header;  // stays in place until done is called
     std::span<const std::byte> bytes;
     Done done;
-    UcxWorker* worker;   // for whoever sends it
-    bool arrives_whole;  // the receiver does not have to fetch its bytes
+    UcxWorker* worker;           // for whoever sends it
+    bool arrives_whole = false;  // the receiver does not have to fetch its bytes
 };
 
 class UcxWorker {
