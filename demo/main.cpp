@@ -27,6 +27,8 @@ std::unique_ptr<tools::RankRun> start(const Options& options, tools::RankProgram
     switch (options.world) {
         case World::kProcesses:
             return tools::start_processes(options.num_ranks, std::move(program));
+        case World::kHosts:
+            return tools::start_hosts(options.num_ranks, options.num_ranks / options.num_nodes, std::move(program));
         case World::kDeterministic:
             return tools::start_deterministic(options.num_ranks, options.schedule_seed, std::move(program));
         case World::kThreads:

@@ -37,14 +37,19 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
     app.add_option("--nodes", options.num_nodes, "nodes that the ranks play, a divisor of the ranks; ll (1)")
         ->check(integer_range(1, 64));
+    bool network = false;
+    CLI::Option* network_flag =
+        app.add_flag("--network", network, "ranks are processes; nodes share no memory, and are connected by UCX");
     CLI::Option* processes_flag = app.add_flag("--processes", processes, "ranks are processes (default)");
-    CLI::Option* threads_flag = app.add_flag("--threads", threads, "ranks are threads")->excludes(processes_flag);
+    CLI::Option* threads_flag =
+        app.add_flag("--threads", threads, "ranks are threads")->excludes(processes_flag)->excludes(network_flag);
     CLI::Option* seed_option =
         app.add_option("--deterministic", options.schedule_seed, "ranks are fibers; SEED decides who runs when")
             ->check(integer_range(0, INT64_MAX))
             ->type_name("SEED")
             ->excludes(processes_flag)
-            ->excludes(threads_flag);
+            ->excludes(threads_flag)
+            ->excludes(network_flag);
     app.add_option("--device", device, "where the layer runs; cuda: ranks are threads with GPUs (cpu)")
         ->check(tools::one_of({"cpu", "cuda"}));
     app.add_option("--json", options.json_path, "also write the report for machines to FILE")
@@ -103,7 +108,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         return tools::refuse(app, fmt::format("--hidden: {} is not a multiple of 8 from 8 to 32768", layer.hidden));
     }
     if (device == "cuda") {
-        if (processes || *seed_option) {
+        if (processes || network || *seed_option) {
             return tools::refuse(app,
                                  "--device: cuda runs its ranks as threads, not with --processes or --deterministic");
         }
@@ -113,6 +118,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         options.world = World::kCuda;
     } else if (*seed_option) {
         options.world = World::kDeterministic;
+    } else if (network) {
+        options.world = World::kHosts;
     } else if (threads) {
         options.world = World::kThreads;
     }
@@ -123,6 +130,8 @@ const char* world_name(World world) {
     switch (world) {
         case World::kProcesses:
             return "processes";
+        case World::kHosts:
+            return "processes without common memory";
         case World::kThreads:
             return "threads";
         case World::kDeterministic:

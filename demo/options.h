@@ -9,7 +9,7 @@
 namespace crossdock::demo {
 
 enum class Mode { kLowLatency, kHighThroughput };
-enum class World { kProcesses, kThreads, kDeterministic, kCuda };
+enum class World { kProcesses, kHosts, kThreads, kDeterministic, kCuda };
 
 // Sizes of the layer; the seed draws all its weights.
 struct LayerShape {

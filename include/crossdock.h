@@ -67,8 +67,8 @@ ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, c
 /* The same, with all of it from the environment of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1), mpirun
  * (OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE), srun (SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST) or
  * CROSSDOCK_RANK and CROSSDOCK_NUM_RANKS. CROSSDOCK_ADDRESS is rank 0's host:port, and comes before what a launcher
- * says; mpirun says nothing. InvalidUsage with the variable's name and value where one is missing or contradicts
- * another. */
+ * says; mpirun says nothing, but ranks of one host find each other. InvalidUsage with the variable's name and value
+ * where one is missing or contradicts another. */
 ncclResult_t crossdockCommInitFromEnvironment(ncclComm_t* comm);
 
 /* Frees a CPU communicator; its groups and windows must be gone (they are refused later with a sentence otherwise).

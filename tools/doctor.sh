@@ -42,7 +42,16 @@ line ptrace "ptrace_scope $yama" "$([ "$yama" -le 1 ] && echo "ok: ranks as proc
     echo "strict: ranks as processes may be refused each other")"
 
 echo
-echo "Network plugin"
+echo "Several hosts, and the network plugin"
+ucx_library=${CROSSDOCK_UCX_LIBRARY:-$(ldconfig -p 2>/dev/null | sed -nE 's|.*=> (.*/libucp\.so\.0)$|\1|p' | head -n 1)}
+if [ -f "$ucx_library" ]; then
+    line libucp "$ucx_library" "ok: CPU ranks of several hosts reach each other (docs/hosts.md)"
+else
+    line libucp "not found" "ranks of several hosts are refused with a sentence: install libucx0"
+fi
+line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun tell where rank 0 is, mpirun does not"
+line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || echo "not set")" \
+    "$([ -n "${CROSSDOCK_SECRET:-}" ] && echo "ok: strangers are turned away" || echo "who reaches rank 0's port may take a rank's place")"
 plugin=$(compgen -G "build/*/plugin/libnccl-rma-crossdock.so" | head -n 1 || true)
 if [ -n "$plugin" ]; then
     line plugin "$plugin" "NCCL loads it when NCCL_RMA_PLUGIN names it; now: ${NCCL_RMA_PLUGIN:-not set}"

@@ -41,6 +41,20 @@ class Communicator {
         return Communicator(comm);
     }
 
+    // The same with ranks on several hosts; rank 0 is at the address, "host:port".
+    static Communicator join_hosts(const char* address, int num_ranks, int rank) {
+        ncclComm_t comm = nullptr;
+        check(crossdockCommInitHosts(&comm, num_ranks, rank, address));
+        return Communicator(comm);
+    }
+
+    // The same as torchrun, mpirun or srun have started this process.
+    static Communicator from_environment() {
+        ncclComm_t comm = nullptr;
+        check(crossdockCommInitFromEnvironment(&comm));
+        return Communicator(comm);
+    }
+
     Communicator(Communicator&& other) noexcept : comm_(other.comm_) { other.comm_ = nullptr; }
     Communicator& operator=(Communicator&& other) noexcept {
         std::swap(comm_, other.comm_);

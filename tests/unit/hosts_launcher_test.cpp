@@ -69,6 +69,10 @@ TEST(HostsLauncher, MpirunIsUnderstood) {
     EXPECT_EQ(launch.num_ranks, 4);
     EXPECT_EQ(launch.local_ranks, 2);
     EXPECT_EQ(launch.address, "node-a:7000");
+    // All ranks on this host: everybody knows where that is.
+    EXPECT_EQ(read(with(kMpirun, {{"CROSSDOCK_ADDRESS", ""}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}))
+                  .address.find("localhost:1"),
+              0u);
     const Launch other = read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"CROSSDOCK_ADDRESS", "[::1]:7000"}});
     EXPECT_EQ(other.num_ranks, 2);
     EXPECT_FALSE(other.local_ranks.has_value());

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -237,6 +238,20 @@ std::unique_ptr<RankRun> start_processes(int num_ranks, RankProgram program) {
     for (int rank = 0; rank < num_ranks; ++rank) {
         run->start(rank, [&] {
             const Communicator communicator = Communicator::join(id, num_ranks, rank);
+            program(RankContext{rank, num_ranks, communicator.get()});
+        });
+    }
+    return run;
+}
+
+std::unique_ptr<RankRun> start_hosts(int num_ranks, int ranks_per_host, RankProgram program) {
+    // Below the ports that the system itself gives to connections.
+    const std::string address = fmt::format("127.0.0.1:{}", 10'000 + getpid() % 20'000);
+    auto run = std::make_unique<ProcessRun>(num_ranks);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        run->start(rank, [&] {
+            setenv("CROSSDOCK_HOST", fmt::format("host{}", rank / ranks_per_host).c_str(), 1);
+            const Communicator communicator = Communicator::join_hosts(address.c_str(), num_ranks, rank);
             program(RankContext{rank, num_ranks, communicator.get()});
         });
     }

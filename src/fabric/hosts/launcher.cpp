@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/hosts/launcher.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cstdint>
 #include <cstring>
@@ -30,6 +32,9 @@ constexpr Launcher kLaunchers[] = {
 };
 
 constexpr int kMostRanks = 4096;
+// Below the ports that the system itself gives to connections.
+constexpr int kLocalFirstPort = 10'000;
+constexpr int kLocalPorts = 10'000;
 constexpr int kSlurmFirstPort = 20'000;
 constexpr uint64_t kSlurmPorts = 10'000;
 
@@ -88,11 +93,15 @@ std::string slurm_address(const Variables& variables) {
     return fmt::format("{}:{}", first_host(list), kSlurmFirstPort + (job * 16 + step) % kSlurmPorts);
 }
 
+uint16_t local_port() { return static_cast<uint16_t>(kLocalFirstPort + getppid() % kLocalPorts); }
+
 std::string address_of(const Variables& variables, const Launcher& launcher, const Launch& launch) {
     if (const char* address = text_of(variables, "CROSSDOCK_ADDRESS")) return address;
     const std::string_view name = launcher.name;
     if (name == "torchrun") return torch_address(variables);
     if (name == "srun") return slurm_address(variables);
+    // The launcher is the parent of all ranks of a host.
+    if (launch.local_ranks == launch.num_ranks) return fmt::format("localhost:{}", local_port());
     fail(ncclInvalidUsage,
          "CROSSDOCK_ADDRESS is not set, and {}={} of {} says that this is rank {} of {}, but not where rank 0 is: set "
          "CROSSDOCK_ADDRESS to HOST:PORT, a host's name or address with a free port there (mpirun -x "
