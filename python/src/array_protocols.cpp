@@ -61,7 +61,10 @@ nb::object optional_attribute(nb::handle object, const char* attribute) {
 void describe_interface(nb::handle interface, nb::handle object, const char* name, Place place, Array& array) {
     if (!PyDict_Check(interface.ptr())) invalid_argument(std::string(name) + " has an array interface that is no dict");
     const nb::dict fields = nb::borrow<nb::dict>(interface);
-    const std::string typestr = nb::cast<std::string>(fields["typestr"]);
+    for (const char* needed : {"typestr", "shape", "data"}) {
+        if (!fields.contains(needed)) invalid_argument(std::string(name) + " has an array interface without " + needed);
+    }
+    const std::string typestr = shown(fields["typestr"]);
     // Types that the interface has no letters for (bfloat16 and the like) have a name in the array's dtype.
     const nb::object dtype = optional_attribute(object, "dtype");
     std::optional<ncclDataType_t> type;
@@ -71,25 +74,27 @@ void describe_interface(nb::handle interface, nb::handle object, const char* nam
     }
     const ncclDataType_t datatype = type ? *type : datatype_of_typestr(name, typestr);
 
-    const nb::tuple shape = nb::cast<nb::tuple>(fields["shape"]);
+    const std::string what = std::string(name) + ": its array interface's ";
+    const nb::tuple shape = items_of(fields["shape"], what + "shape");
     expect_dimensions(name, nb::len(shape));
     size_t sizes[kMaxDimensions];
     int64_t strides[kMaxDimensions];
     for (size_t dimension = 0; dimension < nb::len(shape); ++dimension) {
-        sizes[dimension] = nb::cast<size_t>(shape[dimension]);
+        sizes[dimension] = as<size_t>(shape[dimension], what + "extent", "0 and more");
     }
     if (fields.contains("strides") && !fields["strides"].is_none()) {
-        const nb::tuple given = nb::cast<nb::tuple>(fields["strides"]);
+        const nb::tuple given = items_of(fields["strides"], what + "strides");
         if (nb::len(given) != nb::len(shape)) invalid_argument(std::string(name) + " has strides for other dimensions");
         for (size_t dimension = 0; dimension < nb::len(given); ++dimension) {
-            strides[dimension] = nb::cast<int64_t>(given[dimension]);
+            strides[dimension] = as<int64_t>(given[dimension], what + "stride", "numbers of bytes");
         }
         expect_dense(name, sizes, strides, nb::len(shape), bytes_of_datatype(datatype));
     }
-    const nb::tuple data = nb::cast<nb::tuple>(fields["data"]);
-    void* address = PyLong_AsVoidPtr(nb::object(data[0]).ptr());
-    if (PyErr_Occurred() != nullptr) nb::raise_python_error();
-    array.set_memory(address, datatype, place, place == Place::kHost ? -1 : 0, !nb::cast<bool>(data[1]));
+    const nb::tuple data = items_of(fields["data"], what + "data");
+    if (nb::len(data) != 2) invalid_argument(what + "data is " + shown(data) + ", expected (address, is read-only)");
+    const auto address = as<size_t>(data[0], what + "address", "an address");
+    const bool is_read_only = as<bool>(data[1], what + "read-only flag", "True, False");
+    array.set_memory(reinterpret_cast<void*>(address), datatype, place, place == Place::kHost ? -1 : 0, !is_read_only);
     array.set_shape(sizes, nb::len(shape));
     array.keep(object);
 }

@@ -37,6 +37,15 @@ std::string shown(nb::handle object) {
     return text;
 }
 
+nb::tuple items_of(nb::handle sequence, const std::string& name) {
+    PyObject* items = PyUnicode_Check(sequence.ptr()) ? nullptr : PySequence_Tuple(sequence.ptr());
+    if (items == nullptr) {
+        PyErr_Clear();
+        invalid_argument(name + " is " + shown(sequence) + ", allowed: a sequence of numbers");
+    }
+    return nb::steal<nb::tuple>(items);
+}
+
 void bind_errors(nb::module_&) {
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
         try {

@@ -31,6 +31,17 @@ void check(ncclResult_t result);
 // "the str() of an object" for sentences, at most 80 characters; never throws.
 std::string shown(nanobind::handle object);
 
+// value as a T. InvalidArgument: it is none.
+template <class T>
+T as(nanobind::handle value, const std::string& name, const char* allowed) {
+    T result{};
+    if (!nanobind::try_cast<T>(value, result)) invalid_argument(name + " is " + shown(value) + ", allowed: " + allowed);
+    return result;
+}
+
+// The items of any sequence.
+nanobind::tuple items_of(nanobind::handle sequence, const std::string& name);
+
 void bind_errors(nanobind::module_& module);
 
 }  // namespace crossdock::python

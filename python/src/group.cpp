@@ -79,9 +79,9 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
     nb::kwargs of_config;
     for (const auto& [name, value] : fields) {
         if (shown(name) == "ht_masks") {
-            options.ht_masks = nb::cast<bool>(value) ? 1 : 0;
+            options.ht_masks = as<bool>(value, "ht_masks", "True, False") ? 1 : 0;
         } else if (shown(name) == "domain_ranks") {
-            options.domain_ranks = nb::cast<int>(value);
+            options.domain_ranks = as<int>(value, "domain_ranks", "the number of ranks of a domain");
         } else {
             of_config[name] = value;
         }

@@ -44,7 +44,11 @@ void mask_update(Group& self, const nb::sequence& mask, nb::handle stream) {
                          std::to_string(num_ranks));
     }
     std::vector<int> values;
-    for (nb::handle value : mask) values.push_back(PyObject_IsTrue(value.ptr()) == 1 ? 1 : 0);
+    for (nb::handle value : mask) {
+        const int is_active = PyObject_IsTrue(value.ptr());
+        if (is_active < 0) nb::raise_python_error();
+        values.push_back(is_active);
+    }
     const cudaStream_t where = stream_from(stream, state.communicator().is_cpu(), -1);
     state.call([&] { check(ncclEpMaskUpdate(state.get(), values.data(), where)); });
 }

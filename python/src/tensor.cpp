@@ -48,12 +48,12 @@ Tensor::Tensor(nb::handle buffer, nb::handle dtype, nb::handle shape, nb::handle
         array_.set_datatype(type);
     }
     if (!shape.is_none()) {
-        const nb::tuple extents = nb::cast<nb::tuple>(shape);
+        const nb::tuple extents = items_of(shape, "shape");
         expect_dimensions("shape", nb::len(extents));
         size_t sizes[kMaxDimensions];
         size_t bytes = bytes_of_datatype(array_.datatype());
         for (size_t dimension = 0; dimension < nb::len(extents); ++dimension) {
-            sizes[dimension] = nb::cast<size_t>(extents[dimension]);
+            sizes[dimension] = as<size_t>(extents[dimension], "an extent of shape", "0 and more");
             if (__builtin_mul_overflow(bytes, sizes[dimension], &bytes)) {
                 invalid_argument("shape is " + shown(shape) + ", which has more bytes than can be addressed");
             }

@@ -70,6 +70,11 @@ def test_another_type_and_shape_of_the_same_bytes() -> None:
         ep.Tensor(source, dtype="float32")
     with pytest.raises(ep.InvalidArgument, match="dtype is complex64"):
         ep.Tensor(source, dtype="complex64")
+    wrong: Any
+    for wrong, sentence in ((7, "shape is 7, allowed"), ("48", "shape is 48"), ((4, "x"), "extent of shape is x")):
+        with pytest.raises(ep.InvalidArgument, match=sentence):
+            ep.Tensor(source, shape=wrong)
+    assert ep.Tensor(source, shape=[2, 16]).sizes == (2, 16)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,30 @@ def test_another_type_and_shape_of_the_same_bytes() -> None:
 def test_what_is_refused(source: Any, sentence: str) -> None:
     with pytest.raises(ep.InvalidArgument, match=sentence):
         ep.Tensor(source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"shape": None}, "shape is None, allowed: a sequence of numbers"),
+        ({"shape": (2, -4)}, "extent is -4, allowed: 0 and more"),
+        ({"strides": (16,)}, "strides for other dimensions"),
+        ({"strides": ("a", 4)}, "stride is a, allowed: numbers of bytes"),
+        ({"data": 4096}, "data is 4096, allowed: a sequence"),
+        ({"data": (4096,)}, "expected \\(address, is read-only\\)"),
+        ({"data": ("x", False)}, "address is x"),
+        ({"typestr": 4}, "'4' \\(its typestr\\), which the library does not have"),
+    ],
+)
+def test_malformed_interfaces(changes: dict[str, Any], sentence: str) -> None:
+    class Broken:
+        __cuda_array_interface__ = {"shape": (2, 4), "typestr": "<f4", "data": (4096, False), "version": 3} | changes
+
+    with pytest.raises(ep.InvalidArgument, match=sentence):
+        ep.Tensor(Broken())
+    del Broken.__cuda_array_interface__["data"]
+    with pytest.raises(ep.InvalidArgument, match="has an array interface without data"):
+        ep.Tensor(Broken())
 
 
 def test_empty_arrays_have_any_strides() -> None:

@@ -38,7 +38,9 @@ def routing(num_tokens: int = 2) -> Any:
         ({"algorithm": ep.Layout.FLAT}, TypeError, "algorithm"),
         ({"num_topk": 3}, ep.InvalidArgument, "num_topk is 3"),
         ({"ht_masks": True}, ep.InvalidUsage, "ht_masks"),
+        ({"ht_masks": "some"}, ep.InvalidArgument, "ht_masks is some, allowed: True, False"),
         ({"domain_ranks": 7}, ep.InvalidArgument, "domain_ranks is 7"),
+        ({"domain_ranks": None}, ep.InvalidArgument, "domain_ranks is None, allowed: the number of ranks"),
     ],
 )
 def test_configurations(fields: dict[str, Any], kind: type[Exception], sentence: str) -> None:
