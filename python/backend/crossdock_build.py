@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from scikit_build_core import build as core
-from scikit_build_core.build import build_sdist, get_requires_for_build_sdist
+from scikit_build_core.build import (
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
 
 __all__ = [
     "build_editable",
@@ -28,11 +33,14 @@ __all__ = [
     "get_requires_for_build_editable",
     "get_requires_for_build_sdist",
     "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
 ]
 
 MIN_TOOLKIT = 13
-MIN_NCCL = 23004
-NCCL_PACKAGE = "nvidia-nccl-cu13>=2.30.4"
+# Headers of NCCL 2.30.4 to 2.30.x; later ones declare some things elsewhere. What is built runs with later libraries.
+MIN_NCCL, NEXT_NCCL = 23004, 23100
+NCCL_PACKAGE = "nvidia-nccl-cu13==2.30.7"
 
 Settings = dict[str, Any] | None
 
@@ -56,13 +64,13 @@ def find_nvcc() -> tuple[str, int]:
     return "", 0
 
 
-def is_new_enough(include: Path) -> bool:
-    """Whether a folder has the headers of NCCL 2.30.4 or newer."""
+def is_fitting(include: Path) -> bool:
+    """Whether a folder has headers of NCCL that this version of Crossdock is built with."""
     try:
         code = re.search(r"^#define NCCL_VERSION_CODE +(\d+)$", (include / "nccl.h").read_text(), re.MULTILINE)
     except OSError:
         return False
-    return code is not None and int(code[1]) >= MIN_NCCL and (include / "nccl_device.h").exists()
+    return code is not None and MIN_NCCL <= int(code[1]) < NEXT_NCCL and (include / "nccl_device.h").exists()
 
 
 def find_nccl(settings: Settings) -> str:
@@ -70,7 +78,7 @@ def find_nccl(settings: Settings) -> str:
     if given := setting("CROSSDOCK_NCCL_INCLUDE", settings):
         return given
     for folder in [*sys.path, sysconfig.get_path("platlib")]:
-        if is_new_enough(include := Path(folder) / "nvidia" / "nccl" / "include"):
+        if is_fitting(include := Path(folder) / "nvidia" / "nccl" / "include"):
             return str(include)
     return ""
 

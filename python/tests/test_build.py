@@ -63,7 +63,7 @@ def test_a_toolkit_that_is_too_old(backend: ModuleType, tmp_path: Path, monkeypa
 
 def test_a_toolkit(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_nvcc(tmp_path, 13)
-    assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13>=2.30.4"]
+    assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13==2.30.7"]
     assert backend.get_requires_for_build_wheel({"cmake.define.CROSSDOCK_CUDA": "OFF"}) == ["ninja"]
     include = tmp_path / "nvidia" / "nccl" / "include"
     make_nccl(include, 23007)
@@ -81,7 +81,8 @@ def test_a_toolkit(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
     assert backend.resolved(None) == {"cmake.define.CROSSDOCK_CUDA": "OFF"}
 
 
-def test_headers_that_are_too_old(backend: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [22809, 23203])
+def test_headers_that_do_not_fit(backend: ModuleType, tmp_path: Path, code: int) -> None:
     make_nvcc(tmp_path, 14)
-    make_nccl(tmp_path / "nvidia" / "nccl" / "include", 22809)
-    assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13>=2.30.4"]
+    make_nccl(tmp_path / "nvidia" / "nccl" / "include", code)
+    assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13==2.30.7"]
