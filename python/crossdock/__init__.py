@@ -45,6 +45,7 @@ from crossdock._core import (
     get_version,
     has_cuda,
 )
+from crossdock.allocator import AllocFn, FreeFn, address_of
 from crossdock.errors import (
     Error,
     InternalError,
@@ -61,9 +62,16 @@ from crossdock.worlds import run_processes, run_threads
 _code = get_version()
 __version__ = f"{_code // 10000}.{_code // 100 % 100}.{_code % 100}"
 
+
+def get_lib_version() -> str:
+    """The library's version, as nccl.ep spells it: major.minor.patch."""
+    return __version__
+
+
 __all__ = [
     "Algorithm",
     "AllocConfig",
+    "AllocFn",
     "CombineConfig",
     "CombineInputs",
     "CombineOutputs",
@@ -76,6 +84,7 @@ __all__ = [
     "DispatchQuantizationRecipe",
     "Error",
     "ExpertIdKind",
+    "FreeFn",
     "Group",
     "GroupConfig",
     "Handle",
@@ -96,9 +105,11 @@ __all__ = [
     "UnhandledCudaError",
     "Window",
     "ZeroCopyMode",
+    "address_of",
     "get_cmake_dir",
     "get_include",
     "get_lib_path",
+    "get_lib_version",
     "get_version",
     "has_cuda",
     "run_processes",

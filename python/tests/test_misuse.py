@@ -168,6 +168,39 @@ def test_wrong_calls_leave_the_group_usable() -> None:
         handle.close()
 
 
+def test_hooks_for_device_memory() -> None:
+    """Python's functions give and take the group's memory; one that fails is an exception, and nothing is leaked."""
+    live: dict[int, Any] = {}
+    is_poor = False
+
+    @ep.AllocFn  # type: ignore[untyped-decorator,unused-ignore]
+    def allocate(pointer: Any, size: int, context: Any) -> int:
+        if is_poor:
+            return 2
+        memory: Any = ep.Memory(size)
+        pointer[0] = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        live[pointer[0]] = memory
+        return 0
+
+    @ep.FreeFn  # type: ignore[untyped-decorator,unused-ignore]
+    def free(pointer: int, context: Any) -> int:
+        del live[pointer]
+        return 0
+
+    [comm] = ep.Communicator.create_threads(1)
+    hooks = ep.AllocConfig(alloc_fn=ep.address_of(allocate), free_fn=ep.address_of(free))
+    with comm:
+        with ep.Group(comm, **settings(alloc=hooks)) as group:
+            with group.create_handle(ep.Layout.EXPERT_MAJOR, routing()):
+                assert live
+            is_poor = True
+            with pytest.raises(ep.UnhandledCudaError, match="alloc"):
+                group.create_handle(ep.Layout.EXPERT_MAJOR, routing())
+        assert not live
+        with pytest.raises(ep.InvalidUsage, match="has only alloc_fn"):
+            ep.Group(comm, **settings(alloc=ep.AllocConfig(alloc_fn=ep.address_of(allocate))))
+
+
 def test_arrays_that_are_dropped_early() -> None:
     """The routing is read until the combine, the arrays of a split operation until its end."""
     [comm] = ep.Communicator.create_threads(1)

@@ -36,6 +36,16 @@ def test_an_unchanged_program() -> None:
     assert "nccl.ep uses Crossdock" in done.stderr
 
 
+def test_the_same_program_with_an_edited_import(tmp_path: Path) -> None:
+    """Only the import differs: names, fields and calls are those of nccl.ep."""
+    pytest.importorskip("torch", reason="torch is not installed: skipped")
+    edited = tmp_path / "program.py"
+    program = (HERE / "nccl_ep_program.py").read_text()
+    edited.write_text(program.replace("import nccl.ep as ep", "import crossdock as ep"))
+    done = python(edited, "--flag")
+    assert done.stdout.strip() == f"nccl.ep {ep.__version__}", done.stderr
+
+
 def test_it_refuses_where_another_library_came_first(tmp_path: Path) -> None:
     source, other = tmp_path / "other.c", tmp_path / "libother.so"
     source.write_text("int ncclEpGetVersion(int* version) { *version = 1; return 0; }\n")

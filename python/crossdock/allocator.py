@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory hooks as Python functions: C-callable types for the addresses that AllocConfig takes.
+
+    @crossdock.AllocFn
+    def allocate(pointer, size, context):       # writes pointer[0]; returns 0, or a cudaError_t
+        ...
+
+    crossdock.AllocConfig(alloc_fn=crossdock.address_of(allocate), free_fn=crossdock.address_of(free))
+
+The decorated functions must live as long as the groups that were given their addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+AllocFn: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_void_p)
+FreeFn: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+AllocFn.__doc__ = "ncclEpAllocFn_t: decorates allocate(pointer, size, context), which writes pointer[0]."
+FreeFn.__doc__ = "ncclEpFreeFn_t: decorates free(pointer, context)."
+
+
+def address_of(function: Any) -> int:
+    """The address of a decorated function, or of one of a ctypes library."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
