@@ -89,6 +89,29 @@ TEST(Hosts, SlowCablesChangeNothing) {
     });
 }
 
+// What was lost is sent again, as long as nobody's time is over.
+TEST(Hosts, AMendedCableLosesNothing) {
+    on_three_hosts(1, {}, [](HostNetwork& network) -> RankProgram {
+        return [&network](RankContext& context) {
+            const Problem problem = busy_problem(kHosts, NCCL_EP_LAYOUT_RANK_MAJOR, 5);
+            Group group(context, problem);
+            Layer layer(context, group.get(), problem);
+            layer.round_trip();
+            network.meet(kHosts);
+            if (context.rank() == 2) {
+                network.cut(2);
+                RANK_OK(context, layer.dispatch(true));
+                usleep(300'000);
+                network.mend(2);
+                RANK_OK(context, layer.complete());
+            } else {
+                RANK_OK(context, layer.dispatch());
+            }
+            for (int trip = 0; trip < 3; ++trip) layer.round_trip();
+        };
+    });
+}
+
 TEST(Hosts, ACutCableIsNamed) {
     BlameTable blames;
     constexpr int kCut = 1;

@@ -33,8 +33,9 @@ class HostNetwork {
     // Returns when so many processes have called it. Once a network.
     void meet(int num_processes);
 
-    // By whichever process: what comes from the host and what goes there is lost from now on.
+    // By whichever process: what comes from the host and what goes there is lost until the cable is mended.
     void cut(int host) { cables_->is_cut[host] = true; }
+    void mend(int host) { cables_->is_cut[host] = false; }
 
     // Every frame takes so long, and every cable carries no more than this.
     void slow_down(uint64_t delay_us, uint64_t bytes_per_ms) {
