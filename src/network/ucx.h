@@ -104,7 +104,7 @@ class UcxWorker {
     bool sends_by_reference() const { return context_->sends_by_reference(); }
     void connect(uint32_t peer, std::span<const std::byte> address);
     void send(uint32_t peer, Send& send);  // `done` is called once, perhaps before this returns
-    bool progress() { return ucx().ucp_worker_progress(worker_) != 0; }
+    bool progress() { return progress_(worker_) != 0; }
 
     // Ends the endpoint to a peer that is lost; what is being sent there is cancelled, where UCX can do that.
     void drop(uint32_t peer);
@@ -125,6 +125,7 @@ class UcxWorker {
     static void on_error(void* peer, ucp_ep_h endpoint, ucs_status_t status);
 
     Reach reach_;
+    decltype(UcxLibrary::ucp_worker_progress) progress_ = ucx().ucp_worker_progress;
     FrameReceiver& receiver_;
     std::shared_ptr<UcxContext> context_;
     ucp_worker_h worker_ = nullptr;
