@@ -39,7 +39,7 @@ struct RankReport {
     Comparison token_gradients;  // high throughput
     Comparison weight_gradients;
     double reference_s;
-    crossdockTraffic_t traffic;  // low latency over several nodes
+    crossdockTraffic_t traffic;  // over several nodes
 };
 
 struct StageTimes {

@@ -60,7 +60,7 @@ class HtLayer {
           offsets_(device, num_local_),
           results_(device, num_tokens_ * hidden()),
           result_weights_(device, num_tokens_ * topk()),
-          group_(comm, group_config(options, num_rows_)),
+          group_(comm, group_config(options, num_rows_), group_options(options)),
           handle_(group_, NCCL_EP_LAYOUT_EXPERT_MAJOR, shape_.topk) {}
 
     void update() {
@@ -146,6 +146,7 @@ class HtLayer {
     std::vector<uint16_t> results() { return results_.download(); }
     std::vector<float> result_weights() { return result_weights_.download(); }
     std::vector<int32_t> counters() { return counters_.download(); }
+    crossdockTraffic_t traffic() const { return traffic_of(group_.get()); }
 
   private:
     static ncclEpGroupConfig_t group_config(const Options& options, size_t num_rows) {
@@ -219,6 +220,7 @@ void run_high_throughput(const tools::RankContext& context, const Options& optio
     const std::vector<int32_t> counted = layer.counters();
     std::copy(counted.begin(), counted.end(),
               board.rows_received.data() + static_cast<size_t>(context.rank) * counted.size());
+    board.reports[static_cast<size_t>(context.rank)].traffic = layer.traffic();
     board.reports[static_cast<size_t>(context.rank)].steps_done.store(1);
 }
 

@@ -20,13 +20,6 @@ ncclEpGroupConfig_t group_config(const Options& options) {
     return config;
 }
 
-crossdockGroupOptions_t group_options(const Options& options) {
-    crossdockGroupOptions_t group = CROSSDOCK_GROUP_OPTIONS_INIT;
-    // One node is whatever the communicator has.
-    group.domain_ranks = options.num_nodes > 1 ? options.num_ranks / options.num_nodes : 0;
-    return group;
-}
-
 // The layer on one rank: device tensors of the largest step, and the operations on them.
 class LlLayer {
   public:
@@ -81,11 +74,7 @@ class LlLayer {
 
     size_t num_local() const { return num_local_; }
 
-    crossdockTraffic_t traffic() const {
-        crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
-        check(crossdockGroupTraffic(group_.get(), &traffic));
-        return traffic;
-    }
+    crossdockTraffic_t traffic() const { return traffic_of(group_.get()); }
 
   private:
     static size_t max_tokens(const Options& options) { return static_cast<size_t>(options.tokens_per_rank); }

@@ -35,7 +35,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--text", options.text_path,
                    "text file (default: licence texts of this system, or this project's documents)");
     app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
-    app.add_option("--nodes", options.num_nodes, "nodes that the ranks play, a divisor of the ranks; ll (1)")
+    app.add_option("--nodes", options.num_nodes, "nodes that the ranks play, a divisor of the ranks (1)")
         ->check(integer_range(1, 64));
     bool network = false;
     CLI::Option* network_flag =
@@ -92,8 +92,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         return tools::refuse(
             app, fmt::format("--nodes: {} does not divide --ranks {} evenly", options.num_nodes, options.num_ranks));
     }
-    if (options.num_nodes > 1 && (mode == "ht" || device == "cuda")) {
-        return tools::refuse(app, "--nodes: goes with --mode ll and --device cpu only, so far");
+    if (options.num_nodes > 1 && device == "cuda") {
+        return tools::refuse(app, "--nodes: goes with --device cpu only, so far");
     }
     layer.num_experts = num_experts > 0 ? num_experts : 8 * options.num_ranks;
     if (layer.num_experts % options.num_ranks != 0) {

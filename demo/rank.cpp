@@ -19,7 +19,7 @@ void run_rank(const tools::RankContext& context, const Options& options, const T
     }
     Stopwatch stopwatch;
     if (options.is_high_throughput()) {
-        compare_backward_with_reference(options.layer, tokens, report);
+        compare_backward_with_reference(options.layer, options.num_nodes > 1, tokens, report);
     } else {
         compare_with_reference(options.layer, tokens, report);
     }

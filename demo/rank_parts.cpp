@@ -1,7 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "demo/rank_parts.h"
 
+#include "crossdock/error.hpp"
+
 namespace crossdock::demo {
+
+crossdockGroupOptions_t group_options(const Options& options) {
+    crossdockGroupOptions_t group = CROSSDOCK_GROUP_OPTIONS_INIT;
+    // One node is whatever the communicator has.
+    group.domain_ranks = options.num_nodes > 1 ? options.num_ranks / options.num_nodes : 0;
+    return group;
+}
+
+crossdockTraffic_t traffic_of(ncclEpGroup_t group) {
+    crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+    check(crossdockGroupTraffic(group, &traffic));
+    return traffic;
+}
 
 std::unique_ptr<ExpertRunner> make_experts(const Options& options, int rank, tools::Device& device) {
     const int num_local = options.layer.num_experts / options.num_ranks;

@@ -53,6 +53,12 @@ class LayerCommunicator {
     ncclComm_t comm_;
 };
 
+// The nodes that ranks play.
+crossdockGroupOptions_t group_options(const Options& options);
+
+// What this rank has sent so far.
+crossdockTraffic_t traffic_of(ncclEpGroup_t group);
+
 // This rank's experts, where its tensors lie.
 std::unique_ptr<ExpertRunner> make_experts(const Options& options, int rank, tools::Device& device);
 

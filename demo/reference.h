@@ -33,8 +33,10 @@ void compare_with_reference(const LayerShape& shape, const RankTokens& tokens, R
 
 // The same with the backward pass. Here three roundings lie on the way of each term of an output or token gradient:
 // the weighted row is rounded, the sum of those that one rank computed may be, and the result is. With n = K + 1 fp32
-// steps, g = n 2^-24 / (1 - n 2^-24):  |output - s| <= ((1 + u)^3 (1 + g) - 1) S, and what the fp64 sum is off by.
+// steps, g = n 2^-24 / (1 - n 2^-24):  |output - s| <= ((1 + u)^3 (1 + g) - 1) S, and what the fp64 sum is off by. With
+// several nodes the sum of another node's rows is rounded, too, a fourth rounding.
 // A gradient of a router's weight is carried, not summed: it must be equal.
-void compare_backward_with_reference(const LayerShape& shape, const RankTokens& tokens, RankReport& report);
+void compare_backward_with_reference(const LayerShape& shape, bool has_several_nodes, const RankTokens& tokens,
+                                     RankReport& report);
 
 }  // namespace crossdock::demo

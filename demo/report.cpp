@@ -75,8 +75,10 @@ void print_heat_map(const Summary& summary) {
 }
 
 void print_nodes(const Options& options, const Summary& summary) {
-    print_title(
-        "What stayed inside the nodes and what crossed (a dispatch sends a row a rank, a combine one a choice)");
+    print_title(options.is_high_throughput()
+                    ? "What stayed inside the nodes and what crossed (a row once a node, there and back)"
+                    : "What stayed inside the nodes and what crossed (a dispatch sends a row a rank, a combine one a "
+                      "choice)");
     fmt::print("  {:>4} {:>8} {:>12} {:>10} {:>13} {:>11} {:>9} {:>9}\n", "node", "ranks", "rows inside", "MB inside",
                "rows crossed", "MB crossed", "puts", "signals");
     const int ranks = options.num_ranks / options.num_nodes;
@@ -167,7 +169,7 @@ void print_comparison(const char* name, const Comparison& comparison) {
 }
 
 // Of high throughput.
-void print_gradient_check(const Summary& summary) {
+void print_gradient_check(const Options& options, const Summary& summary) {
     print_title("Compared with the same layer computed densely, without communication, forward and backward");
     fmt::print("  {:26} {:>12} {:>12} {:>14} {:>14} {:>13}\n", "", "values", "not zero", "largest error",
                "allowed there", "most of bound");
@@ -175,8 +177,9 @@ void print_gradient_check(const Summary& summary) {
     print_comparison("gradients of tokens", summary.token_gradients);
     print_comparison("gradients of their weights", summary.weight_gradients);
     fmt::print(
-        "  bound of the first two: a row's, a rank's sum's and the result's rounding to bf16, and the sum's in\n"
-        "  fp32, for each value by itself; the weights' gradients must be equal\n");
+        "  bound of the first two: a row's, a rank's sum's{} and the result's rounding to bf16, and the sum's in\n"
+        "  fp32, for each value by itself; the weights' gradients must be equal\n",
+        options.num_nodes > 1 ? ", a node's" : "");
     fmt::print("  rows that arrived at every expert: {}; reference computed in {:.2f} s\n",
                summary.counts_agree ? "exactly those that were routed to it" : "NOT those that were routed to it",
                summary.reference_s);
@@ -230,7 +233,7 @@ void print_report(const Options& options, const Summary& summary) {
         print_busiest(options, summary);
         if (summary.has_backward) {
             print_passes(options, summary);
-            print_gradient_check(summary);
+            print_gradient_check(options, summary);
         } else {
             print_times(options, summary);
             print_check(summary);

@@ -146,7 +146,7 @@ typedef struct {
     unsigned int size;  /* sizeof(crossdockGroupOptions_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
     int ht_masks;       /* 1: the HT group goes on without ranks that do not answer, see below. 0: it fails */
-    int domain_ranks;   /* LL: how many ranks in a row load and store each other's memory; they reach the others through
+    int domain_ranks;   /* how many ranks in a row load and store each other's memory; they reach the others through
                            the network. 0: as many as the communicator's can */
 } crossdockGroupOptions_t;
 
@@ -155,11 +155,12 @@ typedef struct {
 
 /* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank (InvalidUsage otherwise).
  * InvalidArgument: group NULL, ht_masks not 0 or 1, domain_ranks that does not divide the ranks of the communicator's
- * domain, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group, which has config->enable_mask; several
- * domains in an HT group.
+ * domain, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group, which has config->enable_mask, or with
+ * several domains.
  *
  * Load/store domains (nodes). Ranks [0, n), [n, 2n) ... of domain_ranks n form one each; results are the same, to the
- * bit, for every n. The environment's CROSSDOCK_DOMAIN_RANKS comes before the option. On one host the network between
+ * bit, for every n, but for sums of HT: the rows of another domain are added there, rounded to the tokens' type, and
+ * cross as one row. The environment's CROSSDOCK_DOMAIN_RANKS comes before the option. On one host the network between
  * domains is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
  *
  * An HT group with masks. A rank that is silent for the timeout while another waits for it is masked there, the
@@ -199,7 +200,8 @@ ncclResult_t crossdockGroupDiagnosis(ncclEpGroup_t group, crossdockDiagnosis_t* 
  * memory excluded). Local. Either pointer may be NULL. */
 ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, size_t* local_bytes);
 
-/* What this rank's LL operations have sent in a group of several load/store domains, since the group was made. */
+/* What this rank's operations have sent in a group of several load/store domains, since the group was made. Rows that
+ * HT reads where they lie, in windows, are not counted. */
 typedef struct {
     unsigned int size;      /* in: sizeof(crossdockTraffic_t) */
     unsigned int magic;     /* in: NCCL_EP_MAGIC */

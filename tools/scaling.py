@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The model of docs/scaling.md: what a low-latency operation sends between nodes, on paper and as counted.
+"""The model of docs/scaling.md: what operations send between nodes, on paper and, in low latency, as counted.
 
     scaling.py --measure LL_SCALE   runs that program (build/cpu/bench/ll_scale) over many numbers of ranks into
                                     bench/scale/ll_scale.jsonl
@@ -102,6 +102,25 @@ def model_table():
                   "sender's sums MB:", "puts:", "us:", "signals:"), rows)
 
 
+def ht_table():
+    """The same model with 4096 tokens in high throughput: a token crosses once a node, in both directions."""
+    domain, tokens, topk, experts, row_bytes = 8, 4096, 8, 256, 14336
+    rows = []
+    for nodes in (1, 2, 4, 8, 16, 32):
+        ranks = domain * nodes
+        far = ranks - domain
+        chunks = tokens // 32
+        crossing = tokens * distinct_ranks(nodes, experts, topk) * (nodes - 1) / nodes
+        by_rank = tokens * distinct_ranks(ranks, experts, topk) * far / ranks
+        weights = by_rank * 4 * (min(topk, experts // ranks) + 3) // 4 * 4
+        signals = 2 * crossing + 2 * chunks * far + far
+        there = crossing * row_bytes + weights + signals * SIGNAL_BYTES
+        rows.append((nodes, ranks, f"{crossing:.0f}", f"{there / 1e6:.1f}", f"{crossing + chunks * far:.0f}",
+                     f"{signals:.0f}", f"{there / NIC_BYTES_PER_US:.0f}",
+                     f"{by_rank * row_bytes / NIC_BYTES_PER_US:.0f}"))
+    return table(("nodes:", "ranks:", "rows:", "MB:", "puts:", "signals:", "us:", "us, a row a rank:"), rows)
+
+
 def measure(program):
     RESULTS.parent.mkdir(exist_ok=True)
     with RESULTS.open("w") as file:
@@ -115,7 +134,7 @@ def measure(program):
 
 def rewritten(runs):
     text = DOCUMENT.read_text()
-    for name, lines in (("model", model_table()), ("counted", counted_table(runs))):
+    for name, lines in (("model", model_table()), ("ht", ht_table()), ("counted", counted_table(runs))):
         begin, end = f"<!-- {name} begins -->\n", f"<!-- {name} ends -->"
         head, rest = text.split(begin)
         text = head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end, 1)[1]

@@ -78,6 +78,11 @@ std::string describe(const crossdockDiagnosis_t& diagnosis) {
             "send_only operation",
             diagnosis.epoch, diagnosis.rank, diagnosis.operation, diagnosis.handle);
     }
+    if (std::strcmp(diagnosis.step, "report") == 0 && diagnosis.seen == static_cast<uint64_t>(diagnosis.peer)) {
+        return fmt::format(
+            "the group has failed: rank {} waited in vain for rank {}, which was told in {} (operation {}, handle {})",
+            diagnosis.seen, diagnosis.rank, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
+    }
     if (std::strcmp(diagnosis.step, "report") == 0) {
         return fmt::format(
             "the group has failed: rank {} waited in vain for rank {}, of which rank {} was told in {} (operation {}, "

@@ -198,11 +198,13 @@ crossdockTraffic_t Group::traffic() {
     DeviceScope device(runtime());
     await_operations();
     std::array<uint64_t, kNumTraffic> sums{};
-    for (const auto& arena : arenas_) {
+    const auto add = [&](const SymmetricMemory& memory, const Reach& reach) {
         std::array<uint64_t, kNumTraffic> words{};
-        runtime().copy_to_host(words.data(), arena->memory->local + arena->reach.traffic, sizeof(words), nullptr);
+        runtime().copy_to_host(words.data(), memory.local + reach.traffic, sizeof(words), nullptr);
         for (size_t i = 0; i < sums.size(); ++i) sums[i] += words[i];
-    }
+    };
+    for (const auto& arena : arenas_) add(*arena->memory, arena->domain.reach);
+    if (ht_arena_ != nullptr) add(*ht_arena_->memory, ht_arena_->domain->reach);
     const auto sum = [&](Traffic what) { return sums[static_cast<size_t>(what)]; };
     traffic.rows_inside = sum(Traffic::kInsideRows);
     traffic.bytes_inside = sum(Traffic::kInsideBytes);

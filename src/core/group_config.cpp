@@ -144,11 +144,10 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             num_ranks);
 
     const uint32_t domain_ranks = resolve_domain_ranks(communicator, environment, options.domain_ranks);
-    require(
-        !is_ht || domain_ranks == num_ranks, ncclInvalidUsage,
-        "config->algorithm is 1 (high throughput), whose ranks share one load/store domain so far: {} ranks in domains "
-        "of {} need algorithm 0 (low latency)",
-        num_ranks, domain_ranks);
+    require(options.ht_masks == 0 || domain_ranks == num_ranks, ncclInvalidUsage,
+            "options->ht_masks is 1, allowed where all ranks share one load/store domain: there are {} ranks in "
+            "domains of {}",
+            num_ranks, domain_ranks);
 
     GroupConfig config;
     config.algorithm = static_cast<ncclEpAlgorithm_t>(algorithm);

@@ -71,7 +71,13 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
 
     geometry = ht_geometry(communicator.world(), config,
                            std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}));
-    memory = communicator.allocate_symmetric(geometry.arena_bytes(), config.timeout_ns);
+    outbox = HtOutbox::of(geometry, config.num_ranks / config.domain_ranks);
+    memory = communicator.allocate_symmetric(config.has_several_domains() ? outbox.bytes : geometry.arena_bytes(),
+                                             config.timeout_ns);
+    domain.emplace(communicator, config, *memory);
+    domain->reach.signals = outbox.signals;
+    domain->reach.raised = outbox.raised;
+    domain->reach.traffic = outbox.traffic;
 
     state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));
     HtState first{};

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
-#include "core/group_config.h"
+#include "core/domain_view.h"
 #include "core/memory.h"
 #include "kernels/ht/arguments.h"
 
@@ -25,7 +26,9 @@ struct HtArena {
     HtGeometry geometry;
     HtBlocks blocks;
     uint32_t update_blocks;  // this rank's
+    HtOutbox outbox;         // several domains
     std::unique_ptr<SymmetricMemory> memory;
+    std::optional<DomainView> domain;
     DeviceMemory state;  // HtState
 
     // Collective.

@@ -30,7 +30,7 @@ uint32_t checked_topk(const Group& group, ncclEpLayout_t layout, int num_topk) {
 constexpr uint32_t kAnyClean = UINT32_MAX;  // a captured update's: its replays may come at any time
 
 HtHandleGeometry geometry_of(const GroupConfig& config, uint32_t topk) {
-    return {config.num_ranks, config.experts_per_rank(), config.max_tokens, topk};
+    return {config.num_ranks, config.domain_ranks, config.experts_per_rank(), config.max_tokens, topk};
 }
 
 }  // namespace
@@ -97,7 +97,9 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     HtCommon common{};
     common.arena = arena.geometry;
     common.offsets = HtOffsets::of(arena.geometry);
-    common.peers = arena.memory->peers;
+    common.peers = arena.domain->peers;
+    common.reach = arena.domain->reach;
+    common.outbox = arena.outbox;
     common.rank = group_->rank();
     common.state = reinterpret_cast<HtState*>(arena.state.data());
     common.tables = HtTables::of(geometry(), memory_);

@@ -19,10 +19,15 @@ constexpr uint32_t kFewestPieceBytes = 4096;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 // On CPUs a warp of each kind: they are fibers of one thread.
-HtCrew crew_for(World world, HtCrew gpu) {
-    if (world == World::kCuda) return gpu;
+HtCrew crew_for(const Group& group, HtCrew gpu) {
+    const World world = group.communicator().world();
     const uint32_t warps = world == World::kDeterministic ? 2 : 1;
-    return {warps, warps, std::min(gpu.labellers, 1u), gpu.producer_stages, gpu.consumer_stages, gpu.chunk_bytes};
+    HtCrew crew = gpu;
+    if (world != World::kCuda) {
+        crew = {warps, warps, std::min(gpu.labellers, 1u), gpu.producer_stages, gpu.consumer_stages, gpu.chunk_bytes};
+    }
+    if (group.config().has_several_domains()) crew.crossers = crew.forwarders = warps;
+    return crew;
 }
 
 HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
@@ -98,8 +103,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // Rows that go straight to their places are not received, but for those of ranks without windows.
-    args.crew = crew_for(group.communicator().world(),
-                         common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk} : HtCrew{4, 11, 4, 1, 1, chunk});
+    args.crew = crew_for(group, common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk} : HtCrew{4, 11, 4, 1, 1, chunk});
     args.shared = lay_out(group, common, args.crew, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }
@@ -111,10 +115,11 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const uint32_t labellers = args.with_weights ? 2 : 0;
     const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
-    args.crew = crew_for(group.communicator().world(),
-                         common.has_windows    ? HtCrew{1, 19, 0, 2, 0, chunk(kGpuChunkBytes)}
-                         : common.expert_major ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk(kGpuSummedBytes)}
-                                               : HtCrew{8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)});
+    args.crew =
+        crew_for(group, common.has_windows    ? HtCrew{1, 19, 0, 2, 0, chunk(kGpuChunkBytes)}
+                        : common.expert_major ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk(kGpuSummedBytes)}
+                                              : HtCrew{8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)});
+    args.crew.crossers = 0;  // rows cross on their way home when they are summed
     // A token's sum has the whole row of a rank that is lost meanwhile, or nothing of it.
     const bool is_cut = group.communicator().world() == World::kCuda && !group.config().masking;
     args.piece_bytes =

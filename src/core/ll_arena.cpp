@@ -36,33 +36,16 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
     : geometry(arena_geometry),
       memory(communicator.allocate_symmetric(arena_bytes_of(config, arena_geometry), config.timeout_ns)),
       state(communicator.runtime(), config.alloc, sizeof(LlArenaState)),
-      peers(memory->peers) {
-    reach.num_ranks = communicator.num_ranks();
-    reach.rank = communicator.rank();
-    const int domain_ranks = static_cast<int>(config.domain_ranks);
-    reach.first_of_domain = reach.rank / domain_ranks * domain_ranks;
-    reach.end_of_domain = reach.first_of_domain + domain_ranks;
+      domain(communicator, config, *memory) {
     if (config.has_several_domains()) {
-        reach.network = communicator.network_of(*memory);
-        reach.signals = LlOutbox::signals_offset(geometry);
-        reach.raised = LlOutbox::raised_offset(geometry);
-        reach.barrier = LlOutbox::barrier_offset(geometry);
-        reach.traffic = LlOutbox::traffic_offset(geometry);
-        limit_peers();
+        domain.reach.signals = LlOutbox::signals_offset(geometry);
+        domain.reach.raised = LlOutbox::raised_offset(geometry);
+        domain.reach.barrier = LlOutbox::barrier_offset(geometry);
+        domain.reach.traffic = LlOutbox::traffic_offset(geometry);
     }
     const LlArenaState first = first_state();
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);
     communicator.runtime().synchronize(nullptr);
-}
-
-// Whoever loads or stores outside of the domain is to fault, also where ranks of one host only play nodes.
-void LlArena::limit_peers() {
-    if (peers.table == nullptr) return;
-    for (int rank = 0; rank < reach.num_ranks; ++rank) {
-        const bool is_inside = rank >= reach.first_of_domain && rank < reach.end_of_domain;
-        reachable.push_back(is_inside ? peers.table[rank] : unreachable_memory());
-    }
-    peers.table = reachable.data();
 }
 
 uint32_t ll_line_tokens(World world, const GroupConfig& config) {

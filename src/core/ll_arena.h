@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/group_config.h"
+#include "core/domain_view.h"
 #include "core/memory.h"
 #include "kernels/ll/arguments.h"
 
@@ -15,10 +15,8 @@ namespace crossdock {
 struct LlArena {
     LlGeometry geometry;
     std::unique_ptr<SymmetricMemory> memory;
-    DeviceMemory state;                 // LlArenaState
-    PeerMap peers;                      // of the group's load/store domain
-    Reach reach;                        // of the others
-    std::vector<std::byte*> reachable;  // what peers refers to, where it is less than the communicator's
+    DeviceMemory state;  // LlArenaState
+    DomainView domain;
     uint32_t pending_splits = 0;
 
     // Collective.
@@ -27,9 +25,6 @@ struct LlArena {
     bool fits(const LlGeometry& needed) const {
         return geometry.topk >= needed.topk && geometry.cells_per_token >= needed.cells_per_token;
     }
-
-  private:
-    void limit_peers();
 };
 
 // Rows of ranks with at most that many tokens may take the line form: on GPUs all, in threads and processes none, since

@@ -49,8 +49,9 @@ void Group::mask_clean(cudaStream_t stream) {
     }
     ++num_cleans_;
     for (const auto& arena : arenas_) {
-        const LlMaskCleanArgs args{mask_exchange(arena->peers, arena->geometry.barrier_offset(), arena->reach),
-                                   reinterpret_cast<LlArenaState*>(arena->state.data())};
+        const LlMaskCleanArgs args{
+            mask_exchange(arena->domain.peers, arena->geometry.barrier_offset(), arena->domain.reach),
+            reinterpret_cast<LlArenaState*>(arena->state.data())};
         before_operation(stream);
         launch_ll_mask_clean(runtime(), args, stream);
         after_operation(stream);

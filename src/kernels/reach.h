@@ -10,10 +10,11 @@ namespace crossdock {
 
 // What a signal says. Every rank has one word a kind and peer; a word has one writer, and grows.
 enum class Signal : uint32_t {
-    kEntered,  // the latest operation that the peer has come to
-    kData,     // the latest operation of which all is here that the peer has put
-    kWeights,  // the latest combine of which the peer's weights are here
-    kBarrier   // how many rounds of mask cleans the peer has put its number for
+    kEntered,            // the latest operation that the peer has come to
+    kData,               // the latest operation of which all is here that the peer has put
+    kWeights,            // the latest combine of which the peer's weights are here (low latency)
+    kTotals = kWeights,  // the latest update of which the peer's total is here (high throughput)
+    kBarrier             // how many rounds of mask cleans the peer has put its number for
 };
 inline constexpr uint32_t kNumSignals = 4;
 
@@ -32,6 +33,8 @@ struct Reach {
     uint64_t raised = 0;   // u64 [signals][ranks]: what this rank has raised at the peers; its own
     uint64_t barrier = 0;  // u64 [2 cleans][2 phases][ranks]: put by the peers
     uint64_t traffic = 0;  // u64 [traffic]; its own
+
+    bool has_several_domains() const { return end_of_domain - first_of_domain < num_ranks; }
 };
 
 inline namespace CROSSDOCK_WORLD {

@@ -35,18 +35,24 @@ CROSSDOCK_DEVICE void put_value(const Ctx& ctx, const Reach& reach, int peer, ui
     count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(value));
 }
 
-// Raises this rank's signal at the peer to a value, behind all that was put to it. It adds what is missing: signals
-// that overtake each other add up all the same, and a word never says more than is true. One thread a kind and peer at
-// a time.
-CROSSDOCK_DEVICE void raise_signal(const Ctx& ctx, const Reach& reach, Signal signal, int peer, uint64_t value) {
-    uint64_t* raised =
-        reinterpret_cast<uint64_t*>(reach.network.local + signal_offset(reach, reach.raised, signal, peer));
+// Raises a word of the peer's to a value, behind all that was put to it. It adds what is missing to the value before,
+// which this rank keeps in a word of its own: signals that overtake each other add up all the same, and a word never
+// says more than is true. One thread a word at a time.
+CROSSDOCK_DEVICE void raise_word(const Ctx& ctx, const Reach& reach, int peer, uint64_t word, uint64_t raised_word,
+                                 uint64_t value) {
+    uint64_t* raised = reinterpret_cast<uint64_t*>(reach.network.local + raised_word);
     const uint64_t before = *raised;
     if (before == value) return;
     *raised = value;
-    signal_peer(ctx, reach.network, peer, signal_offset(reach, reach.signals, signal, reach.rank), value - before);
+    signal_peer(ctx, reach.network, peer, word, value - before);
     count_traffic(ctx, reach, Traffic::kSignals, 1);
     count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(value));
+}
+
+// The same for this rank's signal at the peer.
+CROSSDOCK_DEVICE void raise_signal(const Ctx& ctx, const Reach& reach, Signal signal, int peer, uint64_t value) {
+    raise_word(ctx, reach, peer, signal_offset(reach, reach.signals, signal, reach.rank),
+               signal_offset(reach, reach.raised, signal, peer), value);
 }
 
 // The peer has raised its signal that far: what it put before is here.

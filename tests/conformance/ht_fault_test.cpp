@@ -131,7 +131,7 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
     const HtProblem problem = busy_ht_problem(context.num_ranks(), layout, 4);
     ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
     ncclEpGroup_t group = nullptr;
-    const ncclResult_t made = ncclEpCreateGroup(&group, context.comm(), &config);
+    const ncclResult_t made = create_group(context, &group, context.comm(), &config);
     if (made != ncclSuccess) {
         RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made), crossdockGetLastError());
         RANK_CHECK(context, group == nullptr, "a group that was not made");
@@ -150,7 +150,7 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
 // As fibers, killed at many steps: whatever the moment, the others end, and say who it was.
 TEST(HtFault, ARankKilledAtAnyStepIsNamed) {
     on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
-        constexpr int kRanks = 3;
+        const int num_ranks = ranks_or(3);
         constexpr int kDead = 1;
         for (const ncclEpLayout_t layout : kHtLayouts) {
             const auto blames = std::make_shared<BlameTable>();
@@ -158,7 +158,7 @@ TEST(HtFault, ARankKilledAtAnyStepIsNamed) {
                 live_with_the_dead(context, layout, kDead, *blames);
             };
             WorldSpec spec = world;
-            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+            const RunReport healthy = expect_clean(spec, num_ranks, 0, program);
             ASSERT_GT(healthy.num_steps, 0u);
             const Seeds seeds = seeds_or(0, 1000);
             for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
@@ -166,12 +166,12 @@ TEST(HtFault, ARankKilledAtAnyStepIsNamed) {
                 spec.deterministic.killed_rank = kDead;
                 spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
                 blames->clear();
-                RunReport report = run_ranks(spec, kRanks, program);
-                const std::string complaint = blames->complaint_about_names(kRanks, kDead, false);
+                RunReport report = run_ranks(spec, num_ranks, program);
+                const std::string complaint = blames->complaint_about_names(num_ranks, kDead, false);
                 if (!complaint.empty()) report.failures.push_back(complaint);
                 for (const std::string& failure : failures_of_others(report, kDead)) {
                     ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
-                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
+                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, num_ranks, seed);
                 }
                 if (::testing::Test::HasFailure()) return;
             }

@@ -17,9 +17,8 @@ constexpr const char* kUsage =
     "crossdock_conformance: the conformance suite, in one world or all of the CPU's\n"
     "  --world NAME   threads, processes, hosts, deterministic, gpu, gpu-processes or all-cpu (default: all-cpu)\n"
     "  --ranks N      ranks of every test that does not fix their number itself, 1 .. 64\n"
-    "  --domain N     low-latency groups in load/store domains of N ranks, or the next fewer that divide theirs; in "
-    "the\n"
-    "                 world hosts also N ranks a host\n"
+    "  --domain N     groups in load/store domains of N ranks, or the next fewer that divide theirs; in the world hosts\n"
+    "                 also N ranks a host\n"
     "  --seed S       first seed of tests with random cases\n"
     "  --seeds COUNT  number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
     "  --gtest_...    GoogleTest's flags, for example --gtest_filter=Random.*\n";

@@ -35,7 +35,7 @@ uint64_t seeds_in(WorldKind kind, uint64_t count);
 // How many ranks a test that would like `wanted` has: --ranks, if given.
 int ranks_or(int wanted);
 
-// The ranks of a load/store domain in a low-latency group of so many: the largest even share that --domain allows. 0:
+// The ranks of a load/store domain in a group of so many: the largest even share that --domain allows. 0:
 // as the communicator has it.
 int domain_for(int num_ranks);
 

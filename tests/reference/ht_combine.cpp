@@ -22,21 +22,28 @@ Bytes rounded(const std::vector<float>& sums, ncclDataType_t type) {
 
 }  // namespace
 
-Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token) {
+Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int domain_ranks) {
     const ncclDataType_t type = problem.combine_type;
     const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
+    const auto domain_of = [&](int rank) { return domain_ranks == 0 ? 0 : rank / domain_ranks; };
     std::vector<float> sums(problem.combine_hidden, 0.0f);
     for (size_t i = 0; i < arrivals.size();) {
-        const int target = arrivals[i].target;
-        std::vector<float> sums_of_rank(problem.combine_hidden, 0.0f);
-        for (; i < arrivals.size() && arrivals[i].target == target; ++i)
-            add(expert_row(problem, target, arrivals[i].source), type, sums_of_rank);
-        add(rounded(sums_of_rank, type), type, sums);
+        const int domain = domain_of(arrivals[i].target);
+        const bool is_far = domain != domain_of(home);
+        std::vector<float> sums_of_domain(problem.combine_hidden, 0.0f);
+        while (i < arrivals.size() && domain_of(arrivals[i].target) == domain) {
+            const int target = arrivals[i].target;
+            std::vector<float> sums_of_rank(problem.combine_hidden, 0.0f);
+            for (; i < arrivals.size() && arrivals[i].target == target; ++i)
+                add(expert_row(problem, target, arrivals[i].source), type, sums_of_rank);
+            add(rounded(sums_of_rank, type), type, is_far ? sums_of_domain : sums);
+        }
+        if (is_far) add(rounded(sums_of_domain, type), type, sums);
     }
     return rounded(sums, type);
 }
 
-BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token) {
+BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int domain_ranks) {
     BoundedRow result;
     result.sum.resize(problem.combine_hidden);
     result.bound.resize(problem.combine_hidden);
@@ -50,14 +57,15 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int h
             result.bound[i] += std::fabs(value);  // S, the sum of magnitudes
         }
     }
-    // With n terms and the unit roundoff u: one rounding in the FLAT layout, two in the expert-major one, n fp32
-    // additions, each within 2^-24 of its exact result (combine.cpp derives it). Subnormal results add half of the
-    // smallest step for each rounding.
+    // With n terms and the unit roundoff u: one rounding in the FLAT layout, one more in the expert-major one and one
+    // more between domains, n fp32 additions, each within 2^-24 of its exact result (combine.cpp derives it). Subnormal
+    // results add half of the smallest step for each rounding.
     const double u = unit_roundoff(type);
     const double fp32 = (static_cast<double>(arrivals.size()) + 1) * 0x1p-24;
-    const bool twice = problem.expert_major();
-    const double relative = twice ? 2 * u + u * u + fp32 * (1 + u) * (1 + u) : u + fp32 * (1 + u);
-    const double subnormal = smallest_positive(type) * static_cast<double>(twice ? 1 + arrivals.size() : 1);
+    const int more_roundings = (problem.expert_major() ? 1 : 0) + (domain_ranks != 0 ? 1 : 0);
+    const double growth = std::pow(1 + u, 1 + more_roundings);
+    const double relative = growth - 1 + fp32 * growth;
+    const double subnormal = smallest_positive(type) * static_cast<double>(1 + more_roundings * arrivals.size());
     for (double& bound : result.bound) bound = bound * relative + subnormal;
     return result;
 }

@@ -9,11 +9,13 @@ namespace crossdock::reference {
 
 // The output row of a token, bit for bit: FLAT adds one row a rank, in fp32 from 0 in ascending order of ranks, and
 // rounds once. Expert-major first adds the rows of each rank, in fp32 in ascending order of local experts, and rounds
-// the sum to the token's type.
-std::vector<std::byte> combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token);
+// the sum to the token's type. With several load/store domains of that many ranks, the rows of another domain than the
+// home's are added first, in the same way, and rounded; that sum takes their place. 0: one domain.
+std::vector<std::byte> combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token,
+                                    int domain_ranks = 0);
 
 // The same in fp64, and how far any correct result may be from it.
-BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token);
+BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int domain_ranks = 0);
 
 // Backward: the gradients of a token's weights, [K]: what the expert's rank supplied; 0 for a choice that went nowhere.
 std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int home, int token);

@@ -6,7 +6,8 @@
 #include "device/peer_map.h"
 #include "device/row_stage.h"
 #include "device/wait.h"
-#include "kernels/ht/geometry.h"
+#include "kernels/ht/outbox.h"
+#include "kernels/reach.h"
 
 namespace crossdock {
 
@@ -15,6 +16,7 @@ namespace crossdock {
 struct HtState {
     uint64_t clock;       // epoch, and tickets taken (kHtTicketBits)
     uint32_t arrived[2];  // blocks of the running kernel at its barriers; zero between kernels
+    uint32_t announced;   // several domains: those of an update that have announced their tokens; zero between kernels
     uint32_t claimed[2];  // by epoch % 2: work that warps of all blocks have taken; cleared by the operation before
     uint64_t signs;       // of life that waits have given; only grows
 };
@@ -25,7 +27,7 @@ inline constexpr uint32_t kHtTicketBits = 18;
 struct HtTables {
     HtRouting* routing;
     int32_t* ids;             // [tokens][topk] global expert ids, -1: dropped
-    uint32_t* bases;          // [ranks] number of this rank's first row at each rank
+    uint32_t* bases;          // [ranks] lanes (operation.h): number of the home's first row at the near rank
     uint32_t* source_tokens;  // [ranks]
     uint32_t* expert_rows;    // [local experts] received rows
     uint32_t* zones;          // [local experts + 1] expert-major: first slots; the last: padded total
@@ -35,6 +37,12 @@ struct HtTables {
     uint32_t* firsts;         // [1 + local experts][ranks][chunks] number of the chunk's first row, among all rows
                               // (column 0) or among those of an expert
     uint64_t* bitmaps;        // [ranks][tokens][words] the local experts of a token
+    // Several domains.
+    uint32_t* rail_masks;      // [ranks][chunks] lanes: which of a far home's tokens go to the near rank
+    uint32_t* rail_firsts;     // [ranks][chunks + 1]
+    uint32_t* crossing_masks;  // [2][domains][chunks] which own tokens go to that domain; which of the tokens that this
+                               // rank forwards come from there
+    uint32_t* crossing_firsts;  // [2][domains][chunks + 1]
     uint32_t chunks;
     uint32_t words;
 
@@ -51,6 +59,10 @@ struct HtTables {
                 at(handle.masks_offset()),
                 at(handle.firsts_offset()),
                 reinterpret_cast<uint64_t*>(memory + handle.bitmaps_offset()),
+                at(handle.rail_masks_offset()),
+                at(handle.rail_firsts_offset()),
+                at(handle.crossing_masks_offset()),
+                at(handle.crossing_firsts_offset()),
                 handle.chunks(),
                 handle.bitmap_words()};
     }
@@ -93,7 +105,9 @@ struct HtOffsets {
 struct HtCommon {
     HtGeometry arena;
     HtOffsets offsets;  // of arena
-    PeerMap peers;      // the ranks' arenas
+    PeerMap peers;      // the arenas of the domain's ranks
+    Reach reach;        // of the other ranks
+    HtOutbox outbox;    // several domains
     int rank;
     HtState* state;
     HtTables tables;
@@ -161,9 +175,13 @@ struct HtCrew {
     uint32_t labellers;
     uint32_t producer_stages;  // of a warp: 1 or 2
     uint32_t consumer_stages;
-    uint32_t chunk_bytes;  // of a row in one trip through a stage
+    uint32_t chunk_bytes;     // of a row in one trip through a stage
+    uint32_t crossers = 0;    // several domains, the last warps: these send to other domains,
+    uint32_t forwarders = 0;  // and these pass on what comes from there, or sum what goes there
 
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const { return producers + consumers + labellers; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const {
+        return producers + consumers + labellers + crossers + forwarders;
+    }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
         return producers * producer_stages + consumers * consumer_stages;
     }

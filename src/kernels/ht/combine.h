@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine: one kernel. Here its receive half: a warp takes a token and sums the one row that each of
-// its ranks has for it, in ascending order of ranks, in fp32 with one rounding. contract: nccl_ep.h, ncclEpCombine;
-// protocol: docs/protocol.md.
+// its ranks (of another domain: the domain) has for it, in ascending order, in fp32 with one rounding. contract:
+// nccl_ep.h, ncclEpCombine; protocol: docs/protocol.md.
 #pragma once
 
 #include "device/row_copy.h"
+#include "kernels/ht/combine_cross.h"
 #include "kernels/ht/combine_send.h"
 
 namespace crossdock {
@@ -46,6 +47,20 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
     }
 }
 
+// Who may have a row of a sum, in ascending order: the ranks of this domain, and the other domains as wholes.
+struct Term {
+    int rank;    // -1: a domain
+    int domain;  // -1: a rank
+
+    CROSSDOCK_DEVICE static int num(const HtCommon& c) { return num_near(c) + num_domains(c) - 1; }
+    CROSSDOCK_DEVICE static Term of(const HtCommon& c, int i) {
+        if constexpr (!kSeveralDomains) return {i, -1};
+        const int own = own_domain(c);
+        if (i >= own && i < own + num_near(c)) return {first_near(c) + i - own, -1};
+        return {-1, i < own ? i : i - num_near(c) + 1};
+    }
+};
+
 // Bytes [first, first + bytes) of an own token.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
@@ -56,15 +71,26 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     const uint32_t* states = peer_states(ctx, args.shared);
     uint32_t num = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.arena.num_ranks; base += kLanes) {
-        const uint32_t peer = base + static_cast<uint32_t>(ctx.lane());
-        const int rank = static_cast<int>(peer);
+    for (int base = 0; base < Term::num(c); base += kLanes) {
+        const int i = base + ctx.lane();
+        const bool is_term = i < Term::num(c);
+        const Term term = is_term ? Term::of(c, i) : Term{0, -1};
+        const int rank = term.rank;
+        const uint32_t peer = static_cast<uint32_t>(rank);
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
-        if (peer < c.arena.num_ranks && states[peer] != kAbsent) sent = sent_row(c, rank, token, share);
+        if (is_term && term.domain >= 0) {
+            sent = crossing_row(c, Crossing::kOut, term.domain, token, share);
+            const FarRing ring = FarRing::of_rows(c, term.domain, channel);
+            if (sent.exists && ring.wait_packet(ctx, operation, args.rows, sent.packet))
+                row = ring.incoming(args.rows, sent.packet);
+            sent.exists = false;
+        } else if (is_term && states[peer] != kAbsent) {
+            sent = sent_row(c, rank, token, share);
+        }
         if (sent.exists && travels(c, c.tables.bases[peer] + sent.number)) {
             const uint64_t number = c.tables.bases[peer] + sent.number;
-            const Ring ring = Ring::of(c, c.offsets.rows, c.rank, rank, channel);
+            const Ring ring = Ring::of(c, c.offsets.rows, c.rank, peer, channel);
             if (rank == c.rank && states[peer] == kDirect) {
                 if (number < args.token_rows) row = args.tokens + number * args.row_bytes;
             } else if (states[peer] == kDirect) {
@@ -78,7 +104,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         num += static_cast<uint32_t>(ctx.warp_sum(has_row));
         if (row != nullptr) {
             plan.rows[at] = row;
-            plan.ranks[at] = peer;
+            plan.ranks[at] = static_cast<uint32_t>(i);
             plan.slots[at] = sent.packet;
         }
     }
@@ -90,10 +116,14 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.warp_sync();
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-        const int rank = static_cast<int>(plan.ranks[i]);
-        if (states[rank] == kEntered)
-            give_credit(ctx, c, c.offsets.rows, operation, rank, channel,
-                        Ring::of(c, c.offsets.rows, c.rank, rank, channel), plan.slots[i], args.rows.num);
+        const Term term = Term::of(c, static_cast<int>(plan.ranks[i]));
+        if (term.domain >= 0) {
+            FarRing::of_rows(c, term.domain, channel).give_credit(ctx, operation, args.rows, plan.slots[i]);
+        } else if (states[term.rank] == kEntered) {
+            give_credit(ctx, c, c.offsets.rows, operation, term.rank, static_cast<uint32_t>(c.rank), channel,
+                        Ring::of(c, c.offsets.rows, c.rank, static_cast<uint32_t>(term.rank), channel), plan.slots[i],
+                        args.rows.num);
+        }
     }
     ctx.warp_sync();
 }
@@ -106,7 +136,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, cons
     const HtCommon& c = args.common;
     const uint32_t tokens = c.tables.routing->num_tokens;
     const Share own = Share::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
-    if (are_all_direct(ctx, c, args.shared)) {
+    if (!kSeveralDomains && are_all_direct(ctx, c, args.shared)) {
         CROSSDOCK_ROLLED
         for (;;) {
             const uint32_t piece = claim_next(ctx, c, operation);
@@ -152,11 +182,11 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
         return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.finished)) + writer;
     };
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
         if (states[peer] == kDirect) ctx.store_entered_system(word(peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* finished = word(c.rank, peer);
         wait_for(
@@ -187,6 +217,8 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
         }
     } else if (warp < crew.producers + crew.consumers) {
         sum_tokens<kDType>(ctx, args, operation, warp - crew.producers, crew.consumers);
+    } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders) {
+        RowGatherer<kDType>(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
     } else {
         exchange_gradients(ctx, args, operation, warp - crew.producers - crew.consumers, crew.labellers);
     }

@@ -19,16 +19,20 @@ class Returns {
     // The slot of the row's packet is free; false: its home is lost. Before it waits, what has been sent is announced.
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
         const HtCommon& c = args_.common;
-        const int home = static_cast<int>(row.peer);
+        const int agent = agent_of(c, static_cast<int>(row.peer));
         const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-        const bool is_free = has_credit(ctx, c, c.offsets.rows, operation_, home, channel, row.packet, args_.rows.num);
+        const bool is_free =
+            has_credit(ctx, c, c.offsets.rows, operation_, row.peer, channel, row.packet, args_.rows.num);
         if (!ctx.warp_all(is_free)) flush(ctx);
         bool may_send = false;
         if (is_leader(ctx)) {
-            may_send = wait_credit(ctx, c, c.offsets.rows, operation_, home, channel, row.packet, args_.rows.num);
-            if (may_send)
-                note_packet_written(ctx, c, c.offsets.rows, operation_, home, ring_of(ctx, row), row.packet,
+            may_send =
+                wait_credit(ctx, c, c.offsets.rows, operation_, agent, row.peer, channel, row.packet, args_.rows.num);
+            if (may_send) {
+                note_packet_written(ctx, c, c.offsets.rows, operation_, agent, ring_of(ctx, row), row.packet,
                                     args_.rows.num);
+                count_rows(ctx, c.reach, agent, 1, args_.row_bytes);
+            }
         }
         return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
     }
@@ -47,7 +51,9 @@ class Returns {
   private:
     CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
         const HtCommon& c = args_.common;
-        return Ring::of(c, c.offsets.rows, static_cast<int>(row.peer), c.rank, static_cast<uint32_t>(ctx.block_idx()));
+        const int home = static_cast<int>(row.peer);
+        return Ring::of(c, c.offsets.rows, agent_of(c, home), lane_of(c, home, c.rank),
+                        static_cast<uint32_t>(ctx.block_idx()));
     }
 
     const HtCombineArgs& args_;

@@ -3,6 +3,7 @@
 // nccl_ep.h, ncclEpDispatch; protocol: docs/protocol.md.
 #pragma once
 
+#include "kernels/ht/dispatch_cross.h"
 #include "kernels/ht/dispatch_receive.h"
 
 namespace crossdock {
@@ -21,6 +22,10 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
         RowSender(ctx, args, operation).run(ctx);
     } else if (warp < crew.producers + crew.consumers) {
         RowReceiver(ctx, args, operation, warp - crew.producers, crew.consumers).run(ctx);
+    } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders) {
+        RowForwarder(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
+    } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders - crew.crossers) {
+        cross_rows(ctx, args, operation, warp - (crew.warps() - crew.forwarders - crew.crossers), crew.crossers);
     } else {
         const uint32_t labeller = warp - crew.producers - crew.consumers;
         const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());

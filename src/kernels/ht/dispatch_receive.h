@@ -92,7 +92,7 @@ class RowReceiver {
   private:
     CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
         const HtCommon& c = args_.common;
-        return Ring::of(c, c.offsets.rows, c.rank, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
+        return Ring::of(c, c.offsets.rows, c.rank, row.peer, static_cast<uint32_t>(ctx.block_idx()));
     }
     CROSSDOCK_DEVICE const std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
         return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
@@ -102,9 +102,10 @@ class RowReceiver {
     CROSSDOCK_DEVICE void receive(const Ctx& ctx, const PlannedRow& row) {
         const HtCommon& c = args_.common;
         const int source = static_cast<int>(row.peer);
+        const int sender = agent_of(c, source);
         const uint32_t* slots = rows_.slots(row);
         const bool is_here =
-            is_leader(ctx) && wait_packet(ctx, c, operation_, source, ring_of(ctx, row), row.packet, args_.rows.num);
+            is_leader(ctx) && wait_packet(ctx, c, operation_, sender, ring_of(ctx, row), row.packet, args_.rows.num);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
             zero_places(ctx, args_, slots, row.num_slots);
             return ctx.warp_sync();
@@ -121,8 +122,8 @@ class RowReceiver {
         }
         wait_row_copies(ctx);
         if (is_leader(ctx))
-            give_credit(ctx, c, c.offsets.rows, operation_, source, static_cast<uint32_t>(ctx.block_idx()),
-                        ring_of(ctx, row), row.packet, args_.rows.num);
+            give_credit(ctx, c, c.offsets.rows, operation_, sender, lane_of(c, source, c.rank),
+                        static_cast<uint32_t>(ctx.block_idx()), ring_of(ctx, row), row.packet, args_.rows.num);
         ctx.warp_sync();
     }
 
@@ -240,12 +241,12 @@ CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, 
     const uint32_t* states = peer_states(ctx, args.shared);
     ctx.block_sync();
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
         if (states[peer] == kDirect && !has_failed(ctx, c.scope))
             ctx.store_release_system(done_word(ctx, c, peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* done = done_word(ctx, c, c.rank, peer);
         wait_for(

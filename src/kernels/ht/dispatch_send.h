@@ -73,8 +73,7 @@ class RowSender {
             }
             RowStage::end_group(ctx);
             if (step.is_last(args_)) {
-                if (target.exists && !target.is_direct)
-                    batch_.add(static_cast<int>(step.base) + ctx.lane(), target.packet);
+                if (target.exists && !target.is_direct) batch_.add(peer_of(ctx, step), target.packet);
                 if (ctx.warp_any(batch_.is_full())) flush(ctx);
             }
             step = next;
@@ -91,7 +90,8 @@ class RowSender {
     }
     CROSSDOCK_DEVICE SendStep next_step(const Ctx& ctx, const SendStep& step) const {
         if (!step.is_last(args_)) return {step.token, step.base, step.first + args_.crew.chunk_bytes};
-        if (step.base + kLanes < args_.common.arena.num_ranks) return {step.token, step.base + kLanes, 0};
+        if (step.base + kLanes < static_cast<uint32_t>(num_near(args_.common)))
+            return {step.token, step.base + kLanes, 0};
         return {claims_ ? claim_next(ctx, args_.common, operation_) : step.token + args_.crew.producers, 0, 0};
     }
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const SendStep& step, uint32_t round) const {
@@ -107,25 +107,31 @@ class RowSender {
     }
     CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
 
+    // The lane's peer, of those of this domain.
+    CROSSDOCK_DEVICE int peer_of(const Ctx& ctx, const SendStep& step) const {
+        return first_near(args_.common) + static_cast<int>(step.base) + ctx.lane();
+    }
+
     // Waits for a free slot where one is needed; before that, what has been sent is announced.
     CROSSDOCK_DEVICE Target target_of(const Ctx& ctx, const SendStep& step) {
         const HtCommon& c = args_.common;
-        const uint32_t peer = step.base + static_cast<uint32_t>(ctx.lane());
-        const int rank = static_cast<int>(peer);
+        const int rank = peer_of(ctx, step);
+        const uint32_t peer = static_cast<uint32_t>(rank);
         Target target{};
         bool must_wait = false;
         uint32_t number = 0;
-        if (peer < c.arena.num_ranks && peer_states(ctx, args_.shared)[peer] != kAbsent) {
+        if (rank < end_near(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
             const SentRow sent = sent_row(c, rank, step.token, share_);
             number = c.tables.bases[peer] + sent.number;
             target.exists = sent.exists && travels(c, number);
             target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
             target.packet = sent.packet;
             must_wait = target.exists && !target.is_direct &&
-                        !has_credit(ctx, c, c.offsets.rows, operation_, rank, channel_, sent.packet, args_.rows.num);
+                        !has_credit(ctx, c, c.offsets.rows, operation_, peer, channel_, sent.packet, args_.rows.num);
         }
         if (ctx.warp_any(must_wait)) flush(ctx);
         if (!target.exists) return target;
+        count_rows(ctx, c.reach, rank, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
         if (target.is_direct) {
             const bool is_own = rank == c.rank;
             const uint64_t row_at = uint64_t{number} * args_.row_bytes;
@@ -136,8 +142,9 @@ class RowSender {
                 target.scales = is_own ? args_.out_scales + scales_at : args_.scale_windows.at(rank, scales_at);
             return target;
         }
-        if (!wait_credit(ctx, c, c.offsets.rows, operation_, rank, channel_, target.packet, args_.rows.num)) return {};
-        const Ring ring = Ring::of(c, c.offsets.rows, rank, c.rank, channel_);
+        if (!wait_credit(ctx, c, c.offsets.rows, operation_, rank, peer, channel_, target.packet, args_.rows.num))
+            return {};
+        const Ring ring = Ring::of(c, c.offsets.rows, rank, static_cast<uint32_t>(c.rank), channel_);
         note_packet_written(ctx, c, c.offsets.rows, operation_, rank, ring, target.packet, args_.rows.num);
         target.row = ring.packets + uint64_t{target.packet % args_.rows.num} * args_.rows.stride;
         target.scales = target.row + args_.row_bytes;

@@ -95,6 +95,7 @@ inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
 
 struct HtHandleGeometry {
     uint32_t num_ranks;
+    uint32_t domain_ranks;  // of a load/store domain
     uint32_t experts_per_rank;
     uint32_t max_tokens;
     uint32_t topk;
@@ -104,6 +105,7 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t column_entries() const { return uint64_t{num_ranks} * chunks(); }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t columns() const { return 1 + experts_per_rank; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t domains() const { return num_ranks / domain_ranks; }
 
     // HtRouting comes first.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t ids_offset() const { return 64; }  // i32 [tokens][topk], -1: dropped
@@ -134,8 +136,22 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // u64 [ranks][tokens][words]
         return align_up(firsts_offset() + 4 * columns() * column_entries(), 16);
     }
+    // What follows is there in groups of several domains.
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_masks_offset() const {  // u32 [ranks][chunks]
+        return align_up(bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_firsts_offset() const {  // u32 [ranks][chunks + 1]
+        return align_up(rail_masks_offset() + 4 * column_entries(), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_masks_offset() const {  // u32 [2][domains][chunks]
+        return align_up(rail_firsts_offset() + 4 * (column_entries() + num_ranks), 16);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_firsts_offset() const {  // u32 [2][domains][chunks + 1]
+        return align_up(crossing_masks_offset() + 8 * uint64_t{domains()} * chunks(), 16);
+    }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
-        return bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words();
+        return domains() == 1 ? rail_masks_offset()
+                              : crossing_firsts_offset() + 8 * uint64_t{domains()} * (chunks() + 1);
     }
 };
 

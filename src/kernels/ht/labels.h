@@ -54,21 +54,33 @@ template <typename Fill>
 CROSSDOCK_DEVICE void send_labels(const Ctx& ctx, const HtCommon& c, const HtSlots& slots, const Operation& operation,
                                   int peer, uint32_t number, uint32_t mask, Fill fill) {
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const bool may_send = ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, c.offsets.labels, operation, peer,
-                                                                           channel, number, slots.num)
-                                                 ? 1u
-                                                 : 0u) != 0;
-    if (!may_send) return;
-    const Ring ring = Ring::of(c, c.offsets.labels, peer, c.rank, channel);
-    if (is_leader(ctx)) note_packet_written(ctx, c, c.offsets.labels, operation, peer, ring, number, slots.num);
-    float* weights = reinterpret_cast<float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
+    const bool is_far = is_remote(c.reach, peer);
+    const FarRing far = FarRing::of_labels(c, peer, channel);
+    bool may_send = false;
+    if (is_leader(ctx)) {
+        may_send = is_far ? far.wait_credit(ctx, operation, slots, number)
+                          : wait_credit(ctx, c, c.offsets.labels, operation, peer, static_cast<uint32_t>(peer), channel,
+                                        number, slots.num);
+    }
+    if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
+    const Ring ring = Ring::of(c, c.offsets.labels, peer, static_cast<uint32_t>(c.rank), channel);
+    if (is_leader(ctx) && !is_far)
+        note_packet_written(ctx, c, c.offsets.labels, operation, peer, ring, number, slots.num);
+    float* weights = reinterpret_cast<float*>(is_far ? far.outgoing(slots, number)
+                                                     : ring.packets + uint64_t{number % slots.num} * slots.stride);
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
         if ((mask >> bit & 1) != 0) fill(bit, weights + ones_below(mask, bit) * per_row);
     }
     ctx.warp_sync();
-    if (is_leader(ctx)) ctx.store_release_system(ring.flags + number % slots.num, pack_word(operation.epoch, number));
+    if (is_leader(ctx)) {
+        if (is_far) {
+            far.send(ctx, operation, slots, number, 4 * per_row * static_cast<uint32_t>(number_of_ones(mask)));
+        } else {
+            ctx.store_release_system(ring.flags + number % slots.num, pack_word(operation.epoch, number));
+        }
+    }
     ctx.warp_sync();
 }
 
@@ -79,10 +91,15 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
                                      const Operation& operation, int sender, uint32_t number, uint32_t mask,
                                      Take take) {
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const Ring ring = Ring::of(c, c.offsets.labels, c.rank, sender, channel);
-    const bool came =
-        ctx.warp_broadcast(is_leader(ctx) && wait_packet(ctx, c, operation, sender, ring, number, slots.num) ? 1u
-                                                                                                             : 0u) != 0;
+    const bool is_far = is_remote(c.reach, sender);
+    const FarRing far = FarRing::of_labels(c, sender, channel);
+    const Ring ring = Ring::of(c, c.offsets.labels, c.rank, static_cast<uint32_t>(sender), channel);
+    bool came = false;
+    if (is_leader(ctx)) {
+        came = is_far ? far.wait_packet(ctx, operation, slots, number)
+                      : wait_packet(ctx, c, operation, sender, ring, number, slots.num);
+    }
+    came = ctx.warp_broadcast(came ? 1u : 0u) != 0;
     const float* weights = reinterpret_cast<const float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
@@ -90,8 +107,14 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
         if ((mask >> bit & 1) != 0) take(bit, came ? weights + ones_below(mask, bit) * per_row : nullptr);
     }
     ctx.warp_sync();
-    if (came && is_leader(ctx))
-        give_credit(ctx, c, c.offsets.labels, operation, sender, channel, ring, number, slots.num);
+    if (came && is_leader(ctx)) {
+        if (is_far) {
+            far.give_credit(ctx, operation, slots, number);
+        } else {
+            give_credit(ctx, c, c.offsets.labels, operation, sender, static_cast<uint32_t>(c.rank), channel, ring,
+                        number, slots.num);
+        }
+    }
     ctx.warp_sync();
 }
 

@@ -1,29 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/ht/launch.h"
 
-#include "kernels/ht/combine.h"
+#include "kernels/ht/combine_on_cpu.h"
 #include "kernels/ht/dispatch.h"
 #include "kernels/ht/update.h"
 #include "runtime/cpu/executor.h"
 
 namespace crossdock {
-namespace {
-
-void run_combine(const Ctx& ctx, const HtCombineArgs& args) {
-    switch (args.dtype) {
-        case DType::kBf16:
-            return ht_combine<DType::kBf16>(ctx, args);
-        case DType::kF16:
-            return ht_combine<DType::kF16>(ctx, args);
-        case DType::kF32:
-            return ht_combine<DType::kF32>(ctx, args);
-    }
-}
-
-}  // namespace
-
 void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape,
                       [[maybe_unused]] cudaStream_t stream) {
+    if (args.common.reach.has_several_domains()) return nodes::launch_ht_update(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
         return;
@@ -35,6 +21,7 @@ void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape sh
 
 void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape,
                         [[maybe_unused]] cudaStream_t stream) {
+    if (args.common.reach.has_several_domains()) return nodes::launch_ht_dispatch(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
         return;
@@ -46,8 +33,9 @@ void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShap
 
 void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape,
                        [[maybe_unused]] cudaStream_t stream) {
+    if (args.common.reach.has_several_domains()) return nodes::launch_ht_combine(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
-        executor->run(shape, [&](cpu::Warp& warp) { run_combine(Ctx(warp), args); });
+        executor->run(shape, [&](cpu::Warp& warp) { run_ht_combine(Ctx(warp), args); });
         return;
     }
 #if defined(CROSSDOCK_WITH_CUDA)

@@ -13,6 +13,13 @@ void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShap
 void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_mask_clean(Runtime& runtime, const HtMaskCleanArgs& args, cudaStream_t stream);
 
+// The same kernels compiled for groups of several load/store domains: the functions above come here with such groups.
+namespace nodes {
+void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+}  // namespace nodes
+
 namespace cuda {
 void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);

@@ -2,7 +2,7 @@
 // What the high-throughput operations share: their beginning, who goes where, and the rings.
 #pragma once
 
-#include "kernels/ht/waits.h"
+#include "kernels/ht/domains.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
@@ -41,9 +41,13 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
         if (thread_idx(ctx) == 0) ctx.store_relaxed_device(&c.state->claimed[(operation.epoch + 1) % 2], 0);
         CROSSDOCK_ROLLED
         for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
-            if (is_active(ctx, c.scope, peer))
+            if (!is_active(ctx, c.scope, peer)) continue;
+            if (is_remote(c.reach, peer)) {
+                raise_signal(ctx, c.reach, Signal::kEntered, peer, operation.epoch);
+            } else {
                 ctx.store_release_system(entered_word(c, operation, peer, c.rank),
                                          pack_word(operation.epoch, c.has_windows ? kDirect : kEntered));
+            }
         }
     }
     return operation;
@@ -67,13 +71,38 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
     return is_direct ? kDirect : kEntered;
 }
 
-// The same for all peers at once, into shared memory. Ends with a barrier of the block.
+// Waits for a signal of a far peer. The calling lane.
+CROSSDOCK_DEVICE bool wait_far(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
+                               Signal signal, int peer) {
+    const uint64_t* word = signal_word(c.reach, signal, peer);
+    return wait_for(
+        ctx, c, operation, step, peer, operation.epoch, [&] { return ctx.load_acquire_system(word); },
+        [&](uint64_t epoch) { return epoch >= operation.epoch; });
+}
+
+// The same for all peers at once, into shared memory. How rows of a far home go inside this domain is a matter between
+// its agent and this rank. Ends with a barrier of the block.
 CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers) {
+    const int num_ranks = static_cast<int>(c.arena.num_ranks);
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
-        peers[peer] = wait_entered(ctx, c, operation, peer);
+    for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
+        if (is_remote(c.reach, peer)) {
+            peers[peer] =
+                !has_failed(ctx, c.scope) && wait_far(ctx, c, operation, WaitStep::kEntry, Signal::kEntered, peer)
+                    ? kEntered
+                    : kAbsent;
+        } else {
+            peers[peer] = wait_entered(ctx, c, operation, peer);
+        }
     }
     ctx.block_sync();
+    if constexpr (kSeveralDomains) {
+        CROSSDOCK_ROLLED
+        for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
+            if (is_remote(c.reach, peer) && peers[peer] != kAbsent) peers[peer] = peers[agent_of(c, peer)];
+        }
+        ctx.block_sync();
+    }
 }
 
 // Nobody has failed so far, as one thread sees it: all warps of the block go on, or none. Ends with a barrier of the
@@ -181,18 +210,35 @@ CROSSDOCK_DEVICE uint32_t marked_before(const uint32_t* masks, const uint32_t* f
 // A row that this rank sends to a peer, or that a peer returns to it.
 struct SentRow {
     bool exists;
-    uint32_t number;  // among this rank's rows for that peer
+    uint32_t number;  // among all rows of that home for that peer
     uint32_t packet;  // among those of this channel
+
+    // The tokens that go there are marked; share: of the home's tokens.
+    CROSSDOCK_DEVICE static SentRow of(const uint32_t* masks, const uint32_t* firsts, uint32_t token,
+                                       const Share& share) {
+        if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
+        const uint32_t number = marked_before(masks, firsts, token);
+        return {true, number, number - marked_before(masks, firsts, share.first)};
+    }
 };
 
-// share: of this rank's tokens.
+// Of an own token to a peer.
 CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    const uint32_t* masks = t.sent_masks + static_cast<uint32_t>(peer) * t.chunks;
-    if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
-    const uint32_t* firsts = t.sent_firsts + static_cast<uint32_t>(peer) * (t.chunks + 1);
-    const uint32_t number = marked_before(masks, firsts, token);
-    return {true, number, number - marked_before(masks, firsts, share.first)};
+    return SentRow::of(t.sent_masks + static_cast<uint32_t>(peer) * t.chunks,
+                       t.sent_firsts + static_cast<uint32_t>(peer) * (t.chunks + 1), token, share);
+}
+
+// Of a far home's token, for which this rank is the agent, to a rank of this domain.
+CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, uint32_t lane, uint32_t token, const Share& share) {
+    const HtTables& t = c.tables;
+    return SentRow::of(t.rail_masks + lane * t.chunks, t.rail_firsts + lane * (t.chunks + 1), token, share);
+}
+
+// Of a token between its home and an agent in another domain.
+CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, int domain, uint32_t token,
+                                      const Share& share) {
+    return SentRow::of(crossing_masks(c, direction, domain), crossing_firsts(c, direction, domain), token, share);
 }
 
 // A row that comes from a source, or goes back to it.
@@ -294,41 +340,43 @@ CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chu
 
 // ---- rings ----
 
-// The ring from a sender to a receiver, in the receiver's memory; its credits lie in the sender's.
+// The ring from a sender to a receiver, in the receiver's memory; its credits lie in the sender's. Both number their
+// rings by whom they are for: dispatch's at the receiver and combine's credits by the rows' home, dispatch's credits
+// and combine's rings by lanes. In one domain these are the peers' ranks.
 struct Ring {
     std::byte* packets;
     uint64_t* flags;
     uint64_t number;  // of the first slot, among all slots of the owner: for the checker
 
-    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, const HtRings& rings, int owner, int sender, uint32_t channel) {
-        const uint64_t ring = static_cast<uint64_t>(sender) * c.arena.channels + channel;
+    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, const HtRings& rings, int owner, uint32_t index,
+                                    uint32_t channel) {
+        const uint64_t ring = static_cast<uint64_t>(index) * c.arena.channels + channel;
         return {c.peers.at(owner, rings.packets + ring * rings.ring_bytes),
                 reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.flags)) + ring * kMaxRingSlots,
                 ring * kMaxRingSlots};
     }
 };
 
-CROSSDOCK_DEVICE uint64_t* credit_word(const HtCommon& c, const HtRings& rings, int owner, int receiver,
+CROSSDOCK_DEVICE uint64_t* credit_word(const HtCommon& c, const HtRings& rings, int owner, uint32_t index,
                                        uint32_t channel, uint32_t slot) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.credits)) +
-           ((static_cast<uint64_t>(receiver) * c.arena.channels + channel) * kMaxRingSlots + slot);
+           ((static_cast<uint64_t>(index) * c.arena.channels + channel) * kMaxRingSlots + slot);
 }
 
 // The slot of that packet is free. The calling lane; false: the receiver is lost.
 CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                  int receiver, uint32_t channel, uint32_t packet, uint32_t slots) {
+                                  int receiver, uint32_t index, uint32_t channel, uint32_t packet, uint32_t slots) {
     if (packet < slots || ctx.skips_credit()) return is_active(ctx, c.scope, receiver);
-    const uint64_t* word = credit_word(c, rings, c.rank, receiver, channel, packet % slots);
+    const uint64_t* word = credit_word(c, rings, c.rank, index, channel, packet % slots);
     const uint64_t expected = pack_word(operation.epoch, packet - slots);
     return wait_for(
         ctx, c, operation, WaitStep::kCredit, receiver, expected, [&] { return ctx.load_acquire_system(word); },
         [&](uint64_t seen) { return seen == expected; });
 }
 CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                 int receiver, uint32_t channel, uint32_t packet, uint32_t slots) {
-    return packet < slots ||
-           ctx.load_relaxed_system(credit_word(c, rings, c.rank, receiver, channel, packet % slots)) ==
-               pack_word(operation.epoch, packet - slots);
+                                 uint32_t index, uint32_t channel, uint32_t packet, uint32_t slots) {
+    return packet < slots || ctx.load_relaxed_system(credit_word(c, rings, c.rank, index, channel, packet % slots)) ==
+                                 pack_word(operation.epoch, packet - slots);
 }
 
 // The packet has come. The calling lane; false: it will not.
@@ -352,10 +400,11 @@ CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, con
 // Gives a packet's slot back once its bytes have been read: the loads have their values, so nothing is to be ordered.
 // One lane, behind a barrier of the lanes that read.
 CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                  int sender, uint32_t channel, const Ring& ring, uint32_t packet, uint32_t slots) {
+                                  int sender, uint32_t index, uint32_t channel, const Ring& ring, uint32_t packet,
+                                  uint32_t slots) {
     ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), static_cast<int>(rings.kind), ring.number + packet % slots,
                        pack_word(operation.epoch, packet));
-    ctx.store_entered_system(credit_word(c, rings, sender, c.rank, channel, packet % slots),
+    ctx.store_entered_system(credit_word(c, rings, sender, index, channel, packet % slots),
                              pack_word(operation.epoch, packet));
 }
 
@@ -402,9 +451,9 @@ class FlagBatch {
         : packets_(reinterpret_cast<uint64_t*>(ctx.shared_memory() + shared.unflagged) +
                    static_cast<uint32_t>(ctx.warp_idx()) * kFlagBatch * kLanes + static_cast<uint32_t>(ctx.lane())) {}
 
-    // The lane's latest group of stores is that packet's.
-    CROSSDOCK_DEVICE void add(int receiver, uint32_t packet) {
-        packets_[num_++ * kLanes] = uint64_t{static_cast<uint32_t>(receiver)} << 32 | packet;
+    // The lane's latest group of stores is that packet's; home: to which the row returns, or the dispatch's receiver.
+    CROSSDOCK_DEVICE void add(int home, uint32_t packet) {
+        packets_[num_++ * kLanes] = uint64_t{static_cast<uint32_t>(home)} << 32 | packet;
     }
     CROSSDOCK_DEVICE bool is_full() const { return num_ == kFlagBatch; }
 
@@ -415,7 +464,8 @@ class FlagBatch {
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < num_; ++i) {
                 const uint32_t packet = static_cast<uint32_t>(packets_[i * kLanes]);
-                const Ring ring = Ring::of(c, c.offsets.rows, static_cast<int>(packets_[i * kLanes] >> 32), c.rank,
+                const int home = static_cast<int>(packets_[i * kLanes] >> 32);
+                const Ring ring = Ring::of(c, c.offsets.rows, agent_of(c, home), lane_of(c, home, c.rank),
                                            static_cast<uint32_t>(ctx.block_idx()));
                 ctx.store_entered_system(ring.flags + packet % slots, pack_word(operation.epoch, packet));
             }

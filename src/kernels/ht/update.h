@@ -12,15 +12,29 @@ inline namespace CROSSDOCK_WORLD {
 
 // ---- words of an update in the arenas ----
 
+// What this rank puts, or what has been put to it, at an offset of its own arena.
+template <typename T>
+CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
+    return reinterpret_cast<T*>(c.reach.network.local + offset);
+}
+
 CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
 }
-CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int writer) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + writer;
+CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, uint32_t lane) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + lane;
+}
+CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, int rank, uint32_t token) {
+    return sizeof(TaggedWord) * (static_cast<uint64_t>(rank) * c.arena.max_tokens + token) * c.tables.words;
 }
 CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, int owner, int writer, uint32_t token) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bitmaps)) +
-           (static_cast<uint64_t>(writer) * c.arena.max_tokens + token) * c.tables.words;
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bitmaps + bitmap_offset(c, writer, token)));
+}
+// Where the words for a peer are written: in its arena, or in the outbox.
+CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, int peer, uint32_t token) {
+    if (is_remote(c.reach, peer))
+        return in_own_arena<TaggedWord>(c, c.outbox.sent_bitmaps + bitmap_offset(c, peer, token));
+    return bitmap_words(c, peer, c.rank, token);
 }
 
 // Where a rank's rows begin at a receiver, and what the receiver gets in all.
@@ -126,7 +140,7 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
         uint32_t mask = 0;
         CROSSDOCK_ROLLED
         for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); peers[peer] != kAbsent && bit < num; bit += kLanes) {
-            TaggedWord* words = bitmap_words(c, static_cast<int>(peer), c.rank, first + bit);
+            TaggedWord* words = outgoing_bitmap_words(c, static_cast<int>(peer), first + bit);
             CROSSDOCK_ROLLED
             for (uint32_t w = 0; w < t.words; ++w) {
                 const int32_t here = experts - static_cast<int32_t>(64 * w);
@@ -143,11 +157,69 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
             }
         }
         mask = ctx.warp_or(mask);
-        if (is_leader(ctx)) t.sent_masks[peer * t.chunks + chunk] = mask;
+        if (is_leader(ctx)) {
+            t.sent_masks[peer * t.chunks + chunk] = mask;
+            if constexpr (kSeveralDomains) {
+                if (is_remote(c.reach, static_cast<int>(peer)))
+                    in_own_arena<uint32_t>(c, c.outbox.sent_masks)[peer * t.chunks + chunk] = mask;
+            }
+        }
     }
 }
 
+// Behind all that the blocks have announced: the last one puts to every far peer which of its experts the tokens go to,
+// and to the rail peers which tokens they are to forward to whom. By all blocks, once an update.
+CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
+                                            const uint32_t* peers) {
+    if constexpr (!kSeveralDomains) return;
+    const HtCommon& c = args.common;
+    HtBlockHead* head = block_head(ctx);
+    ctx.block_sync();
+    if (thread_idx(ctx) == 0) {
+        ctx.fence_system();
+        const bool is_last =
+            ctx.add_acq_rel_device(&c.state->announced, 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
+        if (is_last) ctx.store_relaxed_device(&c.state->announced, 0);
+        head->verdict = is_last ? 1 : 0;
+    }
+    ctx.block_sync();
+    const uint64_t a_domain = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
+    CROSSDOCK_ROLLED
+    for (int peer = thread_idx(ctx); head->verdict != 0 && peer < static_cast<int>(c.arena.num_ranks);
+         peer += num_threads(ctx)) {
+        if (!is_remote(c.reach, peer) || peers[peer] == kAbsent) continue;
+        ctx.fence_system();
+        const uint64_t bytes = bitmap_offset(c, 0, c.num_tokens);
+        if (bytes > 0) {
+            put(ctx, c.reach, peer, c.offsets.bitmaps + bitmap_offset(c, c.rank, 0),
+                c.outbox.sent_bitmaps + bitmap_offset(c, peer, 0), bytes);
+        }
+        const int domain = peer / num_near(c);
+        if (peer == rail_peer(c, domain)) {
+            put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_domain(c)) * a_domain,
+                c.outbox.sent_masks + static_cast<uint64_t>(domain) * a_domain, a_domain);
+        }
+        put_value(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens);
+        raise_signal(ctx, c.reach, Signal::kData, peer, operation.epoch);
+    }
+    ctx.block_sync();
+}
+
 // ---- receive ----
+
+// How many tokens a source has; 0: it is lost. What a far one has put is here when that is known. The calling lane.
+CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source) {
+    if (!is_active(ctx, c.scope, source)) return 0;
+    uint64_t tokens = 0;
+    if (is_remote(c.reach, source)) {
+        if (wait_far(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
+            tokens = in_own_arena<uint64_t>(c, c.outbox.tokens)[source];
+    } else {
+        const TaggedWord* word = tokens_word(c, c.rank, source);
+        if (!wait_tagged_word(ctx, c, operation, WaitStep::kCounts, source, word, tokens)) return 0;
+    }
+    return static_cast<uint32_t>(tokens);
+}
 
 // A chunk of a source's tokens: keeps their bitmaps, and for each local expert which of the tokens come. One warp.
 CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int source,
@@ -233,6 +305,52 @@ CROSSDOCK_DEVICE void number_sent(const Ctx& ctx, const HtCommon& c, uint32_t pe
     const uint32_t chunks = num_chunks(c.num_tokens);
     uint32_t* firsts = t.sent_firsts + uint64_t{peer} * (t.chunks + 1);
     const uint32_t total = number_chunks(ctx, t.sent_masks + uint64_t{peer} * t.chunks, firsts, chunks, 0);
+    if (is_leader(ctx)) firsts[chunks] = total;
+}
+
+// What of this rank's tokens, or of those of the far rail peer, goes to any rank of a domain; and as lanes, what of the
+// latter goes to whom. One warp; i: below num_crossing_tasks.
+CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
+    if constexpr (!kSeveralDomains) return 0;
+    return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_domains(c));
+}
+CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t i) {
+    if constexpr (!kSeveralDomains) return;
+    const HtTables& t = c.tables;
+    const uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
+    const auto chunks_of = [&](int home) { return num_chunks(shared.tokens[home]); };
+    if (i < c.arena.num_ranks) {
+        const int domain = static_cast<int>(i) / num_near(c);
+        if (domain == own_domain(c)) return;
+        const uint32_t chunks = chunks_of(rail_peer(c, domain));
+        CROSSDOCK_ROLLED
+        for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes)
+            t.rail_masks[i * t.chunks + chunk] = rail_masks[i * t.chunks + chunk];
+        uint32_t* firsts = t.rail_firsts + i * (t.chunks + 1);
+        const uint32_t total = number_chunks(ctx, rail_masks + i * t.chunks, firsts, chunks, 0);
+        if (is_leader(ctx)) firsts[chunks] = total;
+        return;
+    }
+    const int at = static_cast<int>(i - c.arena.num_ranks);
+    const Crossing direction = at < num_domains(c) ? Crossing::kOut : Crossing::kIn;
+    const int domain = at % num_domains(c);
+    if (domain == own_domain(c)) return;
+    const bool is_out = direction == Crossing::kOut;
+    const uint32_t chunks = is_out ? num_chunks(c.num_tokens) : chunks_of(rail_peer(c, domain));
+    const uint32_t* from =
+        (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(domain * num_near(c)) * t.chunks;
+    uint32_t* masks = crossing_masks(c, direction, domain);
+    CROSSDOCK_ROLLED
+    for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes) {
+        uint32_t mask = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t rank = 0; rank < static_cast<uint32_t>(num_near(c)); ++rank)
+            mask |= from[rank * t.chunks + chunk];
+        masks[chunk] = mask;
+    }
+    ctx.warp_sync();
+    uint32_t* firsts = crossing_firsts(c, direction, domain);
+    const uint32_t total = number_chunks(ctx, masks, firsts, chunks, 0);
     if (is_leader(ctx)) firsts[chunks] = total;
 }
 
@@ -346,6 +464,14 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
     if (dropped > 0) ctx.add_relaxed_device(&t.routing->dropped, dropped);
 }
 
+// The calling lane.
+CROSSDOCK_DEVICE void learn_far_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int peer) {
+    const HtCommon& c = args.common;
+    if (!wait_far(ctx, c, operation, WaitStep::kRouting, Signal::kTotals, peer)) return;
+    const uint32_t total = static_cast<uint32_t>(in_own_arena<uint64_t>(c, c.outbox.totals)[peer]);
+    if (!args.drops && total > c.budget) record_overflow(ctx, c.scope, peer, total, c.budget);
+}
+
 CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                     const UpdateShared& shared) {
     const HtCommon& c = args.common;
@@ -362,20 +488,26 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
          i += static_cast<uint32_t>(num_threads(ctx))) {
         const int peer = static_cast<int>(i);
         if (!is_active(ctx, c.scope, peer)) continue;
-        ctx.store_tagged(base_word(c, peer, c.rank), pack_base(t.firsts[uint64_t{i} * t.chunks], total),
-                         pack_word(operation.epoch, 0));
+        ctx.store_tagged(base_word(c, agent_of(c, peer), lane_of(c, peer, c.rank)),
+                         pack_base(t.firsts[uint64_t{i} * t.chunks], total), pack_word(operation.epoch, 0));
+        if (is_remote(c.reach, peer)) {
+            put_value(ctx, c.reach, peer, c.outbox.totals + 8 * static_cast<uint64_t>(c.rank), total);
+            raise_signal(ctx, c.reach, Signal::kTotals, peer, operation.epoch);
+        }
     }
     write_counters(ctx, c, args.counters);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
          i += static_cast<uint32_t>(num_threads(ctx))) {
-        const int peer = static_cast<int>(i);
+        // The lane's: in one domain the peer is rank i.
+        const int peer = first_near(c) + static_cast<int>(i) % num_near(c);
         uint64_t base = 0;
-        const bool came = is_active(ctx, c.scope, peer) && wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer,
-                                                                            base_word(c, c.rank, peer), base);
+        const bool came = is_active(ctx, c.scope, peer) &&
+                          wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, i), base);
         t.bases[i] = static_cast<uint32_t>(base);
         const uint32_t their_total = static_cast<uint32_t>(base >> 32);
         if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
+        if (is_remote(c.reach, static_cast<int>(i))) learn_far_total(ctx, args, operation, static_cast<int>(i));
         if (came) continue;
         // Nothing goes to who is lost.
         CROSSDOCK_ROLLED
@@ -399,21 +531,17 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
 
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); ctx.block_idx() == 0 && peer < num_ranks; peer += num_threads(ctx)) {
-        if (shared.peers[peer] != kAbsent)
+        if (shared.peers[peer] != kAbsent && !is_remote(c.reach, peer))
             ctx.store_tagged(tokens_word(c, peer, c.rank), c.num_tokens, pack_word(operation.epoch, 0));
     }
     CROSSDOCK_ROLLED
     for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
         announce_chunk(ctx, args, operation, chunk, shared.peers);
+    announce_to_far_peers(ctx, args, operation, shared.peers);
 
     CROSSDOCK_ROLLED
-    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
-        uint64_t tokens = 0;
-        const bool came =
-            is_active(ctx, c.scope, source) &&
-            wait_tagged_word(ctx, c, operation, WaitStep::kCounts, source, tokens_word(c, c.rank, source), tokens);
-        shared.tokens[source] = came ? static_cast<uint32_t>(tokens) : 0;
-    }
+    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx))
+        shared.tokens[source] = wait_tokens(ctx, c, operation, source);
     ctx.block_sync();
     CROSSDOCK_ROLLED
     for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {
@@ -429,13 +557,16 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
         if (!is_active(ctx, c.scope, source)) shared.tokens[source] = 0;
     }
     ctx.block_sync();
+    const uint32_t columns = 1 + c.arena.experts_per_rank;
     CROSSDOCK_ROLLED
-    for (uint32_t i = warp_of_grid(ctx); met && i < 1 + c.arena.experts_per_rank + c.arena.num_ranks;
+    for (uint32_t i = warp_of_grid(ctx); met && i < columns + c.arena.num_ranks + num_crossing_tasks(c);
          i += warps_of_grid(ctx)) {
-        if (i < 1 + c.arena.experts_per_rank) {
+        if (i < columns) {
             number_column(ctx, c, shared, i);
+        } else if (i < columns + c.arena.num_ranks) {
+            number_sent(ctx, c, i - columns);
         } else {
-            number_sent(ctx, c, i - 1 - c.arena.experts_per_rank);
+            number_crossing(ctx, c, shared, i - columns - c.arena.num_ranks);
         }
     }
     if (is_last_block(ctx, c) && met) finish_update(ctx, args, operation, shared);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/ht/arguments.h"
+#include "kernels/remote.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
@@ -48,13 +49,18 @@ CROSSDOCK_DEVICE_RARE void say_alive(const Ctx& ctx, const HtCommon& c) {
     const uint64_t sign = ctx.add_relaxed_device(&c.state->signs, 1) + 1;
     CROSSDOCK_ROLLED
     for (int peer = 0; peer < static_cast<int>(c.arena.num_ranks); ++peer) {
-        if (peer != c.rank && is_active(ctx, c.scope, peer))
+        if (peer == c.rank || !is_active(ctx, c.scope, peer)) continue;
+        if (is_remote(c.reach, peer)) {
+            put_value(ctx, c.reach, peer, c.offsets.alarms + 8 * (uint64_t{1} + static_cast<uint32_t>(c.rank)), sign);
+        } else {
             ctx.store_relaxed_system(alive_word(c, peer, c.rank), sign);
+        }
     }
 }
 
+// told: what another rank has said of it; 0: this one has waited itself.
 CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
-                                   int peer, uint64_t expected, uint64_t seen) {
+                                   int peer, uint64_t expected, uint64_t seen, uint64_t told) {
     WaitScope scope = c.scope;
     if (peer == c.rank) scope.masking = 0;
     record_expired_wait(ctx, scope, operation, step, peer, expected, seen);
@@ -67,9 +73,15 @@ CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Oper
         return;
     }
     if (peer == c.rank) return;
+    const uint64_t blame = told != 0 ? told : pack_blame(c.rank, peer);
     CROSSDOCK_ROLLED
     for (int other = 0; other < static_cast<int>(c.arena.num_ranks); ++other) {
-        if (other != c.rank) ctx.store_release_system(blame_word(c, other), pack_blame(c.rank, peer));
+        if (other == c.rank) continue;
+        if (is_remote(c.reach, other)) {
+            put_value(ctx, c.reach, other, c.offsets.alarms, blame);
+        } else {
+            ctx.store_release_system(blame_word(c, other), blame);
+        }
     }
 }
 
@@ -91,14 +103,14 @@ CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const 
         const int culprit = static_cast<int>(blame & UINT32_MAX);
         // Whoever is to blame itself names who has given it up.
         give_up(ctx, c, operation, WaitStep::kReport, culprit == c.rank ? reporter : culprit, expected,
-                static_cast<uint64_t>(reporter));
+                static_cast<uint64_t>(reporter), blame);
         return false;
     }
     const uint64_t last_ns = wait.start_ns + scope.timeout_ns * most_timeouts(c, peer);
     uint64_t deadline_ns = wait.heard_ns + scope.timeout_ns;
     if (deadline_ns > last_ns || peer == c.rank) deadline_ns = last_ns;
     if (now_ns >= deadline_ns) {
-        give_up(ctx, c, operation, step, peer, expected, seen);
+        give_up(ctx, c, operation, step, peer, expected, seen, 0);
         return false;
     }
     uint64_t next_ns = wait.told_ns + scope.timeout_ns / kSignsOfLife;

@@ -6,15 +6,9 @@
 #include "runtime/cpu/executor.h"
 
 namespace crossdock {
-namespace {
-
-bool has_several_domains(const Reach& reach) { return reach.end_of_domain - reach.first_of_domain < reach.num_ranks; }
-
-}  // namespace
-
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape,
                         [[maybe_unused]] cudaStream_t stream) {
-    if (has_several_domains(args.common.reach)) return nodes::launch_ll_dispatch(runtime, args, shape, stream);
+    if (args.common.reach.has_several_domains()) return nodes::launch_ll_dispatch(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), args); });
         return;
@@ -26,7 +20,7 @@ void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShap
 
 void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape,
                        [[maybe_unused]] cudaStream_t stream) {
-    if (has_several_domains(args.common.reach)) return nodes::launch_ll_combine(runtime, args, shape, stream);
+    if (args.common.reach.has_several_domains()) return nodes::launch_ll_combine(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { run_ll_combine(Ctx(warp), args); });
         return;
@@ -37,7 +31,7 @@ void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape 
 }
 
 void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, [[maybe_unused]] cudaStream_t stream) {
-    if (has_several_domains(args.exchange.reach)) return nodes::launch_ll_mask_clean(runtime, args, stream);
+    if (args.exchange.reach.has_several_domains()) return nodes::launch_ll_mask_clean(runtime, args, stream);
     LaunchShape shape{1, 1, sizeof(uint64_t)};
     if (cpu::Executor* executor = runtime.cpu_executor()) {
         executor->run(shape, [&](cpu::Warp& warp) { ll_mask_clean(Ctx(warp), args); });

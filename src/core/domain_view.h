@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a rank sees one symmetric allocation of its group: the ranks of its load/store domain by pointers, the others
+// through the network.
+#pragma once
+
+#include <vector>
+
+#include "core/group_config.h"
+#include "kernels/reach.h"
+
+namespace crossdock {
+
+struct DomainView {
+    PeerMap peers;  // of the domain; whoever loads or stores outside of it is to fault
+    Reach reach;    // of the others; where its words are in the allocation, the owner of that says
+
+    DomainView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory);
+    DomainView(const DomainView&) = delete;
+    DomainView& operator=(const DomainView&) = delete;
+
+  private:
+    std::vector<std::byte*> reachable_;  // what peers refers to, where it is less than the communicator's
+};
+
+}  // namespace crossdock

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput combine between domains: the rows that a domain's ranks have for a far token are summed by the home's
+// rail peer there, in ascending order of ranks, and one row crosses home.
+#pragma once
+
+#include "device/sum_rows.h"
+#include "kernels/ht/labels.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+template <DType kDType>
+class RowGatherer {
+  public:
+    CROSSDOCK_DEVICE RowGatherer(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+        : args_(args),
+          operation_(operation),
+          channel_(static_cast<uint32_t>(ctx.block_idx())),
+          plan_(HtPlan::of_warp(ctx, args.shared, args.common.topk)) {}
+
+    // warp: among the `warps` of this block that gather.
+    CROSSDOCK_DEVICE void run(const Ctx& ctx, uint32_t warp, uint32_t warps) const {
+        const HtCommon& c = args_.common;
+        const uint32_t end = largest_share(c, channel_, token_share);
+        CROSSDOCK_ROLLED
+        for (uint32_t at = warp; at < end; at += warps) {
+            CROSSDOCK_ROLLED
+            for (int i = 1; i < num_domains(c); ++i) {
+                const int domain = (own_domain(c) + i) % num_domains(c);
+                const Share share = token_share(c, rail_peer(c, domain), channel_);
+                if (at < share.size() && !gather(ctx, domain, share.first + at, share)) return;
+            }
+        }
+    }
+
+  private:
+    // False: the group has failed.
+    CROSSDOCK_DEVICE bool gather(const Ctx& ctx, int domain, uint32_t token, const Share& share) const {
+        const HtCommon& c = args_.common;
+        const SentRow sum = crossing_row(c, Crossing::kIn, domain, token, share);
+        if (!sum.exists) return true;
+        uint32_t num = 0;
+        if (!find_rows(ctx, domain, token, share, num)) return false;  // no sum may come home that lacks a row
+        const FarRing ring = FarRing::of_rows(c, domain, channel_);
+        const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.rows, sum.packet);
+        if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
+        sum_rows<kDType>(ctx, PointerTerms{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
+                         ring.outgoing(args_.rows, sum.packet));
+        ctx.warp_sync();
+        if (is_leader(ctx)) {
+            ring.send(ctx, operation_, args_.rows, sum.packet, args_.row_bytes);
+            count_rows(ctx, c.reach, rail_peer(c, domain), 1, 0);
+        }
+        const int home = rail_peer(c, domain);
+        CROSSDOCK_ROLLED
+        for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
+            const int peer = static_cast<int>(plan_.ranks[i]);
+            if (peer_states(ctx, args_.shared)[peer] != kEntered) continue;
+            give_credit(ctx, c, c.offsets.rows, operation_, peer, static_cast<uint32_t>(home), channel_,
+                        ring_of(home, peer), plan_.slots[i], args_.rows.num);
+        }
+        ctx.warp_sync();
+        return true;
+    }
+
+    // Rows of this domain's ranks for the token, into the plan, and how many. False: one does not come.
+    CROSSDOCK_DEVICE bool find_rows(const Ctx& ctx, int domain, uint32_t token, const Share& share,
+                                    uint32_t& num) const {
+        const HtCommon& c = args_.common;
+        const int home = rail_peer(c, domain);
+        bool are_here = true;
+        CROSSDOCK_ROLLED
+        for (int base = first_near(c); base < end_near(c); base += kLanes) {
+            const int peer = base + ctx.lane();
+            const std::byte* row = nullptr;
+            SentRow sent{false, 0, 0};
+            if (peer < end_near(c)) {
+                const uint32_t lane = lane_of(c, home, peer);
+                sent = rail_row(c, lane, token, share);
+                const uint64_t number = uint64_t{c.tables.bases[lane]} + sent.number;
+                if (sent.exists && travels(c, static_cast<uint32_t>(number)))
+                    are_here = find_row(ctx, home, peer, number, sent, row);
+            }
+            const int has_row = row != nullptr ? 1 : 0;
+            const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(has_row));
+            num += static_cast<uint32_t>(ctx.warp_sum(has_row));
+            if (row != nullptr) {
+                plan_.rows[at] = row;
+                plan_.ranks[at] = static_cast<uint32_t>(peer);
+                plan_.slots[at] = sent.packet;
+            }
+            if (!ctx.warp_all(are_here)) return false;
+        }
+        ctx.warp_sync();
+        return true;
+    }
+
+    // Where it lies, or in its packet; null: this rank's own tensor ends before it. The calling lane; false: it does
+    // not come.
+    CROSSDOCK_DEVICE bool find_row(const Ctx& ctx, int home, int peer, uint64_t number, const SentRow& sent,
+                                   const std::byte*& row) const {
+        const HtCommon& c = args_.common;
+        if (peer_states(ctx, args_.shared)[peer] == kDirect) {
+            if (peer != c.rank) row = args_.token_windows.at(peer, number * args_.row_bytes);
+            if (peer == c.rank && number < args_.token_rows) row = args_.tokens + number * args_.row_bytes;
+            return true;
+        }
+        const Ring ring = ring_of(home, peer);
+        row = ring.packets + uint64_t{sent.packet % args_.rows.num} * args_.rows.stride;
+        return wait_packet(ctx, c, operation_, peer, ring, sent.packet, args_.rows.num);
+    }
+
+    CROSSDOCK_DEVICE Ring ring_of(int home, int peer) const {
+        const HtCommon& c = args_.common;
+        return Ring::of(c, c.offsets.rows, c.rank, lane_of(c, home, peer), channel_);
+    }
+
+    const HtCombineArgs& args_;
+    const Operation& operation_;
+    uint32_t channel_;
+    HtPlan plan_;
+};
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput dispatch between domains: a row crosses once to each domain that wants it, to the rail peer there,
+// which forwards it to the ranks of its experts as if it were their domain's own. Both halves work in the order of
+// tokens within their channel, like all others.
+#pragma once
+
+#include "device/row_copy.h"
+#include "kernels/ht/labels.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// Own rows, to the rail peers. warp: among the `warps` of this block that do this.
+CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, uint32_t warp,
+                                 uint32_t warps) {
+    const HtCommon& c = args.common;
+    const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
+    const uint32_t row_bytes = args.row_bytes;
+    const Share share = token_share(c, c.rank, channel);
+    CROSSDOCK_ROLLED
+    for (uint32_t token = share.first + warp; token < share.end; token += warps) {
+        CROSSDOCK_ROLLED
+        for (int i = 1; i < num_domains(c); ++i) {
+            const int domain = (own_domain(c) + i) % num_domains(c);
+            const SentRow row = crossing_row(c, Crossing::kOut, domain, token, share);
+            if (!row.exists) continue;
+            const FarRing ring = FarRing::of_rows(c, domain, channel);
+            const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.rows, row.packet);
+            if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
+            std::byte* const packet = ring.outgoing(args.rows, row.packet);
+            // A handle over another's memory may be told of fewer tokens.
+            if (token < c.num_tokens) {
+                copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1,
+                         [&](uint32_t) { return packet; });
+                if (args.scale_bytes > 0)
+                    copy_row(ctx, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes, 1,
+                             [&](uint32_t) { return packet + row_bytes; });
+            }
+            wait_row_copies(ctx);
+            if (is_leader(ctx)) {
+                ring.send(ctx, operation, args.rows, row.packet, row_bytes + args.scale_bytes);
+                count_rows(ctx, c.reach, rail_peer(c, domain), 1, 0);
+            }
+            ctx.warp_sync();
+        }
+    }
+}
+
+// What far homes send here, on to the ranks of this domain.
+class RowForwarder {
+  public:
+    CROSSDOCK_DEVICE RowForwarder(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation)
+        : args_(args), operation_(operation), channel_(static_cast<uint32_t>(ctx.block_idx())) {}
+
+    // warp: among the `warps` of this block that forward.
+    CROSSDOCK_DEVICE void run(const Ctx& ctx, uint32_t warp, uint32_t warps) const {
+        const HtCommon& c = args_.common;
+        const uint32_t end = largest_share(c, channel_, token_share);
+        CROSSDOCK_ROLLED
+        for (uint32_t at = warp; at < end; at += warps) {
+            CROSSDOCK_ROLLED
+            for (int i = 1; i < num_domains(c); ++i) {
+                const int domain = (own_domain(c) + num_domains(c) - i) % num_domains(c);
+                const Share share = token_share(c, rail_peer(c, domain), channel_);
+                if (at < share.size() && !forward(ctx, domain, share.first + at, share)) return;
+            }
+        }
+    }
+
+  private:
+    // False: the group has failed.
+    CROSSDOCK_DEVICE bool forward(const Ctx& ctx, int domain, uint32_t token, const Share& share) const {
+        const HtCommon& c = args_.common;
+        const SentRow row = crossing_row(c, Crossing::kIn, domain, token, share);
+        if (!row.exists) return true;
+        const FarRing from = FarRing::of_rows(c, domain, channel_);
+        const bool is_here = is_leader(ctx) && from.wait_packet(ctx, operation_, args_.rows, row.packet);
+        if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) return false;
+        const std::byte* const packet = from.incoming(args_.rows, row.packet);
+        CROSSDOCK_ROLLED
+        for (int peer = first_near(c); peer < end_near(c); ++peer) {
+            if (!pass_on(ctx, domain, peer, token, share, packet)) return false;
+        }
+        if (is_leader(ctx)) from.give_credit(ctx, operation_, args_.rows, row.packet);
+        ctx.warp_sync();
+        return true;
+    }
+
+    // To one of the domain's ranks, if it wants the row: to its place or into a packet.
+    CROSSDOCK_DEVICE bool pass_on(const Ctx& ctx, int domain, int peer, uint32_t token, const Share& share,
+                                  const std::byte* packet) const {
+        const HtCommon& c = args_.common;
+        const int home = rail_peer(c, domain);
+        const uint32_t lane = lane_of(c, home, peer);
+        const SentRow row = rail_row(c, lane, token, share);
+        const uint64_t number = uint64_t{c.tables.bases[lane]} + row.number;
+        if (!row.exists || !travels(c, static_cast<uint32_t>(number))) return true;
+        const uint32_t row_bytes = args_.row_bytes;
+        if (is_leader(ctx)) count_rows(ctx, c.reach, peer, 1, uint64_t{row_bytes} + args_.scale_bytes);
+        if (peer_states(ctx, args_.shared)[peer] == kDirect) {
+            const bool is_own = peer == c.rank;
+            if (is_own && number >= args_.token_rows) return true;
+            copy(ctx, packet,
+                 is_own ? args_.out_tokens + number * row_bytes : args_.token_windows.at(peer, number * row_bytes),
+                 args_.scale_bytes == 0 ? nullptr
+                 : is_own               ? args_.out_scales + number * args_.scale_bytes
+                                        : args_.scale_windows.at(peer, number * args_.scale_bytes));
+            return true;
+        }
+        const Ring ring = Ring::of(c, c.offsets.rows, peer, static_cast<uint32_t>(home), channel_);
+        const bool may_send = is_leader(ctx) && wait_credit(ctx, c, c.offsets.rows, operation_, peer, lane, channel_,
+                                                            row.packet, args_.rows.num);
+        if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
+        if (is_leader(ctx))
+            note_packet_written(ctx, c, c.offsets.rows, operation_, peer, ring, row.packet, args_.rows.num);
+        std::byte* const to = ring.packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
+        copy(ctx, packet, to, to + row_bytes);
+        if (is_leader(ctx))
+            ctx.store_release_system(ring.flags + row.packet % args_.rows.num, pack_word(operation_.epoch, row.packet));
+        ctx.warp_sync();
+        return true;
+    }
+
+    CROSSDOCK_DEVICE void copy(const Ctx& ctx, const std::byte* packet, std::byte* row, std::byte* scales) const {
+        copy_row(ctx, packet, args_.row_bytes, 1, [&](uint32_t) { return row; });
+        if (args_.scale_bytes > 0)
+            copy_row(ctx, packet + args_.row_bytes, args_.scale_bytes, 1, [&](uint32_t) { return scales; });
+        wait_row_copies(ctx);
+    }
+
+    const HtDispatchArgs& args_;
+    const Operation& operation_;
+    uint32_t channel_;
+};
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

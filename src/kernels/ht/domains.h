@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput in several load/store domains: who acts for whom, and the rings between domains.
+//
+// A token crosses once to each far domain that has one of its experts: to the rail peer there, the rank with the same
+// place in its domain, which forwards the row to the ranks of the experts. On the way back the same rank sums the rows
+// of its domain, and one row crosses home. So inside a domain the rail peer acts for the far home: it is its *agent*,
+// and a near home's agent is that home itself. A *lane* numbers the pairs (home, near rank) of an agent, its own pairs
+// like the ranks.
+#pragma once
+
+#include "kernels/ht/waits.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// ---- who acts for whom ----
+
+// The ranks of this domain: [first, end).
+CROSSDOCK_DEVICE int first_near(const HtCommon& c) {
+    if constexpr (!kSeveralDomains) return 0;
+    return c.reach.first_of_domain;
+}
+CROSSDOCK_DEVICE int end_near(const HtCommon& c) {
+    if constexpr (!kSeveralDomains) return static_cast<int>(c.arena.num_ranks);
+    return c.reach.end_of_domain;
+}
+CROSSDOCK_DEVICE int num_near(const HtCommon& c) { return end_near(c) - first_near(c); }
+CROSSDOCK_DEVICE int num_domains(const HtCommon& c) {
+    if constexpr (!kSeveralDomains) return 1;
+    return static_cast<int>(c.arena.num_ranks) / num_near(c);
+}
+CROSSDOCK_DEVICE int own_domain(const HtCommon& c) { return first_near(c) / num_near(c); }
+
+CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int home) {
+    if constexpr (!kSeveralDomains) return home;
+    return first_near(c) + home % num_near(c);
+}
+CROSSDOCK_DEVICE uint32_t lane_of(const HtCommon& c, int home, int near_rank) {
+    if constexpr (!kSeveralDomains) return static_cast<uint32_t>(near_rank);
+    return static_cast<uint32_t>(home / num_near(c) * num_near(c) + near_rank - first_near(c));
+}
+// The home of a domain for which this rank is the agent.
+CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int domain) { return domain * num_near(c) + c.rank - first_near(c); }
+
+// ---- what crosses ----
+
+enum class Crossing : uint32_t {
+    kOut,  // own tokens, on their way to another domain
+    kIn    // those of the rail peer of another domain, to this one
+};
+
+CROSSDOCK_DEVICE uint32_t* crossing_masks(const HtCommon& c, Crossing direction, int domain) {
+    return c.tables.crossing_masks +
+           static_cast<uint32_t>(static_cast<int>(direction) * num_domains(c) + domain) * c.tables.chunks;
+}
+CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction, int domain) {
+    return c.tables.crossing_firsts +
+           static_cast<uint32_t>(static_cast<int>(direction) * num_domains(c) + domain) * (c.tables.chunks + 1);
+}
+
+// ---- rings between domains ----
+
+// This rank's end of a ring to and from a rank of another domain: what goes there, and what comes from there. Offsets
+// are those of one channel's first slot.
+class FarRing {
+  public:
+    // peer's place among the ends of this rank's rings of that kind, and this rank's among the peer's.
+    CROSSDOCK_DEVICE FarRing(const HtCommon& c, const HtFarRings& rings, int peer, int place, int own_place,
+                             uint32_t channel)
+        : c_(c),
+          peer_(peer),
+          own_words_(words_of(place, channel)),
+          peer_words_(words_of(own_place, channel)),
+          outbox_(rings.outbox + bytes_of(rings, place, channel)),
+          packets_here_(rings.packets + bytes_of(rings, place, channel)),
+          packets_there_(rings.packets + bytes_of(rings, own_place, channel)),
+          rings_(rings) {}
+
+    static CROSSDOCK_DEVICE FarRing of_rows(const HtCommon& c, int domain, uint32_t channel) {
+        return FarRing(c, c.outbox.rows, rail_peer(c, domain), domain, own_domain(c), channel);
+    }
+    static CROSSDOCK_DEVICE FarRing of_labels(const HtCommon& c, int peer, uint32_t channel) {
+        return FarRing(c, c.outbox.labels, peer, peer, c.rank, channel);
+    }
+
+    // What is put as packet `number`, and a packet that has come.
+    CROSSDOCK_DEVICE std::byte* outgoing(const HtSlots& slots, uint32_t number) const {
+        return at(outbox_ + slot_bytes(slots, number));
+    }
+    CROSSDOCK_DEVICE const std::byte* incoming(const HtSlots& slots, uint32_t number) const {
+        return at(packets_here_ + slot_bytes(slots, number));
+    }
+
+    // The slot of that packet is free, here and there. One lane; false: the group has failed.
+    CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                      uint32_t number) const {
+        if (number < slots.num || ctx.skips_credit()) return true;
+        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (number % slots.num),
+                         pack_word(operation.epoch, number - slots.num));
+    }
+    // The packet's first bytes, which this lane's warp has written, set out. One lane, behind a barrier of the warp.
+    CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
+                               uint32_t bytes) const {
+        ctx.fence_system();
+        if (bytes > 0) {
+            put(ctx, c_.reach, peer_, packets_there_ + slot_bytes(slots, number), outbox_ + slot_bytes(slots, number),
+                bytes);
+        }
+        raise(ctx, rings_.flags, rings_.raised_flags, number % slots.num, pack_word(operation.epoch, number));
+    }
+    CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                      uint32_t number) const {
+        return wait_word(ctx, operation, WaitStep::kRow, rings_.flags + own_words_ + 8 * (number % slots.num),
+                         pack_word(operation.epoch, number));
+    }
+    // The packet has been read. One lane, behind a barrier of the lanes that read.
+    CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                      uint32_t number) const {
+        raise(ctx, rings_.credits, rings_.raised_credits, number % slots.num, pack_word(operation.epoch, number));
+    }
+
+  private:
+    CROSSDOCK_DEVICE uint64_t words_of(int place, uint32_t channel) const {
+        return 8 * (static_cast<uint64_t>(place) * c_.arena.channels + channel) * kMaxRingSlots;
+    }
+    CROSSDOCK_DEVICE uint64_t bytes_of(const HtFarRings& rings, int place, uint32_t channel) const {
+        return (static_cast<uint64_t>(place) * c_.arena.channels + channel) * rings.ring_bytes;
+    }
+    static CROSSDOCK_DEVICE uint64_t slot_bytes(const HtSlots& slots, uint32_t number) {
+        return uint64_t{number % slots.num} * slots.stride;
+    }
+    CROSSDOCK_DEVICE std::byte* at(uint64_t offset) const { return c_.reach.network.local + offset; }
+    CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const Operation& operation, WaitStep step, uint64_t word,
+                                    uint64_t expected) const {
+        const uint64_t* seen = reinterpret_cast<const uint64_t*>(at(word));
+        return wait_for(
+            ctx, c_, operation, step, peer_, expected, [&] { return ctx.load_acquire_system(seen); },
+            [&](uint64_t value) { return value == expected; });
+    }
+    CROSSDOCK_DEVICE void raise(const Ctx& ctx, uint64_t words, uint64_t raised, uint32_t slot, uint64_t value) const {
+        raise_word(ctx, c_.reach, peer_, words + peer_words_ + 8 * slot, raised + own_words_ + 8 * slot, value);
+    }
+
+    const HtCommon& c_;
+    int peer_;
+    uint64_t own_words_;
+    uint64_t peer_words_;
+    uint64_t outbox_;
+    uint64_t packets_here_;
+    uint64_t packets_there_;
+    const HtFarRings& rings_;
+};
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The high-throughput kernels once more, for groups of several load/store domains (CROSSDOCK_SEVERAL_DOMAINS is defined
+// for this file).
+#include "kernels/ht/combine_on_cpu.h"
+#include "kernels/ht/dispatch.h"
+#include "kernels/ht/launch.h"
+#include "kernels/ht/update.h"
+#include "runtime/cpu/executor.h"
+
+namespace crossdock::nodes {
+
+static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
+
+void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape, cudaStream_t) {
+    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
+}
+
+void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape, cudaStream_t) {
+    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
+}
+
+void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t) {
+    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { run_ht_combine(Ctx(warp), args); });
+}
+
+}  // namespace crossdock::nodes

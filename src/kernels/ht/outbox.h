@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a high-throughput arena has besides its words and rings in groups of several load/store domains: signals, rings
+// between rail peers (ranks of different domains with the same place in theirs), and the outbox, from which rows,
+// weights and routing are put. A ring's slots lie twice: in the outbox of its sender and at its receiver.
+#pragma once
+
+#include "kernels/ht/geometry.h"
+#include "kernels/reach.h"
+
+namespace crossdock {
+
+// One kind of rings between domains; offsets in every rank's arena. Flags and credits are words that the other end
+// raises; what this rank has raised at the other end it keeps in words of its own.
+struct HtFarRings {
+    uint64_t flags;           // u64 [ends][channels][slots]
+    uint64_t credits;         // the same
+    uint64_t raised_flags;    // the same
+    uint64_t raised_credits;  // the same
+    uint64_t packets;         // [ends][channels][ring bytes]
+    uint64_t outbox;          // the same
+    uint32_t ring_bytes;
+};
+
+struct HtOutbox {
+    // Byte offsets inside the arena; each is the end of the part before it.
+    uint64_t signals;       // u64 [signals][ranks]
+    uint64_t raised;        // u64 [signals][ranks]
+    uint64_t traffic;       // u64 [traffic]
+    uint64_t tokens;        // u64 [ranks]: put by far ranks in an update
+    uint64_t totals;        // u64 [ranks]: the same
+    uint64_t rail_masks;    // u32 [ranks][chunks]: put by rail peers
+    uint64_t sent_masks;    // u32 [ranks][chunks]: to be put
+    uint64_t sent_bitmaps;  // TaggedWord [ranks][tokens][words]: to be put
+    HtFarRings rows;        // ends: domains
+    HtFarRings labels;      // ends: ranks; flags, credits and packets are those of near ranks, too
+    uint64_t bytes;         // of the arena with all that
+
+    static constexpr HtOutbox of(const HtGeometry& arena, uint32_t domains) {
+        HtOutbox outbox{};
+        uint64_t at = arena.arena_bytes();
+        const auto take = [&](uint64_t bytes) {
+            const uint64_t offset = align_up(at, 128);
+            at = offset + bytes;
+            return offset;
+        };
+        const uint64_t ranks = arena.num_ranks;
+        const uint64_t chunks = num_chunks(arena.max_tokens);
+        outbox.signals = take(8 * kNumSignals * ranks);
+        outbox.raised = take(8 * kNumSignals * ranks);
+        outbox.traffic = take(uint64_t{8} * kNumTraffic);
+        outbox.tokens = take(8 * ranks);
+        outbox.totals = take(8 * ranks);
+        outbox.rail_masks = take(4 * ranks * chunks);
+        outbox.sent_masks = take(4 * ranks * chunks);
+        outbox.sent_bitmaps = take(16 * ranks * arena.max_tokens * arena.bitmap_words());
+        const uint64_t rail_rings = uint64_t{domains} * arena.channels;
+        const uint64_t rail_words = 8 * rail_rings * kMaxRingSlots;
+        outbox.rows.flags = take(rail_words);
+        outbox.rows.credits = take(rail_words);
+        outbox.rows.raised_flags = take(rail_words);
+        outbox.rows.raised_credits = take(rail_words);
+        outbox.rows.packets = take(rail_rings * arena.ring_bytes);
+        outbox.rows.outbox = take(rail_rings * arena.ring_bytes);
+        outbox.rows.ring_bytes = arena.ring_bytes;
+        const uint64_t label_words = 8 * arena.num_rings() * kMaxRingSlots;
+        outbox.labels.flags = arena.label_flags_offset();
+        outbox.labels.credits = arena.label_credits_offset();
+        outbox.labels.raised_flags = take(label_words);
+        outbox.labels.raised_credits = take(label_words);
+        outbox.labels.packets = arena.label_rings_offset();
+        outbox.labels.outbox = take(arena.num_rings() * kLabelRingBytes);
+        outbox.labels.ring_bytes = kLabelRingBytes;
+        outbox.bytes = at;
+        return outbox;
+    }
+};
+
+}  // namespace crossdock
