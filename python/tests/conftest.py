@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("CROSSDOCK_JOIN_TIMEOUT_MS", "20000")
@@ -12,3 +13,10 @@ os.environ.setdefault("NCCL_EP_TIMEOUT_MS", "20000")
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=15)
 settings.load_profile("fixed")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A file whose tests are all skipped, since torch or a GPU is not there, has not failed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.OK
