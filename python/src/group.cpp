@@ -126,7 +126,7 @@ void bind_group(nb::module_& module) {
 
 Made and closed by all ranks together, in the same order; use it as a context manager. Configuration: a GroupConfig, or
 its fields by keyword, or both (keywords win); ht_masks=True lets a high-throughput group go on without silent ranks,
-domain_ranks=n (low latency) makes every n ranks a node of their own.
+domain_ranks=n makes every n ranks a node of their own.
 Operations of a group are made by all ranks in the same order. Threads that share a Group wait for each other.)");
     group
         .def(

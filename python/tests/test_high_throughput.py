@@ -25,13 +25,13 @@ def group_of(comm: ep.Communicator, problem: Problem, **fields: Any) -> ep.Group
     )
 
 
-def flat(comm: ep.Communicator, problem: Problem, budget: int = 0) -> None:
+def flat(comm: ep.Communicator, problem: Problem, budget: int = 0, **fields: Any) -> None:
     """Eager (budget 0) or fixed: rows in order, ids ascending with weights beside them, sums, gradients of weights."""
     rank, topk, tokens = comm.rank, problem.topk_idx[0].shape[1], problem.tokens[comm.rank]
     total = np.zeros(1, np.int32)
     counts = np.zeros(problem.experts_per_rank, np.int32)
     expected = rows_of_rank(problem, rank)
-    with group_of(comm, problem, max_recv_tokens_per_rank=budget) as group:
+    with group_of(comm, problem, max_recv_tokens_per_rank=budget, **fields) as group:
         handle = group.init_handle(ep.Layout.FLAT, topk)
         handle.update(
             problem.topk_idx[rank], layout_info=ep.LayoutInfo(recv_total_counter=total, expert_counters=counts)
@@ -109,6 +109,15 @@ def expert_major(comm: ep.Communicator, problem: Problem, alignment: int) -> Non
 @pytest.mark.parametrize("budget", [0, 200])
 def test_flat(run: Any, budget: int) -> None:
     run(3, flat, random_problem(21, 3, 3, 50, 16, 4), budget)
+
+
+def two_nodes(comm: ep.Communicator, problem: Problem) -> None:
+    flat(comm, problem, 200, domain_ranks=2)
+
+
+def test_nodes() -> None:
+    """Two nodes of two ranks: the same rows, sums and gradients."""
+    ep.run_threads(4, two_nodes, random_problem(24, 4, 2, 30, 16, 4))
 
 
 def test_flat_in_bf16() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from reference import Problem, random_problem
+from test_high_throughput import flat
 from test_low_latency import expert_major
 
 import crossdock as ep
@@ -33,6 +34,7 @@ def layer(rank: int, address: str, problem: Problem, by_environment: bool) -> tu
         comm = ep.Communicator.join_hosts(problem.num_ranks, rank, address)
     with comm:
         expert_major(comm, problem)
+        flat(comm, problem, 200)
         return comm.rank, len(comm.all_gather(b"x"))
 
 

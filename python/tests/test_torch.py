@@ -68,6 +68,21 @@ def test_values_and_gradients(mode: ep.Algorithm, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_nodes(mode: ep.Algorithm) -> None:
+    """Between two nodes of two ranks: values and gradients are those of one."""
+
+    def program(comm: ep.Communicator) -> None:
+        with exchange_of(comm, mode, domain_ranks=2) as exchange:
+            tokens, indices, weights = problem(comm.rank, 2 * comm.num_ranks)
+            result, expected = layer(exchange, tokens, indices, weights), plain_layer(tokens, indices, weights)
+            torch.testing.assert_close(result, expected)
+            found, wanted = (torch.autograd.grad(of.sum(), (tokens, weights)) for of in (result, expected))
+            torch.testing.assert_close(found, wanted)
+
+    ep.run_threads(4, program)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_zero_copy(mode: ep.Algorithm) -> None:
     """Peers write rows straight into the exchange's window, which is used again and again; gradients as ever."""
 
