@@ -87,8 +87,8 @@ std::optional<LaunchedRank> launched_rank() {
         const auto num_ranks = number_in(names.num_ranks);
         if (std::getenv(names.required) != nullptr && rank && num_ranks && *rank < *num_ranks) {
             const bool is_on_one_host = std::getenv("CROSSDOCK_ADDRESS") == nullptr &&
-                                  number_in(names.num_local_ranks).value_or(*num_ranks) == *num_ranks &&
-                                  number_in("SLURM_STEP_NUM_NODES").value_or(1) == 1;
+                                        number_in(names.num_local_ranks).value_or(*num_ranks) == *num_ranks &&
+                                        number_in("SLURM_STEP_NUM_NODES").value_or(1) == 1;
             return LaunchedRank{*rank, *num_ranks, number_in(names.local_rank).value_or(*rank), is_on_one_host,
                                 names.launcher};
         }

@@ -12,7 +12,7 @@ namespace crossdock::bench {
 struct LaunchedRank {
     int rank = 0;
     int num_ranks = 1;
-    int local_rank = 0;            // among the ranks of this host
+    int local_rank = 0;          // among the ranks of this host
     bool is_on_one_host = true;  // all ranks run on this host, as far as the launcher says
     std::string launcher;
 };
