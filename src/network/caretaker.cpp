@@ -15,7 +15,9 @@
 namespace crossdock::network {
 namespace {
 
-constexpr auto kNap = std::chrono::microseconds(200);
+// While there is something to do, and when there has been nothing for long.
+constexpr auto kShortNap = std::chrono::microseconds(200);
+constexpr auto kLongNap = std::chrono::microseconds(3200);
 constexpr uint64_t kIdleNs = 1'000'000;
 
 // One thread for all meshes of the process, which lives while there is one.
@@ -53,12 +55,15 @@ class Rounds {
   private:
     void run() {
         std::unique_lock lock(mutex_);
+        auto nap = kShortNap;
         while (!is_over_) {
             bool happened = false;
             for (Mesh* mesh : meshes_) happened |= mesh->progress_if_idle(kIdleNs);
             if (!happened) {
-                changed_.wait_for(lock, kNap);
+                changed_.wait_for(lock, nap);
+                nap = std::min(2 * nap, kLongNap);
             } else {
+                nap = kShortNap;
                 lock.unlock();
                 std::this_thread::yield();
                 lock.lock();
