@@ -40,7 +40,7 @@ Mesh::~Mesh() {
     wait_locked(lock, kDrainNs, [&] { return !failure_.empty() || is_idle(); });
     for (const Unstaged& each : unstaged_) delete each.landing;
     unstaged_.clear();  // gives its bytes back to UCX
-    transport_.close(failure_.empty() ? kDisconnectNs : 0);
+    transport_.close(failure_.empty() ? kDisconnectNs : 0, failed_rank_);
     // Copies that were queued write into memory that its owner may free after this.
     const uint64_t end_ns = cpu::steady_now_ns() + kDrainNs;
     while (config_.device != nullptr && config_.device->done_in() < last_step_in_ && cpu::steady_now_ns() < end_ns)
@@ -164,6 +164,11 @@ bool Mesh::progress_locked() {
     // While there is no staging for what has come, nothing more is taken from the network: senders feel it. But what
     // has staging and is still being fetched needs the network.
     const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
+    if (!failed_sends_.empty()) {
+        // A rank that ends because another is lost also takes nothing more: the other is to be named.
+        transport_.look_after_peers();
+        for (auto& [peer, sentence] : std::exchange(failed_sends_, {})) blame(peer, std::move(sentence));
+    }
     for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);
     // Looking at the clock takes as long as looking for messages.
     if (++num_progresses_ % 16 != 0) return happened;
@@ -204,9 +209,14 @@ void Mesh::look_for_stalls(uint64_t now) {
 void Mesh::on_departure(const Departure& departure) {
     PeerState& state = peers_[departure.rank];
     state.gone_ns = cpu::steady_now_ns();
-    if (departure.in_order) return;
+    if (departure.in_order) {
+        const uint32_t lost = departure.because_of;
+        if (config_.outlives_ranks || lost >= num_ranks() || lost == rank()) return;
+        return blame(lost, fmt::format("rank {} is lost, says rank {}, which has left", lost, departure.rank));
+    }
     state.gone_reason = departure.reason;
-    if (!config_.outlives_ranks) fail_all(fmt::format("rank {} is lost: {}", departure.rank, departure.reason));
+    if (!config_.outlives_ranks)
+        blame(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.reason));
 }
 
 std::string Mesh::why_gone(uint32_t peer) {
@@ -227,7 +237,10 @@ void Mesh::fail_all(std::string sentence) {
 
 // Nothing more is to be expected of the rank.
 void Mesh::blame(uint32_t rank, std::string sentence) {
-    if (!config_.outlives_ranks || rank == transport_.rank()) return fail_all(std::move(sentence));
+    if (!config_.outlives_ranks || rank == transport_.rank()) {
+        if (failure_.empty()) failed_rank_ = rank;
+        return fail_all(std::move(sentence));
+    }
     if (is_lost(rank) || is_closing_) return;
     peers_[rank].lost = std::move(sentence);
     peers_[rank].notes.clear();

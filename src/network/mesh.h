@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "network/device_memory.h"
@@ -229,7 +230,9 @@ class Mesh : private FrameSink {
     uint64_t num_fetches_ = 0;
     uint64_t num_frames_out_ = 0;
     uint64_t next_look_ns_ = 0;
-    std::vector<uint32_t> dropped_;  // lost ranks whose connections are still to be ended
+    std::vector<std::pair<uint32_t, std::string>> failed_sends_;
+    uint32_t failed_rank_ = kNoRank;  // whose loss is failure_
+    std::vector<uint32_t> dropped_;   // lost ranks whose connections are still to be ended
 
     // Last, so that it ends first: what it then cancels still finds the rest.
     Transport transport_;

@@ -241,7 +241,8 @@ void Mesh::on_sent(Send& send, ucs_status_t status) {
     if (!frame.copy.empty()) mesh.spare_copies_.push_back(std::move(frame.copy));
     mesh.frames_.give_back(&frame);
     if (status != UCS_OK) {
-        mesh.blame(peer, fmt::format("sending to rank {} failed: {}", peer, ucx().ucs_status_string(status)));
+        mesh.failed_sends_.emplace_back(
+            peer, fmt::format("sending to rank {} failed: {}", peer, ucx().ucs_status_string(status)));
     }
     if (operation == nullptr) return;
     --operation->under_way;

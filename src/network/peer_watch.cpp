@@ -13,7 +13,12 @@
 namespace crossdock::network {
 namespace {
 
-constexpr std::byte kGoodbye{'g'};
+constexpr uint32_t kGoodbyeMagic = 0x65796267;  // "gbye"
+
+struct Goodbye {
+    uint32_t magic;
+    uint32_t because_of;
+};
 
 }  // namespace
 
@@ -44,12 +49,12 @@ std::vector<Departure> PeerWatch::poll() {
 void PeerWatch::read_link(uint32_t rank, std::vector<Departure>& departures) {
     Socket& socket = links_[rank].socket;
     if (!socket.is_open()) return;
-    std::byte said{};
-    const ssize_t got = recv(socket.fd(), &said, 1, MSG_DONTWAIT);
+    Goodbye said = {};
+    const ssize_t got = recv(socket.fd(), &said, sizeof(said), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got == 1 && said == kGoodbye) {
-        departures.push_back({rank, true, {}});
-    } else if (got == 1) {
+    if (got == sizeof(said) && said.magic == kGoodbyeMagic) {
+        departures.push_back({rank, true, {}, said.because_of});
+    } else if (got > 0) {
         departures.push_back({rank, false, "it sent what no rank sends"});
     } else {
         departures.push_back({rank, false, got == 0 ? "its process ended" : std::strerror(errno)});
@@ -57,9 +62,10 @@ void PeerWatch::read_link(uint32_t rank, std::vector<Departure>& departures) {
     socket.close();  // which also takes it out of the epoll set
 }
 
-void PeerWatch::say_goodbye() {
+void PeerWatch::say_goodbye(uint32_t because_of) {
+    const Goodbye goodbye{kGoodbyeMagic, because_of};
     for (const Link& link : links_) {
-        if (link.socket.is_open()) send(link.socket.fd(), &kGoodbye, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (link.socket.is_open()) send(link.socket.fd(), &goodbye, sizeof(goodbye), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
 }
 

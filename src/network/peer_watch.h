@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is still there: the links of the handshake stay open, carry one byte when a rank leaves in order, and end without
-// it when a rank dies.
+// Who is still there: the links of the handshake stay open, carry a goodbye when a rank leaves in order, and end
+// without one when a rank dies.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,13 @@
 
 namespace crossdock::network {
 
+inline constexpr uint32_t kNoRank = UINT32_MAX;
+
 struct Departure {
     uint32_t rank;
     bool in_order;
-    std::string reason;  // of one that is not in order
+    std::string reason;             // of one that is not in order
+    uint32_t because_of = kNoRank;  // in order: for the loss of whom it leaves
 };
 
 class PeerWatch {
@@ -28,8 +31,8 @@ class PeerWatch {
     // Who left since the last call; cheap, never waits.
     std::vector<Departure> poll();
 
-    // Tells all others that this rank leaves in order.
-    void say_goodbye();
+    // Tells all others that this rank leaves in order, perhaps because it has lost another.
+    void say_goodbye(uint32_t because_of);
 
   private:
     void read_link(uint32_t rank, std::vector<Departure>& departures);

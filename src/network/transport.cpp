@@ -104,6 +104,7 @@ bool Transport::progress() {
     for (int look = 0; has_near_peers_ && look < kNearLooks && !happened; ++look) happened = near_->progress();
     if (has_far_peers_) happened |= far_->progress();
     if (!errors_.empty()) {
+        look_after_peers();  // who left, or was lost, knows better than an endpoint
         const std::vector<Departure> errors = std::exchange(errors_, {});
         for (const Departure& error : errors) depart(error);
     }
@@ -125,10 +126,10 @@ void Transport::depart(const Departure& departure) {
     sink_.on_departure(departure);
 }
 
-void Transport::close(uint64_t timeout_ns) {
+void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
     if (near_) near_->disconnect(is_there_, timeout_ns);
     if (far_) far_->disconnect(is_there_, timeout_ns);
-    watch_->say_goodbye();
+    watch_->say_goodbye(because_of);
     // What it still sends to itself has no receiver any more.
     for (const LocalFrame& frame : std::exchange(local_, {})) frame.send->done(*frame.send, UCS_ERR_CANCELED);
 }

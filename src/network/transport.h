@@ -54,8 +54,8 @@ class Transport : private FrameReceiver {
     // Looks whether peers left; to be called now and then.
     void look_after_peers();
 
-    // Says goodbye. What is still being sent gets at most so long.
-    void close(uint64_t timeout_ns);
+    // Says goodbye, perhaps because another rank is lost. What is still being sent gets at most so long.
+    void close(uint64_t timeout_ns, uint32_t because_of);
 
     // Frames that had no right key: sent by strangers, or by a rank of another communicator.
     uint64_t num_refused() const { return num_refused_; }
