@@ -61,7 +61,7 @@ class Mesh : private FrameSink {
     Operation* flush(uint32_t context, uint32_t peer);
 
     // A put from host memory to host memory that leaves its source alone: there is nothing to test, and nothing to wait
-    // for. A small one waits in this rank for the signal behind it, until the next call. To a lost rank: dropped.
+    // for. Its last piece waits in this rank for the signal behind it, until the next call. To a lost rank: dropped.
     void put_copy(uint32_t context, uint32_t peer, std::span<const std::byte> bytes, const Span& target);
     // A strong signal behind all of the context's puts to that peer.
     void signal_copy(uint32_t context, uint32_t peer, const Signal& signal);
@@ -219,7 +219,7 @@ class Mesh : private FrameSink {
     StagingRing staging_out_;
     std::deque<Operation*> starved_;  // of staging
     std::deque<Leaving> leaving_;
-    OutFrame* held_ = nullptr;  // a small put that may carry the signal behind it
+    OutFrame* held_ = nullptr;  // a put's last piece, which may carry the signal behind it
     std::vector<std::vector<std::byte>> spare_copies_;
 
     StagingRing staging_in_;

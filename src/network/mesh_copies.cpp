@@ -7,13 +7,6 @@
 #include "network/mesh.h"
 
 namespace crossdock::network {
-namespace {
-
-// A larger put gains nothing from waiting for its signal.
-constexpr size_t kHeldBytes = 512;
-
-}  // namespace
-
 OutFrame* Mesh::copy_frame(uint32_t peer, const FrameHeader& header, std::span<const std::byte> bytes) {
     OutFrame* frame = frames_.take();
     frame->mesh = this;
@@ -59,7 +52,6 @@ void Mesh::put_copy(uint32_t context, uint32_t peer, std::span<const std::byte> 
         header.offset = target.offset + at;
         held_ = copy_frame(peer, header, bytes.subspan(at, std::min<uint64_t>(piece_bytes, bytes.size() - at)));
     }
-    if (bytes.size() > kHeldBytes) send_held();
 }
 
 void Mesh::signal_copy(uint32_t context, uint32_t peer, const Signal& signal) {

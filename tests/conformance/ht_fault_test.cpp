@@ -66,7 +66,7 @@ void prepare_all(HtLayer& layer) {
 }
 
 TEST(HtFault, AKilledProcessIsNamedByAllSurvivors) {
-    on_each_world({WorldKind::kProcesses}, [](const WorldSpec& world) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
         for (int round = 0; round < 2 * kPhases; ++round) {
             const int num_ranks = 3 + round % 2;
             const int dead = round % num_ranks;
