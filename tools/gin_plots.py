@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt  # noqa: E402 (the backend comes first)
 
 import results  # noqa: E402
 
-COLOURS = {"crossdock": "#1f6fb4", "ucx_perftest": "#c4501b", "tcp socket": "#777777"}
+COLOURS = {"crossdock": "#1f6fb4", "hosts": "#3a9a5b", "ucx_perftest": "#c4501b", "tcp socket": "#777777"}
 PANELS = (("half_round_trip_us", "half a round trip, us"), ("gigabytes_per_s", "GB/s"))
 plt.rcParams.update({"svg.hashsalt": "crossdock", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
                      "axes.spines.right": False, "axes.grid": True, "grid.color": "#e0e0e0"})
