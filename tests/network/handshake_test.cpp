@@ -160,12 +160,18 @@ TEST(PeerWatch, TellsWhoLeavesHow) {
     Socket others[3] = {Socket(pairs[0][1]), Socket(pairs[1][1]), Socket(pairs[2][1])};
     PeerWatch watch(std::move(links));
     EXPECT_TRUE(watch.poll().empty());
-    send_all(others[0], bytes_of("g"));
+    // A rank that has lost rank 2 says goodbye.
+    std::vector<Link> own(1);
+    own[0].socket = std::move(others[0]);
+    PeerWatch(std::move(own)).say_goodbye(2);
     others[1].close();
     send_all(others[2], bytes_of("?"));
     std::vector<Departure> left = watch.poll();
     ASSERT_EQ(left.size(), 3u);
-    for (const Departure& each : left) EXPECT_EQ(each.in_order, each.rank == 0) << each.rank;
+    for (const Departure& each : left) {
+        EXPECT_EQ(each.in_order, each.rank == 0) << each.rank;
+        EXPECT_EQ(each.because_of, each.rank == 0 ? 2 : kNoRank) << each.rank;
+    }
     EXPECT_TRUE(watch.poll().empty());
 }
 
