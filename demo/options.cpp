@@ -92,9 +92,6 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         return tools::refuse(
             app, fmt::format("--nodes: {} does not divide --ranks {} evenly", options.num_nodes, options.num_ranks));
     }
-    if (options.num_nodes > 1 && device == "cuda") {
-        return tools::refuse(app, "--nodes: goes with --device cpu only, so far");
-    }
     layer.num_experts = num_experts > 0 ? num_experts : 8 * options.num_ranks;
     if (layer.num_experts % options.num_ranks != 0) {
         return tools::refuse(

@@ -10,6 +10,7 @@
 namespace crossdock {
 namespace {
 
+constexpr uint32_t kMostWarps = 20;  // of a block: with more they would have too few registers
 constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
@@ -18,15 +19,19 @@ constexpr uint32_t kGpuLanes = 32;
 constexpr uint32_t kFewestPieceBytes = 4096;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
-// On CPUs a warp of each kind: they are fibers of one thread.
-HtCrew crew_for(const Group& group, HtCrew gpu) {
+// On CPUs a warp of each kind: they are fibers of one thread. Between domains a warp of each more; the others are so
+// many fewer.
+HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
     const World world = group.communicator().world();
     const uint32_t warps = world == World::kDeterministic ? 2 : 1;
     HtCrew crew = gpu;
     if (world != World::kCuda) {
         crew = {warps, warps, std::min(gpu.labellers, 1u), gpu.producer_stages, gpu.consumer_stages, gpu.chunk_bytes};
     }
-    if (group.config().has_several_domains()) crew.crossers = crew.forwarders = warps;
+    if (!group.config().has_several_domains()) return crew;
+    crew.crossers = crossers * warps;
+    crew.forwarders = warps;
+    while (crew.warps() > kMostWarps) --(crew.consumers > crew.producers ? crew.consumers : crew.producers);
     return crew;
 }
 
@@ -81,7 +86,7 @@ uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
 LaunchShape shape_of(const Group& group, const HtCommon& common, const HtCrew& crew, const HtShared& shared,
                      uint32_t row_bytes) {
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
-    const bool is_alone = group.communicator().ranks_on_device() == 1;
+    const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     return {static_cast<int>(common.channels), static_cast<int>(crew.warps()), shared.bytes, is_alone,
@@ -103,7 +108,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // Rows that go straight to their places are not received, but for those of ranks without windows.
-    args.crew = crew_for(group, common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk} : HtCrew{4, 11, 4, 1, 1, chunk});
+    args.crew = crew_for(group, common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk} : HtCrew{4, 11, 4, 1, 1, chunk}, 1);
     args.shared = lay_out(group, common, args.crew, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }
@@ -115,11 +120,11 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const uint32_t labellers = args.with_weights ? 2 : 0;
     const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
-    args.crew =
-        crew_for(group, common.has_windows    ? HtCrew{1, 19, 0, 2, 0, chunk(kGpuChunkBytes)}
-                        : common.expert_major ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk(kGpuSummedBytes)}
-                                              : HtCrew{8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)});
-    args.crew.crossers = 0;  // rows cross on their way home when they are summed
+    args.crew = crew_for(group,
+                         common.has_windows    ? HtCrew{1, 19, 0, 2, 0, chunk(kGpuChunkBytes)}
+                         : common.expert_major ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk(kGpuSummedBytes)}
+                                               : HtCrew{8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)},
+                         0);  // rows cross on their way home when they are summed
     // A token's sum has the whole row of a rank that is lost meanwhile, or nothing of it.
     const bool is_cut = group.communicator().world() == World::kCuda && !group.config().masking;
     args.piece_bytes =

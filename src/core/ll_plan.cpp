@@ -87,7 +87,7 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
-    const bool is_alone = group.communicator().ranks_on_device() == 1;
+    const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
     return {static_cast<int>(blocks), static_cast<int>(common.crew.warps_per_block), shared_bytes, is_alone,
             moved > kCpuCacheBytes};
 }

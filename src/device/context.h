@@ -20,6 +20,10 @@ inline namespace CROSSDOCK_WORLD {
 
 #if defined(__CUDACC__)
 
+#if defined(CROSSDOCK_SEVERAL_DOMAINS)
+namespace ptx = gpu::ptx;
+#endif
+
 #if defined(CROSSDOCK_TIMELINE)
 // Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
 static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];

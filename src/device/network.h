@@ -5,13 +5,17 @@
 // Puts are in no order among themselves. A signal is strong: who sees it sees all that this rank has put to that peer
 // before. It adds to a word, so signals that overtake each other still add up. One thread a call; threads that share a
 // peer order their calls by barriers or acquire-release atomics, with fence_system before the first put of what they
-// have written. Kernels on GPUs have one domain so far, and never come here.
+// have written.
 #pragma once
 
 #include "device/context.h"
 #include "device/network_handle.h"
 #if !defined(__CUDACC__)
 #include "device/cpu/far_memory.h"
+#endif
+
+#if defined(__CUDACC__) && defined(CROSSDOCK_SEVERAL_DOMAINS)
+#include "device/network_gin.cuh"
 #endif
 
 namespace crossdock {
@@ -31,6 +35,8 @@ CROSSDOCK_DEVICE void put_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unuse
 #if !defined(__CUDACC__)
     if (cpu::FarMemory* far = way_to(network, peer)) return far->put(peer, target, network.local + source, bytes);
     ctx.warp().put(peer, network.memory.at(peer, target), network.local + source, bytes);
+#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+    gin::put(network, peer, target, source, bytes);
 #endif
 }
 
@@ -41,6 +47,8 @@ CROSSDOCK_DEVICE void put_value_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe
 #if !defined(__CUDACC__)
     if (cpu::FarMemory* far = way_to(network, peer)) return far->put(peer, target, &value, sizeof(value));
     ctx.warp().put_value(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, target)), value);
+#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+    gin::put_value(network, peer, target, value);
 #endif
 }
 
@@ -51,6 +59,8 @@ CROSSDOCK_DEVICE void signal_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unuse
 #if !defined(__CUDACC__)
     if (cpu::FarMemory* far = way_to(network, peer)) return far->signal(peer, word, increase);
     ctx.warp().signal(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, word)), increase);
+#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+    gin::signal(network, peer, word, increase);
 #endif
 }
 
@@ -58,6 +68,8 @@ CROSSDOCK_DEVICE void signal_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unuse
 CROSSDOCK_DEVICE void flush_network([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network) {
 #if !defined(__CUDACC__)
     ctx.warp().flush_puts();
+#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+    gin::flush(network);
 #endif
 }
 

@@ -27,7 +27,12 @@ class CpuCommunicator : public Communicator {
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
     WindowView window(ncclWindow_t handle) final;
     // Between ranks of one host the network is a copy.
-    NetworkHandle network_of(const SymmetricMemory& memory) override { return {memory.local, memory.peers}; }
+    NetworkHandle network_of(const SymmetricMemory& memory) override {
+        NetworkHandle network;
+        network.local = memory.local;
+        network.memory = memory.peers;
+        return network;
+    }
 
     // Collective, bounded by timeout_ns. InvalidArgument on all ranks if their sizes differ or some rank's memory will
     // not do.

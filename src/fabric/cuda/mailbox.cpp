@@ -5,6 +5,7 @@
 #include <cstring>
 #include <thread>
 
+#include "fabric/cuda/mailbox_put.h"
 #include "runtime/cuda/cuda_check.h"
 
 namespace crossdock {
@@ -23,8 +24,9 @@ struct Layout {
 
 }  // namespace
 
-Mailbox::Mailbox(const NcclRank& self, CudaRuntime& runtime, const char* what, Deadline deadline)
-    : self_(self), runtime_(runtime) {
+Mailbox::Mailbox(const NcclRank& self, CudaRuntime& runtime, const void* device_comm, const char* what,
+                 Deadline deadline)
+    : self_(self), runtime_(runtime), device_comm_(device_comm) {
     const Layout layout{static_cast<size_t>(self_.num_ranks)};
     memory_ = register_memory(std::make_unique<RegisteredMemory>(self_, layout.bytes(), runtime_.internal_stream()),
                               what, deadline);
@@ -51,6 +53,23 @@ void Mailbox::all_gather(const void* own, void* all, size_t bytes, const char* w
     out_of_step_ = false;
 }
 
+// Behind the copies of this rank's bytes to itself. A signal adds: a half's flag grows by what is between its rounds.
+void Mailbox::send_far(size_t half, size_t bytes, uint64_t round, cudaStream_t stream) {
+    const Layout layout{static_cast<size_t>(self_.num_ranks)};
+    MailboxPut put{};
+    put.network.local = memory_->local;
+    put.network.device_comm = device_comm_;
+    put.network.window = memory_->window();
+    put.num_ranks = self_.num_ranks;
+    put.first_near = self_.first_of_domain();
+    put.end_near = put.first_near + self_.domain_ranks;
+    put.slot = layout.slot(half, static_cast<size_t>(self_.rank));
+    put.bytes = bytes;
+    put.flag = layout.flag(half, static_cast<size_t>(self_.rank));
+    put.increase = round < 2 ? round : 2;
+    check_cuda(cuda::launch_mailbox_put(put, stream), "launching the exchange between domains");
+}
+
 void Mailbox::run_round(const std::byte* own, size_t bytes, const char* what, Deadline deadline) {
     const auto num_ranks = static_cast<size_t>(self_.num_ranks);
     const auto rank = static_cast<size_t>(self_.rank);
@@ -64,12 +83,15 @@ void Mailbox::run_round(const std::byte* own, size_t bytes, const char* what, De
     };
     const auto finish = [&] { check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); };
     const auto send = [&](size_t offset, size_t num_bytes) {
-        for (int peer = 0; peer < self_.num_ranks; ++peer) copy(memory_->peers.at(peer, offset), staging_, num_bytes);
+        for (int peer = 0; peer < self_.num_ranks; ++peer) {
+            if (self_.is_near(peer)) copy(memory_->peers.at(peer, offset), staging_, num_bytes);
+        }
         finish();  // flags leave only when the bytes have arrived
     };
 
     if (bytes > 0) std::memcpy(staging_, own, bytes);
     send(layout.slot(half, rank), bytes);
+    if (device_comm_ != nullptr) send_far(half, bytes, round, stream);
     std::memcpy(staging_, &round, sizeof(round));
     send(layout.flag(half, rank), sizeof(round));
 

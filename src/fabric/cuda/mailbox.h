@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small all-gather of host bytes over symmetric GPU memory, done by copies alone.
+// A small all-gather of host bytes over symmetric GPU memory, done by copies; between load/store domains by puts.
 #pragma once
 
 #include <memory>
@@ -14,13 +14,14 @@ namespace crossdock {
 // and flags have names.
 //
 // Memory of a rank: 2 x num_ranks slots, then as many 64-bit flags. Round n uses half n % 2: rank r copies its bytes
-// into slot r of every rank, then n into flag r. Whoever has seen all flags of round n has its bytes; it enters round n
+// into slot r of every rank, then n into flag r; in other domains a kernel of one block puts both. Whoever has seen all
+// flags of round n has its bytes; it enters round n
 // + 1 only after reading them, and no rank can enter round n + 2 and so come back to this half before all have entered
 // round n + 1.
 class Mailbox {
   public:
-    // Collective.
-    Mailbox(const NcclRank& self, CudaRuntime& runtime, const char* what, Deadline deadline);
+    // Collective. device_comm: null where there is one domain.
+    Mailbox(const NcclRank& self, CudaRuntime& runtime, const void* device_comm, const char* what, Deadline deadline);
     ~Mailbox();
     Mailbox(const Mailbox&) = delete;
     Mailbox& operator=(const Mailbox&) = delete;
@@ -30,10 +31,12 @@ class Mailbox {
     void all_gather(const void* own, void* all, size_t bytes, const char* what, Deadline deadline);
 
   private:
+    void send_far(size_t half, size_t bytes, uint64_t round, cudaStream_t stream);
     void run_round(const std::byte* own, size_t bytes, const char* what, Deadline deadline);
 
     NcclRank self_;
     CudaRuntime& runtime_;
+    const void* device_comm_;
     std::unique_ptr<RegisteredMemory> memory_;
     std::byte* staging_ = nullptr;  // pinned: one half's slots, then its flags
     uint64_t round_ = 0;

@@ -25,7 +25,9 @@ namespace crossdock {
     X(ncclCommWindowRegister)       \
     X(ncclCommWindowDeregister)     \
     X(ncclWinGetUserPtr)            \
-    X(ncclGetLsaDevicePointer)
+    X(ncclGetLsaDevicePointer)      \
+    X(ncclDevCommCreate)            \
+    X(ncclDevCommDestroy)
 
 inline constexpr int kMinNcclVersion = NCCL_VERSION(2, 30, 4);
 

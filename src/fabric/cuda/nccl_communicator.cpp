@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fabric/cuda/gin_connection.h"
 #include "fabric/cuda/mailbox.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/cuda_runtime.h"
@@ -30,6 +31,7 @@ class NcclCommunicator final : public Communicator {
     World world() const override { return World::kCuda; }
     int rank() const override { return self_.rank; }
     int num_ranks() const override { return self_.num_ranks; }
+    int domain_ranks() const override { return self_.domain_ranks; }
     Runtime& runtime() override { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
@@ -39,12 +41,14 @@ class NcclCommunicator final : public Communicator {
 
   private:
     void connect(const char* what, Deadline deadline) const;
-    void check_one_domain() const;
+    void expect_device_api() const;
+    const void* gin(Deadline deadline) const;
 
     NcclRank self_;
     mutable CudaRuntime runtime_;
     mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
     mutable int ranks_on_device_ = 0;
+    mutable std::unique_ptr<GinConnection> gin_;            // made when several domains are first needed
     std::unordered_map<ncclWindow_t, WindowView> windows_;  // as last seen
 };
 
@@ -89,16 +93,24 @@ WindowView NcclCommunicator::window(ncclWindow_t handle) {
             self_.num_ranks);
     auto* local = static_cast<std::byte*>(user_pointer);
     WindowView& view = windows_[handle];
-    if (view.local != local || view.peers.base != address_in_window(self_, handle, 0))
+    if (view.local != local || view.peers.at(self_.rank, 0) != address_in_window(self_, handle, self_.rank))
         view = {local, SIZE_MAX, peers_of_window(self_, handle)};
     return view;
 }
 
-NetworkHandle NcclCommunicator::network_of(const SymmetricMemory&) {
-    fail(ncclInvalidUsage,
-         "groups of several load/store domains run on CPU communicators so far: leave options->domain_ranks and "
-         "CROSSDOCK_DOMAIN_RANKS at 0 for this communicator of {} ranks",
-         self_.num_ranks);
+NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {
+    const auto& registered = dynamic_cast<const RegisteredMemory&>(memory);
+    NetworkHandle network;
+    network.local = memory.local;
+    network.device_comm = gin(std::chrono::steady_clock::now() + kConnectTimeout);
+    network.window = registered.window();
+    return network;
+}
+
+// Collective where it is needed for the first time.
+const void* NcclCommunicator::gin(Deadline deadline) const {
+    if (gin_ == nullptr) gin_ = GinConnection::make(self_, deadline);
+    return gin_->device_comm();
 }
 
 int NcclCommunicator::ranks_on_device() const {
@@ -108,8 +120,9 @@ int NcclCommunicator::ranks_on_device() const {
 
 void NcclCommunicator::connect(const char* what, Deadline deadline) const {
     if (mailbox_ != nullptr) return;
-    check_one_domain();
-    auto mailbox = std::make_unique<Mailbox>(self_, runtime_, what, deadline);
+    expect_device_api();
+    const void* device_comm = self_.domain_ranks < self_.num_ranks ? gin(deadline) : nullptr;
+    auto mailbox = std::make_unique<Mailbox>(self_, runtime_, device_comm, what, deadline);
 
     using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, unique in the world
     cudaDeviceProp properties = {};
@@ -122,20 +135,14 @@ void NcclCommunicator::connect(const char* what, Deadline deadline) const {
     mailbox_ = std::move(mailbox);
 }
 
-void NcclCommunicator::check_one_domain() const {
-    ncclCommProperties_t properties = {};
-    properties.size = sizeof(properties);
-    properties.magic = NCCL_API_MAGIC;
-    // NCCL refuses structs of a version newer than its own; all of 2.30 share this one.
-    properties.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, self_.nccl->version));
-    self_.nccl->check(self_.nccl->ncclCommQueryProperties(self_.comm, &properties), self_.comm,
-                      "ncclCommQueryProperties");
-    // The domains first: NCCL 2.30 without a GPU-initiated network offers nothing where there are several.
-    require(properties.nLsaTeams == 1, ncclInvalidUsage,
-            "the communicator's {} ranks form {} load/store domains of {} ranks, one of {} is needed: run all ranks on "
-            "one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and NCCL_HOSTID",
-            self_.num_ranks, properties.nLsaTeams, self_.num_ranks / std::max(properties.nLsaTeams, 1),
-            self_.num_ranks);
+void NcclCommunicator::expect_device_api() const {
+    const ncclCommProperties_t properties = properties_of(self_);
+    // NCCL 2.30 without a GPU-initiated network offers nothing where there are several domains.
+    require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
+            "the communicator's {} ranks form {} load/store domains of {} ranks, and NCCL has no network for kernels "
+            "between them: set NCCL_RMA_PLUGIN to libnccl-rma-crossdock.so (docs/plugin.md) and leave NCCL_GIN_ENABLE "
+            "at 1; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and NCCL_HOSTID",
+            self_.num_ranks, properties.nLsaTeams, self_.domain_ranks);
     require(properties.deviceApiSupport, ncclInvalidUsage,
             "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
             "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE and NCCL_P2P_DISABLE must not "
@@ -157,6 +164,8 @@ std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
     check(nccl.ncclCommCount(comm, &self.num_ranks));
     check(nccl.ncclCommUserRank(comm, &self.rank));
     check(nccl.ncclCommCuDevice(comm, &self.device));
+    // As even as NCCL's teams are: all of one size.
+    self.domain_ranks = self.num_ranks / std::max(properties_of(self).nLsaTeams, 1);
     return std::make_shared<NcclCommunicator>(self);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cuda/registered_memory.h"
 
-#include <future>
+#include <algorithm>
 #include <thread>
 
 #include "core/log.h"
@@ -9,20 +9,33 @@
 
 namespace crossdock {
 
-std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank) {
+ncclCommProperties_t properties_of(const NcclRank& self) {
+    ncclCommProperties_t properties = {};
+    properties.size = sizeof(properties);
+    properties.magic = NCCL_API_MAGIC;
+    // NCCL refuses structs of a version newer than its own; all of 2.30 share this one.
+    properties.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, self.nccl->version));
+    self.nccl->check(self.nccl->ncclCommQueryProperties(self.comm, &properties), self.comm, "ncclCommQueryProperties");
+    return properties;
+}
+
+std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int near_rank) {
     void* pointer = nullptr;
-    self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, rank, &pointer), self.comm,
+    const int rank_of_team = near_rank - self.first_of_domain();
+    self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, rank_of_team, &pointer), self.comm,
                      "ncclGetLsaDevicePointer");
     return static_cast<std::byte*>(pointer);
 }
 
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window) {
     PeerMap peers;
-    peers.base = address_in_window(self, window, 0);
-    if (self.num_ranks == 1) return peers;
-    peers.stride = static_cast<uint64_t>(address_in_window(self, window, 1) - peers.base);
+    const int first = self.first_of_domain();
+    peers.base = address_in_window(self, window, first);
+    if (self.domain_ranks == 1) return {peers.base, 0};
+    peers.stride = static_cast<uint64_t>(address_in_window(self, window, first + 1) - peers.base);
+    peers.base -= static_cast<uint64_t>(first) * peers.stride;
     // NCCL's own kernels find a peer by base and stride too, so this cannot differ unless NCCL's design does.
-    const int last_rank = self.num_ranks - 1;
+    const int last_rank = first + self.domain_ranks - 1;
     require(peers.at(last_rank, 0) == address_in_window(self, window, last_rank), ncclInternalError,
             "NCCL {} maps the window of rank {} away from the regular stride of {} bytes",
             nccl_version_text(self.nccl->version), last_rank, peers.stride);
@@ -77,15 +90,12 @@ void RegisteredMemory::map() {
 
 std::unique_ptr<RegisteredMemory> register_memory(std::unique_ptr<RegisteredMemory> memory, const char* what,
                                                   Deadline deadline) {
-    std::packaged_task<std::unique_ptr<RegisteredMemory>()> task([memory = std::move(memory)]() mutable {
-        memory->map();
-        return std::move(memory);
-    });
-    auto mapped = task.get_future();
-    std::thread(std::move(task)).detach();
-    require(mapped.wait_until(deadline) == std::future_status::ready, ncclRemoteError,
-            "{}: some rank did not register its memory with NCCL in time", what);
-    return mapped.get();
+    return run_bounded(
+        [memory = std::move(memory)]() mutable {
+            memory->map();
+            return std::move(memory);
+        },
+        deadline, fmt::format("{}: some rank did not register its memory with NCCL in time", what));
 }
 
 }  // namespace crossdock

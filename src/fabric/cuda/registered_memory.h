@@ -2,15 +2,13 @@
 // Symmetric memory of an NCCL communicator: NCCL's allocation, registered as a window.
 #pragma once
 
-#include <chrono>
 #include <memory>
 
 #include "fabric/communicator.h"
+#include "fabric/cuda/bounded.h"
 #include "fabric/cuda/nccl_api.h"
 
 namespace crossdock {
-
-using Deadline = std::chrono::steady_clock::time_point;
 
 // Who a rank is in an NCCL communicator.
 struct NcclRank {
@@ -19,10 +17,17 @@ struct NcclRank {
     int rank = 0;
     int num_ranks = 0;
     int device = 0;
+    int domain_ranks = 0;  // of NCCL's load/store (LSA) team
+
+    int first_of_domain() const { return rank / domain_ranks * domain_ranks; }
+    bool is_near(int peer) const { return peer / domain_ranks == rank / domain_ranks; }
 };
 
-// A rank's piece, or those of all ranks, as this rank's GPU sees them. Local, host only.
-std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank);
+// Local. What NCCL says of the communicator.
+ncclCommProperties_t properties_of(const NcclRank& self);
+
+// A rank's piece, or those of all ranks of this domain, as this rank's GPU sees them. Local, host only.
+std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int near_rank);
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window);
 
 // Owns allocation and window. Must go before NCCL's communicator does.
@@ -37,6 +42,8 @@ class RegisteredMemory final : public SymmetricMemory {
     // Collective: registers and fills in local and peers. NCCL waits for the other ranks without a limit of its own,
     // hence register_memory.
     void map();
+
+    ncclWindow_t window() const { return window_; }
 
   private:
     NcclRank self_;

@@ -120,9 +120,8 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         if (term.domain >= 0) {
             FarRing::of_rows(c, term.domain, channel).give_credit(ctx, operation, args.rows, plan.slots[i]);
         } else if (states[term.rank] == kEntered) {
-            give_credit(ctx, c, c.offsets.rows, operation, term.rank, static_cast<uint32_t>(c.rank), channel,
-                        Ring::of(c, c.offsets.rows, c.rank, static_cast<uint32_t>(term.rank), channel), plan.slots[i],
-                        args.rows.num);
+            give_credit(ctx, c, c.offsets.rows, operation, term.rank, c.rank, channel,
+                        Ring::of(c, c.offsets.rows, c.rank, term.rank, channel), plan.slots[i], args.rows.num);
         }
     }
     ctx.warp_sync();
@@ -161,7 +160,7 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
     const uint32_t num_ranks = c.arena.num_ranks;
     const Share own = Share::of(num_chunks(c.tables.routing->num_tokens), channel, c.channels);
     const auto send = [&](uint32_t i) {
-        const uint32_t home = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
+        const uint32_t home = (c.rank + i) % num_ranks;
         const Share share = chunk_share(c, static_cast<int>(home), channel);
         if (i / num_ranks < share.size() && peer_states(ctx, args.shared)[home] != kAbsent)
             return_weights(ctx, args, operation, static_cast<int>(home), share.first + i / num_ranks, share);

@@ -75,7 +75,7 @@ class RowGatherer {
             const std::byte* row = nullptr;
             SentRow sent{false, 0, 0};
             if (peer < end_near(c)) {
-                const uint32_t lane = lane_of(c, home, peer);
+                const int lane = lane_of(c, home, peer);
                 sent = rail_row(c, lane, token, share);
                 const uint64_t number = uint64_t{c.tables.bases[lane]} + sent.number;
                 if (sent.exists && travels(c, static_cast<uint32_t>(number)))

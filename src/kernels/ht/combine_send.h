@@ -21,13 +21,13 @@ class Returns {
         const HtCommon& c = args_.common;
         const int agent = agent_of(c, static_cast<int>(row.peer));
         const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-        const bool is_free =
-            has_credit(ctx, c, c.offsets.rows, operation_, row.peer, channel, row.packet, args_.rows.num);
+        const bool is_free = has_credit(ctx, c, c.offsets.rows, operation_, static_cast<int>(row.peer), channel,
+                                        row.packet, args_.rows.num);
         if (!ctx.warp_all(is_free)) flush(ctx);
         bool may_send = false;
         if (is_leader(ctx)) {
-            may_send =
-                wait_credit(ctx, c, c.offsets.rows, operation_, agent, row.peer, channel, row.packet, args_.rows.num);
+            may_send = wait_credit(ctx, c, c.offsets.rows, operation_, agent, static_cast<int>(row.peer), channel,
+                                   row.packet, args_.rows.num);
             if (may_send) {
                 note_packet_written(ctx, c, c.offsets.rows, operation_, agent, ring_of(ctx, row), row.packet,
                                     args_.rows.num);

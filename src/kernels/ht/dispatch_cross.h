@@ -91,7 +91,7 @@ class RowForwarder {
                                   const std::byte* packet) const {
         const HtCommon& c = args_.common;
         const int home = rail_peer(c, domain);
-        const uint32_t lane = lane_of(c, home, peer);
+        const int lane = lane_of(c, home, peer);
         const SentRow row = rail_row(c, lane, token, share);
         const uint64_t number = uint64_t{c.tables.bases[lane]} + row.number;
         if (!row.exists || !travels(c, static_cast<uint32_t>(number))) return true;

@@ -213,12 +213,12 @@ CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& arg
     const uint32_t num_ranks = c.arena.num_ranks;
     const Share own = Share::of(num_chunks(c.tables.routing->num_tokens), channel, c.channels);
     const auto send = [&](uint32_t i) {
-        const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % num_ranks;
+        const uint32_t peer = (c.rank + i) % num_ranks;
         if (peer_states(ctx, args.shared)[peer] != kAbsent)
             send_weights(ctx, args, operation, static_cast<int>(peer), own.first + i / num_ranks, own);
     };
     const auto receive = [&](uint32_t i) {
-        const uint32_t source = (static_cast<uint32_t>(c.rank) + num_ranks - i % num_ranks) % num_ranks;
+        const uint32_t source = (c.rank + num_ranks - i % num_ranks) % num_ranks;
         const Share share = chunk_share(c, static_cast<int>(source), channel);
         if (i / num_ranks < share.size())
             receive_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);

@@ -144,7 +144,7 @@ class RowSender {
         }
         if (!wait_credit(ctx, c, c.offsets.rows, operation_, rank, peer, channel_, target.packet, args_.rows.num))
             return {};
-        const Ring ring = Ring::of(c, c.offsets.rows, rank, static_cast<uint32_t>(c.rank), channel_);
+        const Ring ring = Ring::of(c, c.offsets.rows, rank, c.rank, channel_);
         note_packet_written(ctx, c, c.offsets.rows, operation_, rank, ring, target.packet, args_.rows.num);
         target.row = ring.packets + uint64_t{target.packet % args_.rows.num} * args_.rows.stride;
         target.scales = target.row + args_.row_bytes;

@@ -35,9 +35,9 @@ CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int home) {
     if constexpr (!kSeveralDomains) return home;
     return first_near(c) + home % num_near(c);
 }
-CROSSDOCK_DEVICE uint32_t lane_of(const HtCommon& c, int home, int near_rank) {
-    if constexpr (!kSeveralDomains) return static_cast<uint32_t>(near_rank);
-    return static_cast<uint32_t>(home / num_near(c) * num_near(c) + near_rank - first_near(c));
+CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int home, int near_rank) {
+    if constexpr (!kSeveralDomains) return near_rank;
+    return home / num_near(c) * num_near(c) + near_rank - first_near(c);
 }
 // The home of a domain for which this rank is the agent.
 CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int domain) { return domain * num_near(c) + c.rank - first_near(c); }

@@ -63,7 +63,7 @@ CROSSDOCK_DEVICE void send_labels(const Ctx& ctx, const HtCommon& c, const HtSlo
                                         number, slots.num);
     }
     if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
-    const Ring ring = Ring::of(c, c.offsets.labels, peer, static_cast<uint32_t>(c.rank), channel);
+    const Ring ring = Ring::of(c, c.offsets.labels, peer, c.rank, channel);
     if (is_leader(ctx) && !is_far)
         note_packet_written(ctx, c, c.offsets.labels, operation, peer, ring, number, slots.num);
     float* weights = reinterpret_cast<float*>(is_far ? far.outgoing(slots, number)
@@ -111,8 +111,7 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
         if (is_far) {
             far.give_credit(ctx, operation, slots, number);
         } else {
-            give_credit(ctx, c, c.offsets.labels, operation, sender, static_cast<uint32_t>(c.rank), channel, ring,
-                        number, slots.num);
+            give_credit(ctx, c, c.offsets.labels, operation, sender, c.rank, channel, ring, number, slots.num);
         }
     }
     ctx.warp_sync();

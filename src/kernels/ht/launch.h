@@ -25,6 +25,11 @@ void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t 
 void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_mask_clean(const HtMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
+namespace nodes {
+void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+}  // namespace nodes
 }  // namespace cuda
 
 }  // namespace crossdock

@@ -11,16 +11,37 @@ namespace crossdock::nodes {
 
 static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
 
-void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape, cudaStream_t) {
-    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
+void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape,
+                      [[maybe_unused]] cudaStream_t stream) {
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::nodes::launch_ht_update(args, shape, stream);
+#endif
 }
 
-void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape, cudaStream_t) {
-    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
+void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape,
+                        [[maybe_unused]] cudaStream_t stream) {
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::nodes::launch_ht_dispatch(args, shape, stream);
+#endif
 }
 
-void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t) {
-    runtime.cpu_executor()->run(shape, [&](cpu::Warp& warp) { run_ht_combine(Ctx(warp), args); });
+void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape,
+                       [[maybe_unused]] cudaStream_t stream) {
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { run_ht_combine(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    cuda::nodes::launch_ht_combine(args, shape, stream);
+#endif
 }
 
 }  // namespace crossdock::nodes

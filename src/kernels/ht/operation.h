@@ -230,9 +230,10 @@ CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t token, c
 }
 
 // Of a far home's token, for which this rank is the agent, to a rank of this domain.
-CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, uint32_t lane, uint32_t token, const Share& share) {
+CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, int lane, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
-    return SentRow::of(t.rail_masks + lane * t.chunks, t.rail_firsts + lane * (t.chunks + 1), token, share);
+    const uint32_t at = static_cast<uint32_t>(lane);
+    return SentRow::of(t.rail_masks + at * t.chunks, t.rail_firsts + at * (t.chunks + 1), token, share);
 }
 
 // Of a token between its home and an agent in another domain.
@@ -342,14 +343,14 @@ CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chu
 
 // The ring from a sender to a receiver, in the receiver's memory; its credits lie in the sender's. Both number their
 // rings by whom they are for: dispatch's at the receiver and combine's credits by the rows' home, dispatch's credits
-// and combine's rings by lanes. In one domain these are the peers' ranks.
+// and combine's rings by lanes. In one domain these are the peers' ranks. (Unsigned, they would cost combine
+// registers.)
 struct Ring {
     std::byte* packets;
     uint64_t* flags;
     uint64_t number;  // of the first slot, among all slots of the owner: for the checker
 
-    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, const HtRings& rings, int owner, uint32_t index,
-                                    uint32_t channel) {
+    CROSSDOCK_DEVICE static Ring of(const HtCommon& c, const HtRings& rings, int owner, int index, uint32_t channel) {
         const uint64_t ring = static_cast<uint64_t>(index) * c.arena.channels + channel;
         return {c.peers.at(owner, rings.packets + ring * rings.ring_bytes),
                 reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.flags)) + ring * kMaxRingSlots,
@@ -357,15 +358,15 @@ struct Ring {
     }
 };
 
-CROSSDOCK_DEVICE uint64_t* credit_word(const HtCommon& c, const HtRings& rings, int owner, uint32_t index,
-                                       uint32_t channel, uint32_t slot) {
+CROSSDOCK_DEVICE uint64_t* credit_word(const HtCommon& c, const HtRings& rings, int owner, int index, uint32_t channel,
+                                       uint32_t slot) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, rings.credits)) +
            ((static_cast<uint64_t>(index) * c.arena.channels + channel) * kMaxRingSlots + slot);
 }
 
 // The slot of that packet is free. The calling lane; false: the receiver is lost.
 CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                  int receiver, uint32_t index, uint32_t channel, uint32_t packet, uint32_t slots) {
+                                  int receiver, int index, uint32_t channel, uint32_t packet, uint32_t slots) {
     if (packet < slots || ctx.skips_credit()) return is_active(ctx, c.scope, receiver);
     const uint64_t* word = credit_word(c, rings, c.rank, index, channel, packet % slots);
     const uint64_t expected = pack_word(operation.epoch, packet - slots);
@@ -374,7 +375,7 @@ CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const HtRin
         [&](uint64_t seen) { return seen == expected; });
 }
 CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                 uint32_t index, uint32_t channel, uint32_t packet, uint32_t slots) {
+                                 int index, uint32_t channel, uint32_t packet, uint32_t slots) {
     return packet < slots || ctx.load_relaxed_system(credit_word(c, rings, c.rank, index, channel, packet % slots)) ==
                                  pack_word(operation.epoch, packet - slots);
 }
@@ -400,7 +401,7 @@ CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, con
 // Gives a packet's slot back once its bytes have been read: the loads have their values, so nothing is to be ordered.
 // One lane, behind a barrier of the lanes that read.
 CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
-                                  int sender, uint32_t index, uint32_t channel, const Ring& ring, uint32_t packet,
+                                  int sender, int index, uint32_t channel, const Ring& ring, uint32_t packet,
                                   uint32_t slots) {
     ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), static_cast<int>(rings.kind), ring.number + packet % slots,
                        pack_word(operation.epoch, packet));

@@ -21,7 +21,7 @@ CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
 CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
 }
-CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, uint32_t lane) {
+CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int lane) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + lane;
 }
 CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, int rank, uint32_t token) {
@@ -502,8 +502,9 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
         // The lane's: in one domain the peer is rank i.
         const int peer = first_near(c) + static_cast<int>(i) % num_near(c);
         uint64_t base = 0;
-        const bool came = is_active(ctx, c.scope, peer) &&
-                          wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, i), base);
+        const bool came =
+            is_active(ctx, c.scope, peer) && wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer,
+                                                              base_word(c, c.rank, static_cast<int>(i)), base);
         t.bases[i] = static_cast<uint32_t>(base);
         const uint32_t their_total = static_cast<uint32_t>(base >> 32);
         if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);

@@ -24,6 +24,11 @@ namespace cuda {
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
+namespace nodes {
+void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
+}  // namespace nodes
 void write_timeline(int rank);  // of builds with CROSSDOCK_TIMELINE; the current device's latest kernels
 }  // namespace cuda
 

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cuda/gin_connection.h"
+
+#include <nccl_device.h>
+
+#include <algorithm>
+
+#include "core/log.h"
+#include "runtime/cuda/cuda_check.h"
+
+namespace crossdock {
+namespace {
+
+void expect_gin(const NcclRank& self) {
+    const ncclCommProperties_t properties = properties_of(self);
+    require(properties.ginType != NCCL_GIN_TYPE_NONE, ncclInvalidUsage,
+            "several load/store domains on GPUs need NCCL's GPU-initiated networking, which is off for this "
+            "communicator of {} ranks: set NCCL_RMA_PLUGIN to libnccl-rma-crossdock.so (docs/plugin.md), and leave "
+            "NCCL_GIN_ENABLE at 1",
+            self.num_ranks);
+    require(properties.ginType == NCCL_GIN_TYPE_PROXY, ncclInvalidUsage,
+            "NCCL has chosen a network of type {} for kernels, this build speaks type {} (proxy): set NCCL_GIN_TYPE={}",
+            static_cast<int>(properties.ginType), static_cast<int>(NCCL_GIN_TYPE_PROXY),
+            static_cast<int>(NCCL_GIN_TYPE_PROXY));
+}
+
+class Connection final : public GinConnection {
+  public:
+    explicit Connection(const NcclRank& self) : self_(self) {
+        DeviceGuard guard(self_.device);
+        ncclDevCommRequirements needs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+        needs.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, self_.nccl->version));
+        needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+        const ncclResult_t result = self_.nccl->ncclDevCommCreate(self_.comm, &needs, &comm_);
+        require(result == ncclSuccess, ncclInvalidUsage,
+                "NCCL gives kernels no network between load/store domains ({}): leave NCCL_GIN_ENABLE at 1, and see "
+                "docs/plugin.md for what the plugin needs",
+                self_.nccl->ncclGetLastError(self_.comm));
+        try {
+            check_cuda(cudaMalloc(&device_comm_, sizeof(comm_)), "cudaMalloc");
+            check_cuda(cudaMemcpy(device_comm_, &comm_, sizeof(comm_), cudaMemcpyHostToDevice), "cudaMemcpy");
+        } catch (...) {
+            release();
+            throw;
+        }
+    }
+    ~Connection() override { release(); }
+
+  private:
+    void release() noexcept {
+        try {
+            DeviceGuard guard(self_.device);
+            if (device_comm_ != nullptr) (void)cudaFree(device_comm_);
+            device_comm_ = nullptr;
+            self_.nccl->check(self_.nccl->ncclDevCommDestroy(self_.comm, &comm_), self_.comm, "ncclDevCommDestroy");
+        } catch (const std::exception& error) {
+            debug(error.what());
+        }
+    }
+
+    NcclRank self_;
+    ncclDevComm comm_ = {};
+};
+
+}  // namespace
+
+std::unique_ptr<GinConnection> GinConnection::make(const NcclRank& self, Deadline deadline) {
+    expect_gin(self);
+    return run_bounded([self]() -> std::unique_ptr<GinConnection> { return std::make_unique<Connection>(self); },
+                       deadline, "connecting load/store domains: some rank did not come to NCCL's network in time");
+}
+
+}  // namespace crossdock

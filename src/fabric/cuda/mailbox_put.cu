@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cuda/mailbox_put.h"
+
+#include "device/network.h"
+
+namespace crossdock::cuda {
+namespace {
+
+__global__ void crossdock_mailbox_put(const __grid_constant__ MailboxPut put) {
+    const Ctx ctx;
+    for (int peer = static_cast<int>(threadIdx.x); peer < put.num_ranks; peer += static_cast<int>(blockDim.x)) {
+        if (peer >= put.first_near && peer < put.end_near) continue;
+        if (put.bytes > 0) put_to_peer(ctx, put.network, peer, put.slot, put.slot, put.bytes);
+        signal_peer(ctx, put.network, peer, put.flag, put.increase);
+    }
+}
+
+}  // namespace
+
+cudaError_t launch_mailbox_put(const MailboxPut& put, cudaStream_t stream) {
+    crossdock_mailbox_put<<<1, 32, 0, stream>>>(put);
+    return cudaGetLastError();
+}
+
+}  // namespace crossdock::cuda

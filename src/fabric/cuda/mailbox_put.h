@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/network_handle.h"
+
+namespace crossdock {
+
+// This rank's bytes of a round, and its flag, to every rank of other domains.
+struct MailboxPut {
+    NetworkHandle network;
+    int num_ranks;
+    int first_near;  // ranks [first, end) share this rank's domain
+    int end_near;
+    uint64_t slot;  // offset in every rank's memory
+    uint64_t bytes;
+    uint64_t flag;
+    uint64_t increase;
+};
+
+namespace cuda {
+cudaError_t launch_mailbox_put(const MailboxPut& put, cudaStream_t stream);
+}
+
+}  // namespace crossdock
