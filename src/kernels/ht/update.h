@@ -5,76 +5,10 @@
 // ncclEpUpdateHandle; protocol: docs/protocol.md.
 #pragma once
 
-#include "kernels/ht/operation.h"
+#include "kernels/ht/update_cross.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
-
-// ---- words of an update in the arenas ----
-
-// What this rank puts, or what has been put to it, at an offset of its own arena.
-template <typename T>
-CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
-    return reinterpret_cast<T*>(c.reach.network.local + offset);
-}
-
-CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
-}
-CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int lane) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + lane;
-}
-CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, int rank, uint32_t token) {
-    return sizeof(TaggedWord) * (static_cast<uint64_t>(rank) * c.arena.max_tokens + token) * c.tables.words;
-}
-CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, int owner, int writer, uint32_t token) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bitmaps + bitmap_offset(c, writer, token)));
-}
-// Where the words for a peer are written: in its arena, or in the outbox.
-CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, int peer, uint32_t token) {
-    if (is_remote(c.reach, peer))
-        return in_own_arena<TaggedWord>(c, c.outbox.sent_bitmaps + bitmap_offset(c, peer, token));
-    return bitmap_words(c, peer, c.rank, token);
-}
-
-// Where a rank's rows begin at a receiver, and what the receiver gets in all.
-CROSSDOCK_DEVICE uint64_t pack_base(uint32_t base, uint32_t total) { return uint64_t{total} << 32 | base; }
-
-CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
-                                       int peer, const TaggedWord* word, uint64_t& payload) {
-    const uint64_t tag = pack_word(operation.epoch, 0);
-    TaggedWord seen{};
-    const bool came = wait_for(
-        ctx, c, operation, step, peer, tag,
-        [&] {
-            seen = ctx.load_tagged(word);
-            return seen.tag;
-        },
-        [&](uint64_t value) { return value == tag; });
-    payload = seen.payload;
-    return came;
-}
-
-// In a block's shared memory, behind its head.
-struct UpdateShared {
-    uint32_t* peers;   // [ranks] PeerState
-    uint32_t* tokens;  // [ranks] of each source
-
-    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t num_ranks) {
-        return static_cast<uint32_t>(align_up(sizeof(HtBlockHead), 16) + 8 * uint64_t{num_ranks});
-    }
-    CROSSDOCK_DEVICE static UpdateShared of(const Ctx& ctx, const HtCommon& c) {
-        uint32_t* words = reinterpret_cast<uint32_t*>(ctx.shared_memory() + align_up(sizeof(HtBlockHead), 16));
-        return {words, words + c.arena.num_ranks};
-    }
-};
-
-CROSSDOCK_DEVICE uint32_t warp_of_grid(const Ctx& ctx) {
-    return static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
-}
-CROSSDOCK_DEVICE uint32_t warps_of_grid(const Ctx& ctx) {
-    return static_cast<uint32_t>(ctx.num_warps() * ctx.num_blocks());
-}
 
 // ---- send ----
 
@@ -167,44 +101,6 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
     }
 }
 
-// Behind all that the blocks have announced: the last one puts to every far peer which of its experts the tokens go to,
-// and to the rail peers which tokens they are to forward to whom. By all blocks, once an update.
-CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
-                                            const uint32_t* peers) {
-    if constexpr (!kSeveralDomains) return;
-    const HtCommon& c = args.common;
-    HtBlockHead* head = block_head(ctx);
-    ctx.block_sync();
-    if (thread_idx(ctx) == 0) {
-        ctx.fence_system();
-        const bool is_last =
-            ctx.add_acq_rel_device(&c.state->announced, 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
-        if (is_last) ctx.store_relaxed_device(&c.state->announced, 0);
-        head->verdict = is_last ? 1 : 0;
-    }
-    ctx.block_sync();
-    const uint64_t a_domain = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
-    CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); head->verdict != 0 && peer < static_cast<int>(c.arena.num_ranks);
-         peer += num_threads(ctx)) {
-        if (!is_remote(c.reach, peer) || peers[peer] == kAbsent) continue;
-        ctx.fence_system();
-        const uint64_t bytes = bitmap_offset(c, 0, c.num_tokens);
-        if (bytes > 0) {
-            put(ctx, c.reach, peer, c.offsets.bitmaps + bitmap_offset(c, c.rank, 0),
-                c.outbox.sent_bitmaps + bitmap_offset(c, peer, 0), bytes);
-        }
-        const int domain = peer / num_near(c);
-        if (peer == rail_peer(c, domain)) {
-            put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_domain(c)) * a_domain,
-                c.outbox.sent_masks + static_cast<uint64_t>(domain) * a_domain, a_domain);
-        }
-        put_value(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens);
-        raise_signal(ctx, c.reach, Signal::kData, peer, operation.epoch);
-    }
-    ctx.block_sync();
-}
-
 // ---- receive ----
 
 // How many tokens a source has; 0: it is lost. What a far one has put is here when that is known. The calling lane.
@@ -268,20 +164,6 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
 
 // ---- numbering ----
 
-// firsts[chunk] becomes base and the ones of the masks before it; returns base and all ones. One warp.
-CROSSDOCK_DEVICE uint32_t number_chunks(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t chunks,
-                                        uint32_t base) {
-    CROSSDOCK_ROLLED
-    for (uint32_t at = 0; at < chunks; at += kLanes) {
-        const uint32_t chunk = at + static_cast<uint32_t>(ctx.lane());
-        const int ones = chunk < chunks ? number_of_ones(masks[chunk]) : 0;
-        const int before = ctx.warp_sum_before(ones);
-        if (chunk < chunks) firsts[chunk] = base + static_cast<uint32_t>(before);
-        base += static_cast<uint32_t>(ctx.warp_sum(ones));
-    }
-    return base;
-}
-
 CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t column) {
     const HtTables& t = c.tables;
     uint32_t total = 0;
@@ -305,52 +187,6 @@ CROSSDOCK_DEVICE void number_sent(const Ctx& ctx, const HtCommon& c, uint32_t pe
     const uint32_t chunks = num_chunks(c.num_tokens);
     uint32_t* firsts = t.sent_firsts + uint64_t{peer} * (t.chunks + 1);
     const uint32_t total = number_chunks(ctx, t.sent_masks + uint64_t{peer} * t.chunks, firsts, chunks, 0);
-    if (is_leader(ctx)) firsts[chunks] = total;
-}
-
-// What of this rank's tokens, or of those of the far rail peer, goes to any rank of a domain; and as lanes, what of the
-// latter goes to whom. One warp; i: below num_crossing_tasks.
-CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
-    if constexpr (!kSeveralDomains) return 0;
-    return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_domains(c));
-}
-CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t i) {
-    if constexpr (!kSeveralDomains) return;
-    const HtTables& t = c.tables;
-    const uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
-    const auto chunks_of = [&](int home) { return num_chunks(shared.tokens[home]); };
-    if (i < c.arena.num_ranks) {
-        const int domain = static_cast<int>(i) / num_near(c);
-        if (domain == own_domain(c)) return;
-        const uint32_t chunks = chunks_of(rail_peer(c, domain));
-        CROSSDOCK_ROLLED
-        for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes)
-            t.rail_masks[i * t.chunks + chunk] = rail_masks[i * t.chunks + chunk];
-        uint32_t* firsts = t.rail_firsts + i * (t.chunks + 1);
-        const uint32_t total = number_chunks(ctx, rail_masks + i * t.chunks, firsts, chunks, 0);
-        if (is_leader(ctx)) firsts[chunks] = total;
-        return;
-    }
-    const int at = static_cast<int>(i - c.arena.num_ranks);
-    const Crossing direction = at < num_domains(c) ? Crossing::kOut : Crossing::kIn;
-    const int domain = at % num_domains(c);
-    if (domain == own_domain(c)) return;
-    const bool is_out = direction == Crossing::kOut;
-    const uint32_t chunks = is_out ? num_chunks(c.num_tokens) : chunks_of(rail_peer(c, domain));
-    const uint32_t* from =
-        (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(domain * num_near(c)) * t.chunks;
-    uint32_t* masks = crossing_masks(c, direction, domain);
-    CROSSDOCK_ROLLED
-    for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes) {
-        uint32_t mask = 0;
-        CROSSDOCK_ROLLED
-        for (uint32_t rank = 0; rank < static_cast<uint32_t>(num_near(c)); ++rank)
-            mask |= from[rank * t.chunks + chunk];
-        masks[chunk] = mask;
-    }
-    ctx.warp_sync();
-    uint32_t* firsts = crossing_firsts(c, direction, domain);
-    const uint32_t total = number_chunks(ctx, masks, firsts, chunks, 0);
     if (is_leader(ctx)) firsts[chunks] = total;
 }
 
@@ -462,14 +298,6 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
         }
     }
     if (dropped > 0) ctx.add_relaxed_device(&t.routing->dropped, dropped);
-}
-
-// The calling lane.
-CROSSDOCK_DEVICE void learn_far_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int peer) {
-    const HtCommon& c = args.common;
-    if (!wait_far(ctx, c, operation, WaitStep::kRouting, Signal::kTotals, peer)) return;
-    const uint32_t total = static_cast<uint32_t>(in_own_arena<uint64_t>(c, c.outbox.totals)[peer]);
-    if (!args.drops && total > c.budget) record_overflow(ctx, c.scope, peer, total, c.budget);
 }
 
 CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput update between domains: far ranks are told in a few large puts, and rail peers which tokens they will
+// forward to whom.
+#pragma once
+
+#include "kernels/ht/update_words.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// Behind all that the blocks have announced: the last one puts to every far peer which of its experts the tokens go to,
+// and to the rail peers which tokens they are to forward to whom. By all blocks, once an update.
+CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
+                                            const uint32_t* peers) {
+    if constexpr (!kSeveralDomains) return;
+    const HtCommon& c = args.common;
+    HtBlockHead* head = block_head(ctx);
+    ctx.block_sync();
+    if (thread_idx(ctx) == 0) {
+        ctx.fence_system();
+        const bool is_last =
+            ctx.add_acq_rel_device(&c.state->announced, 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
+        if (is_last) ctx.store_relaxed_device(&c.state->announced, 0);
+        head->verdict = is_last ? 1 : 0;
+    }
+    ctx.block_sync();
+    const uint64_t a_domain = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
+    CROSSDOCK_ROLLED
+    for (int peer = thread_idx(ctx); head->verdict != 0 && peer < static_cast<int>(c.arena.num_ranks);
+         peer += num_threads(ctx)) {
+        if (!is_remote(c.reach, peer) || peers[peer] == kAbsent) continue;
+        ctx.fence_system();
+        const uint64_t bytes = bitmap_offset(c, 0, c.num_tokens);
+        if (bytes > 0) {
+            put(ctx, c.reach, peer, c.offsets.bitmaps + bitmap_offset(c, c.rank, 0),
+                c.outbox.sent_bitmaps + bitmap_offset(c, peer, 0), bytes);
+        }
+        const int domain = peer / num_near(c);
+        if (peer == rail_peer(c, domain)) {
+            put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_domain(c)) * a_domain,
+                c.outbox.sent_masks + static_cast<uint64_t>(domain) * a_domain, a_domain);
+        }
+        put_value(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens);
+        raise_signal(ctx, c.reach, Signal::kData, peer, operation.epoch);
+    }
+    ctx.block_sync();
+}
+
+// What of this rank's tokens, or of those of the far rail peer, goes to any rank of a domain; and as lanes, what of the
+// latter goes to whom. One warp; i: below num_crossing_tasks.
+CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
+    if constexpr (!kSeveralDomains) return 0;
+    return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_domains(c));
+}
+CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t i) {
+    if constexpr (!kSeveralDomains) return;
+    const HtTables& t = c.tables;
+    const uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
+    const auto chunks_of = [&](int home) { return num_chunks(shared.tokens[home]); };
+    if (i < c.arena.num_ranks) {
+        const int domain = static_cast<int>(i) / num_near(c);
+        if (domain == own_domain(c)) return;
+        const uint32_t chunks = chunks_of(rail_peer(c, domain));
+        CROSSDOCK_ROLLED
+        for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes)
+            t.rail_masks[i * t.chunks + chunk] = rail_masks[i * t.chunks + chunk];
+        uint32_t* firsts = t.rail_firsts + i * (t.chunks + 1);
+        const uint32_t total = number_chunks(ctx, rail_masks + i * t.chunks, firsts, chunks, 0);
+        if (is_leader(ctx)) firsts[chunks] = total;
+        return;
+    }
+    const int at = static_cast<int>(i - c.arena.num_ranks);
+    const Crossing direction = at < num_domains(c) ? Crossing::kOut : Crossing::kIn;
+    const int domain = at % num_domains(c);
+    if (domain == own_domain(c)) return;
+    const bool is_out = direction == Crossing::kOut;
+    const uint32_t chunks = is_out ? num_chunks(c.num_tokens) : chunks_of(rail_peer(c, domain));
+    const uint32_t* from =
+        (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(domain * num_near(c)) * t.chunks;
+    uint32_t* masks = crossing_masks(c, direction, domain);
+    CROSSDOCK_ROLLED
+    for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes) {
+        uint32_t mask = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t rank = 0; rank < static_cast<uint32_t>(num_near(c)); ++rank)
+            mask |= from[rank * t.chunks + chunk];
+        masks[chunk] = mask;
+    }
+    ctx.warp_sync();
+    uint32_t* firsts = crossing_firsts(c, direction, domain);
+    const uint32_t total = number_chunks(ctx, masks, firsts, chunks, 0);
+    if (is_leader(ctx)) firsts[chunks] = total;
+}
+
+// The calling lane.
+CROSSDOCK_DEVICE void learn_far_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int peer) {
+    const HtCommon& c = args.common;
+    if (!wait_far(ctx, c, operation, WaitStep::kRouting, Signal::kTotals, peer)) return;
+    const uint32_t total = static_cast<uint32_t>(in_own_arena<uint64_t>(c, c.outbox.totals)[peer]);
+    if (!args.drops && total > c.budget) record_overflow(ctx, c.scope, peer, total, c.budget);
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

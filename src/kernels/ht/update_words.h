@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput update: its words in the arenas, and what its blocks share.
+#pragma once
+
+#include "kernels/ht/operation.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// What this rank puts, or what has been put to it, at an offset of its own arena.
+template <typename T>
+CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
+    return reinterpret_cast<T*>(c.reach.network.local + offset);
+}
+
+CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
+}
+CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int lane) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + lane;
+}
+CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, int rank, uint32_t token) {
+    return sizeof(TaggedWord) * (static_cast<uint64_t>(rank) * c.arena.max_tokens + token) * c.tables.words;
+}
+CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, int owner, int writer, uint32_t token) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bitmaps + bitmap_offset(c, writer, token)));
+}
+// Where the words for a peer are written: in its arena, or in the outbox.
+CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, int peer, uint32_t token) {
+    if (is_remote(c.reach, peer))
+        return in_own_arena<TaggedWord>(c, c.outbox.sent_bitmaps + bitmap_offset(c, peer, token));
+    return bitmap_words(c, peer, c.rank, token);
+}
+
+// Where a rank's rows begin at a receiver, and what the receiver gets in all.
+CROSSDOCK_DEVICE uint64_t pack_base(uint32_t base, uint32_t total) { return uint64_t{total} << 32 | base; }
+
+CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
+                                       int peer, const TaggedWord* word, uint64_t& payload) {
+    const uint64_t tag = pack_word(operation.epoch, 0);
+    TaggedWord seen{};
+    const bool came = wait_for(
+        ctx, c, operation, step, peer, tag,
+        [&] {
+            seen = ctx.load_tagged(word);
+            return seen.tag;
+        },
+        [&](uint64_t value) { return value == tag; });
+    payload = seen.payload;
+    return came;
+}
+
+// In a block's shared memory, behind its head.
+struct UpdateShared {
+    uint32_t* peers;   // [ranks] PeerState
+    uint32_t* tokens;  // [ranks] of each source
+
+    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t num_ranks) {
+        return static_cast<uint32_t>(align_up(sizeof(HtBlockHead), 16) + 8 * uint64_t{num_ranks});
+    }
+    CROSSDOCK_DEVICE static UpdateShared of(const Ctx& ctx, const HtCommon& c) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(ctx.shared_memory() + align_up(sizeof(HtBlockHead), 16));
+        return {words, words + c.arena.num_ranks};
+    }
+};
+
+CROSSDOCK_DEVICE uint32_t warp_of_grid(const Ctx& ctx) {
+    return static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
+}
+CROSSDOCK_DEVICE uint32_t warps_of_grid(const Ctx& ctx) {
+    return static_cast<uint32_t>(ctx.num_warps() * ctx.num_blocks());
+}
+
+// firsts[chunk] becomes base and the ones of the masks before it; returns base and all ones. One warp.
+CROSSDOCK_DEVICE uint32_t number_chunks(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t chunks,
+                                        uint32_t base) {
+    CROSSDOCK_ROLLED
+    for (uint32_t at = 0; at < chunks; at += kLanes) {
+        const uint32_t chunk = at + static_cast<uint32_t>(ctx.lane());
+        const int ones = chunk < chunks ? number_of_ones(masks[chunk]) : 0;
+        const int before = ctx.warp_sum_before(ones);
+        if (chunk < chunks) firsts[chunk] = base + static_cast<uint32_t>(before);
+        base += static_cast<uint32_t>(ctx.warp_sum(ones));
+    }
+    return base;
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
