@@ -27,7 +27,7 @@ inline constexpr uint32_t kHtTicketBits = 18;
 struct HtTables {
     HtRouting* routing;
     int32_t* ids;             // [tokens][topk] global expert ids, -1: dropped
-    uint32_t* bases;          // [ranks] lanes (operation.h): number of the home's first row at the near rank
+    uint32_t* bases;          // [ranks] lanes (domains.h): number of the home's first row at the near rank
     uint32_t* source_tokens;  // [ranks]
     uint32_t* expert_rows;    // [local experts] received rows
     uint32_t* zones;          // [local experts + 1] expert-major: first slots; the last: padded total

@@ -75,8 +75,6 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         const int i = base + ctx.lane();
         const bool is_term = i < Term::num(c);
         const Term term = is_term ? Term::of(c, i) : Term{0, -1};
-        const int rank = term.rank;
-        const uint32_t peer = static_cast<uint32_t>(rank);
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
         if (is_term && term.domain >= 0) {
@@ -84,29 +82,11 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
             const FarRing ring = FarRing::of_rows(c, term.domain, channel);
             if (sent.exists && ring.wait_packet(ctx, operation, args.rows, sent.packet))
                 row = ring.incoming(args.rows, sent.packet);
-            sent.exists = false;
-        } else if (is_term && states[peer] != kAbsent) {
-            sent = sent_row(c, rank, token, share);
+        } else if (is_term && states[term.rank] != kAbsent) {
+            sent = sent_row(c, term.rank, token, share);
+            find_near_row(ctx, args, operation, c.rank, term.rank, sent, row);
         }
-        if (sent.exists && travels(c, c.tables.bases[peer] + sent.number)) {
-            const uint64_t number = c.tables.bases[peer] + sent.number;
-            const Ring ring = Ring::of(c, c.offsets.rows, c.rank, peer, channel);
-            if (rank == c.rank && states[peer] == kDirect) {
-                if (number < args.token_rows) row = args.tokens + number * args.row_bytes;
-            } else if (states[peer] == kDirect) {
-                row = args.token_windows.at(rank, number * args.row_bytes);
-            } else if (wait_packet(ctx, c, operation, rank, ring, sent.packet, args.rows.num)) {
-                row = ring.packets + uint64_t{sent.packet % args.rows.num} * args.rows.stride;
-            }
-        }
-        const int has_row = row != nullptr ? 1 : 0;
-        const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(has_row));
-        num += static_cast<uint32_t>(ctx.warp_sum(has_row));
-        if (row != nullptr) {
-            plan.rows[at] = row;
-            plan.ranks[at] = static_cast<uint32_t>(i);
-            plan.slots[at] = sent.packet;
-        }
+        num += note_rows(ctx, plan, num, row, static_cast<uint32_t>(i), sent.packet);
     }
     ctx.warp_sync();
     if (token < c.num_tokens) {
@@ -116,7 +96,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.warp_sync();
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-        const Term term = Term::of(c, static_cast<int>(plan.ranks[i]));
+        const Term term = Term::of(c, static_cast<int>(plan.origins[i]));
         if (term.domain >= 0) {
             FarRing::of_rows(c, term.domain, channel).give_credit(ctx, operation, args.rows, plan.slots[i]);
         } else if (states[term.rank] == kEntered) {

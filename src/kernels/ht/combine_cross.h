@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/sum_rows.h"
-#include "kernels/ht/labels.h"
+#include "kernels/ht/combine_rows.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
@@ -54,10 +54,11 @@ class RowGatherer {
         const int home = rail_peer(c, domain);
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-            const int peer = static_cast<int>(plan_.ranks[i]);
+            const int peer = static_cast<int>(plan_.origins[i]);
             if (peer_states(ctx, args_.shared)[peer] != kEntered) continue;
-            give_credit(ctx, c, c.offsets.rows, operation_, peer, static_cast<uint32_t>(home), channel_,
-                        ring_of(home, peer), plan_.slots[i], args_.rows.num);
+            give_credit(ctx, c, c.offsets.rows, operation_, peer, home, channel_,
+                        Ring::of(c, c.offsets.rows, c.rank, lane_of(c, home, peer), channel_), plan_.slots[i],
+                        args_.rows.num);
         }
         ctx.warp_sync();
         return true;
@@ -75,44 +76,14 @@ class RowGatherer {
             const std::byte* row = nullptr;
             SentRow sent{false, 0, 0};
             if (peer < end_near(c)) {
-                const int lane = lane_of(c, home, peer);
-                sent = rail_row(c, lane, token, share);
-                const uint64_t number = uint64_t{c.tables.bases[lane]} + sent.number;
-                if (sent.exists && travels(c, static_cast<uint32_t>(number)))
-                    are_here = find_row(ctx, home, peer, number, sent, row);
+                sent = rail_row(c, lane_of(c, home, peer), token, share);
+                are_here = find_near_row(ctx, args_, operation_, home, peer, sent, row);
             }
-            const int has_row = row != nullptr ? 1 : 0;
-            const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(has_row));
-            num += static_cast<uint32_t>(ctx.warp_sum(has_row));
-            if (row != nullptr) {
-                plan_.rows[at] = row;
-                plan_.ranks[at] = static_cast<uint32_t>(peer);
-                plan_.slots[at] = sent.packet;
-            }
+            num += note_rows(ctx, plan_, num, row, static_cast<uint32_t>(peer), sent.packet);
             if (!ctx.warp_all(are_here)) return false;
         }
         ctx.warp_sync();
         return true;
-    }
-
-    // Where it lies, or in its packet; null: this rank's own tensor ends before it. The calling lane; false: it does
-    // not come.
-    CROSSDOCK_DEVICE bool find_row(const Ctx& ctx, int home, int peer, uint64_t number, const SentRow& sent,
-                                   const std::byte*& row) const {
-        const HtCommon& c = args_.common;
-        if (peer_states(ctx, args_.shared)[peer] == kDirect) {
-            if (peer != c.rank) row = args_.token_windows.at(peer, number * args_.row_bytes);
-            if (peer == c.rank && number < args_.token_rows) row = args_.tokens + number * args_.row_bytes;
-            return true;
-        }
-        const Ring ring = ring_of(home, peer);
-        row = ring.packets + uint64_t{sent.packet % args_.rows.num} * args_.rows.stride;
-        return wait_packet(ctx, c, operation_, peer, ring, sent.packet, args_.rows.num);
-    }
-
-    CROSSDOCK_DEVICE Ring ring_of(int home, int peer) const {
-        const HtCommon& c = args_.common;
-        return Ring::of(c, c.offsets.rows, c.rank, lane_of(c, home, peer), channel_);
     }
 
     const HtCombineArgs& args_;

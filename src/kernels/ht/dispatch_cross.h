@@ -107,7 +107,7 @@ class RowForwarder {
                                         : args_.scale_windows.at(peer, number * args_.scale_bytes));
             return true;
         }
-        const Ring ring = Ring::of(c, c.offsets.rows, peer, static_cast<uint32_t>(home), channel_);
+        const Ring ring = Ring::of(c, c.offsets.rows, peer, home, channel_);
         const bool may_send = is_leader(ctx) && wait_credit(ctx, c, c.offsets.rows, operation_, peer, lane, channel_,
                                                             row.packet, args_.rows.num);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;

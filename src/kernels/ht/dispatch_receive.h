@@ -92,7 +92,7 @@ class RowReceiver {
   private:
     CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
         const HtCommon& c = args_.common;
-        return Ring::of(c, c.offsets.rows, c.rank, row.peer, static_cast<uint32_t>(ctx.block_idx()));
+        return Ring::of(c, c.offsets.rows, c.rank, static_cast<int>(row.peer), static_cast<uint32_t>(ctx.block_idx()));
     }
     CROSSDOCK_DEVICE const std::byte* packet_of(const Ctx& ctx, const PlannedRow& row) const {
         return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;

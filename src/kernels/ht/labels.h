@@ -59,8 +59,7 @@ CROSSDOCK_DEVICE void send_labels(const Ctx& ctx, const HtCommon& c, const HtSlo
     bool may_send = false;
     if (is_leader(ctx)) {
         may_send = is_far ? far.wait_credit(ctx, operation, slots, number)
-                          : wait_credit(ctx, c, c.offsets.labels, operation, peer, static_cast<uint32_t>(peer), channel,
-                                        number, slots.num);
+                          : wait_credit(ctx, c, c.offsets.labels, operation, peer, peer, channel, number, slots.num);
     }
     if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
     const Ring ring = Ring::of(c, c.offsets.labels, peer, c.rank, channel);
@@ -93,7 +92,7 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const bool is_far = is_remote(c.reach, sender);
     const FarRing far = FarRing::of_labels(c, sender, channel);
-    const Ring ring = Ring::of(c, c.offsets.labels, c.rank, static_cast<uint32_t>(sender), channel);
+    const Ring ring = Ring::of(c, c.offsets.labels, c.rank, sender, channel);
     bool came = false;
     if (is_leader(ctx)) {
         came = is_far ? far.wait_packet(ctx, operation, slots, number)

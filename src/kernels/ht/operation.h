@@ -140,21 +140,25 @@ CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Opera
     return head->verdict != 0;
 }
 
-// This block is the last of the kernel's to come here, once a kernel; what the others have written is visible to it.
-CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const HtCommon& c) {
+// This block is the last of the kernel's to come to that counter, once a kernel; what the others have written is
+// visible to it. The counter is zero again afterwards.
+CROSSDOCK_DEVICE bool is_last_at(const Ctx& ctx, uint32_t* counter) {
     HtBlockHead* head = block_head(ctx);
     ctx.block_sync();
     if (thread_idx(ctx) == 0) {
-        const bool is_last =
-            ctx.add_acq_rel_device(&c.state->arrived[1], 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
-        if (is_last) {
-            ctx.store_relaxed_device(&c.state->arrived[0], 0);
-            ctx.store_relaxed_device(&c.state->arrived[1], 0);
-        }
+        const bool is_last = ctx.add_acq_rel_device(counter, 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
+        if (is_last) ctx.store_relaxed_device(counter, 0);
         head->verdict = is_last ? 1 : 0;
     }
     ctx.block_sync();
     return head->verdict != 0;
+}
+
+// The same at the kernel's end.
+CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const HtCommon& c) {
+    const bool is_last = is_last_at(ctx, &c.state->arrived[1]);
+    if (is_last && thread_idx(ctx) == 0) ctx.store_relaxed_device(&c.state->arrived[0], 0);
+    return is_last;
 }
 
 // ---- who goes where ----
@@ -300,7 +304,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t planned_rows(uint32_t topk) {
 struct HtPlan {
     const std::byte** rows;  // [topk]
     uint32_t* slots;         // [topk]
-    uint32_t* ranks;         // [topk]
+    uint32_t* origins;       // [topk]: whose the row is: a rank, or what else has a row of a sum
     PlannedRow* batch;       // [planned_rows]
     uint32_t* batch_slots;   // [planned_rows][topk]
 

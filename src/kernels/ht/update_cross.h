@@ -14,20 +14,10 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
                                             const uint32_t* peers) {
     if constexpr (!kSeveralDomains) return;
     const HtCommon& c = args.common;
-    HtBlockHead* head = block_head(ctx);
-    ctx.block_sync();
-    if (thread_idx(ctx) == 0) {
-        ctx.fence_system();
-        const bool is_last =
-            ctx.add_acq_rel_device(&c.state->announced, 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());
-        if (is_last) ctx.store_relaxed_device(&c.state->announced, 0);
-        head->verdict = is_last ? 1 : 0;
-    }
-    ctx.block_sync();
+    const bool is_last = is_last_at(ctx, &c.state->announced);
     const uint64_t a_domain = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); head->verdict != 0 && peer < static_cast<int>(c.arena.num_ranks);
-         peer += num_threads(ctx)) {
+    for (int peer = thread_idx(ctx); is_last && peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
         if (!is_remote(c.reach, peer) || peers[peer] == kAbsent) continue;
         ctx.fence_system();
         const uint64_t bytes = bitmap_offset(c, 0, c.num_tokens);

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput combine: where the rows of a sum are. Sums are made at a token's home and, between domains, at its
+// agent.
+#pragma once
+
+#include "kernels/ht/labels.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// The row that a rank of this domain returns for a token of `home`, whose agent this rank is: where it lies, or in its
+// packet once that has come; stays null where there is none: it is not sent, or does not travel, or this rank's own
+// tensor ends before it. The calling lane; false: it does not come.
+CROSSDOCK_DEVICE bool find_near_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int home,
+                                    int peer, const SentRow& sent, const std::byte*& row) {
+    const HtCommon& c = args.common;
+    const int lane = lane_of(c, home, peer);
+    const uint64_t number = uint64_t{c.tables.bases[lane]} + sent.number;
+    if (!sent.exists || !travels(c, static_cast<uint32_t>(number))) return true;
+    if (peer_states(ctx, args.shared)[peer] == kDirect) {
+        if (peer != c.rank) row = args.token_windows.at(peer, number * args.row_bytes);
+        if (peer == c.rank && number < args.token_rows) row = args.tokens + number * args.row_bytes;
+        return true;
+    }
+    const Ring ring = Ring::of(c, c.offsets.rows, c.rank, lane, static_cast<uint32_t>(ctx.block_idx()));
+    if (!wait_packet(ctx, c, operation, peer, ring, sent.packet, args.rows.num)) return false;
+    row = ring.packets + uint64_t{sent.packet % args.rows.num} * args.rows.stride;
+    return true;
+}
+
+// The lanes' rows (null: a lane has none) behind the plan's first `num`, in the order of lanes. Returns how many. One
+// warp.
+CROSSDOCK_DEVICE uint32_t note_rows(const Ctx& ctx, const HtPlan& plan, uint32_t num, const std::byte* row,
+                                    uint32_t origin, uint32_t packet) {
+    const int has_row = row != nullptr ? 1 : 0;
+    const uint32_t at = num + static_cast<uint32_t>(ctx.warp_sum_before(has_row));
+    if (row != nullptr) {
+        plan.rows[at] = row;
+        plan.origins[at] = origin;
+        plan.slots[at] = packet;
+    }
+    return static_cast<uint32_t>(ctx.warp_sum(has_row));
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
