@@ -32,6 +32,8 @@ def _heat_map(report: dict[str, Any], axes: Any) -> None:
 
 
 def _times(report: dict[str, Any], axes: Any) -> None:
+    from matplotlib.ticker import LogLocator
+
     results = sorted(report["results"], key=lambda result: int(result["tokens"]))
     tokens = [result["tokens"] for result in results]
     for operation, color in (("dispatch", "#2a6fb0"), ("combine", "#c0702a")):
@@ -43,6 +45,8 @@ def _times(report: dict[str, Any], axes: Any) -> None:
     axes.set(xlabel="tokens a rank", ylabel="median, us")
     axes.set_title(f"{case['ranks']} ranks ({case['world']}), hidden {case.get('hidden')}, top-{case.get('topk')}")
     axes.set_xticks(tokens, [str(number) for number in tokens])
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.legend(frameon=False)
 
