@@ -4,8 +4,8 @@
 
     ./dev resources [--update], or python3 tools/resources.py BUILD_FOLDER [--update]
 
-Compiles the library's .cu files once more with the commands of that CUDA build (compile_commands.json). A register more
-can halve the blocks of an SM, and a spill costs bandwidth, so a change is to be seen in review and not in a profile."""
+Reads what tools/nvcc_report.sh kept when the library's .cu files were compiled in that CUDA build. A register more can
+halve the blocks of an SM, and a spill costs bandwidth, so a change is to be seen in review and not in a profile."""
 import difflib
 import json
 import pathlib
@@ -29,12 +29,9 @@ def number(pattern, text):
     return int(found[1]) if found else 0
 
 
-def rows_of(command):
-    """A row for each kernel and GPU that the command compiles for; numbers are bytes, but for registers."""
-    output = subprocess.run([*command, "-Xptxas", "-v"], capture_output=True, text=True)
-    if output.returncode != 0:
-        sys.exit(output.stderr)
-    report = subprocess.run(["c++filt"], input=output.stderr, capture_output=True, text=True, check=True).stdout
+def rows_of(report):
+    """A row for each kernel and GPU of a compiled file; numbers are bytes, but for registers."""
+    report = subprocess.run(["c++filt"], input=report, capture_output=True, text=True, check=True).stdout
     for entry in report.split("Compiling entry function ")[1:]:
         signature, gpu = re.match(r"'(.*)' for '(.*)'", entry).groups()
         kernel = re.search(r"\w+(<.*>)?(?=\([^()]*\)$)", signature)[0].replace("crossdock::", "")
@@ -53,15 +50,15 @@ def main():
     build, update = pathlib.Path(sys.argv[1]), sys.argv[2:] == ["--update"]
     if sys.argv[2:] and not update:
         sys.exit(f"{sys.argv[0]}: the only option is --update, not '{' '.join(sys.argv[2:])}'")
-    commands = []
+    reports, nvcc = [], None
     for unit in json.loads((build / "compile_commands.json").read_text()):
         if unit["file"].endswith(".cu") and pathlib.Path(unit["file"]).is_relative_to(ROOT / "src"):
             command = shlex.split(unit["command"])
-            command[command.index("-o") + 1] = "/dev/null"
-            commands.append(command)
-    version = nvcc_version(commands[0][0])
+            nvcc = next(word for word in command if pathlib.Path(word).name == "nvcc")
+            reports.append((build / (command[command.index("-o") + 1] + ".ptxas")).read_text())
+    version = nvcc_version(nvcc)
     made = [f"# ./dev resources --update (nvcc {version}, bytes where it is not registers)"]
-    made += lines_of(row for command in commands for row in rows_of(command))
+    made += lines_of(row for report in reports for row in rows_of(report))
 
     if update:
         TABLE.write_text("\n".join(made) + "\n")

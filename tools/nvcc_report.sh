@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# nvcc_report.sh COMPILER ARGUMENTS... -o OBJECT ...
+# Compiles, and keeps what ptxas says of each kernel's resources in OBJECT.ptxas, for ./dev resources.
+set -uo pipefail
+object=''
+for ((i = 1; i < $#; ++i)); do
+    if [ "${!i}" = -o ]; then
+        next=$((i + 1))
+        object=${!next}
+    fi
+done
+said=$("$@" -Xptxas -v 2>&1)
+status=$?
+is_report='^ptxas info|^ +[0-9]+ bytes stack frame'
+grep -E "$is_report" <<<"$said" >"$object.ptxas"
+grep -vE "$is_report|^$" <<<"$said" >&2
+exit $status
