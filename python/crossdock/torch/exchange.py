@@ -164,17 +164,14 @@ class Exchange:
     def start_dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
     ) -> Callable[[], Received]:
-        """The send half of a dispatch without gradients; the function that it returns is the receive half.
+        """The send half of a dispatch; the function that it returns is the receive half, to be called once.
 
         On GPUs, work that is enqueued between the two runs while rows travel; between them only other dispatches'
-        receive halves may be called. High throughput has no halves: there all is done by the first.
+        receive halves may be called. High throughput has no halves: there all is done by the first. Gradients come
+        back as dispatch's do, but torch.compile cannot take this apart from its program, as it can dispatch.
         """
-        if torch.is_grad_enabled() and (tokens.requires_grad or topk_weights.requires_grad):
-            raise InvalidUsage(
-                "start_dispatch has no gradients, and an argument requires them: use dispatch, or no_grad"
-            )
-        finish, num_tokens = self._dispatch(tokens, topk_idx, topk_weights, is_split=True), tokens.shape[0]
-        return lambda: Received(*finish(), num_tokens)
+        finish = self._dispatch(tokens.detach(), topk_idx, topk_weights.detach(), is_split=True)
+        return lambda: Received(*operators.receive(tokens, topk_weights, finish, self.key), tokens.shape[0])
 
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
         """Brings rows [N, H] home, which lie as received.rows do and are weighted already: [B, H] sums over ranks."""

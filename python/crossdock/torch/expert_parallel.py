@@ -37,8 +37,8 @@ class ExpertParallel(nn.Module):
 
     gate: x [B, H] -> logits [B, E], replicated on all ranks. experts: this rank's L modules, rows [n, H] -> [n, H].
     Weights are the softmax over the chosen logits. Mode and recipe are the exchange's. shared_expert, if given, sees
-    every token and is added; with overlap, without gradients and in low latency it runs between the halves of the
-    dispatch, while rows travel. A step has at most exchange.max_tokens tokens a rank; a rank may have none.
+    every token and is added; with overlap, in low latency, it runs between the halves of the dispatch, while rows
+    travel (not in torch.compile, which takes a dispatch as one operator). A step has at most exchange.max_tokens tokens a rank; a rank may have none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ExpertParallel(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         chosen, topk_idx = self.gate(tokens).float().topk(self.exchange.num_topk, dim=-1)
         weights = chosen.softmax(dim=-1)
-        can_overlap = self.overlap and self.exchange.is_low_latency and not torch.is_grad_enabled()
+        can_overlap = self.overlap and self.exchange.is_low_latency and not torch.compiler.is_compiling()
         if self.shared_expert is not None and can_overlap:
             receive = self.exchange.start_dispatch(tokens, topk_idx, weights)
             shared = self.shared_expert(tokens)

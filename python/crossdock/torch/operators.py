@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,6 +116,31 @@ def _keep_of_combine(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward_of_combine(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     (ticket,) = ctx.saved_tensors
     return torch.ops.crossdock.combine_backward(gradient, ticket, ctx.exchange), None, None, None
+
+
+class _Receive(torch.autograd.Function):
+    """The receive half of a dispatch whose send half is done; finish() gives what crossdock::dispatch returns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, weights: Tensor, finish: Callable[[], tuple[Tensor, ...]], exchange: str
+    ) -> tuple[Tensor, ...]:
+        received = finish()
+        _keep_of_dispatch(ctx, (tokens, None, None, exchange), received)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
+        tokens, _, home, _ = _backward_of_dispatch(ctx, *gradients)
+        return tokens, home, None, None
+
+
+def receive(
+    tokens: Tensor, weights: Tensor, finish: Callable[[], tuple[Tensor, ...]], exchange: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """finish(), with gradients for the tokens and weights that were sent."""
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = _Receive.apply(tokens, weights, finish, exchange)
+    return result
 
 
 dispatch.register_autograd(_backward_of_dispatch, setup_context=_keep_of_dispatch)
