@@ -22,6 +22,8 @@ const char* name_of(OperationKind operation) {
             return "mask clean";
         case OperationKind::kUpdate:
             return "update";
+        case OperationKind::kA2sgd:
+            return "a2sgd";
     }
     return "";
 }
@@ -50,6 +52,8 @@ const char* name_of(WaitStep step) {
             return "finished";
         case WaitStep::kReport:
             return "report";
+        case WaitStep::kMeans:
+            return "means";
     }
     return "";
 }

@@ -51,9 +51,16 @@ std::string divisors_of(uint32_t number) {
     return list;
 }
 
-// CROSSDOCK_DOMAIN_RANKS, the option, what the communicator says. A domain never spans more than the communicator's.
-uint32_t resolve_domain_ranks(const Communicator& communicator, const Environment& environment, int option) {
-    require(option >= 0, ncclInvalidArgument, "options->domain_ranks is {}, allowed: 0 (as the communicator) and more",
+}  // namespace
+
+uint64_t resolve_timeout_ns(const Environment& environment, uint64_t given_ns) {
+    const uint64_t wanted = environment.timeout_ns.value_or(given_ns != 0 ? given_ns : kDefaultTimeoutNs);
+    return std::min(wanted, kLongestTimeoutNs);
+}
+
+uint32_t resolve_domain_ranks(const Communicator& communicator, const Environment& environment, int option,
+                              const char* option_name) {
+    require(option >= 0, ncclInvalidArgument, "{} is {}, allowed: 0 (as the communicator) and more", option_name,
             option);
     const uint32_t largest = static_cast<uint32_t>(communicator.domain_ranks());
     const uint32_t wanted = environment.domain_ranks.value_or(static_cast<uint32_t>(option));
@@ -61,12 +68,10 @@ uint32_t resolve_domain_ranks(const Communicator& communicator, const Environmen
     require(wanted <= largest && largest % wanted == 0, ncclInvalidArgument,
             "{} is {}: domains must be even, as NCCL's load/store (LSA) teams are, which have {} of the {} ranks here; "
             "allowed: {}",
-            environment.domain_ranks ? "CROSSDOCK_DOMAIN_RANKS" : "options->domain_ranks", wanted, largest,
+            environment.domain_ranks ? "CROSSDOCK_DOMAIN_RANKS" : option_name, wanted, largest,
             communicator.num_ranks(), divisors_of(largest));
     return wanted;
 }
-
-}  // namespace
 
 GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
                                  const crossdockGroupOptions_t* caller_options, const Environment& environment) {
@@ -143,7 +148,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             given.max_dispatch_tokens_per_rank, std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload / kMaxTopk),
             num_ranks);
 
-    const uint32_t domain_ranks = resolve_domain_ranks(communicator, environment, options.domain_ranks);
+    const uint32_t domain_ranks =
+        resolve_domain_ranks(communicator, environment, options.domain_ranks, "options->domain_ranks");
     require(options.ht_masks == 0 || domain_ranks == num_ranks, ncclInvalidUsage,
             "options->ht_masks is 1, allowed where all ranks share one load/store domain: there are {} ranks in "
             "domains of {}",
@@ -176,8 +182,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     config.alloc = given.alloc;
     // The contract ignores enable_mask in HT mode.
     config.masking = is_ht ? options.ht_masks != 0 : given.enable_mask != 0;
-    config.timeout_ns = environment.timeout_ns.value_or(given.timeout_ns != 0 ? given.timeout_ns : kDefaultTimeoutNs);
-    config.timeout_ns = std::min(config.timeout_ns, kLongestTimeoutNs);
+    config.timeout_ns = resolve_timeout_ns(environment, given.timeout_ns);
     config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(zero_copy);
     config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(overflow);
     config.sums_at_sender = environment.sums_at_sender;

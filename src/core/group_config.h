@@ -9,6 +9,14 @@
 
 namespace crossdock {
 
+// How long a wait may last: the environment's value, the caller's (0: none), 100 s.
+uint64_t resolve_timeout_ns(const Environment& environment, uint64_t given_ns);
+
+// Ranks of a load/store domain: CROSSDOCK_DOMAIN_RANKS, the option (0: none), what the communicator says. A domain
+// never spans more than the communicator's.
+uint32_t resolve_domain_ranks(const Communicator& communicator, const Environment& environment, int option,
+                              const char* option_name);
+
 struct GroupConfig {
     ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     unsigned int api_version = 0;  // the caller's

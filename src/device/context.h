@@ -145,6 +145,12 @@ class Ctx {
         }
         return sum - value;
     }
+    // Of all lanes, in fixed order: the first half's and the second half's, one to one, then their halves', ...
+    template <typename Sum>
+    CROSSDOCK_DEVICE Sum warp_halving_sum(Sum value) const {
+        for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+        return value;
+    }
     // How many lanes before this one have the same value.
     CROSSDOCK_DEVICE int lanes_before_with(int value) const {
         return __popc(__match_any_sync(~0u, value) & ((1u << lane()) - 1));
@@ -256,6 +262,10 @@ class Ctx {
     int warp_max(int value) const { return value; }
     int warp_sum(int value) const { return value; }
     int warp_sum_before(int) const { return 0; }
+    template <typename Sum>
+    Sum warp_halving_sum(Sum value) const {
+        return value;
+    }
     int lanes_before_with(int) const { return 0; }
     bool warp_all(bool value) const { return value; }
     bool warp_any(bool value) const { return value; }

@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean, kUpdate };
+enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean, kUpdate, kA2sgd };
 enum class WaitStep : uint32_t {
     kNone,
     kCredit,
@@ -20,7 +20,8 @@ enum class WaitStep : uint32_t {
     kBuffer,
     kRouting,
     kFinished,
-    kReport
+    kReport,
+    kMeans
 };
 
 // Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared

@@ -13,7 +13,7 @@ fail() {
     failed=1
 }
 
-expected=$({ cat "$here/symbols.txt" && grep -oE '\bcrossdock[A-Z][A-Za-z]*\(' "$header" | tr -d '('; } | LC_ALL=C sort -u)
+expected=$({ cat "$here/symbols.txt" && grep -oE '\bcrossdock[A-Z][A-Za-z0-9]*\(' "$header" | tr -d '('; } | LC_ALL=C sort -u)
 exported=$(nm -D --defined-only "$library" | awk '{print $3}' | LC_ALL=C sort -u)
 difference=$(diff <(echo "$expected") <(echo "$exported") || true)
 [ -z "$difference" ] || fail "exported symbols differ (<: missing, >: not meant to be exported)"$'\n'"$difference"

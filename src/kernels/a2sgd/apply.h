@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second half of a step, second kernel: moves the entries.
+#pragma once
+
+#include "kernels/a2sgd/arguments.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+CROSSDOCK_DEVICE void a2sgd_apply(const Ctx& ctx, const A2sgdArgs& args) {
+    const A2sgdState& state = *args.state;
+    if (state.applies == 0) return;
+    const uint64_t warps = static_cast<uint64_t>(ctx.num_blocks()) * static_cast<uint64_t>(ctx.num_warps());
+    const uint64_t warp = static_cast<uint64_t>(ctx.block_idx()) * static_cast<uint64_t>(ctx.num_warps()) +
+                          static_cast<uint64_t>(ctx.warp_idx());
+    CROSSDOCK_ROLLED
+    for (uint64_t i = warp; i < args.num_chunks; i += warps) {
+        const A2sgdChunk chunk = args.chunks[i];
+        shift_by_sign(ctx, chunk.dtype, chunk.entries, chunk.count, state.up, state.down);
+    }
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of A2SGD share: where the ranks' means are in symmetric memory, what a rank keeps of a step, and
+// what the kernels receive, by value. crossdock.h has the algorithm.
+//
+// A step is three kernels. Sums: blocks take segments of the gradient and leave a partial sum each; the block that ends
+// last adds those up and tells every rank this one's means. Means: one block waits for everybody's, and decides how far
+// entries move. Apply: moves them. Only the second waits, so a GPU is free meanwhile, and whether anything is applied
+// is decided once.
+#pragma once
+
+#include "device/sign_sums.h"
+#include "kernels/geometry.h"
+#include "kernels/reach.h"
+
+namespace crossdock {
+
+// A run of one piece's entries. The host cuts pieces into them.
+struct A2sgdChunk {
+    std::byte* entries;
+    uint32_t count;  // 1..kSignChunk
+    DType dtype;
+    uint32_t piece;
+    uint32_t reserved;
+};
+
+inline constexpr uint32_t kChunksOfSegment = 8;  // a segment is one block's turn
+
+inline constexpr uint32_t kAllFinite = UINT32_MAX;
+
+// Sums of a segment, of a column of segments, or of all.
+struct A2sgdSums {
+    double positive;
+    double negative;
+    uint64_t num_positive;
+    uint32_t nonfinite_piece;  // the first one; kAllFinite: none
+    uint32_t reserved;
+};
+
+struct A2sgdReport {  // host-visible; written by the means kernel
+    uint64_t step;
+    uint64_t num_positive;
+    float own[2];   // a, b
+    float mean[2];  // A, B
+    uint32_t num_nonfinite_ranks;
+    int32_t nonfinite_rank;
+    int32_t nonfinite_piece;
+    uint32_t skipped;
+};
+
+// A rank's own, in device memory. Kernels of one rank follow each other, so only `blocks_done` is shared by blocks.
+struct A2sgdState {
+    uint64_t step;  // the latest whose means were sent; advances on the device, so that graph replays count
+    A2sgdSums sums;
+    uint32_t blocks_done;
+    uint32_t applies;  // of the step: 0 where it is skipped, or a rank was lost
+    float up;          // what entries that are not negative move by
+    float down;        // what the others do
+};
+
+// The symmetric memory. A rank's means are a tagged word: both as fp32, and behind the step in the tag 0 or 1 + the
+// first piece that is not finite. Words of two steps, in turn: a rank sends those of a step when its end of the step
+// before is over, for which it has seen everybody's means of that step; so everybody has read those of two steps ago.
+struct A2sgdArena {
+    uint32_t num_ranks;
+
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t word_offset(uint64_t step, int writer) const {
+        return 16 * (step % 2 * num_ranks + static_cast<uint64_t>(writer));
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t signals_offset() const { return align_up(uint64_t{32} * num_ranks, 128); }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t raised_offset() const {
+        return signals_offset() + align_up(uint64_t{8} * kNumSignals * num_ranks, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t traffic_offset() const {
+        return raised_offset() + align_up(uint64_t{8} * kNumSignals * num_ranks, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
+        return traffic_offset() + align_up(uint64_t{8} * kNumTraffic, 128);
+    }
+};
+
+inline constexpr uint32_t kMostPieces = static_cast<uint32_t>(kMaxPayload) - 1;
+
+struct A2sgdArgs {
+    A2sgdArena arena;
+    PeerMap peers;
+    Reach reach;
+    int rank;
+    WaitScope scope;
+    A2sgdState* state;
+    A2sgdReport* report;
+    const A2sgdChunk* chunks;
+    uint64_t num_chunks;
+    A2sgdSums* partials;  // [segments]
+    uint64_t num_segments;
+    uint64_t count;  // entries of all chunks
+    bool sums_in_fp64;
+    bool skips_nonfinite;
+};
+
+// What a block of the kernels holds in shared memory.
+struct A2sgdSumsShared {
+    A2sgdSums chunks[2][kChunksOfSegment];  // of the segment at hand, and of the one before
+    A2sgdSums columns[kSignColumns];
+    uint32_t is_last;
+    uint64_t payload;
+    uint64_t tag;
+};
+CROSSDOCK_HOST_DEVICE constexpr uint64_t a2sgd_means_shared_bytes(uint32_t num_ranks) {
+    return uint64_t{16} * num_ranks + 16;
+}
+
+inline namespace CROSSDOCK_WORLD {
+
+CROSSDOCK_DEVICE TaggedWord* means_word(const A2sgdArgs& args, int owner, uint64_t step, int writer) {
+    return reinterpret_cast<TaggedWord*>(args.peers.at(owner, args.arena.word_offset(step, writer)));
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first half of a step: this rank's means, told to everybody. However many blocks there are, sums have one order:
+// a segment's chunks one after the other, segments in 256 columns, columns by halves; in fp64.
+#pragma once
+
+#include "kernels/a2sgd/arguments.h"
+#include "kernels/remote.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+CROSSDOCK_DEVICE A2sgdSums no_sums() { return {0, 0, 0, kAllFinite, 0}; }
+
+CROSSDOCK_DEVICE void add_sums(A2sgdSums& sums, const A2sgdSums& more) {
+    sums.positive += more.positive;
+    sums.negative += more.negative;
+    sums.num_positive += more.num_positive;
+    if (more.nonfinite_piece < sums.nonfinite_piece) sums.nonfinite_piece = more.nonfinite_piece;
+}
+
+template <typename Sum>
+CROSSDOCK_DEVICE A2sgdSums chunk_sums(const Ctx& ctx, const A2sgdArgs& args, uint64_t chunk_idx) {
+    if (chunk_idx >= args.num_chunks) return no_sums();
+    const A2sgdChunk chunk = args.chunks[chunk_idx];
+    const SignSums sums = sign_sums<Sum>(ctx, chunk.dtype, chunk.entries, chunk.count);
+    return {sums.positive, sums.negative, sums.num_positive, sums.is_finite() ? kAllFinite : chunk.piece, 0};
+}
+
+template <typename Sum>
+CROSSDOCK_DEVICE void sum_segments(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
+    int turn = 0;
+    CROSSDOCK_ROLLED
+    for (uint64_t segment = static_cast<uint64_t>(ctx.block_idx()); segment < args.num_segments;
+         segment += static_cast<uint64_t>(ctx.num_blocks())) {
+        A2sgdSums* chunks = shared.chunks[turn];
+        CROSSDOCK_ROLLED
+        for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < kChunksOfSegment;
+             i += static_cast<uint32_t>(ctx.num_warps())) {
+            const A2sgdSums sums = chunk_sums<Sum>(ctx, args, segment * kChunksOfSegment + i);
+            if (is_leader(ctx)) chunks[i] = sums;
+        }
+        ctx.block_sync();
+        if (thread_idx(ctx) == 0) {
+            A2sgdSums sums = chunks[0];
+            for (uint32_t i = 1; i < kChunksOfSegment; ++i) add_sums(sums, chunks[i]);
+            args.partials[segment] = sums;
+        }
+        turn = 1 - turn;  // others may go on while these are added up
+    }
+}
+
+// True in the block that comes here last, where the partial sums of all are visible then.
+CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
+    if (thread_idx(ctx) == 0) {
+        const uint32_t before = ctx.add_acq_rel_device(&args.state->blocks_done, 1);
+        shared.is_last = before + 1 == static_cast<uint32_t>(ctx.num_blocks()) ? 1 : 0;
+    }
+    ctx.block_sync();
+    return shared.is_last != 0;
+}
+
+CROSSDOCK_DEVICE void add_partials(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
+    const uint32_t first = static_cast<uint32_t>(thread_idx(ctx));
+    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
+    CROSSDOCK_ROLLED
+    for (uint32_t column = first; column < kSignColumns; column += threads) {
+        A2sgdSums sums = no_sums();
+        CROSSDOCK_ROLLED
+        for (uint64_t i = column; i < args.num_segments; i += kSignColumns) add_sums(sums, args.partials[i]);
+        shared.columns[column] = sums;
+    }
+    CROSSDOCK_ROLLED
+    for (uint32_t stride = kSignColumns / 2; stride > 0; stride /= 2) {
+        ctx.block_sync();
+        CROSSDOCK_ROLLED
+        for (uint32_t column = first; column < stride; column += threads)
+            add_sums(shared.columns[column], shared.columns[column + stride]);
+    }
+    ctx.block_sync();
+}
+
+CROSSDOCK_DEVICE float mean_of(double sum, uint64_t num) {
+    return static_cast<float>(sum / static_cast<double>(num > 0 ? num : 1));
+}
+
+// One thread: counts the step, and says what is to be sent.
+CROSSDOCK_DEVICE void settle_sums(const A2sgdArgs& args, A2sgdSumsShared& shared) {
+    A2sgdState& state = *args.state;
+    const A2sgdSums& sums = shared.columns[0];
+    state.sums = sums;
+    state.blocks_done = 0;
+    ++state.step;
+    const uint32_t a = bits_of(mean_of(sums.positive, sums.num_positive));
+    const uint32_t b = bits_of(mean_of(sums.negative, args.count - sums.num_positive));
+    shared.payload = uint64_t{b} << 32 | a;
+    shared.tag = pack_word(state.step, sums.nonfinite_piece == kAllFinite ? 0 : uint64_t{1} + sums.nonfinite_piece);
+}
+
+CROSSDOCK_DEVICE void send_means(const Ctx& ctx, const A2sgdArgs& args, const A2sgdSumsShared& shared) {
+    const uint64_t step = word_epoch(shared.tag);
+    const uint64_t offset = args.arena.word_offset(step, args.rank);
+    CROSSDOCK_ROLLED
+    for (int peer = thread_idx(ctx); peer < static_cast<int>(args.arena.num_ranks); peer += num_threads(ctx)) {
+        if (!is_remote(args.reach, peer)) {
+            ctx.store_tagged(means_word(args, peer, step, args.rank), shared.payload, shared.tag);
+            continue;
+        }
+        put_value(ctx, args.reach, peer, offset + offsetof(TaggedWord, payload), shared.payload);
+        put_value(ctx, args.reach, peer, offset + offsetof(TaggedWord, tag), shared.tag);
+        raise_signal(ctx, args.reach, Signal::kData, peer, step);
+    }
+}
+
+// Sum: of columns, float or double.
+template <typename Sum>
+CROSSDOCK_DEVICE void a2sgd_sums(const Ctx& ctx, const A2sgdArgs& args) {
+    auto& shared = *reinterpret_cast<A2sgdSumsShared*>(ctx.shared_memory());
+    sum_segments<Sum>(ctx, args, shared);
+    if (!is_last_block(ctx, args, shared)) return;
+    add_partials(ctx, args, shared);
+    if (thread_idx(ctx) == 0) settle_sums(args, shared);
+    ctx.block_sync();
+    send_means(ctx, args, shared);
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
