@@ -52,6 +52,16 @@ fi
 line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun tell where rank 0 is, mpirun does not"
 line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || echo "not set")" \
     "$([ -n "${CROSSDOCK_SECRET:-}" ] && echo "ok: strangers are turned away" || echo "who reaches rank 0's port may take a rank's place")"
+if [ -n "${CROSSDOCK_DOMAIN_RANKS:-}" ]; then
+    line domains "CROSSDOCK_DOMAIN_RANKS $CROSSDOCK_DOMAIN_RANKS" "as many ranks a domain (node), if that divides theirs"
+else
+    line domains "CROSSDOCK_DOMAIN_RANKS not set" "CPU ranks: a domain a host; GPUs: NCCL's teams of loads and stores"
+fi
+if [ "${NCCL_GIN_ENABLE:-1}" = 0 ]; then
+    line gin "NCCL_GIN_ENABLE 0" "GPU groups of several domains are refused: take it away"
+else
+    line gin "NCCL_GIN_ENABLE ${NCCL_GIN_ENABLE:-not set}" "ok: GPU groups of several domains use what NCCL_RMA_PLUGIN names"
+fi
 plugin=$(compgen -G "build/*/plugin/libnccl-rma-crossdock.so" | head -n 1 || true)
 if [ -n "$plugin" ]; then
     line plugin "$plugin" "NCCL loads it when NCCL_RMA_PLUGIN names it; now: ${NCCL_RMA_PLUGIN:-not set}"
