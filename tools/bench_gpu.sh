@@ -7,15 +7,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 usage() {
     cat <<'TEXT'
-bench_gpu [--mode ll|ht] [--ranks N] [--library PATH] [--only LIST] [--results FOLDER] [--budget SECONDS]
+bench_gpu [--mode ll|ht|record] [--ranks N] [--library PATH] [--only LIST] [--results FOLDER] [--budget SECONDS]
 
-  --mode ll|ht       low latency (default) or high throughput
+  --mode MODE        ll: low latency (default); ht: high throughput; record: what libraries are compared by, of both
+                     modes, and then the conformance suite, all within nine minutes
   --ranks N          default: as many as there are GPUs
   --library PATH     another library with the same C API, timed in the same runs; NVIDIA's takes its NCCL_EP_JIT_* and
                      NCCL_EP_HOME from the environment
   --only LIST        of these measurements, by name; default: all, the goals' first
   --results FOLDER   default results
-  --budget SECONDS   none is started after so long, default 450
+  --budget SECONDS   none is started after so long, default 450 (record: 380)
 
 One that takes longer than 90 s is ended; what it has written by then stays. NCCL 2.30.4 or newer comes from
 CROSSDOCK_NCCL_LIBRARY (a file), or else from LD_LIBRARY_PATH or the system; CUPTI and cuBLAS from the toolkit, or from
@@ -23,7 +24,7 @@ the packages of the python3 that is found.
 TEXT
 }
 
-ranks=$(nvidia-smi -L 2>/dev/null | wc -l) mode=ll library='' only='' results=results budget=450
+ranks=$(nvidia-smi -L 2>/dev/null | wc -l) mode=ll library='' only='' results=results budget=''
 while [ $# -gt 0 ]; do
     case $1 in
         --mode | --ranks | --library | --only | --results | --budget)
@@ -36,6 +37,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ "$ranks" -gt 0 ] || { echo "bench_gpu: no GPU here" >&2; exit 1; }
+[ -n "$budget" ] || budget=$([ "$mode" = record ] && echo 380 || echo 450)
 mkdir -p "$results"
 
 # In a bundle this file lies beside bin/ and lib/, else in the source tree.
@@ -118,10 +120,42 @@ measure_high_throughput() {
     measure ht-topk "${ht[@]}" --windows --topk 1,2,4,8,16
 }
 
+# All ranks on GPUs of their own, where there are as many.
+conformance() {
+    local suite=$here/bin/crossdock_conformance start=$SECONDS status
+    [ -x "$suite" ] || suite=$here/../build/cuda/tests/conformance/crossdock_conformance
+    [ -x "$suite" ] || { echo "no crossdock_conformance: left out"; return; }
+    NCCL_MULTI_RANK_GPU_ENABLE=1 timeout -k 5 120 "$suite" --world gpu --ranks "$ranks" --seeds 20 \
+        >"$results/conformance.log" 2>&1
+    status=$?
+    printf '%-36s %4d s  %s  %s\n' conformance $((SECONDS - start)) "$([ $status = 0 ] && echo ok || echo "FAILED ($status)")" \
+        "$(grep -E '^\[  (PASSED|FAILED|SKIPPED)' "$results/conformance.log" | head -n 3 | tr '\n' ' ')"
+    [ $status = 0 ] || failed=$((failed + 1))
+}
+
+measure_record() {
+    local windows=(--layout rm --windows) ht=(--mode ht --tokens 4096) bound
+    compare ll-rank-major-windows --tokens 128 "${windows[@]}"
+    compare ll-expert-major --tokens 128
+    compare ll-expert-major-sums --tokens 128 --sums sender
+    compare ll-fp8 --tokens 128 --recipe fp8
+    compare ll-rank-major-windows-few-tokens --tokens 1,8,32,64 "${windows[@]}"
+    compare ll-expert-major-few-tokens --tokens 1,8,32,64
+    for bound in 16 24 8 32; do compare ht-flat-windows-$bound-sms "${ht[@]}" --windows --sms $bound; done
+    compare ht-flat "${ht[@]}"
+    compare ht-flat-fp8-windows "${ht[@]}" --recipe fwd --windows
+    compare ht-flat-windows-8192 --mode ht --tokens 8192 --windows
+    compare ht-flat-backward "${ht[@]}" --windows --backward
+    compare ht-expert-major "${ht[@]}" --layout em
+    compare ll-rank-major-fp8 --tokens 128 --recipe fp8 "${windows[@]}"
+    conformance
+}
+
 case $mode in
+    record) measure_record ;;
     ll) measure_low_latency ;;
     ht) measure_high_throughput ;;
-    *) usage >&2; echo "bench_gpu: --mode is ll or ht, not '$mode'" >&2; exit 2 ;;
+    *) usage >&2; echo "bench_gpu: --mode is ll, ht or record, not '$mode'" >&2; exit 2 ;;
 esac
 
 [ ${#left_out[@]} = 0 ] || echo "left out, $SECONDS s were over: ${left_out[*]}"

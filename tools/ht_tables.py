@@ -28,13 +28,19 @@ GOALS = {
         ("flat in windows, memory", "ht-flat-windows", "dispatch", MEMORY, 40),
         ("group, handle and first operations", "ht-flat-windows-16-sms", "dispatch", START_UP, 300),
     ],
+    8: [
+        ("flat in windows, dispatch", "ht-flat-windows-16-sms", "dispatch", LAUNCH, 840),
+        ("flat in windows, combine", "ht-flat-windows-16-sms", "combine", LAUNCH, 840),
+        ("flat in windows, FP8 with scales, dispatch", "ht-flat-fp8-windows", "dispatch", LAUNCH, 440),
+        ("update of the routing", "ht-flat-windows-16-sms", "update", KERNEL, 25),
+    ],
 }
 OPERATIONS = ("update", "dispatch", "combine", "pair")
 
 # The runs beside another library, and the sweeps: setting, heading, run.
-COMPARED = ["ht-flat-windows-16-sms", "ht-flat-windows-24-sms", "ht-flat-windows-8-sms", "ht-flat-windows", "ht-flat",
-            "ht-expert-major-windows-24-sms", "ht-expert-major", "ht-flat-fp8-windows", "ht-flat-windows-8192",
-            "ht-flat-backward", "ht-zipf"]
+COMPARED = ["ht-flat-windows-16-sms", "ht-flat-windows-24-sms", "ht-flat-windows-32-sms", "ht-flat-windows-8-sms",
+            "ht-flat-windows", "ht-flat", "ht-expert-major-windows-24-sms", "ht-expert-major", "ht-flat-fp8-windows",
+            "ht-flat-windows-8192", "ht-flat-backward", "ht-zipf"]
 SWEEPS = [("tokens", "tokens", "ht-tokens"), ("tokens", "tokens", "ht-expert-major-tokens"),
           ("max_num_sms", "SMs at most", "ht-sms"), ("max_num_sms", "SMs at most", "ht-expert-major-sms"),
           ("hidden", "hidden size", "ht-hidden"), ("topk", "top-k", "ht-topk")]

@@ -40,7 +40,10 @@ GOALS = {
         ("rank-major in windows, dispatch", "ll-rank-major-windows", 128, "dispatch", PERIOD, 30),
         ("rank-major in windows, combine", "ll-rank-major-windows", 128, "combine", PERIOD, 32),
         ("rank-major in windows, both", "ll-rank-major-windows", 128, "pair", PERIOD, 62),
+        ("expert-major, combine, exact sums", "ll-expert-major", 128, "combine", KERNEL, 45),
+        ("expert-major, combine, sender's sums", "ll-expert-major-sums", 128, "combine", KERNEL, 34),
         ("FP8 quantised in dispatch, expert-major", "ll-fp8", 128, "dispatch", KERNEL, 19),
+        ("rank-major in windows, both", "ll-rank-major-windows-few-tokens", 1, "pair", PERIOD, 12),
     ],
 }
 def goal_table(runs, machine, goals):
