@@ -242,6 +242,15 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
  * InvalidArgument: count NULL. InvalidUsage: an LL handle, or one without routing. */
 ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count, cudaStream_t stream);
 
+/* Where the rows of an LL expert-major handle's last dispatch came from. tokens [L, R*M] int32: row i of expert l is of
+ * that token of its source rank; elements past an expert's count are not written. ranges [L, R] int64: of source rank
+ * r, expert l has as many rows as the lower 32 bits say, from the row in the upper 32 bits on. Local; enqueued on the
+ * stream, behind the dispatch (its receive half after send_only); capturable. Nothing is computed unless this is
+ * called. InvalidArgument: a tensor missing or of other shape or type. InvalidUsage: an HT or rank-major handle, or one
+ * without a finished dispatch. */
+ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
+                                    cudaStream_t stream);
+
 /* ---- A2SGD: two-level gradient averaging ---- */
 
 /* Bhattacharya, Yu, Chowdhury, "O(1) Communication for Distributed SGD through Two-Level Gradient Averaging" (2020,

@@ -46,6 +46,7 @@ from crossdock._core import (
     has_cuda,
 )
 from crossdock.allocator import AllocFn, FreeFn, address_of
+from crossdock.as_deep_ep import install_as_deep_ep
 from crossdock.errors import (
     Error,
     InternalError,
@@ -112,6 +113,7 @@ __all__ = [
     "get_lib_version",
     "get_version",
     "has_cuda",
+    "install_as_deep_ep",
     "run_processes",
     "run_threads",
     "take_over_nccl_ep",

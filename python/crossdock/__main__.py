@@ -14,7 +14,7 @@ COMMANDS = {
     "bench": (bench, "time of dispatch and combine against the number of tokens, beside memcpy"),
     "doctor": (doctor, "what this machine has, and what would be used"),
     "plot": (plot, "a picture of a demo's or a benchmark's JSON"),
-    "run": (run, "an unchanged program that uses nccl.ep, on Crossdock's library"),
+    "run": (run, "an unchanged program that uses nccl.ep or DeepEP, on Crossdock's library"),
 }
 
 

@@ -22,6 +22,7 @@ void Handle::expect_open() const {
 // stay; those of the call before may go, as work on one handle is ordered.
 void Handle::keep(std::vector<Array>& where, CallArrays& arrays, bool is_split) {
     if (is_split || !is_cpu(*group_)) where = arrays.take();
+    is_pending_ = is_pending_ || is_split;
 }
 
 void Handle::update(nb::handle topk_idx, nb::handle layout_info, nb::handle stream) {
@@ -68,6 +69,7 @@ void Handle::complete(nb::handle stream) {
     expect_open();
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), -1);
     group_->call([&] { check(ncclEpComplete(handle_, nullptr, where)); });
+    is_pending_ = false;
     if (is_cpu(*group_)) {
         dispatched_.clear();
         combined_.clear();
@@ -89,6 +91,21 @@ void Handle::dropped_tokens(nb::handle count, nb::handle stream) {
     }
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
     group_->call([&] { check(crossdockHandleDroppedTokens(handle_, static_cast<uint64_t*>(tensor->data), where)); });
+}
+
+void Handle::sources(nb::handle tokens, nb::handle ranges, nb::handle stream) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_));
+    const ncclEpTensor_t* of_tokens = arrays.add(tokens, "tokens", Access::kWrite);
+    const ncclEpTensor_t* of_ranges = arrays.add(ranges, "ranges", Access::kWrite);
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
+    group_->call([&] { check(crossdockHandleSources(handle_, of_tokens, of_ranges, where)); });
+}
+
+void Handle::forget_arrays() {
+    if (is_pending_) return;
+    dispatched_.clear();
+    combined_.clear();
 }
 
 void Handle::close() {
@@ -162,6 +179,14 @@ N rows of a high-throughput receive array.)")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
         .def("dropped_tokens", &Handle::dropped_tokens, "count"_a.none(), nb::kw_only(), "stream"_a.none() = nb::none(),
              "Writes to count [1] how many pairs of an own token and a masked rank the routing dropped.")
+        .def("sources", &Handle::sources, "tokens"_a.none(), "ranges"_a.none(), nb::kw_only(),
+             "stream"_a.none() = nb::none(),
+             "Low latency, expert-major: where the last dispatch's rows came from. Writes tokens [L, R*M] int32, each "
+             "row's token on its source, and ranges [L, R] int64: rows of a source, and its first row shifted by 32.")
+        .def(
+            "forget_arrays", &Handle::forget_arrays,
+            "Lets go of the arrays of earlier calls, which on GPUs are kept until the next call. For callers who order "
+            "what they do with that memory by streams, as torch does.")
         .def_prop_ro("ptr", &Handle::address, "The address of the ncclEpHandle_t, for C code; 0 once it is closed.")
         .def("close", &Handle::close, "Destroys the handle; local. Repeating it is fine.")
         .def("destroy", &Handle::close, "The same as close.")

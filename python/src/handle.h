@@ -23,6 +23,9 @@ class Handle {
     void complete(nanobind::handle stream);
     void set_sums(crossdockSums_t sums);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);
+    void sources(nanobind::handle tokens, nanobind::handle ranges, nanobind::handle stream);
+    // Lets go of the arrays of finished calls, but for those of a pending operation.
+    void forget_arrays();
     void close();
 
     // What the library reads or writes after the calls that named it; replaced by the next call of its kind.
@@ -38,6 +41,7 @@ class Handle {
     std::shared_ptr<GroupState> group_;
     ncclEpHandle_t handle_;
     std::vector<Array> memory_, routing_, dispatched_, combined_;
+    bool is_pending_ = false;
 };
 
 Handle* create_handle(Group& group, ncclEpLayout_t layout, nanobind::handle topk_idx, nanobind::handle layout_info,

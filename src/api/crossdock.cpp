@@ -67,3 +67,8 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
 ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count, cudaStream_t stream) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->dropped_tokens(count, stream); });
 }
+
+ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
+                                    cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->sources(tokens, ranges, stream); });
+}

@@ -32,6 +32,7 @@ class Handle {
     virtual void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) = 0;
     virtual void set_sums(crossdockSums_t sums) = 0;
     virtual void dropped_tokens(uint64_t* count, cudaStream_t stream) = 0;  // count: device memory
+    virtual void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) = 0;
 
     // Gives a pending operation's buffer back; called before the handle goes.
     virtual void cancel_pending() {}

@@ -244,6 +244,10 @@ void HtHandle::set_sums(crossdockSums_t) {
     fail(ncclInvalidUsage, "the handle is of an HT group: sums apply to LL expert-major handles");
 }
 
+void HtHandle::sources(const ncclEpTensor_t*, const ncclEpTensor_t*, cudaStream_t) {
+    fail(ncclInvalidUsage, "the handle is of an HT group: sources are told by LL expert-major handles");
+}
+
 void HtHandle::dropped_tokens(uint64_t* count, cudaStream_t stream) {
     group_->expect_working();
     require(count != nullptr, ncclInvalidArgument, "count is NULL");

@@ -182,4 +182,28 @@ void LlHandle::dropped_tokens(uint64_t*, cudaStream_t) {
     fail(ncclInvalidUsage, "the handle is of an LL group: dropped tokens are counted by updates of HT handles");
 }
 
+void LlHandle::sources(const ncclEpTensor_t* caller_tokens, const ncclEpTensor_t* caller_ranges, cudaStream_t stream) {
+    group_->expect_working();
+    require(is_expert_major(), ncclInvalidUsage,
+            "the handle's layout is rank-major, whose rows lie by source: sources are told by expert-major handles");
+    require(has_dispatched_ && !std::holds_alternative<LlDispatchArgs>(pending_), ncclInvalidUsage,
+            "the handle has no finished dispatch: call ncclEpDispatch, and ncclEpComplete after send_only");
+    const GroupConfig& config = group_->config();
+    const Tensor tokens = read_tensor(group_->communicator(), caller_tokens, "tokens");
+    const Tensor ranges = read_tensor(group_->communicator(), caller_ranges, "ranges");
+    expect_dtype(tokens, {ncclInt32});
+    expect_dtype(ranges, {ncclInt64});
+    expect_shape(tokens, {config.experts_per_rank(), size_t{config.num_ranks} * config.max_tokens},
+                 "[experts per rank, ranks * max_dispatch_tokens_per_rank]");
+    expect_shape(ranges, {config.experts_per_rank(), config.num_ranks}, "[experts per rank, ranks]");
+    LlSourcesArgs args{};
+    args.common = common(OperationKind::kDispatch, false);
+    args.tokens = reinterpret_cast<int32_t*>(tokens.data);
+    args.ranges = reinterpret_cast<int64_t*>(ranges.data);
+    DeviceScope device(group_->runtime());
+    group_->before_operation(stream);
+    launch_ll_sources(group_->runtime(), args, stream);
+    group_->after_operation(stream);
+}
+
 }  // namespace crossdock

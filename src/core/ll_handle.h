@@ -26,6 +26,7 @@ class LlHandle final : public Handle {
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
+    void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) override;
     void cancel_pending() override;
     void release_memory() override;
     void forget_routing() override { topk_idx_ = nullptr, has_routing_ = false; }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a Python program that uses NVIDIA's nccl.ep, unchanged, on Crossdock's library."""
+"""Runs a Python program that uses NVIDIA's nccl.ep, or with --as-deep-ep DeepEP, unchanged, on Crossdock."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import argparse
 import runpy
 import sys
 
+from crossdock.as_deep_ep import install_for_children
 from crossdock.take_over import take_over_nccl_ep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--as-deep-ep", action="store_true", help="the program imports deep_ep, as may the processes that it starts"
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="script is the name of a module")
     parser.add_argument("script", help="file, or with -m module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
 
 
 def main(options: argparse.Namespace) -> int:
-    print(f"crossdock: {take_over_nccl_ep()}", file=sys.stderr)
+    sentence = install_for_children() if options.as_deep_ep else take_over_nccl_ep()
+    print(f"crossdock: {sentence}", file=sys.stderr)
     sys.argv = [options.script, *options.arguments]
     if options.is_module:
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)

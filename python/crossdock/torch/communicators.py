@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,17 +32,27 @@ def communicator_of(group: Any = None) -> Communicator:
         raise InvalidUsage(f"rank {dist.get_rank()} is not in the process group: only its members call communicator_of")
     if dist.get_backend(group) == "nccl":
         return _borrowed(group)
-    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
-    own = (_host(), Communicator.unique_id() if rank == 0 else b"", _address() if rank == 0 else "")
-    everybody: list[tuple[str, bytes, str]] = [own] * num_ranks
-    dist.all_gather_object(everybody, own, group=group)
+    num_ranks = dist.get_world_size(group)
+
+    def gather(own: Any) -> list[Any]:
+        everybody: list[Any] = [None] * num_ranks
+        dist.all_gather_object(everybody, own, group=group)
+        return everybody
+
+    return introduce(dist.get_rank(group), num_ranks, gather)
+
+
+def introduce(rank: int, num_ranks: int, gather: Callable[[Any], list[Any]]) -> Communicator:
+    """A Communicator of CPU processes, which know each other through gather: everybody's objects, by rank."""
+    own = (name_of_host(), Communicator.unique_id() if rank == 0 else b"", _address() if rank == 0 else "")
+    everybody: list[tuple[str, bytes, str]] = gather(own)
     _, unique_id, address = everybody[0]
     if all(host == everybody[0][0] for host, _, _ in everybody):
         return Communicator.join(num_ranks, rank, unique_id)
     return Communicator.join_hosts(num_ranks, rank, address)
 
 
-def _host() -> str:
+def name_of_host() -> str:
     return os.environ.get("CROSSDOCK_HOST") or socket.gethostname()
 
 

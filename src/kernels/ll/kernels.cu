@@ -30,6 +30,10 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __
 
 __global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs args) { ll_mask_clean(Ctx{}, args); }
 
+__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_sources(const __grid_constant__ LlSourcesArgs args) {
+    ll_sources(Ctx{}, args);
+}
+
 #if defined(CROSSDOCK_TIMELINE)
 constexpr const char* kStepNames[] = {
     "dispatch begin",  "dispatch ready",   "dispatch fetching", "dispatch head",    "dispatch planned",
@@ -108,6 +112,10 @@ void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_
 
 void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream) {
     launch<crossdock_ll_mask_clean>(args, shape, stream, "mask clean");
+}
+
+void launch_ll_sources(const LlSourcesArgs& args, LaunchShape shape, cudaStream_t stream) {
+    launch<crossdock_ll_sources>(args, shape, stream, "LL sources");
 }
 
 }  // namespace crossdock::cuda

@@ -43,4 +43,16 @@ void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, [[maybe
 #endif
 }
 
+void launch_ll_sources(Runtime& runtime, const LlSourcesArgs& args, [[maybe_unused]] cudaStream_t stream) {
+    LaunchShape shape{1, 1, 0};
+    if (cpu::Executor* executor = runtime.cpu_executor()) {
+        executor->run(shape, [&](cpu::Warp& warp) { ll_sources(Ctx(warp), args); });
+        return;
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    shape.warps_per_block = 16;
+    cuda::launch_ll_sources(args, shape, stream);
+#endif
+}
+
 }  // namespace crossdock

@@ -4,6 +4,7 @@
 
 #include "kernels/ll/arguments.h"
 #include "kernels/ll/mask_clean.h"
+#include "kernels/ll/sources.h"
 #include "runtime/runtime.h"
 
 namespace crossdock {
@@ -12,6 +13,7 @@ namespace crossdock {
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t stream);
+void launch_ll_sources(Runtime& runtime, const LlSourcesArgs& args, cudaStream_t stream);
 
 // The same kernels compiled for groups of several load/store domains: the functions above come here with such groups.
 namespace nodes {
@@ -24,6 +26,7 @@ namespace cuda {
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
+void launch_ll_sources(const LlSourcesArgs& args, LaunchShape shape, cudaStream_t stream);
 namespace nodes {
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`import deep_ep` finds crossdock.deep_ep, in this process or, by an environment variable, in its children, too."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, DistributionFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from crossdock.errors import InvalidUsage
+
+NAME = "deep_ep"
+HOME = "crossdock.deep_ep"
+# Where DeepEP's versions keep things, beside the modules that have the same names here.
+ALIASES = {f"{NAME}.buffer": f"{HOME}.buffers.legacy"}
+SUBMODULES = (
+    "buffers",
+    "buffers.elastic",
+    "buffers.legacy",
+    "utils",
+    "utils.envs",
+    "utils.event",
+    "utils.math",
+    "utils.testing",
+)
+# Holds a package deep_ep that is nothing but this.
+FOLDER = Path(__file__).parent / "deep_ep_path"
+
+
+class _Distribution(Distribution):
+    """So that importlib.metadata.version("deep_ep") answers."""
+
+    def read_text(self, filename: str) -> str | None:
+        version = sys.modules[HOME].__version__
+        return f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n" if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Any:
+        return FOLDER / str(path)
+
+
+class _Finder(DistributionFinder):
+    @classmethod
+    def find_spec(cls, *_: Any) -> None:  # modules are in sys.modules already
+        return None
+
+    def find_distributions(self, context: Any = None) -> Iterable[Distribution]:
+        return [_Distribution()] if context is None or context.name in (None, NAME, "deep-ep") else []
+
+
+def _is_ours(module: ModuleType) -> bool:
+    return module.__name__ in (HOME, NAME) and getattr(module, "__file__", "") in (
+        str(FOLDER / NAME / "__init__.py"),
+        getattr(sys.modules.get(HOME), "__file__", None),
+    )
+
+
+def _expect_no_other() -> None:
+    loaded = sys.modules.get(NAME)
+    if loaded is not None:
+        if not _is_ours(loaded):
+            raise InvalidUsage(
+                f"deep_ep is imported already, from {getattr(loaded, '__file__', 'elsewhere')}: call "
+                "install_as_deep_ep before anything imports it"
+            )
+        return
+    spec = importlib.util.find_spec(NAME)
+    if spec is not None and Path(spec.origin or "").parent != FOLDER / NAME:
+        raise InvalidUsage(f"another deep_ep is installed, {spec.origin}: Crossdock does not stand in front of it")
+
+
+def install_as_deep_ep() -> str:
+    """Makes `import deep_ep` find crossdock.deep_ep, in this process, and returns the sentence that says so.
+
+    InvalidUsage: another deep_ep is imported or installed.
+    """
+    _expect_no_other()
+    return _install()
+
+
+def _install() -> str:
+    home = importlib.import_module(HOME)
+    sys.modules[NAME] = home
+    for name in SUBMODULES:
+        sys.modules[f"{NAME}.{name}"] = importlib.import_module(f"{HOME}.{name}")
+    for alias, name in ALIASES.items():
+        sys.modules[alias] = importlib.import_module(name)
+        setattr(home, alias.rpartition(".")[2], sys.modules[alias])
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
+    return f"deep_ep is crossdock.deep_ep, with the interface of DeepEP {home.__version__}"
+
+
+def install_for_children() -> str:
+    """The same, and for every Python that this process starts: by PYTHONPATH."""
+    sentence = install_as_deep_ep()
+    paths = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    return sentence

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepEP's Python classes on Crossdock: programs that were written for `import deep_ep` find them here, unchanged.
+
+    crossdock.install_as_deep_ep()          # import deep_ep is this module from now on; or
+    python -m crossdock run --as-deep-ep SCRIPT ...
+
+docs/deepep.md says what is the same, and which callers were tried.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    sentence = f"crossdock.deep_ep needs PyTorch: pip install 'crossdock[torch]' ({error})"
+    raise ModuleNotFoundError(sentence, name=error.name) from error
+
+from crossdock.deep_ep import buffers, utils
+from crossdock.deep_ep.config import Config
+from crossdock.deep_ep.elastic import (
+    ElasticBuffer,
+    EPHandle,
+    get_logical_domain_size,
+    get_physical_domain_size,
+)
+from crossdock.deep_ep.events import EventHandle, EventOverlap
+from crossdock.deep_ep.layout import topk_idx_t
+from crossdock.deep_ep.legacy import Buffer
+
+__version__ = "2.1.0"  # of the interface
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "buffers",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
+    "topk_idx_t",
+    "utils",
+]

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ElasticBuffer, DeepEP's second interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from crossdock.deep_ep import layout
+from crossdock.deep_ep.config import align
+from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle
+from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.events import EventHandle, EventOverlap
+from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.normal import Tokens, biases_of
+from crossdock.deep_ep.ranks import Ranks, size_of
+from crossdock.deep_ep.turns import Turns
+
+__all__ = ["EPHandle", "ElasticBuffer", "get_logical_domain_size", "get_physical_domain_size"]
+
+SIZE_UNIT = 2 << 20
+LARGEST_TOPK = 32  # what sizes are for where num_topk is not said
+DEFAULT_NUM_SMS = 24
+
+Event = EventHandle | EventOverlap | None
+
+
+class Runtime:
+    """What an ElasticBuffer holds until it is destroyed."""
+
+    def __init__(self, group: Any) -> None:
+        self.ranks = Ranks(group)
+        self.turns = Turns()
+        self.elastic = Elastic(self.ranks)
+
+    def close(self) -> None:
+        self.elastic.exchange.close()
+        self.ranks.close()
+
+
+class ElasticBuffer:
+    """Dispatch and combine between the ranks of a process group, on CPU and CUDA tensors.
+
+    Collective, as its calls are. num_max_tokens_per_rank: M where dispatch does not say it. allow_multiple_reduction:
+    a rank may round its sum of a token's expanded rows before it sends it. Rows are always in the order of source rank
+    and token, whatever deterministic says. All other arguments are kept and have no effect.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+    ) -> None:
+        require(group is not None, "group is None, expected a ProcessGroup")
+        for name, value in {"num_max_tokens_per_rank": num_max_tokens_per_rank, "hidden": hidden}.items():
+            require(value >= 0, f"{name} is {value}, allowed: 0 and more")
+        require(num_bytes is None or num_bytes >= 0, f"num_bytes is {num_bytes}, allowed: 0 and more, or None")
+        self.group = group
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.deterministic = deterministic
+        self.allow_hybrid_mode = allow_hybrid_mode
+        self.allow_multiple_reduction = allow_multiple_reduction
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        self.explicitly_destroy = explicitly_destroy
+        self.num_bytes: int = num_bytes or 0
+        if num_bytes is None:
+            self.num_bytes = ElasticBuffer.get_buffer_size_hint(
+                group,
+                num_max_tokens_per_rank,
+                hidden,
+                num_topk,
+                use_fp8_dispatch,
+                allow_hybrid_mode,
+                allow_multiple_reduction,
+            )
+        self.runtime: Runtime | None = Runtime(group)
+        ranks = self.runtime.ranks
+        self.rank_idx, self.num_ranks = ranks.rank, ranks.size
+        self.num_scaleout_ranks, self.num_scaleup_ranks = 1, ranks.size
+        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, ranks.rank
+        self.num_rdma_ranks, self.num_nvlink_ranks = ranks.num_nodes, ranks.node_size
+        self.num_allocated_qps = num_allocated_qps or self.get_theoretical_num_qps(DEFAULT_NUM_SMS)
+
+    # ---- sizes and settings ----
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """A number of bytes, a multiple of 2 MiB, that grows with tokens, hidden and top-k."""
+        row_bytes = hidden * (1 if use_fp8_dispatch else 2) + hidden // 32 + 8 * (num_topk or LARGEST_TOPK)
+        return align(max(1, size_of(group) * num_max_tokens_per_rank * (row_bytes + 2 * hidden)), SIZE_UNIT)
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """SMs that are left to the library while it works beside others."""
+        if not torch.cuda.is_initialized():
+            return DEFAULT_NUM_SMS
+        there: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+        return max(4, min(DEFAULT_NUM_SMS, there // 2 * 2))
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        return max(1, num_sms // 2)
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """An event on the current stream."""
+        return EventHandle()
+
+    def _open(self) -> Runtime:
+        if self.runtime is None:
+            require_state(False, "the buffer is destroyed")
+        assert self.runtime is not None
+        return self.runtime
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        require_state(torch.cuda.is_available(), "there is no CUDA device, and no stream on CPUs")
+        return self._open().turns.stream(torch.device("cuda", torch.cuda.current_device()))
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """(nodes, ranks of a node)."""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """(1, all ranks): rows come in the order of all ranks, on several nodes, too."""
+        return self.num_scaleout_ranks, self.num_scaleup_ranks
+
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """Waits, on the CPU, for all ranks to come here, each with its device's work done."""
+        runtime = self._open()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        runtime.ranks.cpus.barrier()
+
+    def destroy(self) -> None:
+        """Frees everything. Collective; only with explicitly_destroy; repeating it is fine."""
+        require_state(self.explicitly_destroy, "explicitly_destroy is False, which leaves it to the process's end")
+        runtime, self.runtime = self.runtime, None
+        if runtime is not None:
+            runtime.close()
+
+    # ---- dispatch and combine ----
+
+    def dispatch(
+        self,
+        x: Any,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: Event = None,
+        previous_event_before_epilogue: Event = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
+        """Sends each token once to every rank with experts of it, where it has a row, or with do_expand one an expert.
+
+        Returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event).
+        """
+        runtime, tokens = self._open(), Tokens.of(x)
+        require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
+        call = Call(
+            tokens,
+            topk_weights,
+            cumulative_local_expert_recv_stats,
+            do_expand,
+            do_zero_padding,
+            use_tma_aligned_col_major_sf,
+        )
+        if handle is not None:
+            self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
+            self._check_labels(handle.topk_idx, topk_weights, tokens, call.statistics, handle.num_experts)
+            known = handle
+
+            def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
+                return runtime.elastic.dispatch_again(call, known)
+
+        else:
+            require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
+            require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
+            assert topk_idx is not None and num_experts is not None
+            self._check_labels(topk_idx, topk_weights, tokens, call.statistics, num_experts)
+            alignment = 1 if expert_alignment is None else expert_alignment
+            require(alignment >= 1, f"expert_alignment is {alignment}, allowed: 1 and more")
+            most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+            is_exact = do_cpu_sync is None or do_cpu_sync
+            require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
+            if most == 0:
+                most = tokens.values.shape[0]
+            require(
+                tokens.values.shape[0] <= most,
+                f"x has {tokens.values.shape[0]} rows, allowed: at most num_max_tokens_per_rank ({most})",
+            )
+            ids, experts = topk_idx, num_experts
+            sms = num_sms or self.get_theoretical_num_sms(experts, topk_idx.shape[1])
+
+            def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
+                kept = ids.clone() if do_handle_copy else ids
+                return runtime.elastic.dispatch(call, ids, kept, experts, most, alignment, sms, is_exact)
+
+        result, event = runtime.turns.run(
+            tokens.values.device,
+            work,
+            [tokens.values, tokens.scales, topk_idx, topk_weights, call.statistics],
+            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3]],
+            previous_event,
+            async_with_compute_stream,
+            previous_event_before_epilogue,
+        )
+        return *result, event
+
+    def _check_again(
+        self,
+        handle: EPHandle,
+        topk_idx: torch.Tensor | None,
+        do_cpu_sync: bool | None,
+        num_experts: int | None,
+        expert_alignment: int | None,
+        do_expand: bool,
+    ) -> None:
+        require(isinstance(handle, EPHandle), f"handle is of type {type(handle).__name__}, expected an EPHandle")
+        require(topk_idx is None, "topk_idx is not allowed with a handle, which has the routing")
+        require(not do_cpu_sync, "do_cpu_sync is True, allowed with a handle: False")
+        require(
+            num_experts is None or num_experts == handle.num_experts,
+            f"num_experts is {num_experts}, the handle's is {handle.num_experts}",
+        )
+        require(
+            expert_alignment is None or expert_alignment == handle.expert_alignment,
+            f"expert_alignment is {expert_alignment}, the handle's is {handle.expert_alignment}",
+        )
+        require(do_expand == handle.do_expand, f"do_expand is {do_expand}, the handle's is {handle.do_expand}")
+
+    def _check_labels(
+        self,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        tokens: Tokens,
+        statistics: torch.Tensor | None,
+        num_experts: int,
+    ) -> None:
+        layout.check_topk_idx(topk_idx, num_experts, self.num_ranks)
+        require(
+            topk_idx.shape[0] == tokens.values.shape[0],
+            f"x has {tokens.values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}",
+        )
+        require(
+            topk_weights is None or (topk_weights.shape == topk_idx.shape and topk_weights.dtype == torch.float32),
+            f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
+        )
+        local = num_experts // self.num_ranks
+        require(
+            statistics is None or (tuple(statistics.shape) == (local,) and statistics.dtype == torch.int32),
+            f"cumulative_local_expert_recv_stats is {describe(statistics)}, expected [{local}] of torch.int32",
+        )
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: Any = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: Event = None,
+        previous_event_before_epilogue: Event = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Brings rows home and adds them up, all rows of a token, with up to two biases [T, H]; weights by column.
+
+        Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
+        """
+        runtime, biases = self._open(), biases_of(bias)
+        result, event = runtime.turns.run(
+            x.device,
+            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, self.allow_multiple_reduction),
+            [x, topk_weights, *biases],
+            lambda made: made,
+            previous_event,
+            async_with_compute_stream,
+            previous_event_before_epilogue,
+        )
+        return *result, event
+
+
+def get_physical_domain_size(group: Any) -> tuple[int, int]:
+    """(nodes, ranks of a node), as the names of hosts say; collective."""
+    from crossdock.torch.communicators import name_of_host
+
+    hosts: list[Any] = [None] * size_of(group)
+    dist.all_gather_object(hosts, name_of_host(), group=group)
+    of_host = {hosts.count(host) for host in hosts}
+    node = of_host.pop() if len(of_host) == 1 else len(hosts)
+    return len(hosts) // node, node
+
+
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
+    """(1, all ranks): rows come in the order of all ranks, on several nodes, too."""
+    return 1, size_of(group)

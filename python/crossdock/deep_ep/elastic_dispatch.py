@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ElasticBuffer does: rows by rank or by expert, exact or worst-case shapes, on the exchange of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from crossdock.deep_ep import layout
+from crossdock.deep_ep.agreement import Agreement
+from crossdock.deep_ep.config import align
+from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.expand import Expansion, align_counts
+from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.normal import Tokens, add_up_with
+from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.row_exchange import MOST_COLUMNS, Route, RowExchange
+
+
+@dataclass
+class EPHandle:
+    """What a dispatch of ElasticBuffer leaves for combines and repeated dispatches; plain values and tensors."""
+
+    do_expand: bool
+    num_experts: int
+    expert_alignment: int
+    num_max_tokens_per_rank: int
+    num_sms: int
+    topk_idx: torch.Tensor
+    num_recv_tokens_per_expert_list: list[int]
+    psum_num_recv_tokens_per_scaleup_rank: torch.Tensor
+    psum_num_recv_tokens_per_expert: torch.Tensor
+    num_unaligned_recv_tokens_per_expert: torch.Tensor
+    recv_src_metadata: torch.Tensor
+    num_recv_tokens: int
+    num_expanded_tokens: int
+    dst_buffer_slot_idx: torch.Tensor | None = None
+    token_metadata_at_forward: torch.Tensor | None = None
+    channel_linked_list: torch.Tensor | None = None
+    _state: Any = field(default=None, repr=False)
+
+
+@dataclass
+class State:
+    """What the library itself goes by, whatever happens to the handle's tensors."""
+
+    route: Route
+    local_ids: torch.Tensor  # [N, K], -1 where the expert is elsewhere
+    expansion: Expansion | None
+    num_scales: int
+
+
+def state_of(handle: Any, owner: RowExchange) -> State:
+    state = getattr(handle, "_state", None)
+    require(
+        isinstance(handle, EPHandle) and isinstance(state, State),
+        f"handle is of type {type(handle).__name__}, expected one that a dispatch returned",
+    )
+    assert isinstance(state, State)
+    require_state(state.route.owner is owner, "handle is of another buffer: pass it to the buffer that dispatched")
+    return state
+
+
+@dataclass
+class Call:
+    """Arguments of a dispatch, checked."""
+
+    tokens: Tokens
+    topk_weights: torch.Tensor | None
+    statistics: torch.Tensor | None
+    do_expand: bool
+    do_zero_padding: bool
+    column_major_scales: bool
+
+
+class Elastic:
+    """Of one ElasticBuffer."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.exchange = RowExchange(ranks)
+
+    def dispatch(
+        self,
+        call: Call,
+        topk_idx: torch.Tensor,
+        kept_topk_idx: torch.Tensor,
+        num_experts: int,
+        max_tokens: int,
+        alignment: int,
+        num_sms: int,
+        is_exact: bool,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
+        """A fresh one. is_exact: as many rows as come; else as many as could."""
+        x, ranks, topk = call.tokens.values, self.ranks, topk_idx.shape[1]
+        num_scales = call.tokens.scales.shape[1] if call.tokens.scales is not None else 0
+        row_bytes, num_words = x.shape[1] * x.element_size(), 1 + 2 * topk + num_scales
+        local = num_experts // ranks.size
+        mine: torch.Tensor | None = None
+        if is_exact:
+            per_rank, per_expert, _ = layout.counts_of(topk_idx, num_experts, ranks.size)
+            same = (2, num_experts, topk, row_bytes, num_scales, int(x.device.type == "cuda"))
+            agreed = Agreement(ranks, same, x.shape[0], max_tokens, torch.cat([per_rank, per_expert]))
+            max_tokens, most_tokens = max(agreed.most_rows, agreed.most_tokens), agreed.most_tokens
+            budget, expected = 0, int(agreed.rank_counts[:, ranks.rank].sum())
+            mine = agreed.expert_counts[:, ranks.rank * local : (ranks.rank + 1) * local].sum(dim=0)
+        else:
+            budget, expected, most_tokens = ranks.size * max_tokens, None, max_tokens
+        if topk < ranks.size or ranks.size > MOST_COLUMNS:
+            routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
+        else:
+            routing = layout.routing_of_mask(layout.counts_of(topk_idx, num_experts, ranks.size)[2], MOST_COLUMNS)
+        route = self.exchange.route(routing, most_tokens, row_bytes, num_words, budget, expected)
+
+        first = ranks.rank * max_tokens
+        numbers = torch.arange(first, first + x.shape[0], dtype=torch.int32, device=x.device)
+        beside = {"number": numbers.unsqueeze(1), "ids": topk_idx.to(torch.int32)}
+        values, came = self._send(route, call, beside)
+        local_ids = came["ids"] - ranks.rank * local
+        exists = self.exchange.is_received(route, values)
+        local_ids = torch.where((local_ids >= 0) & (local_ids < local) & exists.unsqueeze(1), local_ids, -1)
+
+        counts = _count(local_ids, local)
+        zones = align_counts(counts, alignment)
+        ends = zones.cumsum(0)
+        aligned = align_counts(mine, alignment).tolist() if mine is not None else []
+        expansion, num_expanded = None, 0
+        if call.do_expand:
+            most = budget * min(topk, local) + (alignment - 1) * local
+            num_expanded = sum(aligned) if is_exact else align(most, alignment)
+            expansion = Expansion.of(local_ids, counts, alignment, num_expanded)
+        sources = torch.where(exists, torch.div(came["number"].flatten(), max_tokens, rounding_mode="floor"), -1)
+        handle = EPHandle(
+            do_expand=call.do_expand,
+            num_experts=num_experts,
+            expert_alignment=alignment,
+            num_max_tokens_per_rank=max_tokens,
+            num_sms=num_sms,
+            topk_idx=kept_topk_idx,
+            num_recv_tokens_per_expert_list=aligned,
+            psum_num_recv_tokens_per_scaleup_rank=_count(sources, ranks.size).cumsum(0).int(),
+            psum_num_recv_tokens_per_expert=(ends - zones + counts if call.do_expand else ends).int(),
+            num_unaligned_recv_tokens_per_expert=counts.int(),
+            recv_src_metadata=_metadata(came["number"], expansion, topk),
+            num_recv_tokens=route.num_rows,
+            num_expanded_tokens=num_expanded,
+            _state=State(route, local_ids, expansion, num_scales),
+        )
+        return self._outputs(call, handle, values, came, counts, topk_idx.dtype)
+
+    def dispatch_again(
+        self, call: Call, handle: EPHandle
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
+        state = state_of(handle, self.exchange)
+        x = call.tokens.values
+        require(
+            x.shape[0] == state.route.num_tokens,
+            f"x has {x.shape[0]} rows, expected those of the dispatch that made the handle: {state.route.num_tokens}",
+        )
+        values, came = self._send(state.route, call, {})
+        counts = handle.num_unaligned_recv_tokens_per_expert
+        return self._outputs(call, handle, values, came, counts, handle.topk_idx.dtype)
+
+    def _send(
+        self, route: Route, call: Call, beside: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        if call.topk_weights is not None:
+            beside["weights"] = call.topk_weights
+        if call.tokens.scales is not None:
+            beside["scales"] = call.tokens.scales
+        return self.exchange.send(route, call.tokens.values, beside)
+
+    def _outputs(
+        self,
+        call: Call,
+        handle: EPHandle,
+        values: torch.Tensor,
+        came: dict[str, torch.Tensor],
+        counts: torch.Tensor,
+        id_type: torch.dtype,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
+        state = state_of(handle, self.exchange)
+        if call.statistics is not None:
+            call.statistics.add_(counts.to(call.statistics.dtype))
+        scales, weights = came.get("scales"), came.get("weights")
+        ids: torch.Tensor | None = state.local_ids.to(id_type)
+        if state.expansion is not None:
+            values = state.expansion.spread(values, call.do_zero_padding)
+            scales = state.expansion.spread(scales, call.do_zero_padding) if scales is not None else None
+            weights = state.expansion.spread_columns(weights, call.do_zero_padding) if weights is not None else None
+            ids = None
+        if scales is not None and call.column_major_scales:
+            scales = _column_major(scales)
+        return call.tokens.received(values, scales), ids, weights, handle
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: EPHandle,
+        topk_weights: torch.Tensor | None,
+        biases: list[torch.Tensor],
+        rounds_between: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """rounds_between: sums over a rank's experts may be rounded before they travel."""
+        state = state_of(handle, self.exchange)
+        route, expansion = state.route, state.expansion
+        num_rows = handle.num_expanded_tokens if expansion is not None else route.num_rows
+        fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.shape[0] == num_rows and x.shape[1] >= 1
+        require(
+            fits and x.dtype == torch.bfloat16 and x.is_contiguous(),
+            f"x is {describe(x)}, expected a contiguous [{num_rows}, ..] of torch.bfloat16, the rows of dispatch",
+        )
+        for bias in biases:
+            require(
+                tuple(bias.shape) == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
+                f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
+            )
+        weights = self._weights_home(state, topk_weights, num_rows) if topk_weights is not None else None
+        rows = x
+        if expansion is not None:
+            rows = expansion.add_up(x)
+            if rounds_between:
+                rows = rows.to(torch.bfloat16)
+        if rows.dtype != torch.bfloat16 and not biases:
+            return self.exchange.add_up(route, rows).to(torch.bfloat16), weights
+        return add_up_with(self.exchange, route, rows, biases).to(torch.bfloat16), weights
+
+    def _weights_home(self, state: State, topk_weights: torch.Tensor, num_rows: int) -> torch.Tensor:
+        topk = state.local_ids.shape[1]
+        shape = (num_rows, topk) if state.expansion is None else (num_rows,)
+        require(
+            tuple(topk_weights.shape) == shape and topk_weights.dtype == torch.float32,
+            f"topk_weights is {describe(topk_weights)}, expected {list(shape)} of torch.float32",
+        )
+        if state.expansion is not None:
+            return self.exchange.add_up(state.route, state.expansion.gather_columns(topk_weights))
+        return self.exchange.add_up(state.route, torch.where(state.local_ids >= 0, topk_weights, 0.0))
+
+
+def _count(ids: torch.Tensor, num: int) -> torch.Tensor:
+    """[num] int64, how often each of 0 .. num - 1 occurs; other numbers are not counted."""
+    counts = torch.zeros(num + 1, dtype=torch.int64, device=ids.device)
+    flat = torch.where((ids >= 0) & (ids < num), ids, num).flatten().long()
+    counts.scatter_add_(0, flat, torch.ones_like(flat))
+    return counts[:num]
+
+
+def _metadata(numbers: torch.Tensor, expansion: Expansion | None, topk: int) -> torch.Tensor:
+    """[N, K + 2]: the token's number among all, one column for nobody, the expanded rows of its columns."""
+    rows = numbers.new_full((numbers.shape[0], topk), -1) if expansion is None else expansion.places
+    return torch.cat([numbers, torch.zeros_like(numbers), rows], dim=1)
+
+
+def _column_major(scales: torch.Tensor) -> torch.Tensor:
+    """The same with strides (1, rows rounded up to 4)."""
+    num_rows, columns = scales.shape
+    stored = scales.new_empty(columns, align(num_rows, 4))
+    stored[:, :num_rows] = scales.t()
+    return stored[:, :num_rows].t()

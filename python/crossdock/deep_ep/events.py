@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EventHandle and EventOverlap: what a call waits for, and what its caller waits for.
+
+On CPUs a call has finished when it returns, so there both do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from crossdock.deep_ep.errors import require_state
+
+
+class EventHandle:
+    """An event on the stream that was current when it was made; without CUDA, or before its first use, nothing."""
+
+    def __init__(self) -> None:
+        self.event: torch.cuda.Event | None = None
+        if torch.cuda.is_initialized():
+            self.event = torch.cuda.Event()
+            self.event.record(torch.cuda.current_stream())
+
+    def current_stream_wait(self) -> None:
+        """Makes the current stream wait; the CPU goes on."""
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
+
+
+class EventOverlap:
+    """The end of a call that its caller did not want to wait for.
+
+    event: None where there is nothing to wait for. extra_tensors: kept alive until the wait.
+    """
+
+    def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Any] | None = None) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+        self._hook: Callable[[], None] | None = None
+
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Makes the current stream wait for the event, then calls the registered hook, once."""
+        require_state(self.event is not None, "event is None: the call that returned it was not asynchronous")
+        assert self.event is not None
+        self.event.current_stream_wait()
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook()
+        if release_handle:
+            self.event = None
+            self.extra_tensors = None
+
+    def register_hook_after_wait(self, hook: Callable[[], None]) -> None:
+        """The function is called at the end of the next current_stream_wait."""
+        require_state(self._hook is None, "a hook is registered already: one is allowed")
+        self._hook = hook
+
+    def __call__(self, release_handle: bool = False) -> EventOverlap:
+        """with event(release_handle=True): ... waits behind the block, and lets go."""
+        self._releases = release_handle
+        return self
+
+    _releases = False
+
+    def __enter__(self) -> EventOverlap:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.event is not None:
+            self.current_stream_wait(self._releases)
+
+
+def handle_of(event: EventHandle | EventOverlap | None) -> EventHandle | None:
+    """The event to wait for, if there is one."""
+    return event.event if isinstance(event, EventOverlap) else event

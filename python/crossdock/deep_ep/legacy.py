@@ -1,0 +1,454 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffer, DeepEP's first interface: normal mode for many tokens, low latency for few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from crossdock._core import has_cuda
+from crossdock.deep_ep import config as sizes
+from crossdock.deep_ep import layout
+from crossdock.deep_ep.config import Config
+from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.events import EventHandle, EventOverlap
+from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.low_latency import LowLatency, Started
+from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
+from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.turns import Turns
+
+Event = EventHandle | EventOverlap | None
+
+
+class Runtime:
+    """What a Buffer holds until it is destroyed."""
+
+    def __init__(self, ranks: Ranks, enable_masks: bool) -> None:
+        self.ranks = ranks
+        self.turns = Turns()
+        self.normal = Normal(ranks)
+        self.low_latency = LowLatency(ranks, enable_masks)
+        self.staging: dict[bool, torch.Tensor] = {}
+
+    def close(self) -> None:
+        self.normal.close()
+        self.low_latency.close()
+        self.ranks.close()
+
+
+class Buffer:
+    """Dispatch and combine between the ranks of a process group, on CPU and CUDA tensors.
+
+    group: any ProcessGroup, or None with comm, an mpi4py communicator; either may be a crossdock.Communicator of CPUs,
+    so that ranks can be threads. Collective, as are all calls but get_dispatch_layout. Memory grows with what is
+    dispatched, in steps that all ranks take together; num_nvl_bytes, num_rdma_bytes, num_qps_per_rank and the allow_
+    flags have no effect.
+    low_latency_mode: the low_latency_ functions may be called. enable_shrink: ranks that do not answer are masked.
+    explicitly_destroy: destroy() frees everything; without it a dropped buffer keeps its memory until the process ends.
+    """
+
+    num_sms = 20
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+        *,
+        use_fabric: bool = False,
+    ) -> None:
+        require(num_nvl_bytes >= 0, f"num_nvl_bytes is {num_nvl_bytes}, allowed: 0 and more")
+        require(num_rdma_bytes >= 0, f"num_rdma_bytes is {num_rdma_bytes}, allowed: 0 and more")
+        self.group = group
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode = low_latency_mode
+        self.explicitly_destroy = explicitly_destroy
+        self.enable_shrink = enable_shrink
+        ranks = Ranks(group, comm)
+        self.rank, self.group_size = ranks.rank, ranks.size
+        self.runtime: Runtime | None = Runtime(ranks, enable_shrink)
+
+    # ---- functions of the class ----
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Remembered for callers that read it; Crossdock chooses by itself."""
+        require(new_num_sms % 2 == 0 and new_num_sms > 0, f"num_sms is {new_num_sms}, allowed: positive even numbers")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """An event on the current stream."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Whether there is a GPU world; FP8 is always there."""
+        return bool(has_cuda)
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        require(num_ranks >= 1, f"num_ranks is {num_ranks}, allowed: 1 and more")
+        return Config(Buffer.num_sms, 24, 256, 6, 128)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        require(num_ranks >= 1, f"num_ranks is {num_ranks}, allowed: 1 and more")
+        return Config(Buffer.num_sms, 8, 256, 6, 128)
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """A number of bytes for num_rdma_bytes."""
+        return sizes.low_latency_bytes(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
+
+    # ---- the buffer ----
+
+    def _open(self) -> Runtime:
+        if self.runtime is None:
+            require_state(False, "the buffer is destroyed")
+        assert self.runtime is not None
+        return self.runtime
+
+    def destroy(self) -> None:
+        """Frees everything. Collective; only with explicitly_destroy."""
+        require_state(self.explicitly_destroy, "explicitly_destroy is False, which leaves it to the process's end")
+        runtime = self._open()
+        self.runtime = None
+        runtime.close()
+
+    def get_comm_stream(self) -> torch.cuda.Stream:
+        """The stream of asynchronous calls; needs CUDA."""
+        require_state(torch.cuda.is_available(), "there is no CUDA device, and no stream on CPUs")
+        return self._open().turns.stream(torch.device("cuda", torch.cuda.current_device()))
+
+    def get_local_buffer_tensor(
+        self,
+        dtype: torch.dtype,
+        size: torch.Size | None = None,
+        offset: int = 0,
+        use_rdma_buffer: bool = False,
+    ) -> torch.Tensor:
+        """A view of memory as large as num_nvl_bytes, or num_rdma_bytes, from element offset on.
+
+        No call uses this memory, so whatever a caller does with it is harmless. It is made by the first look.
+        """
+        runtime, num_bytes = self._open(), self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        if use_rdma_buffer not in runtime.staging:
+            device = "cuda" if torch.cuda.is_initialized() else "cpu"
+            runtime.staging[use_rdma_buffer] = torch.zeros(num_bytes, dtype=torch.int8, device=device)
+        whole = runtime.staging[use_rdma_buffer][: num_bytes // dtype.itemsize * dtype.itemsize].view(dtype)[offset:]
+        if size is None:
+            return whole
+        num = torch.Size(size).numel()
+        require(num <= len(whole), f"size is {list(size)}, {num} elements, but from offset on there are {len(whole)}")
+        return whole[:num].view(size)
+
+    # ---- normal mode ----
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: Event = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+        """Counts of topk_idx [T, K]: a rank, a node (None: there is one), an expert; and [T, R] who gets a token."""
+        runtime = self._open()
+        ranks = runtime.ranks
+        layout.check_topk_idx(topk_idx, num_experts, ranks.size)
+
+        def work() -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+            per_rank, per_expert, is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size)
+            per_node = layout.tokens_per_node(is_in_rank, ranks.node_size) if ranks.num_nodes > 1 else None
+            return per_rank, per_node, per_expert, is_in_rank
+
+        result, event = runtime.turns.run(
+            topk_idx.device, work, [topk_idx], lambda made: made, previous_event, async_finish
+        )
+        return *result, event
+
+    def dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: Event = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int] | None, DispatchHandle | None, EventOverlap]:
+        """Sends each token once to every rank that has experts of it.
+
+        Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event); with a
+        handle, all between first and last are None. x: [T, H], or (values, scales [T, S] of 4 bytes each).
+        """
+        runtime, tokens = self._open(), Tokens.of(x)
+        given = [tokens.values, tokens.scales, topk_idx, topk_weights, is_token_in_rank]
+        device = tokens.values.device
+        if handle is not None:
+            require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
+            again, event = runtime.turns.run(
+                device,
+                lambda: runtime.normal.dispatch_again(tokens, handle),
+                given,
+                lambda made: made if isinstance(made, tuple) else (made,),
+                previous_event,
+                async_finish,
+            )
+            return again, None, None, None, None, event
+        arguments = {
+            "num_tokens_per_rank": num_tokens_per_rank,
+            "is_token_in_rank": is_token_in_rank,
+            "num_tokens_per_expert": num_tokens_per_expert,
+        }
+        for name, value in arguments.items():
+            require(value is not None, f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
+        assert num_tokens_per_rank is not None and num_tokens_per_expert is not None and is_token_in_rank is not None
+        self._check_fresh(tokens, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        check_labels(topk_idx, topk_weights, tokens.values, num_tokens_per_expert.shape[0], self.group_size)
+        require(expert_alignment >= 1, f"expert_alignment is {expert_alignment}, allowed: 1 and more")
+        require(num_worst_tokens >= 0, f"num_worst_tokens is {num_worst_tokens}, allowed: 0 and more")
+        require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
+        per_rank, in_rank, per_expert = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
+        result, event = runtime.turns.run(
+            device,
+            lambda: runtime.normal.dispatch(
+                tokens,
+                per_rank,
+                in_rank,
+                per_expert,
+                topk_idx,
+                topk_weights,
+                expert_alignment,
+                num_worst_tokens,
+                num_tokens_per_rdma_rank is not None,
+            ),
+            given,
+            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3]],
+            previous_event,
+            async_finish,
+        )
+        return *result, event
+
+    def _check_fresh(
+        self, tokens: Tokens, per_rank: torch.Tensor, is_in_rank: torch.Tensor, per_expert: torch.Tensor
+    ) -> None:
+        size, num_tokens = self.group_size, tokens.values.shape[0]
+        require(
+            tuple(per_rank.shape) == (size,), f"num_tokens_per_rank is {describe(per_rank)}, expected [{size}] of int32"
+        )
+        require(
+            tuple(is_in_rank.shape) == (num_tokens, size) and is_in_rank.dtype == torch.bool,
+            f"is_token_in_rank is {describe(is_in_rank)}, expected {[num_tokens, size]} of torch.bool",
+        )
+        require(
+            per_expert.dim() == 1 and len(per_expert) > 0 and len(per_expert) % size == 0,
+            f"num_tokens_per_expert is {describe(per_expert)}, expected [num_experts], a multiple of {size}",
+        )
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: Any,
+        topk_weights: torch.Tensor | None = None,
+        bias: Any = None,
+        config: Config | None = None,
+        previous_event: Event = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Brings rows home and adds them up, a row a rank, and up to two biases [T, H]; weights alike, by column.
+
+        Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
+        """
+        runtime, biases = self._open(), biases_of(bias)
+        result, event = runtime.turns.run(
+            x.device,
+            lambda: runtime.normal.combine(x, handle, topk_weights, biases),
+            [x, topk_weights, *biases],
+            lambda made: made,
+            previous_event,
+            async_finish,
+        )
+        return *result, event
+
+    # ---- low latency ----
+
+    def _low_latency(self) -> LowLatency:
+        runtime = self._open()
+        require_state(self.low_latency_mode, "low_latency_mode is False: the buffer was made for the normal mode alone")
+        return runtime.low_latency
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Nothing needs cleaning here."""
+        self._open()
+
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[Any, torch.Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
+        """A row for each token and choice, to [L, R*M, H] by expert.
+
+        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8.
+        """
+        low_latency = self._low_latency()
+
+        def start() -> Started:
+            return low_latency.dispatch(
+                x,
+                topk_idx,
+                num_max_dispatch_tokens_per_rank,
+                num_experts,
+                use_fp8,
+                round_scale,
+                use_ue8m0,
+                cumulative_local_expert_recv_stats,
+                dispatch_wait_recv_cost_stats,
+                return_recv_hook,
+            )
+
+        (recv_x, counts, handle), event, hook = self._run(start, x, async_finish, return_recv_hook)
+        return recv_x, counts, handle, event, hook
+
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: tuple[Any, ...],
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: torch.Tensor | None = None,
+        combine_wait_recv_cost_stats: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
+        """Sums of weight times row over each token's choices, in fp32, rounded once: (combined_x [T, H], event, hook).
+
+        use_logfmt allows a lossy transport; here rows travel as they are.
+        """
+        low_latency = self._low_latency()
+        require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
+
+        def start() -> Started:
+            return low_latency.combine(
+                x, topk_idx, topk_weights, handle, zero_copy, out, combine_wait_recv_cost_stats, return_recv_hook
+            )
+
+        return self._run(start, x, async_finish, return_recv_hook)
+
+    def _run(
+        self, start: Callable[[], Started], x: torch.Tensor, is_async: bool, returns_hook: bool
+    ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
+        require(not (is_async and returns_hook), "async_finish and return_recv_hook are both True, allowed: one")
+        if not returns_hook:
+
+            def whole() -> Started:
+                started = start()
+                started.finish()
+                return started
+
+            started, event = self._open().turns.run(x.device, whole, [x], lambda made: made.tensors, None, is_async)
+            return started.outputs, event, None
+        started = start()
+        return started.outputs, EventOverlap(), _on_this_stream(x.device, started.finish)
+
+    def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
+        """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True."""
+        return self._low_latency().combine_buffer(handle)
+
+    # ---- masks ----
+
+    def _masked(self) -> LowLatency:
+        low_latency = self._low_latency()
+        require_state(self.enable_shrink, "enable_shrink is False: the buffer was made without masks")
+        return low_latency
+
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """mask: nothing is sent to the rank, or awaited from it. Local."""
+        low_latency = self._masked()
+        require(
+            0 <= rank_to_mask < self.group_size,
+            f"rank_to_mask is {rank_to_mask}, allowed: 0..{self.group_size - 1}",
+        )
+        low_latency.set_mask(rank_to_mask, mask)
+
+    def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
+        """Fills mask_status [R] int32: 1 for a masked rank."""
+        low_latency = self._masked()
+        require(
+            tuple(mask_status.shape) == (self.group_size,) and mask_status.dtype == torch.int32,
+            f"mask_status is {describe(mask_status)}, expected [{self.group_size}] of torch.int32",
+        )
+        low_latency.query_masks(mask_status)
+
+    def low_latency_clean_mask_buffer(self) -> None:
+        """All ranks that call it take part again; collective over those."""
+        self._masked().clean_masks()
+
+
+def check_labels(
+    topk_idx: torch.Tensor | None,
+    topk_weights: torch.Tensor | None,
+    values: torch.Tensor,
+    num_experts: int,
+    num_ranks: int,
+) -> None:
+    require(
+        (topk_idx is None) == (topk_weights is None),
+        "one of topk_idx and topk_weights is None, allowed: both or none",
+    )
+    if topk_idx is None or topk_weights is None:
+        return
+    layout.check_topk_idx(topk_idx, num_experts, num_ranks)
+    require(
+        topk_idx.shape[0] == values.shape[0],
+        f"topk_idx has {topk_idx.shape[0]} rows, expected those of x: {values.shape[0]}",
+    )
+    require(
+        topk_weights.shape == topk_idx.shape and topk_weights.dtype == torch.float32,
+        f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
+    )
+
+
+def _on_this_stream(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+    """The function, to be called once, on the stream that is current now."""
+    if device.type == "cpu":
+        return work
+    stream = torch.cuda.current_stream(device)
+
+    def hook() -> None:
+        with torch.cuda.stream(stream):
+            work()
+
+    return hook

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The normal mode of Buffer: dispatch of any number of tokens, fresh or along an earlier handle, and combine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from crossdock.deep_ep import layout
+from crossdock.deep_ep.agreement import Agreement
+from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.lazy import Later, LazyTuple
+from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.row_exchange import MOST_COLUMNS, Route, RowExchange
+
+SCALE_TYPES = (torch.float32, torch.int32)
+SUM_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Tokens(NamedTuple):
+    """x of a dispatch: values [T, H], and scales [T, S] where x was a tuple."""
+
+    values: torch.Tensor
+    scales: torch.Tensor | None
+
+    @staticmethod
+    def of(x: Any) -> Tokens:
+        values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
+        require(
+            isinstance(values, torch.Tensor) and values.dim() == 2 and values.is_contiguous(),
+            f"x is {describe(values)}, expected a contiguous [tokens, hidden]",
+        )
+        require(
+            values.element_size() <= 4 and values.shape[1] >= 1,
+            f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row",
+        )
+        if scales is not None:
+            shapes = isinstance(scales, torch.Tensor) and scales.dim() == 2 and scales.shape[1] >= 1
+            require(
+                shapes and scales.element_size() == 4 and scales.shape[0] == values.shape[0],
+                f"the scales of x are {describe(scales)}, expected [{values.shape[0]}, scales per token] of 4-byte "
+                "elements",
+            )
+            require(scales.device == values.device, f"the scales of x are on {scales.device}, x on {values.device}")
+        return Tokens(values, scales)
+
+    def received(self, values: torch.Tensor, scales: torch.Tensor | None) -> Any:
+        return values if self.scales is None else (values, scales)
+
+
+class DispatchHandle(LazyTuple):
+    """What a fresh dispatch returns as its handle: a tuple of 6, or of 10 on several nodes.
+
+    Items: one node: 0 [R, R] int32, column r has the rows of rank r from sources 0 .. s; 3 [N] int32, tokens of the
+    sources; 4 [T, R] bool. Several nodes: 0 [T, R] bool; -4 [R] int32, rows of this rank from sources 0 .. s.
+    """
+
+    route: Route
+
+    def __new__(cls, items: Sequence[Any], route: Route) -> DispatchHandle:
+        self = super().__new__(cls, items)
+        self.route = route
+        return self
+
+
+def route_of(handle: Any, owner: RowExchange) -> Route:
+    """The route that a handle of this buffer, or a plain tuple with its items, stands for."""
+    items: Iterator[Any] = handle.raw() if isinstance(handle, LazyTuple) else iter(())
+    if isinstance(handle, tuple) and not isinstance(handle, LazyTuple):
+        items = iter(handle)
+    route = next((item for item in items if isinstance(item, Route)), None)
+    kind = type(handle).__name__
+    require(route is not None, f"handle is of type {kind}, expected one that a fresh dispatch returned")
+    assert route is not None
+    require_state(route.owner is owner, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
+    return route
+
+
+class Normal:
+    """Of one Buffer."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.exchange = RowExchange(ranks)
+
+    def dispatch(
+        self,
+        tokens: Tokens,
+        num_tokens_per_rank: torch.Tensor,
+        is_token_in_rank: torch.Tensor,
+        num_tokens_per_expert: torch.Tensor,
+        topk_idx: torch.Tensor | None,
+        topk_weights: torch.Tensor | None,
+        alignment: int,
+        num_worst_tokens: int,
+        has_nodes: bool,
+    ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
+        """A fresh one; arguments are checked."""
+        x, ranks = tokens.values, self.ranks
+        num_experts, topk = num_tokens_per_expert.shape[0], topk_idx.shape[1] if topk_idx is not None else 0
+        num_scales = tokens.scales.shape[1] if tokens.scales is not None else 0
+        row_bytes = x.shape[1] * x.element_size()
+        same = (topk_idx is not None, num_experts, topk, row_bytes, num_scales, x.device.type == "cuda")
+        counts = None
+        if num_worst_tokens == 0 or x.device.type == "cpu":  # else they would have to be awaited
+            counts = torch.cat([num_tokens_per_rank, num_tokens_per_expert])
+        agreed = Agreement(ranks, tuple(map(int, same)), x.shape[0], num_worst_tokens, counts)
+        budget = agreed.most_rows
+        expected = int(agreed.rank_counts[:, ranks.rank].sum()) if counts is not None else None
+        if topk_idx is not None and (ranks.size > MOST_COLUMNS or topk < ranks.size):
+            routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
+        else:
+            routing = layout.routing_of_mask(is_token_in_rank, MOST_COLUMNS)
+        num_words = 1 + 2 * topk + num_scales
+        route = self.exchange.route(routing, agreed.most_tokens, row_bytes, num_words, budget, expected)
+        if num_worst_tokens > 0:
+            route.num_rows = num_worst_tokens
+
+        beside = {"number": torch.arange(x.shape[0], dtype=torch.int32, device=x.device).unsqueeze(1)}
+        if topk_idx is not None and topk_weights is not None:
+            beside |= {"ids": topk_idx.to(torch.int32), "weights": topk_weights}
+        if tokens.scales is not None:
+            beside["scales"] = tokens.scales
+        received, came = self.exchange.send(route, x, beside)
+        local_ids = local_weights = None
+        if topk_idx is not None:
+            local_ids, local_weights = self._labels(came["ids"], came["weights"], num_experts, topk_idx.dtype, route)
+        expert_counts: list[int] = []
+        if num_worst_tokens == 0:
+            local = num_experts // ranks.size
+            mine = agreed.expert_counts[:, ranks.rank * local : (ranks.rank + 1) * local].sum(dim=0)
+            expert_counts = (-(-mine // alignment) * alignment).tolist()
+        items = self._items(route, agreed if counts is not None else None, came["number"], is_token_in_rank, has_nodes)
+        handle = DispatchHandle(items, route)
+        return tokens.received(received, came.get("scales")), local_ids, local_weights, expert_counts, handle
+
+    def _labels(
+        self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dtype: torch.dtype, route: Route
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Local ids or -1, and weights, 0 where there is no local id; -1 in rows that are not there."""
+        local = num_experts // self.ranks.size
+        ids = ids - self.ranks.rank * local
+        is_here = (ids >= 0) & (ids < local)
+        if route.num_received != route.num_rows:
+            is_here &= self.exchange.is_received(route, ids).unsqueeze(1)
+        return torch.where(is_here, ids, -1).to(dtype), torch.where(is_here, weights, 0.0)
+
+    def _items(
+        self,
+        route: Route,
+        agreed: Agreement | None,
+        numbers: torch.Tensor,
+        is_token_in_rank: torch.Tensor,
+        has_nodes: bool,
+    ) -> list[Any]:
+        def prefix(column: slice | int) -> torch.Tensor | None:
+            if agreed is None:
+                return None
+            sums = agreed.rank_counts.cumsum(dim=0, dtype=torch.int32)[:, column]
+            return sums.contiguous().to(is_token_in_rank.device)
+
+        sources = numbers.flatten()
+        if not has_nodes:
+            return [Later(lambda: prefix(slice(None))), route, None, sources, is_token_in_rank, None]
+        own = Later(lambda: prefix(self.ranks.rank))
+        return [is_token_in_rank, route, None, sources, None, None, own, None, None, None]
+
+    def dispatch_again(self, tokens: Tokens, handle: Any) -> Any:
+        """Along the route of a handle: rows at the same places."""
+        route = self._expect_tokens(handle, tokens.values.shape[0], "x")
+        beside = {} if tokens.scales is None else {"scales": tokens.scales}
+        received, came = self.exchange.send(route, tokens.values, beside)
+        return tokens.received(received, came.get("scales"))
+
+    def _expect_tokens(self, handle: Any, num_tokens: int, name: str) -> Route:
+        route = route_of(handle, self.exchange)
+        require(
+            num_tokens == route.num_tokens,
+            f"{name} has {num_tokens} rows, expected those of the dispatch that made the handle: {route.num_tokens}",
+        )
+        return route
+
+    def combine(
+        self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None, biases: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        route = route_of(handle, self.exchange)
+        check_rows(x, route, "x", SUM_TYPES)
+        for bias in biases:
+            require(
+                bias.shape == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
+                f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
+            )
+        if topk_weights is not None:
+            check_rows(topk_weights, route, "topk_weights", (torch.float32,))
+        sums = add_up_with(self.exchange, route, x, biases)
+        weights = self.exchange.add_up(route, topk_weights.contiguous()) if topk_weights is not None else None
+        return sums, weights
+
+    def close(self) -> None:
+        self.exchange.close()
+
+
+def biases_of(bias: Any) -> list[torch.Tensor]:
+    """None, a tensor, or up to two of them."""
+    biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
+    tensors = all(isinstance(one, torch.Tensor) for one in biases)
+    require(
+        tensors and len(biases) <= 2, f"bias is of type {type(bias).__name__}, allowed: None, a tensor, or two of them"
+    )
+    return biases
+
+
+def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    fits = isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[0] == route.num_rows
+    require(
+        fits and tensor.dtype in dtypes and tensor.shape[1] >= 1 and tensor.is_contiguous(),
+        f"{name} is {describe(tensor)}, expected a contiguous [{route.num_rows}, ..], the rows that dispatch returned, "
+        f"of {' or '.join(map(str, dtypes))}",
+    )
+
+
+def add_up_with(exchange: RowExchange, route: Route, x: torch.Tensor, biases: list[torch.Tensor]) -> torch.Tensor:
+    """Sums over ranks, and biases, rounded once: with biases rows travel in fp32."""
+    if not biases:
+        return exchange.add_up(route, x)
+    sums = exchange.add_up(route, x.float())
+    added = biases[0].float() if len(biases) == 1 else biases[0].float() + biases[1].float()
+    return (added + sums).to(x.dtype)

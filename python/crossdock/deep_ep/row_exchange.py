@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows to ranks and back, for the normal mode and ElasticBuffer: each token once to every rank that wants it.
+
+It stands on high throughput with flat rows, where "experts" are the ranks: which experts of a rank a token is for
+travels beside its row, column by column, so it can say more than routing does (repeated experts, weights by column).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from crossdock._core import (
+    Algorithm,
+    DispatchInputs,
+    DispatchOutputs,
+    DispatchQuantizationRecipe,
+    Layout,
+    LayoutInfo,
+    PassDir,
+)
+from crossdock.deep_ep import rows as carried
+from crossdock.deep_ep.config import align
+from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.groups import Lease, PooledGroup
+from crossdock.deep_ep.ranks import Ranks
+
+MOST_COLUMNS = 64  # of a group's routing
+SMALLEST_TOKENS = 128
+FEWEST_WORDS = 96  # of 4 bytes, that have room beside a row at least
+
+
+@dataclass
+class Route:
+    """Where the tokens of one dispatch went; combine and repeated dispatches go by it."""
+
+    owner: RowExchange
+    lease: Lease
+    num_tokens: int  # of this rank
+    num_rows: int  # of the tensors that a dispatch gives and a combine takes
+    tensor_rows: int  # that the library wants: no fewer than its budget
+    num_received: int | None  # None: only the device knows ...
+    total: torch.Tensor  # ... here, int32 [1]
+    capacity: int  # bytes of a row with what travels beside it
+
+
+@dataclass
+class _Size:
+    """What a pool was made for."""
+
+    pool: PooledGroup
+    tokens: int
+    capacity: int
+    rows: int  # budget; 0: none
+
+
+def _grown(needed: int, smallest: int) -> int:
+    """A size with room to grow, so that few groups are made."""
+    size = smallest
+    while size < needed:
+        size *= 2
+    return size
+
+
+class RowExchange:
+    """Of one Buffer."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._sizes: dict[tuple[str, int], _Size] = {}
+        self._pools: list[PooledGroup] = []
+
+    def route(
+        self,
+        routing: torch.Tensor,
+        most_tokens: int,
+        row_bytes: int,
+        side_words: int,
+        budget: int,
+        num_received: int | None,
+    ) -> Route:
+        """Makes way for tokens: routing [T, n] has the ranks of each, -1 where there are fewer. Collective.
+
+        most_tokens, row_bytes, side_words and budget are the same on all ranks. budget: rows of every tensor, for
+        calls whose number of rows must not be awaited; 0: num_received says how many come, None: ask the device.
+        """
+        pool = self._pool(routing.device, most_tokens, carried.padded_bytes(row_bytes), side_words, budget)
+        lease = pool.pool.lease(-1)
+        total = torch.zeros(1, dtype=torch.int32, device=routing.device)
+        lease.handle.update(routing.contiguous(), layout_info=LayoutInfo(recv_total_counter=total))
+        if routing.device.type == "cpu":
+            num_received = int(total)
+            require(budget == 0 or num_received <= budget, f"{num_received} rows come, but the outputs have {budget}")
+        elif budget == 0 and num_received is None:
+            num_received = int(total)
+        num_rows = budget or num_received or 0
+        tensor_rows = max(num_rows, pool.rows)
+        return Route(self, lease, routing.shape[0], num_rows, tensor_rows, num_received, total, pool.capacity)
+
+    def _pool(self, device: torch.device, tokens: int, row_bytes: int, side_words: int, budget: int) -> _Size:
+        key = (device.type, budget)
+        size = self._sizes.get(key)
+        capacity = row_bytes + 4 * max(side_words, FEWEST_WORDS)
+        if size is not None and tokens <= size.tokens and capacity <= size.capacity:
+            return size
+        is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        require_state(
+            not is_captured,
+            f"the first call with {tokens} tokens, {row_bytes} bytes a row and {budget} rows grows the buffer, which "
+            "cannot be captured: make one such call before",
+        )
+        # Room for both directions of callers that send 8-bit rows and bring 16-bit rows home.
+        capacity = max(capacity, 2 * row_bytes, size.capacity if size else 0)
+        tokens = _grown(tokens, size.tokens if size else SMALLEST_TOKENS)
+        rows = max(budget, tokens) if budget else 0
+        pool = PooledGroup(
+            self.ranks.communicator(device),
+            Layout.FLAT,
+            algorithm=Algorithm.HIGH_THROUGHPUT,
+            num_experts=self.ranks.size,
+            max_dispatch_tokens_per_rank=tokens,
+            max_recv_tokens_per_rank=rows,
+            max_token_bytes=capacity,
+        )
+        self._pools.append(pool)
+        self._sizes[key] = _Size(pool, tokens, capacity, rows)
+        return self._sizes[key]
+
+    def send(
+        self, route: Route, tokens: torch.Tensor, beside: dict[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """tokens [T, H] of any type, and beside each row those of other tensors: the same of the N rows that came."""
+        num_bytes = tokens.shape[1] * tokens.element_size()
+        parts = carried.Beside(beside) if beside else None
+        needed = carried.padded_bytes(num_bytes) + (parts.words.shape[1] if parts else 0)
+        require(
+            needed <= route.capacity,
+            f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}",
+        )
+        received = carried.empty_carried(route.tensor_rows, num_bytes, tokens)
+        handle, found = route.lease.handle, {}
+        if parts is None:
+            kind = carried.PAIRS
+            handle.dispatch(carried.as_carried(tokens, kind), received.view(kind), pass_direction=PassDir.BWD)
+        else:
+            kind = carried.BYTES
+            words = parts.words.new_empty(route.tensor_rows, parts.words.shape[1])
+            handle.dispatch(
+                DispatchInputs(tokens=carried.as_carried(tokens, kind), scales=parts.words),
+                DispatchOutputs(tokens=received.view(kind), scales=words),
+                pass_direction=PassDir.BWD,
+                quant_recipe=DispatchQuantizationRecipe.FWD,
+            )
+            found = parts.split(words[: route.num_rows])
+        route.lease.forget()
+        return carried.from_carried(received[: route.num_rows], tokens.shape[1], tokens.dtype), found
+
+    @staticmethod
+    def is_received(route: Route, like: torch.Tensor) -> torch.Tensor:
+        """[num_rows] bool, which rows came."""
+        numbers = torch.arange(route.num_rows, device=like.device)
+        return numbers < (route.total if route.num_received is None else route.num_received)
+
+    def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
+        """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once."""
+        hidden, unit = rows.shape[1], carried.UNIT // rows.element_size()
+        padded = align(max(hidden, 1), unit)
+        num_rows = route.tensor_rows
+        if padded != hidden or num_rows != rows.shape[0]:
+            wide = rows.new_zeros(num_rows, padded)
+            wide[: rows.shape[0], :hidden] = rows
+            rows = wide
+        result = rows.new_empty(route.num_tokens, padded)
+        # Longer rows than the group was made for go home in pieces.
+        step = route.capacity // carried.UNIT * unit
+        if padded <= step:
+            route.lease.handle.combine(rows, result)
+        else:
+            for first in range(0, padded, step):
+                piece = rows[:, first : first + step].contiguous()
+                sums = piece.new_empty(route.num_tokens, piece.shape[1])
+                route.lease.handle.combine(piece, sums)
+                result[:, first : first + step] = sums
+        route.lease.forget()
+        return result if padded == hidden else result[:, :hidden].contiguous()
+
+    def close(self) -> None:
+        """Collective."""
+        for pool in self._pools:
+            pool.close()
+        self._pools, self._sizes = [], {}

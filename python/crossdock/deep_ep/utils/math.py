@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that tests compare by."""
+
+from __future__ import annotations
+
+import torch
+
+from crossdock.deep_ep.config import align
+from crossdock.torch.quantise import BLOCK, LARGEST, SMALLEST_AMAX
+
+__all__ = [
+    "align",
+    "calc_diff",
+    "ceil_div",
+    "hash_tensor",
+    "inplace_unique",
+    "per_token_cast_back",
+    "per_token_cast_to_fp8",
+]
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
+def calc_diff(a: torch.Tensor, b: torch.Tensor) -> float:
+    """0 for equal tensors, up to 1: one minus twice the scalar product over the sum of squares, each element plus 1."""
+    a, b = a.double() + 1, b.double() + 1
+    return float(1 - 2 * (a * b).sum() / (a * a + b * b).sum())
+
+
+def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, H] -> (e4m3 [T, H], fp32 [T, H / 128]); H a multiple of 128."""
+    blocks = x.float().view(x.shape[0], x.shape[1] // BLOCK, BLOCK)
+    amax = blocks.abs().amax(dim=2).clamp_min(SMALLEST_AMAX)
+    values = (blocks * (LARGEST / amax.unsqueeze(2))).to(torch.float8_e4m3fn)
+    return values.view(x.shape), amax / LARGEST
+
+
+def per_token_cast_back(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """bf16; scales fp32, or int32 with the exponents of four blocks."""
+    if scales.dtype == torch.int32:
+        scales = (scales.contiguous().view(torch.uint8).int() << 23).view(torch.float32)
+    if values.numel() == 0:
+        return values.to(torch.bfloat16)
+    blocks = values.float().view(values.shape[0], -1, BLOCK) * scales.view(values.shape[0], -1, 1)
+    return blocks.view(values.shape).to(torch.bfloat16)
+
+
+def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
+    """Each row of x becomes its different values in 0 .. num_slots - 1, the most frequent first, then -1."""
+    valid = x >= 0
+    counts = torch.zeros(x.shape[0], num_slots, dtype=torch.int64, device=x.device)
+    counts.scatter_add_(1, x.clamp_min(0).long(), valid.long())
+    counts, order = counts.sort(dim=1, descending=True, stable=True)
+    num = min(num_slots, x.shape[1])
+    x.fill_(-1)
+    x[:, :num] = torch.where(counts[:, :num] > 0, order[:, :num], -1).to(x.dtype)
+
+
+def hash_tensor(x: torch.Tensor) -> int:
+    """The sum of the bits as int32, which does not see the order of rows."""
+    return int(x.contiguous().view(torch.int32).long().sum())

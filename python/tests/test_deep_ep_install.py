@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""import deep_ep: the ways in, what they refuse, and a program over torch.distributed's processes that knows nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
+
+from crossdock.as_deep_ep import FOLDER  # noqa: E402
+
+IMPORTS = """
+import importlib.metadata, os, subprocess, sys
+before = dict(os.environ)
+import deep_ep
+from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap, topk_idx_t
+from deep_ep.utils import EventHandle as Second, EventOverlap, check_nvlink_connections
+from deep_ep.utils.event import EventHandle as Third
+from deep_ep.buffers.legacy import Buffer as Home
+from deep_ep.buffers.elastic import ElasticBuffer as ElasticHome
+from deep_ep.buffer import Buffer as OldHome
+import deep_ep.buffer, deep_ep.utils.math
+assert Home is OldHome is Buffer and ElasticHome is ElasticBuffer and EventHandle is Second is Third
+assert deep_ep.utils.math.ceil_div(7, 2) == 4 and dict(os.environ) == before
+assert importlib.metadata.version("deep_ep") == deep_ep.__version__ == "2.1.0"
+try:
+    from deep_ep import HybridEPBuffer
+except ImportError:
+    print("as expected", *sys.argv[1:])
+if "parent" in sys.argv:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+"""
+
+# Without a word of Crossdock, but for hosts that are played: gloo and tensors of CPUs, on one node and on two.
+PROGRAM = """
+import os, torch, torch.distributed as dist
+import deep_ep
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+x = torch.full((3, 128), rank + 1.0, dtype=torch.bfloat16)
+ids = torch.arange(size).expand(3, size).contiguous()
+weights = torch.rand(3, size)
+for nodes in 1, size:
+    if nodes > 1:
+        os.environ["CROSSDOCK_HOST"] = str(rank)
+    buffer = deep_ep.Buffer(dist.group.WORLD, 1 << 20, 0, low_latency_mode=True, explicitly_destroy=True)
+    assert buffer.group is dist.group.WORLD and (buffer.rank, buffer.group_size) == (rank, size)
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, size)
+    assert per_node is None if nodes == 1 else per_node.tolist() == [3] * nodes
+    for worst in 0, 4 * size:
+        rows, local, labels, counts, handle, event = buffer.dispatch(
+            x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, num_worst_tokens=worst, async_finish=True)
+        event.current_stream_wait()
+        sources = [source + 1 for source in range(size) for _ in range(3)]
+        assert rows[: 3 * size, 0].tolist() == sources and counts == ([] if worst else [3 * size])
+        assert len(handle) == (6 if nodes == 1 else 10)
+        if nodes > 1:
+            assert handle[-4].tolist() == [3 * (source + 1) for source in range(size)]
+            assert torch.equal(handle[0], in_rank)
+        sums, home, _ = buffer.combine(rows, handle, topk_weights=labels)
+        assert torch.equal(sums, x * size) and torch.equal(home, weights)
+    rows, counts, handle, _, hook = buffer.low_latency_dispatch(x, ids, 4, size, use_fp8=False, return_recv_hook=True)
+    hook()
+    sums, _, _ = buffer.low_latency_combine(rows, ids, torch.ones(3, size), handle)
+    assert torch.equal(sums, x * size)
+    buffer.destroy()
+    elastic = deep_ep.ElasticBuffer(dist.group.WORLD, num_max_tokens_per_rank=4, hidden=128)
+    rows, _, _, handle, _ = elastic.dispatch(x, ids, weights, num_experts=size, do_expand=True)
+    assert torch.equal(elastic.combine(rows, handle)[0], x * size)
+    assert deep_ep.get_physical_domain_size(dist.group.WORLD) == (nodes, size // nodes)
+    assert elastic.get_physical_domain_size() == (nodes, size // nodes)
+print(f"rank {rank} is done", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def start(*arguments: Any, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_the_command_and_the_folder(tmp_path: Path) -> None:
+    """In the program, and in one that it starts, which finds the folder on its path."""
+    program = tmp_path / "program.py"
+    program.write_text(IMPORTS)
+    process = start("-m", "crossdock", "run", "--as-deep-ep", program, "parent")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert sorted(output.splitlines()) == ["as expected child", "as expected parent"]
+    assert "deep_ep is crossdock.deep_ep, with the interface of DeepEP 2.1.0" in errors
+
+
+def test_another_deep_ep_is_respected(tmp_path: Path) -> None:
+    (tmp_path / "deep_ep").mkdir()
+    (tmp_path / "deep_ep" / "__init__.py").write_text("name = 'other'\n")
+    install = "import crossdock; crossdock.install_as_deep_ep()"
+    both = {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])}
+    shadowed = {"PYTHONPATH": os.pathsep.join([str(FOLDER), both["PYTHONPATH"]])}
+    for code, path, sentence in [
+        (install, both, "another deep_ep is installed"),
+        (f"import deep_ep; {install}", both, "deep_ep is imported already, from"),
+        ("import deep_ep", shadowed, "another deep_ep is installed"),
+    ]:
+        process = start("-c", code, **path)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 1 and sentence in errors
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_processes(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    command = ("-m", "crossdock", "run", "--as-deep-ep", program)
+    processes = [start(*command, **common, RANK=str(rank)) for rank in range(2)]
+    results = [process.communicate(timeout=120) for process in processes]
+    if any("no UCX" in errors for _, errors in results):
+        pytest.skip("there is no UCX on this machine, and no second node")
+    for rank, (output, errors) in enumerate(results):
+        assert output == f"rank {rank} is done\n", errors
