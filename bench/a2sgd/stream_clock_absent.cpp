@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdexcept>
+
+#include "bench/a2sgd/stream_clock.h"
+
+namespace crossdock::bench {
+
+std::unique_ptr<StreamClock> make_cuda_clock(cudaStream_t) {
+    throw std::runtime_error("this program was built without CUDA");
+}
+
+}  // namespace crossdock::bench
