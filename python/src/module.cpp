@@ -14,6 +14,8 @@
 NB_MODULE(_core, module) {
     using namespace crossdock::python;
     module.doc() = "The C API of Crossdock.";
+    // What nobody closes stays until the process ends, since peers may write there; a ResourceWarning says so before.
+    nanobind::set_leak_warnings(false);
     bind_errors(module);
     bind_enums(module);
     bind_configs(module);

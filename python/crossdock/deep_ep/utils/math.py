@@ -40,7 +40,8 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def per_token_cast_back(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """bf16; scales fp32, or int32 with the exponents of four blocks."""
     if scales.dtype == torch.int32:
-        scales = (scales.contiguous().view(torch.uint8).int() << 23).view(torch.float32)
+        packed = scales.clone(memory_format=torch.contiguous_format)  # also where a single column has any stride
+        scales = (packed.view(torch.uint8).int() << 23).view(torch.float32)
     if values.numel() == 0:
         return values.to(torch.bfloat16)
     blocks = values.float().view(values.shape[0], -1, BLOCK) * scales.view(values.shape[0], -1, 1)
