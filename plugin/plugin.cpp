@@ -110,7 +110,7 @@ ncclResult_t register_memory(void* comm, void* data, size_t bytes, int type, uin
                 kPointerCuda);
         const auto kind = type == kPointerCuda ? network::MemoryKind::kDevice : network::MemoryKind::kHost;
         const bool signals_only = (flags & kFlagOrdered) != 0 && (flags & kFlagNeverReset) != 0;
-        *memory = comm_of(comm).mesh->register_memory(data, bytes, kind, signals_only);
+        *memory = comm_of(comm).mesh->register_memory(data, bytes, kind, signals_only, join_timeout_ns());
     });
 }
 

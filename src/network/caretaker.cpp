@@ -27,18 +27,17 @@ class Rounds {
 
     // No mesh is looked after any more.
     void stop() {
+        if (process_ != getpid()) {
+            // A forked process has the object, but not the thread, which may have held the mutex.
+            if (thread_.joinable()) thread_.detach();
+            return;
+        }
         {
             const std::lock_guard lock(mutex_);
             is_over_ = true;
         }
         changed_.notify_all();
-        if (!thread_.joinable()) return;
-        // A forked process has the object, but not the thread.
-        if (process_ == getpid()) {
-            thread_.join();
-        } else {
-            thread_.detach();
-        }
+        if (thread_.joinable()) thread_.join();
     }
 
     void add(Mesh& mesh) {

@@ -39,6 +39,13 @@ std::vector<std::byte> make_greeting(std::span<const RankAddress> addresses, uin
     return bytes;
 }
 
+size_t greeting_bytes(std::span<const std::byte> begun) {
+    Head head;
+    if (begun.size() < sizeof(head)) return sizeof(head);
+    std::memcpy(&head, begun.data(), sizeof(head));
+    return sizeof(head) + head.blob_bytes;
+}
+
 Greeting read_greeting(std::span<const std::byte> bytes, std::span<const RankAddress> addresses, uint32_t target,
                        uint32_t& source, std::span<const std::byte>& blob) {
     Head head;

@@ -138,8 +138,10 @@ class Meeting {
     }
 
     bool receive(Connection& each) {
+        // Not more than the greeting: what the rank says behind it is for whoever has the link then.
         std::byte buffer[4096];
-        const ssize_t got = recv(each.socket.fd(), buffer, sizeof(buffer), MSG_DONTWAIT);
+        const size_t missing = greeting_bytes(each.in) - each.in.size();
+        const ssize_t got = recv(each.socket.fd(), buffer, std::min(missing, sizeof(buffer)), MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
         if (got <= 0) return lose(each, got == 0 ? "it closed the connection" : std::strerror(errno));
         each.in.insert(each.in.end(), buffer, buffer + got);

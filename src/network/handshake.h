@@ -63,6 +63,8 @@ std::vector<Link> meet(const Listener& listener, std::span<const RankAddress> ad
 std::vector<std::byte> make_greeting(std::span<const RankAddress> addresses, uint32_t source, uint32_t target,
                                      std::span<const std::byte> blob);
 
+// How long a greeting is, as far as its beginning says, in which nothing is wrong.
+size_t greeting_bytes(std::span<const std::byte> begun);
 // Looks at the first bytes of a greeting that came to `target`. kMore: some are missing, and so far none is wrong.
 enum class Greeting : uint8_t { kMore, kGood, kBad };
 Greeting read_greeting(std::span<const std::byte> bytes, std::span<const RankAddress> addresses, uint32_t target,

@@ -37,14 +37,14 @@ Mesh::Mesh(const Listener& listener, std::span<const RankAddress> addresses, uin
 Mesh::~Mesh() {
     std::unique_lock lock(mutex_);
     is_closing_ = true;
-    wait_locked(lock, kDrainNs, [&] { return !failure_.empty() || is_idle(); });
+    wait_locked(lock, kDrainNs, [&] { return !failure_.empty() || device_has_failed_ || is_idle(); });
+    takes_nothing_ = true;
     for (const Unstaged& each : unstaged_) delete each.landing;
     unstaged_.clear();  // gives its bytes back to UCX
     transport_.close(failure_.empty() ? kDisconnectNs : 0, failed_rank_);
     // Copies that were queued write into memory that its owner may free after this.
     const uint64_t end_ns = cpu::steady_now_ns() + kDrainNs;
-    while (config_.device != nullptr && config_.device->done_in() < last_step_in_ && cpu::steady_now_ns() < end_ns)
-        sched_yield();
+    while (!are_in(last_step_in_) && cpu::steady_now_ns() < end_ns) sched_yield();
     for (const Arriving& each : arriving_) delete each.landing;
 }
 
@@ -65,7 +65,7 @@ uint32_t Mesh::add_contexts(uint32_t count) {
     return std::exchange(num_contexts_, num_contexts_ + count);
 }
 
-Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only) {
+Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only, uint64_t timeout_ns) {
     require(kind == MemoryKind::kHost || config_.device != nullptr, ncclInvalidUsage,
             "device memory cannot be registered: this rank has no CUDA context, or the library was built without CUDA");
     std::unique_lock lock(mutex_);
@@ -105,23 +105,29 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
         }
         return missing.empty() || !gone.empty() || !failure_.empty();
     };
-    wait_locked(lock, config_.join_timeout_ns, all_are_known);
+    wait_locked(lock, timeout_ns, all_are_known);
     if (!missing.empty()) {
-        region->is_leaving = true;
-        regions_[region->id].reset();
+        release(lock, region);  // who knows all announcements may be writing already
         check_locked();
         require(gone.empty(), ncclRemoteError, "rank {} registers memory: {}", rank(), gone);
         fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to register the same memory", rank(),
-             config_.join_timeout_ns / 1'000'000, missing);
+             timeout_ns / 1'000'000, missing);
     }
     return region;
 }
 
 void Mesh::deregister_memory(Region* region) {
     std::unique_lock lock(mutex_);
+    release(lock, region);
+}
+
+// Waits for what touches it here, words that are on their way to the device included.
+void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
     region->is_leaving = true;
+    const uint64_t last_step = region->kind == MemoryKind::kDevice ? last_step_in_ : 0;
     // After a failure little of it will end.
-    wait_locked(lock, failure_.empty() ? kDrainNs : kFailedDrainNs, [&] { return region->uses == 0; });
+    wait_locked(lock, failure_.empty() ? kDrainNs : kFailedDrainNs,
+                [&] { return region->uses == 0 && are_in(last_step); });
     if (region->uses == 0) {
         regions_[region->id].reset();
     } else {
@@ -132,7 +138,7 @@ void Mesh::deregister_memory(Region* region) {
 
 // Progresses until is_over() or the time is up; others may use the mesh in between.
 void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over) {
-    const uint64_t end_ns = cpu::steady_now_ns() + timeout_ns;
+    const uint64_t end_ns = cpu::steady_now_ns() + std::min(timeout_ns, UINT64_MAX / 2);
     while (!is_over() && cpu::steady_now_ns() < end_ns) {
         progress_locked();
         lock.unlock();
@@ -157,10 +163,20 @@ bool Mesh::progress_if_idle(uint64_t idle_ns) {
     return happened;
 }
 
+// All copies up to that one have reached the device, or none will any more.
+bool Mesh::are_in(uint64_t step) {
+    if (config_.device == nullptr || step == 0 || device_has_failed_) return true;
+    bool are = true;
+    guarded([&] { are = config_.device->done_in() >= step; });
+    return are;
+}
+
 bool Mesh::progress_locked() {
-    send_held();
-    progress_outgoing();
-    progress_incoming();
+    guarded([&] {
+        send_held();
+        if (!device_has_failed_) progress_outgoing();
+        if (!device_has_failed_) progress_incoming();
+    });
     // While there is no staging for what has come, nothing more is taken from the network: senders feel it. But what
     // has staging and is still being fetched needs the network.
     const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
@@ -238,7 +254,7 @@ void Mesh::fail_all(std::string sentence) {
 // Nothing more is to be expected of the rank.
 void Mesh::blame(uint32_t rank, std::string sentence) {
     if (!config_.outlives_ranks || rank == transport_.rank()) {
-        if (failure_.empty()) failed_rank_ = rank;
+        if (failure_.empty() && !is_closing_) failed_rank_ = rank;
         return fail_all(std::move(sentence));
     }
     if (is_lost(rank) || is_closing_) return;

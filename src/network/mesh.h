@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,7 +32,7 @@
 namespace crossdock::network {
 
 struct MeshConfig {
-    uint64_t join_timeout_ns;              // of meeting and registering
+    uint64_t join_timeout_ns;              // of meeting
     uint64_t progress_timeout_ns;          // so long may a rank take nothing of what is sent to it
     std::unique_ptr<DeviceMemory> device;  // null: host memory only
     bool outlives_ranks = false;           // a rank that is lost concerns only what is sent to it
@@ -50,8 +51,9 @@ class Mesh : private FrameSink {
     // Contexts that every rank adds in the same order; returns the first one's number.
     uint32_t add_contexts(uint32_t count);
 
-    // Collective: waits for all ranks. `signals_only`: nobody else writes this memory, which holds zeros now.
-    Region* register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only);
+    // Collective: waits for all ranks, at most so long. `signals_only`: nobody else writes this memory, which holds
+    // zeros now.
+    Region* register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only, uint64_t timeout_ns);
     // Waits for what touches it here. What comes for it later is dropped.
     void deregister_memory(Region* region);
 
@@ -138,6 +140,18 @@ class Mesh : private FrameSink {
 
     // mesh.cpp
     void fail_all(std::string sentence);
+    // For what UCX calls, or a thread that nobody watches: the device's errors fail the mesh.
+    template <typename Work>
+    void guarded(Work work) {
+        try {
+            work();
+        } catch (const std::exception& error) {
+            device_has_failed_ = true;
+            fail_all(error.what());
+        }
+    }
+    bool are_in(uint64_t step);
+    void release(std::unique_lock<std::mutex>& lock, Region* region);
     void blame(uint32_t rank, std::string sentence);
     bool is_lost(uint32_t rank) const { return !peers_[rank].lost.empty(); }
     bool is_reached(uint32_t rank) const { return !is_lost(rank) && transport_.is_there(rank); }
@@ -206,6 +220,8 @@ class Mesh : private FrameSink {
     std::string failure_;
     std::atomic<bool> has_failed_{false};
     bool is_closing_ = false;
+    bool takes_nothing_ = false;  // frames that still come are dropped
+    bool device_has_failed_ = false;
     uint32_t num_contexts_ = 0;
     std::vector<std::unique_ptr<Region>> regions_;  // by number; null where one was deregistered
     std::vector<PeerState> peers_;

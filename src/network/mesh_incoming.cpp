@@ -15,7 +15,11 @@ constexpr size_t kMaxEarly = 1 << 16;
 }  // namespace
 
 void Mesh::on_frame(const FrameHeader& header, Payload payload) {
-    if (is_lost(header.source)) return;
+    if (takes_nothing_ || is_lost(header.source)) return;
+    guarded([&] { act_on(header, std::move(payload)); });
+}
+
+void Mesh::act_on(const FrameHeader& header, Payload payload) {
     switch (header.kind) {
         case FrameKind::kAnnounce:
             return on_announcement(header);
@@ -103,6 +107,10 @@ void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Pa
         if (header.kind == FrameKind::kPut) return put_landed(header);
         return reply_landed(header);
     }
+    if (region.kind == MemoryKind::kDevice && header.length > kStagedPieceBytes) {
+        return blame(header.source, fmt::format("rank {} sends {} bytes for device memory in one frame, of at most {}",
+                                                header.source, header.length, kStagedPieceBytes));
+    }
     auto* landing = new Landing{this, header, &region, target, nullptr};
     ++region.uses;
     if (region.kind == MemoryKind::kHost) {
@@ -140,11 +148,7 @@ void Mesh::on_fetched(void* argument, ucs_status_t status) {
         delete landing;
         return;
     }
-    try {
-        mesh.fetched(landing);
-    } catch (const std::exception& error) {
-        mesh.fail_all(error.what());
-    }
+    mesh.guarded([&] { mesh.fetched(landing); });
 }
 
 void Mesh::fetched(Landing* landing) {

@@ -9,7 +9,6 @@ namespace crossdock::network {
 namespace {
 
 // Pieces through staging are small, so that copies and the network work at the same time.
-constexpr uint64_t kStagedPieceBytes = uint64_t{512} << 10;
 constexpr uint32_t kMaxUnderWay = 16;
 
 uint64_t pieces_of(uint64_t bytes, uint64_t piece_bytes) {

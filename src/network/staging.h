@@ -9,6 +9,9 @@
 
 namespace crossdock::network {
 
+// Frames from and to device memory carry no more.
+inline constexpr uint64_t kStagedPieceBytes = uint64_t{512} << 10;
+
 class StagingRing {
   public:
     StagingRing() = default;

@@ -78,14 +78,15 @@ class Transport : private FrameReceiver {
     std::vector<uint64_t> keys_in_;
     std::vector<bool> is_near_;
     std::vector<bool> is_there_;
-    std::unique_ptr<UcxWorker> near_;  // within the host; null where the user chose transports
-    std::unique_ptr<UcxWorker> far_;
     bool has_near_peers_ = false;
     bool has_far_peers_ = false;
     std::optional<PeerWatch> watch_;
     std::vector<Departure> errors_;  // of endpoints, until UCX's callback has returned
     std::deque<LocalFrame> local_;   // of this rank to itself
     uint64_t num_refused_ = 0;
+    // Last: while they end they still call back.
+    std::unique_ptr<UcxWorker> near_;  // within the host; null where the user chose transports
+    std::unique_ptr<UcxWorker> far_;
 };
 
 }  // namespace crossdock::network

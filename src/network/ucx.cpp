@@ -263,7 +263,10 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
     // Endpoints without handling of peers' errors cannot be ended by force: with these the worker will have to stay.
     const bool is_flushed = wait_for(requests, timeout_ns);
     const bool can_force = reach_ != Reach::kHost;
-    if (!can_force && (!is_flushed || under_way_ > 0)) return;
+    if (!can_force && (!is_flushed || under_way_ > 0)) {
+        dropping_ = std::move(requests);
+        return;
+    }
     ucp_request_param_t close = {};
     close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     close.flags = can_force ? UCP_EP_CLOSE_FLAG_FORCE : 0;
@@ -273,6 +276,7 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
         if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
     }
     is_closed_ = wait_for(requests, kCloseNs);
+    dropping_ = std::move(requests);  // what has not ended
     // What was cancelled says so while the worker is progressed.
     const uint64_t end_ns = cpu::steady_now_ns() + kCloseNs;
     while (under_way_ > 0 && cpu::steady_now_ns() < end_ns) progress();

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "fake_device.h"
 #include "network/region.h"
 #include "network/transport.h"
 #include "session.h"
@@ -97,6 +98,27 @@ TEST_P(BadPeers, WhoTakesNothingIsNamed) {
               {1});
 }
 
+// A broken device is said by the next call, whoever noticed: a call, or the thread that looks after idle ranks.
+TEST(BadDevice, FailsTheCommunicatorAndNotTheProcess) {
+    run_ranks(2, [](TestRank& rank) {
+        if (rank.rank() == 0) set_fake_device_failure(3);
+        std::vector<std::byte> bytes(4 << 20);
+        std::vector<uint64_t> words(8);
+        Session session(rank);
+        void* memory = session.add_memory(bytes.data(), bytes.size(), plugin::kPointerCuda);
+        void* signals = session.add_memory(words.data(), 64, plugin::kPointerCuda, 3);
+        if (rank.rank() == 0) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+            expect_failure(rank, session, [] {}, {"the device has failed"});
+            session.close();
+            rank.raise(1);
+            return;
+        }
+        for (int i = 0; i < 8; ++i) session.put_signal(0, memory, 0, 1 << 20, memory, 0, signals, 0, 1, true);
+        rank.await(1);
+    });
+}
+
 // A rank in itself genuine, which sends whatever it is told.
 class RogueRank : public FrameSink {
   public:
@@ -109,12 +131,12 @@ class RogueRank : public FrameSink {
     }
 
     // Memory number `id`, as rank 0 registers it.
-    void announce(uint32_t id, uint64_t bytes) {
+    void announce(uint32_t id, uint64_t bytes, MemoryKind kind = MemoryKind::kHost) {
         FrameHeader header = {};
         header.kind = FrameKind::kAnnounce;
         header.region = id;
         header.value = bytes;
-        header.context = static_cast<uint16_t>(MemoryKind::kHost);
+        header.context = static_cast<uint16_t>(kind);
         send(header, {});
     }
 
@@ -156,19 +178,21 @@ FrameHeader put_header() {
 }
 
 // Rank 1 sends something bad; rank 0 must say so.
-void run_rogue(const std::function<void(RogueRank&)>& misbehave, std::initializer_list<const char*> words) {
+void run_rogue(const std::function<void(RogueRank&)>& misbehave, std::initializer_list<const char*> words,
+               MemoryKind kind = MemoryKind::kHost, size_t num_bytes = 1000) {
     run_ranks(2, [&](TestRank& rank) {
         if (rank.rank() == 1) {
             RogueRank rogue(rank);
-            rogue.announce(0, 1000);
+            rogue.announce(0, num_bytes, kind);
             rank.await(1);
             misbehave(rogue);
             rank.await(0);
             return;
         }
-        std::vector<std::byte> bytes(1000);
+        std::vector<std::byte> bytes(num_bytes);
         Session session(rank);
-        session.add_memory(bytes.data(), bytes.size());
+        session.add_memory(bytes.data(), bytes.size(),
+                           kind == MemoryKind::kHost ? plugin::kPointerHost : plugin::kPointerCuda);
         rank.raise(1);
         expect_failure(
             rank, session, [] {}, words);
@@ -227,6 +251,18 @@ TEST(BadPeersFrames, ForeignMemoryIsOutOfReach) {
             rogue.send(header, {});
         },
         {"rank 1 gets 1000 bytes at offset 1 from memory of 1000 bytes"});
+}
+
+// What staging memory could never take.
+TEST(BadPeersFrames, DeviceMemoryTakesSmallOnes) {
+    run_rogue(
+        [](RogueRank& rogue) {
+            FrameHeader header = put_header();
+            header.length = 8 << 20;
+            rogue.send(header, std::vector<std::byte>(8 << 20));
+        },
+        {"rank 1 sends 8388608 bytes for device memory in one frame, of at most 524288"}, MemoryKind::kDevice,
+        16 << 20);
 }
 
 TEST(BadPeersFrames, AnswersNeedQuestions) {

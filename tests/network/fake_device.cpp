@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "plugin/objects.h"
 
 namespace crossdock::network {
@@ -18,6 +19,9 @@ namespace {
 
 uint64_t g_seed = 1;
 uint64_t g_staging_bytes = uint64_t{4} << 20;
+uint64_t g_good_steps = UINT64_MAX;
+
+void require_health() { require(g_good_steps > 0, ncclSystemError, "the device has failed"); }
 
 // Steps of one direction, done one after another by a thread that takes its time.
 class FakeQueue {
@@ -29,6 +33,8 @@ class FakeQueue {
     }
 
     uint64_t push(std::function<void()> step) {
+        require_health();
+        --g_good_steps;
         const std::lock_guard lock(mutex_);
         steps_.push_back(std::move(step));
         return ++queued_;
@@ -82,8 +88,14 @@ class FakeDevice : public DeviceMemory {
     uint64_t copy_out(std::byte* staging, const void* device, uint64_t bytes) override {
         return out_.push([=] { std::memcpy(staging, device, bytes); });
     }
-    uint64_t done_in() override { return in_.done(); }
-    uint64_t done_out() override { return out_.done(); }
+    uint64_t done_in() override {
+        require_health();
+        return in_.done();
+    }
+    uint64_t done_out() override {
+        require_health();
+        return out_.done();
+    }
     uint64_t read_word(const void* device) override {
         in_.wait();
         return *static_cast<const uint64_t*>(device);
@@ -97,6 +109,7 @@ class FakeDevice : public DeviceMemory {
 }  // namespace
 
 void set_fake_device_seed(uint64_t seed) { g_seed = seed; }
+void set_fake_device_failure(uint64_t steps) { g_good_steps = steps; }
 void set_fake_staging_bytes(uint64_t bytes) { g_staging_bytes = bytes; }
 
 }  // namespace crossdock::network

@@ -115,6 +115,32 @@ TEST(Handshake, GreetingsNeedTheSecret) {
     }
 }
 
+// What a rank says behind its greeting is left for whoever has the link.
+TEST(Handshake, AGoodbyeMayFollowAtOnce) {
+    Place place(2);
+    std::thread other([&] {
+        Socket dialled;
+        for (pollfd caller{place.listeners[1].socket().fd(), POLLIN, 0}; !dialled.is_open(); poll(&caller, 1, 1000))
+            dialled = Socket(accept(place.listeners[1].socket().fd(), nullptr, nullptr));
+        auto words = make_greeting(place.addresses, 1, 0, bytes_of("hello"));
+        const auto goodbye = bytes_of("goodbye!");
+        words.insert(words.end(), goodbye.begin(), goodbye.end());
+        send_all(dialled, words);
+        char rest[1000];
+        while (recv(dialled.fd(), rest, sizeof(rest), 0) > 0) continue;
+    });
+    {
+        const auto links = meet(place.listeners[0], place.addresses, 0, bytes_of("me"), 10 * kSecond);
+        EXPECT_EQ(links[1].blob, bytes_of("hello"));
+        char rest[100] = {};
+        pollfd readable{links[1].socket.fd(), POLLIN, 0};
+        poll(&readable, 1, 1000);
+        EXPECT_EQ(recv(links[1].socket.fd(), rest, sizeof(rest), 0), 8);
+        EXPECT_STREQ(rest, "goodbye!");
+    }
+    other.join();
+}
+
 // A second connection of the same rank is refused; the first counts.
 TEST(Handshake, NobodyComesTwice) {
     Place place(2);

@@ -73,6 +73,11 @@ TEST(HostsLauncher, MpirunIsUnderstood) {
     EXPECT_EQ(read(with(kMpirun, {{"CROSSDOCK_ADDRESS", ""}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}}))
                   .address.find("localhost:1"),
               0u);
+    // Whoever is between mpirun and the ranks, a job has one port on its host.
+    const Environment local = with(kMpirun, {{"CROSSDOCK_ADDRESS", ""}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}});
+    const std::string address = read(with(local, {{"PMIX_NAMESPACE", "job-1"}})).address;
+    EXPECT_EQ(read(with(local, {{"PMIX_NAMESPACE", "job-1"}})).address, address);
+    EXPECT_NE(read(with(local, {{"PMIX_NAMESPACE", "job-2"}})).address, address);
     const Launch other = read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"CROSSDOCK_ADDRESS", "[::1]:7000"}});
     EXPECT_EQ(other.num_ranks, 2);
     EXPECT_FALSE(other.local_ranks.has_value());
@@ -88,6 +93,15 @@ TEST(HostsLauncher, SrunIsUnderstood) {
                                       std::pair("a[08]", "a08:"), std::pair("a[2-3]-ib,b", "a2-ib:")}) {
         EXPECT_EQ(read(with(kSrun, {{"SLURM_STEP_NODELIST", list}})).address.find(first), 0u) << list;
     }
+}
+
+// Slurm's PMI-2 plugin sets variables that MPICH's mpirun sets too.
+TEST(HostsLauncher, SrunIsUnderstoodWithPmi2) {
+    const Environment pmi2 = with(kSrun, {{"PMI_RANK", "3"}, {"PMI_SIZE", "6"}});
+    EXPECT_EQ(read(pmi2).launcher, "srun");
+    EXPECT_EQ(read(pmi2).address, "gpu03:21232");
+    const Environment hydra = with(pmi2, {{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "6"}});
+    EXPECT_EQ(read(hydra).launcher, "mpirun");
 }
 
 TEST(HostsLauncher, TheInnermostLauncherCounts) {

@@ -14,6 +14,7 @@
 #include "network/caretaker.h"
 #include "network/mesh.h"
 #include "network/rendezvous.h"
+#include "runtime/cpu/clock.h"
 #include "runtime/cpu/local_executor.h"
 
 namespace crossdock::hosts {
@@ -27,12 +28,27 @@ const char* variable(const char* name) {
     return value == nullptr ? "" : value;
 }
 
+// What is left of a time that several steps share.
+class Countdown {
+  public:
+    explicit Countdown(uint64_t timeout_ns) : begin_ns_(cpu::steady_now_ns()), timeout_ns_(timeout_ns) {}
+    uint64_t left_ns() const {
+        const uint64_t used_ns = cpu::steady_now_ns() - begin_ns_;
+        return timeout_ns_ > used_ns ? timeout_ns_ - used_ns : 0;
+    }
+
+  private:
+    uint64_t begin_ns_;
+    uint64_t timeout_ns_;
+};
+
 // The ranks' connections, which everything of a communicator shares.
 class Wire final : public cpu::Progress {
   public:
-    Wire(const network::Listener& listener, std::span<const network::RankAddress> addresses, uint32_t rank)
+    Wire(const network::Listener& listener, std::span<const network::RankAddress> addresses, uint32_t rank,
+         uint64_t join_timeout_ns)
         : mesh_(listener, addresses, rank,
-                {cpu::join_timeout_ns(), cpu::network_timeout_ns(), nullptr, /*outlives_ranks=*/true}),
+                {join_timeout_ns, cpu::network_timeout_ns(), nullptr, /*outlives_ranks=*/true}),
           place_(network::Caretaker::look_after(mesh_)) {
         mesh_.add_contexts(1);
     }
@@ -84,12 +100,13 @@ class NoteExchange final : public cpu::Exchange {
 // Memory of this host's ranks, mapped, and of the others', registered.
 class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
   public:
-    FarPeers(std::unique_ptr<SymmetricMemory> near, std::shared_ptr<Wire> wire, const HostLayout& layout)
+    FarPeers(std::unique_ptr<SymmetricMemory> near, std::shared_ptr<Wire> wire, const HostLayout& layout,
+             uint64_t timeout_ns)
         : near_(std::move(near)), wire_(std::move(wire)), layout_(layout) {
         local = near_->local;
         bytes = near_->bytes;
         peers = near_->peers;
-        region_ = wire_->mesh().register_memory(local, bytes, network::MemoryKind::kHost, false);
+        region_ = wire_->mesh().register_memory(local, bytes, network::MemoryKind::kHost, false, timeout_ns);
     }
     ~FarPeers() override { wire_->mesh().deregister_memory(region_); }
     FarPeers(const FarPeers&) = delete;
@@ -123,9 +140,10 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
           wire_(wire) {}
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
+        const Countdown countdown(timeout_ns);
         auto near = ProcessCommunicator::allocate_symmetric(bytes, timeout_ns);
         if (layout_.ranks_per_host == layout_.num_ranks) return near;
-        return std::make_unique<FarPeers>(std::move(near), wire_, layout_);
+        return std::make_unique<FarPeers>(std::move(near), wire_, layout_, countdown.left_ns());
     }
 
     NetworkHandle network_of(const SymmetricMemory& memory) override {
@@ -171,6 +189,7 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     network::ucx();  // without UCX nobody needs to be waited for
     const char* interfaces = variable("CROSSDOCK_SOCKET_IFNAME");
     if (*interfaces == '\0') interfaces = variable("NCCL_SOCKET_IFNAME");
+    const Countdown countdown(cpu::join_timeout_ns());
     const network::Attendance attendance =
         network::attend({launch.address, variable("CROSSDOCK_SECRET"), static_cast<uint32_t>(launch.rank),
                          static_cast<uint32_t>(launch.num_ranks), cpu::join_timeout_ns(), interfaces},
@@ -192,7 +211,8 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     std::vector<int64_t> near_processes;
     for (int rank = layout.first_near; layout.is_near(rank); ++rank)
         near_processes.push_back(attendance.cards[static_cast<size_t>(rank)].process);
-    const auto wire = std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank));
+    const auto wire =
+        std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank), countdown.left_ns());
     return std::make_shared<HostsCommunicator>(launch.rank, layout, std::move(near_processes), std::move(names), wire);
 }
 

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string_view>
 
 #include "core/error.h"
@@ -34,7 +35,7 @@ constexpr Launcher kLaunchers[] = {
 constexpr int kMostRanks = 4096;
 // Below the ports that the system itself gives to connections.
 constexpr int kLocalFirstPort = 10'000;
-constexpr int kLocalPorts = 10'000;
+constexpr uint64_t kLocalPorts = 10'000;
 constexpr int kSlurmFirstPort = 20'000;
 constexpr uint64_t kSlurmPorts = 10'000;
 
@@ -93,15 +94,32 @@ std::string slurm_address(const Variables& variables) {
     return fmt::format("{}:{}", first_host(list), kSlurmFirstPort + (job * 16 + step) % kSlurmPorts);
 }
 
-uint16_t local_port() { return static_cast<uint16_t>(kLocalFirstPort + getppid() % kLocalPorts); }
+// The same for all ranks of a job on one host: from the job's name, where the launcher tells it. Otherwise the launcher
+// is taken for the ranks' parent.
+uint16_t local_port(const Variables& variables) {
+    uint64_t job = static_cast<uint64_t>(getppid());
+    for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
+        if (const char* text = text_of(variables, name)) {
+            job = std::hash<std::string_view>{}(text);
+            break;
+        }
+    }
+    return static_cast<uint16_t>(kLocalFirstPort + job % kLocalPorts);
+}
+
+// Slurm's PMI-2 sets mpirun's variables too, but not those of a host's ranks.
+bool is_slurm_in_disguise(const Variables& variables, const Launcher& launcher) {
+    const char* rank = text_of(variables, "SLURM_PROCID");
+    return std::string_view(launcher.rank) == "PMI_RANK" && text_of(variables, launcher.local_rank) == nullptr &&
+           rank != nullptr && std::string_view(rank) == text_of(variables, launcher.rank);
+}
 
 std::string address_of(const Variables& variables, const Launcher& launcher, const Launch& launch) {
     if (const char* address = text_of(variables, "CROSSDOCK_ADDRESS")) return address;
     const std::string_view name = launcher.name;
     if (name == "torchrun") return torch_address(variables);
     if (name == "srun") return slurm_address(variables);
-    // The launcher is the parent of all ranks of a host.
-    if (launch.local_ranks == launch.num_ranks) return fmt::format("localhost:{}", local_port());
+    if (launch.local_ranks == launch.num_ranks) return fmt::format("localhost:{}", local_port(variables));
     fail(ncclInvalidUsage,
          "CROSSDOCK_ADDRESS is not set, and {}={} of {} says that this is rank {} of {}, but not where rank 0 is: set "
          "CROSSDOCK_ADDRESS to HOST:PORT, a host's name or address with a free port there (mpirun -x "
@@ -113,7 +131,7 @@ std::string address_of(const Variables& variables, const Launcher& launcher, con
 
 Launch read_launch(const Variables& variables) {
     for (const Launcher& launcher : kLaunchers) {
-        if (text_of(variables, launcher.rank) == nullptr) continue;
+        if (text_of(variables, launcher.rank) == nullptr || is_slurm_in_disguise(variables, launcher)) continue;
         Launch launch;
         launch.launcher = launcher.name;
         launch.num_ranks =
