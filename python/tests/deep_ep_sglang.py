@@ -9,17 +9,13 @@ and so for every rank. The rest of SGLang needs GPUs to be imported, so it is st
 from __future__ import annotations
 
 import enum
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from deep_ep_stand_ins import load
 
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
 
@@ -121,41 +117,6 @@ def stand_ins() -> dict[str, dict[str, Any]]:
     }
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers all imports from sglang but those of REAL: a stand-in's attributes, and mocks for others."""
-
-    def __init__(self) -> None:
-        self._known = stand_ins()
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.split(".")[0] != "sglang" or name in (f"{FOLDER}.{real}" for real in REAL):
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: Any) -> ModuleType:
-        module = ModuleType(spec.name)
-        module.__path__ = []
-        module.__dict__.update(self._known.get(spec.name, {}))
-        module.__getattr__ = lambda name: mock.MagicMock(name=name)  # type: ignore[method-assign]
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-def load(home: Path) -> list[ModuleType]:
-    sys.meta_path.insert(0, Finder())
-    modules = []
-    for name in REAL:
-        spec = importlib.util.spec_from_file_location(f"{FOLDER}.{name}", home / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        modules.append(module)
-    return modules
-
-
 class Layer:
     """Expert e multiplies its rows by e + 1; ids with -1, as of padded tokens."""
 
@@ -239,13 +200,10 @@ def version_2(module: Any, use_fp8: bool, packed: bool) -> None:
 
 
 def main() -> None:
-    found = importlib.util.find_spec("sglang")
-    assert found is not None and found.submodule_search_locations, "sglang is not installed"
-    home = Path(next(iter(found.submodule_search_locations)), *FOLDER.split(".")[1:])
     dist.init_process_group("gloo")
     # What SGLang asks of the device.
     mock.patch("torch.cuda.get_device_properties", lambda *_, **__: SimpleNamespace(multi_processor_count=132)).start()
-    _, first, second = load(home)
+    _, first, second = load(FOLDER, REAL, stand_ins())
     assert first.use_deepep and second.use_deepep_v2
     for use_fp8 in (False, True):
         for other in (False, True):

@@ -366,6 +366,7 @@ def test_sglang_version_2(is_extend: bool, do_expand: bool) -> None:
 OWN_CODE = {
     "megatron": ("deep_ep_megatron.py", "Megatron-Core's flex dispatcher agrees"),
     "sglang": ("deep_ep_sglang.py", "SGLang's dispatchers agree"),
+    "vllm": ("deep_ep_vllm.py", "vLLM's classes agree"),
 }
 
 

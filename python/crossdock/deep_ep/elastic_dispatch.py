@@ -185,7 +185,7 @@ class Elastic:
         if call.statistics is not None:
             call.statistics.add_(counts.to(call.statistics.dtype))
         scales, weights = came.get("scales"), came.get("weights")
-        ids: torch.Tensor | None = state.local_ids.to(id_type)
+        ids: torch.Tensor | None = state.local_ids.to(id_type, copy=True)  # callers overwrite it
         if state.expansion is not None:
             values = state.expansion.spread(values, call.do_zero_padding)
             scales = state.expansion.spread(scales, call.do_zero_padding) if scales is not None else None

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own classes over DeepEP, on CPUs, a rank a process; the three files of the installed wheel are unchanged.
+
+    WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m crossdock run --as-deep-ep deep_ep_vllm.py
+
+and so for every rank. The rest of vLLM needs GPUs to be imported, so it is stood in for here.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deep_ep_stand_ins import load
+
+import crossdock.deep_ep as deep_ep
+from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
+
+HIDDEN, LOCAL, TOPK, MOST = 2048, 4, 4, 32
+FOLDER = "vllm.model_executor.layers.fused_moe.prepare_finalize"
+
+
+class Modular:
+    """vLLM's base class, which has no behaviour that counts here."""
+
+
+class Delegate:
+    """The reduction is left to the class; a token's rows are one row already."""
+
+
+class Contiguous:
+    def apply(self, fused_expert_output: Any, **_: Any) -> Any:
+        return fused_expert_output
+
+
+class Counts:
+    def __init__(self, expert_num_tokens: Any, expert_num_tokens_cpu: Any) -> None:
+        self.expert_num_tokens = expert_num_tokens
+
+    @staticmethod
+    def make_from_list(counts: list[int], device: Any) -> Counts:
+        return Counts(torch.tensor(counts, dtype=torch.int32), None)
+
+
+def quantise(x: Any, scale: Any, quant_dtype: Any, *_: Any, block_shape: Any = None, **__: Any) -> Any:
+    return per_token_cast_to_fp8(x) if block_shape is not None else (x, None)
+
+
+def globalised(ids: Any, ends: Any, offset: int, num_experts: int) -> Any:
+    """vLLM's Triton kernel in torch; in place, as there."""
+    rows = torch.arange(len(ids)).unsqueeze(1)
+    ids.copy_(torch.where((ids >= 0) & (ids + offset < num_experts) & (rows < ends[-1]), ids + offset, -1))
+    return ids
+
+
+def stand_ins() -> dict[str, dict[str, Any]]:
+    moe = "vllm.model_executor.layers.fused_moe"
+    kernel = {
+        "FusedMoEPrepareAndFinalizeModular": Modular,
+        "ExpertTokensMetadata": Counts,
+        "FusedMoEActivationFormat": SimpleNamespace(Standard=0, BatchedExperts=1),
+        "PrepareResultType": tuple,
+        "ReceiverType": tuple,
+        "TopKWeightAndReduce": object,
+        "FusedMoEExperts": object,
+    }
+    return {
+        f"{moe}.modular_kernel": kernel,
+        f"{moe}.topk_weight_and_reduce": {
+            "TopKWeightAndReduceDelegate": Delegate,
+            "TopKWeightAndReduceContiguous": Contiguous,
+        },
+        f"{moe}.utils": {"moe_kernel_quantize_input": quantise},
+        f"{moe}.config": {"FusedMoEQuantConfig": object},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_rocm=lambda: False)},
+        "vllm.forward_context": {"get_forward_context": lambda: SimpleNamespace(dp_metadata=None)},
+        "vllm": {"envs": SimpleNamespace(VLLM_DEEPEPLL_NVFP4_DISPATCH=False)},
+        "vllm.v1.worker.ubatching": {
+            "dbo_enabled": lambda: False,
+            "dbo_current_ubatch_id": lambda: 0,
+            "dbo_get_previous_event": lambda _: None,
+        },
+    }
+
+
+class Layer:
+    """Expert e multiplies its rows by e + 1; random ids, so some repeat within a row."""
+
+    def __init__(self, step: int, num_tokens: int, distinct: bool) -> None:
+        self.rank, self.experts = dist.get_rank(), LOCAL * dist.get_world_size()
+        random = torch.Generator().manual_seed(self.rank + 10 * step)
+        self.x = torch.randn(num_tokens, HIDDEN, generator=random).bfloat16()
+        self.ids = torch.randint(self.experts, (num_tokens, TOPK), generator=random)
+        if distinct:
+            self.ids = torch.rand(num_tokens, self.experts, generator=random).topk(TOPK, dim=1).indices
+        self.weights = torch.rand(num_tokens, TOPK, generator=random) / 8
+
+    def config(self, is_block: bool) -> Any:
+        return SimpleNamespace(
+            is_block_quantized=is_block,
+            quant_dtype=torch.float8_e4m3fn if is_block else None,
+            block_shape=[128, 128] if is_block else None,
+            per_act_token_quant=False,
+            is_scale_swizzled=False,
+            mx_alignment=0,
+            a1_scale=None,
+            a1_gscale=None,
+            a2_scale=None,
+        )
+
+    def run(self, which: Any, is_block: bool, do_async: bool) -> None:
+        arguments = (self.x, self.weights, self.ids, self.experts, None, False, self.config(is_block))
+        if do_async:
+            receiver = which.prepare_async(*arguments)
+            if isinstance(receiver, tuple):
+                hook, receiver = receiver
+                hook()
+            found = receiver()
+        else:
+            found = which.prepare(*arguments)
+        rows, scales, counts, ids, weights = found
+        if scales is not None:
+            flat = rows.reshape(-1, HIDDEN), scales.reshape(rows[..., 0].numel(), -1)
+            rows = per_token_cast_back(*flat).view(rows.shape)
+        first = self.rank * LOCAL
+        if rows.dim() == 3:  # by expert; weights come with the sums
+            made = rows.float() * (torch.arange(LOCAL) + first + 1)[:, None, None]
+        else:
+            is_here = (ids >= first) & (ids < first + LOCAL)
+            made = torch.where(is_here, weights * (ids + 1), 0).sum(dim=1, keepdim=True) * rows.float()
+        result = torch.full_like(self.x, torch.nan)
+        rest = (result, made.bfloat16(), self.weights, self.ids, False, Delegate())
+        if do_async:
+            receiver = which.finalize_async(*rest)
+            if isinstance(receiver, tuple):
+                hook, receiver = receiver
+                hook()
+            receiver()
+        else:
+            which.finalize(*rest)
+        expected = self.x.float() * (self.weights * (self.ids + 1)).sum(dim=1, keepdim=True)
+        torch.testing.assert_close(result.float(), expected, rtol=8e-2, atol=8e-2)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    size, first = dist.get_world_size(), dist.get_rank() * LOCAL
+    high, low, second = load(FOLDER, ("deepep_ht", "deepep_ll", "deepep_v2"), stand_ins())
+    vars(second)["_globalize_recv_topk_idx"] = globalised
+    buffer = deep_ep.Buffer(
+        group=dist.group.WORLD, num_nvl_bytes=1 << 20, low_latency_mode=True, explicitly_destroy=True
+    )
+    elastic = deep_ep.ElasticBuffer(
+        group=dist.group.WORLD,
+        num_max_tokens_per_rank=64,
+        hidden=HIDDEN,
+        num_topk=TOPK,
+        allow_multiple_reduction=False,
+        explicitly_destroy=True,
+    )
+    classes = {
+        "high throughput": high.DeepEPHTPrepareAndFinalize(buffer, size, 1, first),
+        "low latency": low.DeepEPLLPrepareAndFinalize(buffer, MOST, size, use_fp8_dispatch=False),
+        "low latency, FP8": low.DeepEPLLPrepareAndFinalize(buffer, MOST, size, use_fp8_dispatch=True),
+    }
+    for is_graph in (False, True):
+        classes[f"version 2, {is_graph}"] = second.DeepEPV2PrepareAndFinalize(
+            elastic, size, 1, first, LOCAL * size, TOPK, use_cudagraph=is_graph
+        )
+    for step in range(4):
+        for name, which in classes.items():
+            # Without knowledge of other ranks' batches, vLLM takes M for graphs from its own: equal ones.
+            num_tokens = 7 + step if name.endswith("True") else (5, 0)[dist.get_rank() % 2] + 2 * step
+            layer = Layer(step, num_tokens, distinct=name.startswith("version 2"))
+            for is_block in (False, True):
+                if name == "low latency" and is_block:
+                    continue
+                layer.run(which, is_block, do_async=step % 2 == 1)
+    buffer.destroy()
+    elastic.destroy()
+    print(f"rank {dist.get_rank()}: vLLM's classes agree", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
