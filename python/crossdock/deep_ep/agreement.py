@@ -36,7 +36,7 @@ class Agreement:
             size = -(-len(told) // _COUNTS_UNIT) * _COUNTS_UNIT
             padded = torch.zeros(size, dtype=torch.int32)
             padded[: len(told)] = told
-            payload += bytes(padded.untyped_storage())
+            payload += padded.numpy().tobytes()
         everybody = ranks.gather(payload)
         headers = [_HEADER.unpack_from(part) for part in everybody]
         for i, name in enumerate(SAME):

@@ -15,25 +15,48 @@ from crossdock.deep_ep.errors import require_state
 _abandoned: list[Group] = []
 
 
+SPARE = 4  # handles that captures can have, since none can be made during one
+
+
+def is_capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 class PooledGroup:
-    """A Group and its handles, which are used again once nobody knows what they last served."""
+    """A Group and its handles, which are used again once nobody knows what they last served.
+
+    Handles of captured calls are used by captured calls alone: replays use their memory at any time between eager
+    calls, but whatever is captured with one of them is replayed in the order of its capture.
+    """
 
     def __init__(self, comm: Communicator, layout: Layout, **fields: Any) -> None:
         self.group = Group(comm, **fields)
         self._layout = layout
-        self._free: dict[int, list[Handle]] = {}
-        self._captured: list[Handle] = []
+        self._free: dict[tuple[int, bool], list[Handle]] = {}  # by top-k, and whether captured calls use them
         self._abandon = weakref.finalize(self, _abandoned.append, self.group)
 
     def lease(self, num_topk: int) -> Lease:
-        free = self._free.setdefault(num_topk, [])
-        return Lease(self, num_topk, free.pop() if free else self.group.init_handle(self._layout, num_topk))
+        captured = is_capturing()
+        free = self._free_of(num_topk, captured)
+        if not free and captured:
+            free = self._free_of(num_topk, False)
+            require_state(
+                len(free) > 0,
+                "more dispatches are open at once than could be foreseen, in a capture, where no handle can be made: "
+                "have as many open in calls before the capture",
+            )
+        handle = free.pop() if free else self.group.init_handle(self._layout, num_topk)
+        return Lease(self, num_topk, handle, captured)
 
-    def take_back(self, handle: Handle, num_topk: int, is_captured: bool) -> None:
-        if is_captured:  # replays use its memory at any time
-            self._captured.append(handle)
-        else:
-            self._free[num_topk].append(handle)
+    def _free_of(self, num_topk: int, captured: bool) -> list[Handle]:
+        if (num_topk, False) not in self._free:
+            spare = 0 if self.group.is_cpu or is_capturing() else SPARE
+            self._free[num_topk, False] = []
+            self._free[num_topk, True] = [self.group.init_handle(self._layout, num_topk) for _ in range(spare)]
+        return self._free[num_topk, captured]
+
+    def take_back(self, handle: Handle, num_topk: int, captured: bool) -> None:
+        self._free[num_topk, captured].append(handle)
 
     def close(self) -> None:
         """Collective."""
@@ -45,10 +68,10 @@ class PooledGroup:
 class Lease:
     """A handle that serves one dispatch and all that follows from it, given back when this object goes."""
 
-    def __init__(self, pool: PooledGroup, num_topk: int, handle: Handle) -> None:
-        self._pool, self._num_topk = pool, num_topk
+    def __init__(self, pool: PooledGroup, num_topk: int, handle: Handle, captured: bool) -> None:
+        self._pool, self._num_topk, self._captured = pool, num_topk, captured
         self._handle = handle
-        self.is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        self.is_pending = False  # the receive half is missing
 
     @property
     def handle(self) -> Handle:
@@ -60,5 +83,6 @@ class Lease:
         self._handle.forget_arrays()
 
     def __del__(self) -> None:
-        if hasattr(self, "is_captured") and not self._pool.group.is_closed:
-            self._pool.take_back(self._handle, self._num_topk, self.is_captured)
+        # One whose hook was never called goes for good, and with it the operation that is under way.
+        if hasattr(self, "is_pending") and not self.is_pending and not self._pool.group.is_closed:
+            self._pool.take_back(self._handle, self._num_topk, self._captured)

@@ -22,7 +22,12 @@ def check_topk_idx(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> 
         f"topk_idx is {describe(topk_idx)}, expected [tokens, top-k] of torch.int64",
     )
     require(topk_idx.shape[1] >= 1, f"topk_idx is {describe(topk_idx)}, expected at least one column")
-    if topk_idx.device.type == "cpu" and topk_idx.numel() > 0:
+    check_values(topk_idx, num_experts)
+
+
+def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
+    """On CPUs, where that does not have to be awaited."""
+    if topk_idx.is_cpu and topk_idx.numel() > 0:
         largest = int(topk_idx.max())
         require(largest < num_experts, f"topk_idx has the value {largest}, allowed: below num_experts ({num_experts})")
 

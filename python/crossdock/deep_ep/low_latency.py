@@ -13,12 +13,25 @@ import torch
 from crossdock._core import Algorithm, CombineOutputs, DispatchQuantizationRecipe, Layout, LayoutInfo
 from crossdock.deep_ep import scales as scale_forms
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.groups import Lease, PooledGroup
-from crossdock.deep_ep.layout import check_topk_idx, describe
+from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
+from crossdock.deep_ep.layout import check_topk_idx, check_values, describe
 from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.ranks import Ranks
 
 BLOCK = 128  # elements of a scale
+MOST_FORMS = 1024
+
+
+def forms_of(*tensors: Any) -> tuple[Any, ...]:
+    """All that a tensor is, but for its elements."""
+    return tuple(
+        (
+            (tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous())
+            if isinstance(tensor, torch.Tensor)
+            else type(tensor)
+        )
+        for tensor in tensors
+    )
 
 
 @dataclass
@@ -71,6 +84,7 @@ class LowLatency:
         self._sizes: dict[tuple[str, int, int], _Size] = {}
         self._pools: list[PooledGroup] = []
         self._masked = [False] * ranks.size
+        self._checked: set[tuple[Any, ...]] = set()  # forms of arguments that have been found right
 
     def pool(self, device: torch.device, max_tokens: int, hidden: int, num_experts: int) -> PooledGroup:
         """The group for operations of this shape; collective where it has to be made."""
@@ -78,7 +92,7 @@ class LowLatency:
         size = self._sizes.get(key)
         if size is not None and hidden <= size.hidden:
             return size.pool
-        is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        is_captured = is_capturing()
         require_state(
             not is_captured,
             f"the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and num_experts "
@@ -98,6 +112,11 @@ class LowLatency:
             pool.group.mask_update([not masked for masked in self._masked])
         self._sizes[key] = _Size(pool, hidden)
         return pool
+
+    def _remember(self, form: tuple[Any, ...]) -> None:
+        if len(self._checked) >= MOST_FORMS:
+            self._checked.clear()
+        self._checked.add(form)
 
     # ---- masks ----
 
@@ -150,10 +169,18 @@ class LowLatency:
     ) -> Started:
         """outputs: (recv_x, recv_count, handle)."""
         ranks = self.ranks
-        _check_dispatch(x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, ranks.size)
+        form = (
+            *forms_of(x, topk_idx, statistics, waiting),
+            (max_tokens, num_experts, use_fp8, round_scale, use_ue8m0),
+        )
+        if form not in self._checked:
+            _check_dispatch(x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, ranks.size)
+            shapes: list[tuple[int, ...]] = [(num_experts // ranks.size,)]
+            _check_statistics(statistics, "cumulative_local_expert_recv_stats", shapes, torch.int32)
+            check_waiting(waiting, "dispatch_wait_recv_cost_stats", ranks.size)
+            self._remember(form)
+        check_values(topk_idx, num_experts)
         local, slots, hidden = num_experts // ranks.size, ranks.size * max_tokens, x.shape[1]
-        _check_statistics(statistics, "cumulative_local_expert_recv_stats", [(local,)], torch.int32)
-        check_waiting(waiting, "dispatch_wait_recv_cost_stats", ranks.size)
         pool = self.pool(x.device, max_tokens, hidden, num_experts)
         lease = pool.lease(topk_idx.shape[1])
         lease.handle.update(topk_idx)
@@ -162,20 +189,22 @@ class LowLatency:
         recv_x: Any
         if use_fp8:
             values = torch.empty(local, slots, hidden, dtype=torch.float8_e4m3fn, device=x.device)
-            form = scale_forms.PACKED if use_ue8m0 else scale_forms.TRANSPOSED
-            scales = scale_forms.Scales(form, local, slots, hidden // BLOCK, x.device)
+            scale_form = scale_forms.PACKED if use_ue8m0 else scale_forms.TRANSPOSED
+            scales = scale_forms.Scales(scale_form, local, slots, hidden // BLOCK, x.device)
             recv_x = (values, scales.tensor)
             scales.dispatch(lease.handle, x, values, info, round_scale, is_split)
         else:
             recv_x = torch.empty(local, slots, hidden, dtype=torch.bfloat16, device=x.device)
             scales = None
             lease.handle.dispatch(x, recv_x, layout_info=info, send_only=is_split)
+        lease.is_pending = is_split
         trip = Trip(self, lease, x.shape[0], topk_idx.shape[1], max_tokens, hidden, num_experts, topk_idx)
 
         def finish() -> None:
             with Waited(waiting, ranks):
                 if is_split:
                     lease.handle.complete()
+            lease.is_pending = False
             lease.forget()
             if scales is not None:
                 scales.finish()
@@ -200,41 +229,33 @@ class LowLatency:
     ) -> Started:
         """outputs: combined_x."""
         trip = self.trip_of(handle)
-        shape = (trip.num_experts // self.ranks.size, self.ranks.size * trip.max_tokens, trip.hidden)
         if zero_copy:
             require_state(
                 trip.combine_buffer is not None,
                 "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle",
             )
             assert trip.combine_buffer is not None
-            require(tuple(x.shape) == shape, f"x is {describe(x)}, expected {list(shape)}")
+            require(x.shape == trip.combine_buffer.shape, f"x is {describe(x)}, expected as the combine buffer")
             x = trip.combine_buffer
-        require(
-            tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
-            f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
+        form = (
+            *forms_of(x, topk_idx, topk_weights, out, waiting),
+            (trip.num_tokens, trip.topk, trip.max_tokens, trip.hidden, trip.num_experts),
         )
-        own = (trip.num_tokens, trip.topk)
-        require(tuple(topk_idx.shape) == own, f"topk_idx is {describe(topk_idx)}, expected {list(own)} as in dispatch")
-        require(
-            tuple(topk_weights.shape) == own and topk_weights.dtype == torch.float32,
-            f"topk_weights is {describe(topk_weights)}, expected {list(own)} of torch.float32",
-        )
-        result = (trip.num_tokens, trip.hidden)
+        if form not in self._checked:
+            _check_combine(trip, x, topk_idx, topk_weights, out, waiting, self.ranks.size)
+            self._remember(form)
         if out is None:
-            out = torch.empty(result, dtype=torch.bfloat16, device=x.device)
-        require(
-            tuple(out.shape) == result and out.dtype == torch.bfloat16 and out.is_contiguous(),
-            f"out is {describe(out)}, expected a contiguous {list(result)} of torch.bfloat16",
-        )
-        check_waiting(waiting, "combine_wait_recv_cost_stats", self.ranks.size)
+            out = torch.empty(trip.num_tokens, trip.hidden, dtype=torch.bfloat16, device=x.device)
         topk_weights = topk_weights.contiguous()
         outputs = CombineOutputs(tokens=out, topk_weights=topk_weights)
         trip.lease.handle.combine(x, outputs, send_only=is_split)
+        trip.lease.is_pending = is_split
 
         def finish() -> None:
             with Waited(waiting, self.ranks):
                 if is_split:
                     trip.lease.handle.complete()
+            trip.lease.is_pending = False
             trip.lease.forget()
 
         return Started(out, finish, [x, topk_idx, topk_weights, out])
@@ -331,6 +352,28 @@ def _check_dispatch(
     require(not use_ue8m0 or round_scale, "use_ue8m0 is True and round_scale False, allowed: both True")
     require(not use_ue8m0 or use_fp8, "use_ue8m0 is True and use_fp8 False, allowed: both True")
     require(topk_idx.is_contiguous(), "topk_idx is not contiguous")
+
+
+def _check_combine(
+    trip: Trip, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
+) -> None:
+    shape = (trip.num_experts // num_ranks, num_ranks * trip.max_tokens, trip.hidden)
+    require(
+        tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
+        f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
+    )
+    own = (trip.num_tokens, trip.topk)
+    require(tuple(topk_idx.shape) == own, f"topk_idx is {describe(topk_idx)}, expected {list(own)} as in dispatch")
+    require(
+        tuple(topk_weights.shape) == own and topk_weights.dtype == torch.float32,
+        f"topk_weights is {describe(topk_weights)}, expected {list(own)} of torch.float32",
+    )
+    result = (trip.num_tokens, trip.hidden)
+    require(
+        out is None or (tuple(out.shape) == result and out.dtype == torch.bfloat16 and out.is_contiguous()),
+        f"out is {describe(out)}, expected a contiguous {list(result)} of torch.bfloat16",
+    )
+    check_waiting(waiting, "combine_wait_recv_cost_stats", num_ranks)
 
 
 def _check_statistics(

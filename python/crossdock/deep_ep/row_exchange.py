@@ -23,7 +23,7 @@ from crossdock._core import (
 from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.groups import Lease, PooledGroup
+from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
 from crossdock.deep_ep.ranks import Ranks
 
 MOST_COLUMNS = 64  # of a group's routing
@@ -104,7 +104,7 @@ class RowExchange:
         capacity = row_bytes + 4 * max(side_words, FEWEST_WORDS)
         if size is not None and tokens <= size.tokens and capacity <= size.capacity:
             return size
-        is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        is_captured = is_capturing()
         require_state(
             not is_captured,
             f"the first call with {tokens} tokens, {row_bytes} bytes a row and {budget} rows grows the buffer, which "

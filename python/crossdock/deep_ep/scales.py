@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from crossdock._core import DispatchQuantizationRecipe, Handle, LayoutInfo
+from crossdock._core import DispatchOutputs, DispatchQuantizationRecipe, Handle, LayoutInfo
 
 TRANSPOSED = "fp32, tokens side by side"  # [L, P, S] with strides (P*S, 1, P)
 PACKED = "exponents, four in an int32, tokens side by side"  # [L, P, S / 4] with strides (P*S/4, 1, P)
@@ -30,8 +30,6 @@ class Scales:
         round_scale: bool,
         is_split: bool,
     ) -> None:
-        from crossdock._core import DispatchOutputs
-
         handle.dispatch(
             x,
             DispatchOutputs(tokens=values, scales=self._rows),
