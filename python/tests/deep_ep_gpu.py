@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""crossdock.deep_ep on GPUs: checked, in CUDA graphs, too, and timed. Every rank is a process; ranks may share a GPU.
+
+    NCCL_MULTI_RANK_GPU_ENABLE=1 CUDA_DEVICE_MAX_CONNECTIONS=32 python deep_ep_gpu.py --ranks 4 [--json FILE]
+
+NCCL 2.30.4 or newer must be loaded first (docs/python.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deep_ep_checks import Problem, arguments_of
+
+import crossdock as ep
+import crossdock.deep_ep as deep_ep
+from crossdock.deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
+
+REPLAYS = 50
+
+
+def on_gpu(problem: Problem) -> Problem:
+    """The same problem, with all that ranks give on the GPU."""
+    for name in ("x", "ids", "weights"):
+        setattr(problem, name, [part.cuda() for part in getattr(problem, name)])
+    return problem
+
+
+def captured(work: Callable[[], Any]) -> tuple[Any, Any]:
+    """A graph of the work, which runs once before."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = work()
+    return graph, made
+
+
+def period_us(graph: Any) -> float:
+    """Of a replay among many; ranks begin together."""
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
+    dist.barrier()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(REPLAYS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1000 / REPLAYS
+
+
+def host_us(work: Callable[[], Any]) -> float:
+    """What a call takes on the CPU; the GPU is idle before."""
+    times = []
+    for _ in range(REPLAYS):
+        torch.cuda.synchronize()
+        dist.barrier()
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[len(times) // 2] * 1e6
+
+
+def low_latency(rank: int, size: int) -> dict[str, float]:
+    """128 tokens of hidden 7168, top-8 of 64 experts a rank at most; sums, FP8 scales, hooks, graphs; C API beside."""
+    tokens, hidden, topk = 128, 7168, 8
+    local = max(2, 64 // size)
+    problem = on_gpu(Problem(size, [tokens] * size, hidden, topk, local))
+    x, ids, weights = problem.x[rank], problem.ids[rank], problem.weights[rank]
+    buffer: Any = deep_ep.Buffer(dist.group.WORLD, 0, 1 << 30, low_latency_mode=True, explicitly_destroy=True)
+    expected = x.float() * torch.where(ids >= 0, weights, 0).sum(dim=1, keepdim=True)
+    found = {}
+
+    def pair(hooks: bool = False, **form: Any) -> Any:
+        rows, counts, handle, event, hook = buffer.low_latency_dispatch(
+            x, ids, tokens, problem.num_experts, return_recv_hook=hooks, **form
+        )
+        if hook is not None:
+            hook()
+        if isinstance(rows, tuple):
+            flat = rows[0].view(-1, hidden), rows[1].reshape(rows[0].shape[0] * rows[0].shape[1], -1)
+            rows = per_token_cast_back(*flat).view(rows[0].shape)
+        out = torch.empty_like(x)
+        _, _, hook = buffer.low_latency_combine(rows, ids, weights, handle, out=out, return_recv_hook=hooks)
+        if hook is not None:
+            hook()
+        return out, counts, handle
+
+    forms: dict[str, tuple[dict[str, Any], float]] = {
+        "bf16": ({"use_fp8": False}, 1e-5),
+        "fp8": ({"use_fp8": True}, 1e-3),
+        "ue8m0": ({"use_fp8": True, "round_scale": True, "use_ue8m0": True}, 2e-3),
+    }
+    for name, (form, bound) in forms.items():
+        for hooks in (False, True):
+            out, counts, handle = pair(hooks, **form)
+            assert calc_diff(out, expected) < bound, f"{name}, hooks {hooks}: {calc_diff(out, expected)}"
+            assert torch.equal(counts.cpu(), problem.counts(rank).cpu().int())
+            assert int((handle[1] & 0xFFFFFFFF).sum()) == int(counts.sum())
+        graph, (out, _, _) = captured(partial(pair, **form))
+        for _ in range(3):
+            out.zero_()
+            graph.replay()
+            assert calc_diff(out, expected) < bound, f"{name} in a graph"
+        found[f"decode pair, {name}, graph, us"] = period_us(graph)
+    found["dispatch, host, us"] = host_us(
+        lambda: buffer.low_latency_dispatch(x, ids, tokens, problem.num_experts, use_fp8=False)
+    )
+    rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, tokens, problem.num_experts, use_fp8=False)
+    found["combine, host, us"] = host_us(lambda: buffer.low_latency_combine(rows, ids, weights, handle))
+
+    # The same through the package's own classes, as the C API has them.
+    group = buffer.runtime.low_latency.pool(x.device, tokens, hidden, problem.num_experts).group
+    own = group.init_handle(ep.Layout.EXPERT_MAJOR, topk)
+    counts, out, rows = (
+        torch.empty(local, dtype=torch.int32, device="cuda"),
+        torch.empty_like(x),
+        torch.empty_like(rows),
+    )
+
+    def plain() -> None:
+        own.update(ids)
+        own.dispatch(x, rows, layout_info=ep.LayoutInfo(expert_counters=counts))
+        own.combine(rows, ep.CombineOutputs(tokens=out, topk_weights=weights))
+
+    found["decode pair, C API, graph, us"] = period_us(captured(plain)[0])
+    own.close()
+    buffer.destroy()
+    return found
+
+
+def normal(rank: int, size: int) -> dict[str, float]:
+    """4096 tokens: rows, labels and sums are exact; cached, worst-case in a graph, asynchronous; C API beside."""
+    problem = on_gpu(Problem(size, [4096] * size, 7168, 8, max(2, 64 // size)))
+    x, ids, weights = problem.x[rank], problem.ids[rank], problem.weights[rank]
+    buffer: Any = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
+    arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
+    labels = {"topk_idx": ids, "topk_weights": weights}
+    expected = problem.received(rank)
+    times = arguments["is_token_in_rank"].sum(dim=1, keepdim=True)
+    for is_async in (False, True):
+        previous = buffer.capture() if is_async else None
+        rows, local_ids, local_weights, counts, handle, event = buffer.dispatch(
+            x, **arguments, **labels, previous_event=previous, async_finish=is_async, allocate_on_comm_stream=is_async
+        )
+        if is_async:
+            event.current_stream_wait()
+        assert torch.equal(rows, expected[0]) and torch.equal(local_ids, expected[1])
+        assert torch.equal(local_weights, expected[2]) and counts == problem.counts(rank).tolist()
+        sums, home, _ = buffer.combine(rows, handle, topk_weights=local_weights)
+        assert torch.equal(sums, (x.float() * times).bfloat16())
+        assert torch.equal(home, torch.where(ids >= 0, weights, 0))
+    values, scales = per_token_cast_to_fp8(x)
+    quantised = buffer.dispatch((values, scales.t().contiguous().t()), **arguments, **labels)[0]
+    assert torch.equal(per_token_cast_back(*quantised), per_token_cast_back(*per_token_cast_to_fp8(expected[0])))
+
+    def worst() -> Any:
+        rows, found_ids, _, _, handle, _ = buffer.dispatch(x, **arguments, **labels, num_worst_tokens=4096 * size)
+        return rows, found_ids, buffer.combine(rows, handle)[0]
+
+    graph, (rows, found_ids, sums) = captured(worst)
+    for _ in range(2):
+        sums.zero_()
+        graph.replay()
+        assert torch.equal(sums, (x.float() * times).bfloat16()) and (found_ids[len(expected[0]) :] == -1).all()
+    found = {"normal pair, worst case, graph, us": period_us(graph)}
+    cached, _ = captured(lambda: buffer.combine(buffer.dispatch(x, handle=handle)[0], handle))
+    found["normal pair, cached, graph, us"] = period_us(cached)
+    found["normal dispatch, fresh, host, us"] = host_us(lambda: buffer.dispatch(x, **arguments, **labels))
+    found["normal dispatch, cached, host, us"] = host_us(lambda: buffer.dispatch(x, handle=handle))
+    buffer.destroy()
+    return found
+
+
+def elastic(rank: int, size: int) -> dict[str, float]:
+    """By rank and by expert, exact and worst-case, in graphs."""
+    problem = on_gpu(Problem(size, [128] * size, 2048, 8, max(8, 64 // size)))
+    x, ids, weights = problem.x[rank], problem.ids[rank], problem.weights[rank]
+    buffer: Any = deep_ep.ElasticBuffer(
+        dist.group.WORLD, num_max_tokens_per_rank=128, hidden=2048, num_topk=8, explicitly_destroy=True
+    )
+    ranks = problem.is_in_rank(rank).sum(dim=1, keepdim=True)
+    found = {}
+    for expand in (False, True):
+        times = (ids >= 0).sum(dim=1, keepdim=True) if expand else ranks
+
+        def pair(sync: bool, expand: bool = expand) -> Any:
+            rows, _, own, handle, _ = buffer.dispatch(
+                x, ids, weights, num_experts=problem.num_experts, do_cpu_sync=sync, do_expand=expand
+            )
+            return buffer.combine(rows, handle, topk_weights=own)[:2]
+
+        graph, (sums, home) = captured(lambda: pair(False))
+        graph.replay()
+        for result, back in ((sums, home), pair(True)):
+            assert calc_diff(result, x.float() * times) < 1e-5
+            assert torch.equal(back, torch.where(ids >= 0, weights, 0))
+        found[f"elastic pair, expanded {expand}, graph, us"] = period_us(graph)
+    buffer.barrier(with_cpu_sync=True)
+    buffer.destroy()
+    return found
+
+
+def run_rank(options: argparse.Namespace) -> None:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group("gloo")
+    found: dict[str, float] = {}
+    for check in (low_latency, normal, elastic):
+        found |= check(rank, size)
+        if rank == 0:
+            print(f"ok      {check.__name__}", flush=True)
+    if rank == 0:
+        gpu = torch.cuda.get_device_name()
+        report = {"gpu": gpu, "gpus": torch.cuda.device_count(), "ranks": size, "times": found}
+        print(json.dumps(report, indent=1))
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(report, file, indent=1)
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    if "RANK" in os.environ:
+        run_rank(options)
+        return 0
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    common |= {"WORLD_SIZE": str(options.ranks)}
+    ranks = [
+        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | common | {"RANK": str(rank)})
+        for rank in range(options.ranks)
+    ]
+    return max(process.wait() for process in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
