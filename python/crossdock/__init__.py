@@ -15,6 +15,8 @@ has one. crossdock.torch has the same as operators with gradients, and a module.
 from __future__ import annotations
 
 from crossdock._core import (
+    A2sgd,
+    A2sgdReport,
     Algorithm,
     AllocConfig,
     CombineConfig,
@@ -70,6 +72,8 @@ def get_lib_version() -> str:
 
 
 __all__ = [
+    "A2sgd",
+    "A2sgdReport",
     "Algorithm",
     "AllocConfig",
     "AllocFn",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // crossdock._core: the C API for Python. crossdock/__init__.py says what of it is public.
+#include "a2sgd.h"
 #include "arguments.h"
 #include "communicator.h"
 #include "configs.h"
@@ -26,6 +27,7 @@ NB_MODULE(_core, module) {
     bind_diagnosis(module);
     bind_handle(module);
     bind_group(module);
+    bind_a2sgd(module);
     module.def(
         "get_version",
         [] {
