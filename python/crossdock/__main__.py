@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m crossdock demo | bench | doctor | plot | run: each has --help."""
+"""python -m crossdock demo | bench | doctor | plot | run | a2sgd-study: each has --help."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from crossdock.cli import bench, demo, doctor, plot, run
+from crossdock.cli import a2sgd_study, bench, demo, doctor, plot, run
 from crossdock.errors import Error
 
 COMMANDS = {
@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": (doctor, "what this machine has, and what would be used"),
     "plot": (plot, "a picture of a demo's or a benchmark's JSON"),
     "run": (run, "an unchanged program that uses nccl.ep or DeepEP, on Crossdock's library"),
+    "a2sgd-study": (a2sgd_study, "what gradient averaging in 64 bits a step buys, by experiment"),
 }
 
 

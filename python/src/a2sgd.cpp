@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "a2sgd.h"
 
+#include <nanobind/stl/string.h>
+
 #include "error.h"
 #include "stream.h"
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A communication hook for DistributedDataParallel."""
+
+# Without `from __future__ import annotations`: DDP looks at the hook's own.
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from crossdock._core import A2sgd, A2sgdReport, Communicator
+from crossdock.errors import InvalidArgument
+
+Scope = Literal["model", "bucket"]
+
+
+class HookState:
+    """What the hook keeps between steps; one a model. Collective: made by all ranks of the process group.
+
+    scope "model" (the paper's): two means for the whole gradient, when its last bucket is ready. "bucket": two means for
+    each of DDP's buckets, as soon as it is ready. group None: the default process group. options: those of
+    crossdock.A2sgd. Close it before the process group is destroyed.
+    """
+
+    def __init__(self, group: Any = None, scope: Scope = "model", **options: Any) -> None:
+        if scope not in ("model", "bucket"):
+            raise InvalidArgument(f"scope is {scope!r}, allowed: 'model', 'bucket'")
+        from crossdock.torch import communicator_of
+
+        self.communicator: Communicator = communicator_of(group)
+        self.scope = scope
+        self.reports: dict[int, A2sgdReport] = {}  # of the latest step, by bucket; "model" has number 0 alone
+        self._options = options
+        self._averagers: dict[int, tuple[list[int], A2sgd]] = {}  # with the pieces' sizes: DDP cuts new buckets once
+        self._ready: list[Tensor] = []
+
+    def average(self, bucket: dist.GradBucket) -> None:
+        if self.scope == "bucket":
+            self._step(bucket.index(), [bucket.buffer()])
+            return
+        self._ready.append(bucket.buffer())
+        if bucket.is_last():
+            buffers, self._ready = self._ready, []
+            self._step(0, buffers)
+
+    def report(self, bucket: int = 0) -> A2sgdReport:
+        """What the latest step saw."""
+        return self._averagers[bucket][1].report()
+
+    def close(self) -> None:
+        for _, averager in self._averagers.values():
+            averager.close()
+        self._averagers = {}
+
+    def _step(self, number: int, buffers: list[Tensor]) -> None:
+        sizes = [buffer.numel() for buffer in buffers]
+        known = self._averagers.get(number)
+        if known is not None and sum(known[0]) != sum(sizes):
+            known[1].close()
+            known = None
+        if known is None:
+            names = [f"bucket {number if self.scope == 'bucket' else i}" for i in range(len(buffers))]
+            known = (sizes, A2sgd(self.communicator, buffers, names=names, **self._options))
+            self._averagers[number] = known
+        averager = known[1]
+        averager.set_pieces(buffers)
+        averager.begin()
+        averager.end()
+
+
+def hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """For DistributedDataParallel.register_comm_hook(HookState(), hook). Gradients are moved where they lie."""
+    buffer = bucket.buffer()
+    state.average(bucket)
+    future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+    future.set_result(buffer)
+    return future
