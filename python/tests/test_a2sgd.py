@@ -21,7 +21,8 @@ def moved(gradients: list[np.ndarray[Any, Any]], rank: int) -> np.ndarray[Any, A
     ups = [g[g >= 0].mean(dtype=np.float64) if (g >= 0).any() else 0.0 for g in gradients]
     downs = [-g[g < 0].mean(dtype=np.float64) if (g < 0).any() else 0.0 for g in gradients]
     up, down = np.mean(ups) - ups[rank], downs[rank] - np.mean(downs)
-    return np.where(own >= 0, own + up, own + down)
+    result: np.ndarray[Any, Any] = np.where(own >= 0, own + up, own + down)
+    return result
 
 
 @pytest.mark.parametrize("run", [ep.run_threads, ep.run_processes])

@@ -34,7 +34,7 @@ class HookState:
         self._averagers: dict[int, tuple[list[int], A2sgd]] = {}  # with the pieces' sizes: DDP cuts new buckets once
         self._ready: list[Tensor] = []
 
-    def average(self, bucket: dist.GradBucket) -> None:
+    def average(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
         if self.scope == "bucket":
             self._step(bucket.index(), [bucket.buffer()])
             return
@@ -68,7 +68,10 @@ class HookState:
         averager.end()
 
 
-def hook(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def hook(
+    state: HookState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[Tensor]:
     """For DistributedDataParallel.register_comm_hook(HookState(), hook). Gradients are moved where they lie."""
     buffer = bucket.buffer()
     state.average(bucket)

@@ -60,6 +60,7 @@ def _means(tensors: list[Tensor], communicator: Communicator | None) -> list[Ten
 
 def _means_over(tensors: list[Tensor], communicator: Communicator) -> list[Tensor]:
     flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors]).numpy()
-    total: np.ndarray[Any, Any] = sum(np.frombuffer(other) for other in communicator.all_gather(flat.tobytes()))
+    everybody = [np.frombuffer(other) for other in communicator.all_gather(flat.tobytes())]
+    total: np.ndarray[Any, Any] = np.add.reduce(everybody)
     parts = torch.from_numpy(total / communicator.num_ranks).split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]

@@ -47,10 +47,9 @@ def _run_all(options: argparse.Namespace, task: str) -> dict[str, Any]:
         for seed in range(1, options.seeds + 1)
     ]
     context = multiprocessing.get_context("spawn")
-    results = []
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool, Progress(transient=True) as progress:
-        for result in progress.track(pool.map(run, settings), total=len(settings), description=task):
-            results.append(result)
+        runs = pool.map(run, settings) if options.jobs > 1 else map(run, settings)
+        results = list(progress.track(runs, total=len(settings), description=task))
     machine = {"cpu": _cpu(), "cpus": os.cpu_count(), "system": platform.release()}
     command = f"python -m crossdock a2sgd-study --tasks {task} --workers {options.workers} --seeds {options.seeds}"
     return {"command": command, "machine": machine, "results": results}

@@ -11,8 +11,8 @@ from crossdock.a2sgd.study.arms import ARMS
 
 # What is shown as an arm: (name, of which runs, which curves). Replicas that differ can be averaged once, at the end.
 SHOWN = [(arm, arm, "") for arm in ARMS] + [
-    ("a2sgd, averaged at the end", "a2sgd", "final_"),
-    ("none, averaged at the end", "none", "final_"),
+    ("a2sgd, averaged", "a2sgd", "final_"),
+    ("none, averaged", "none", "final_"),
 ]
 
 
@@ -54,17 +54,17 @@ def _of_size(bits: float) -> str:
 def table(study: dict[str, Any]) -> str:
     """Accuracy at the end in percent, and loss, on data that nobody trained on: mean and deviation over the seeds."""
     cases = _cases(study)
-    head = "| | sent a worker | " + " | ".join(case_name(*case) for case in cases) + " |"
+    head = "| | sent, at most | " + " | ".join(case_name(*case) for case in cases) + " |"
     rows = [head, "|---" * (len(cases) + 2) + "|"]
     for name, arm, prefix in SHOWN:
-        sizes = sorted({_of_size(_bits(run, bool(prefix))) for case in cases for run in _runs(study, arm, *case)})
+        size = _of_size(max(_bits(run, bool(prefix)) for case in cases for run in _runs(study, arm, *case)))
         cells = []
         for case in cases:
             curves = [run["curves"] for run in _runs(study, arm, *case)]
             accuracy = _spread([100 * curve[f"{prefix}accuracy"][-1] for curve in curves], 1)
             loss = mean(curve[f"{prefix}loss"][-1] for curve in curves)
             cells.append(f"{accuracy} % ({loss:.2f})")
-        rows.append(f"| {name} | {' or '.join(sizes)} | " + " | ".join(cells) + " |")
+        rows.append(f"| {name} | {size} | " + " | ".join(cells) + " |")
     rows.append("")
     drifts = []
     for arm in ("a2sgd", "none"):
@@ -74,6 +74,8 @@ def table(study: dict[str, Any]) -> str:
     return "\n".join(rows + drifts)
 
 
+# Lines that others cover are wider.
+WIDTHS = {"dense": 3.0, "a2sgd": 3.0}
 COLORS = {"dense": "#222222", "a2sgd": "#c0392b", "top-k": "#2a6fb0", "qsgd": "#2e8b57", "none": "#e39a2d"}
 
 
@@ -92,11 +94,11 @@ def draw(study: dict[str, Any], task: str, path: Path) -> None:
         top, bottom = axes[0][column], axes[1][column]
         for name, arm, prefix in SHOWN:
             curves = [[factor * v for v in run["curves"][prefix + quantity]] for run in _runs(study, arm, *case)]
-            style = {"color": COLORS[arm], "linestyle": "--" if prefix else "-", "linewidth": 1.2}
+            style = {"color": COLORS[arm], "linestyle": "--" if prefix else "-", "linewidth": WIDTHS.get(arm, 1.1)}
             _band(top, curves, name, style)
         for arm in ("a2sgd", "none"):
             curves = [[100 * v for v in run["curves"]["drift"]] for run in _runs(study, arm, *case)]
-            _band(bottom, curves, arm, {"color": COLORS[arm], "linewidth": 1.2})
+            _band(bottom, curves, arm, {"color": COLORS[arm], "linewidth": WIDTHS.get(arm, 1.1)})
         top.set_title(case_name(*case))
         bottom.set_xlabel("epoch")
         for axis in (top, bottom):

@@ -105,7 +105,7 @@ class Words:
         torch.manual_seed(self.seed)
         with torch.no_grad():
             for parameter in model.parameters():  # the example's weights are the same for every seed
-                parameter += 0.01 * torch.randn_like(parameter)
+                parameter.add_(0.01 * torch.randn_like(parameter))
         return model
 
     def loss(self, model: nn.Module, worker: int, step: int) -> Tensor:

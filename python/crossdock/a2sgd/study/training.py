@@ -67,7 +67,7 @@ def run(setting: Setting) -> dict[str, Any]:
             gradients.zero_()
             for worker, model in enumerate(models):
                 loss = task.loss(model, worker, step)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 train_loss += float(loss.detach())
             with torch.no_grad():
                 before = time.perf_counter()
