@@ -19,7 +19,7 @@ SPARE = 4  # handles that captures can have, since none can be made during one
 
 
 def is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 class PooledGroup:
