@@ -41,7 +41,7 @@ Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
     std::memcpy(id.internal, id_bytes.data(), sizeof(id.internal));
     ncclComm_t comm = nullptr;
     {
-        nb::gil_scoped_release unlocked;
+        const ReleasedGil unlocked;
         check(crossdockCommInitRank(&comm, num_ranks, id, rank));
     }
     return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
@@ -50,7 +50,7 @@ Communicator join(int num_ranks, int rank, const nb::bytes& id_bytes) {
 Communicator join_hosts(int num_ranks, int rank, const std::string& address) {
     ncclComm_t comm = nullptr;
     {
-        nb::gil_scoped_release unlocked;
+        const ReleasedGil unlocked;
         check(crossdockCommInitHosts(&comm, num_ranks, rank, address.c_str()));
     }
     return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
@@ -59,7 +59,7 @@ Communicator join_hosts(int num_ranks, int rank, const std::string& address) {
 Communicator from_environment() {
     ncclComm_t comm = nullptr;
     {
-        nb::gil_scoped_release unlocked;
+        const ReleasedGil unlocked;
         check(crossdockCommInitFromEnvironment(&comm));
     }
     return Communicator{std::make_shared<CommunicatorState>(comm, true, true)};
@@ -95,16 +95,16 @@ CommunicatorState::~CommunicatorState() {
     if (is_owned_ && !is_closed_ && !fork_guard_.is_foreign()) crossdockCommDestroy(comm_);
 }
 
-void CommunicatorState::expect_usable() const {
-    fork_guard_.expect_own_process("communicator");
+void CommunicatorState::expect_open() const {
     if (is_closed_) invalid_usage("the communicator is closed");
 }
 
 void CommunicatorState::close() {
-    nb::gil_scoped_release unlocked;
-    const std::lock_guard<std::mutex> lock(mutex_);
     if (is_closed_) return;
     fork_guard_.expect_own_process("communicator");
+    const ReleasedGil unlocked;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_closed_) return;
     if (num_users_ > 0) {
         invalid_usage("the communicator has open groups or windows (" + std::to_string(num_users_) +
                       "): close them first");

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "fork_guard.h"
+#include "gil.h"
 
 namespace crossdock::python {
 
@@ -25,14 +26,14 @@ class CommunicatorState {
     int num_ranks() const { return num_ranks_; }
     bool is_cpu() const { return is_cpu_; }
     ncclComm_t get() const { return comm_; }
-    void expect_usable() const;
-
     // Runs body, which calls the C API, without the GIL and alone among the calls that concern the communicator.
     template <class Body>
     void call(Body&& body) {
-        nanobind::gil_scoped_release unlocked;
+        // First: another thread may have held the mutex at the fork.
+        fork_guard_.expect_own_process("communicator");
+        const ReleasedGil unlocked;
         const std::lock_guard<std::mutex> lock(mutex_);
-        expect_usable();
+        expect_open();
         body();
     }
 
@@ -44,6 +45,8 @@ class CommunicatorState {
     void remove_user() { --num_users_; }
 
   private:
+    void expect_open() const;
+
     ncclComm_t comm_;
     bool is_owned_;
     bool is_cpu_;

@@ -37,21 +37,30 @@ nb::tuple memory(Group& self) {
 
 }  // namespace
 
-void GroupState::expect_usable() const {
-    fork_guard_.expect_own_process("group");
+void GroupState::expect_open() const {
     if (is_closed_) invalid_usage("the group is closed");
 }
 
 void GroupState::bury() {
     const std::lock_guard<std::mutex> lock(doomed_mutex_);
-    for (ncclEpHandle_t handle : doomed_) ncclEpHandleDestroy(handle);
+    for (Doomed& each : doomed_) {
+        ncclEpHandleDestroy(each.handle);
+        buried_.push_back(std::move(each.arrays));
+    }
     doomed_.clear();
+}
+
+// With the GIL. What is let go of may come back here.
+void GroupState::let_go_of_arrays() {
+    std::vector<std::vector<Array>> buried;
+    const std::lock_guard<std::mutex> lock(doomed_mutex_);
+    buried.swap(buried_);
 }
 
 void GroupState::close() {
     fork_guard_.expect_own_process("group");
     {
-        nb::gil_scoped_release unlocked;
+        const ReleasedGil unlocked;
         const std::lock_guard<std::mutex> lock(mutex_);
         if (is_closed_) return;
     }
@@ -63,15 +72,23 @@ void GroupState::close() {
     });
 }
 
-void GroupState::dispose(ncclEpHandle_t handle) {
+void GroupState::destroy(ncclEpHandle_t handle, std::vector<Array> arrays) {
     if (handle == nullptr || is_foreign()) return;
-    if (mutex_.try_lock()) {
-        const std::lock_guard<std::mutex> lock(mutex_, std::adopt_lock);
-        ncclEpHandleDestroy(handle);
-        return;
+    {
+        const ReleasedGil unlocked;
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (lock.owns_lock()) {
+            ncclEpHandleDestroy(handle);
+            handle = nullptr;
+        }
     }
+    if (handle != nullptr) destroy_later(handle, std::move(arrays));
+}
+
+void GroupState::destroy_later(ncclEpHandle_t handle, std::vector<Array> arrays) {
+    if (handle == nullptr || is_foreign()) return;
     const std::lock_guard<std::mutex> lock(doomed_mutex_);
-    doomed_.push_back(handle);
+    doomed_.push_back({handle, std::move(arrays)});
 }
 
 Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "array.h"
 #include "communicator.h"
 
 namespace crossdock::python {
@@ -31,32 +32,46 @@ class GroupState {
     // wait for each other. InvalidUsage: the group is closed.
     template <class Body>
     void call(Body&& body) {
-        nanobind::gil_scoped_release unlocked;
-        const std::lock_guard<std::mutex> lock(mutex_);
-        expect_usable();
-        body();
-        bury();
+        fork_guard_.expect_own_process("group");
+        {
+            const ReleasedGil unlocked;
+            const std::lock_guard<std::mutex> lock(mutex_);
+            expect_open();
+            body();
+            bury();
+        }
+        let_go_of_arrays();
     }
 
     // The same for what concerns the communicator, too.
     template <class Body>
     void call_with_communicator(Body&& body) {
+        fork_guard_.expect_own_process("group");
         communicator_->call([&] {
             const std::lock_guard<std::mutex> lock(mutex_);
-            expect_usable();
+            expect_open();
             body();
             bury();
         });
+        let_go_of_arrays();
     }
 
     void close();
 
-    // Destroys a handle, now or, if another thread is in a call, at the end of that. Never waits.
-    void dispose(ncclEpHandle_t handle);
+    // Destroys a handle, and then lets go of what it may read or write until then: now or, if another thread is in a
+    // call, at the end of that. A pending half is cancelled, which may wait for ranks of other domains.
+    void destroy(ncclEpHandle_t handle, std::vector<Array> arrays);
+    // The same at the end of the next call. Never waits.
+    void destroy_later(ncclEpHandle_t handle, std::vector<Array> arrays);
 
   private:
-    void expect_usable() const;
+    struct Doomed {
+        ncclEpHandle_t handle;
+        std::vector<Array> arrays;
+    };
+    void expect_open() const;
     void bury();
+    void let_go_of_arrays();
 
     std::shared_ptr<CommunicatorState> communicator_;
     ncclEpGroup_t group_;
@@ -64,7 +79,8 @@ class GroupState {
     bool is_closed_ = false;
     std::mutex mutex_;
     std::mutex doomed_mutex_;
-    std::vector<ncclEpHandle_t> doomed_;
+    std::vector<Doomed> doomed_;
+    std::vector<std::vector<Array>> buried_;  // arrays of handles that are gone
     ForkGuard fork_guard_;
 };
 

@@ -108,9 +108,24 @@ void Handle::forget_arrays() {
     combined_.clear();
 }
 
-void Handle::close() {
-    group_->dispose(handle_);
-    handle_ = nullptr;
+std::vector<Array> Handle::take_arrays() {
+    std::vector<Array> all;
+    for (std::vector<Array>* some : {&memory_, &routing_, &dispatched_, &combined_}) {
+        for (Array& array : *some) all.push_back(std::move(array));
+        some->clear();
+    }
+    return all;
+}
+
+void Handle::close() { group_->destroy(std::exchange(handle_, nullptr), take_arrays()); }
+
+Handle::~Handle() {
+    // A collector of garbage cannot wait for other ranks.
+    if (is_pending_) {
+        group_->destroy_later(handle_, take_arrays());
+    } else {
+        close();
+    }
 }
 
 Handle* create_handle(Group& group, ncclEpLayout_t layout, nb::handle topk_idx, nb::handle layout_info,
@@ -188,7 +203,9 @@ N rows of a high-throughput receive array.)")
             "Lets go of the arrays of earlier calls, which on GPUs are kept until the next call. For callers who order "
             "what they do with that memory by streams, as torch does.")
         .def_prop_ro("ptr", &Handle::address, "The address of the ncclEpHandle_t, for C code; 0 once it is closed.")
-        .def("close", &Handle::close, "Destroys the handle; local. Repeating it is fine.")
+        .def("close", &Handle::close,
+             "Destroys the handle. Local, but a pending half is cancelled, which may wait for ranks of other domains. "
+             "Repeating it is fine.")
         .def("destroy", &Handle::close, "The same as close.")
         .def(
             "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Handle"))

@@ -11,7 +11,7 @@ namespace crossdock::python {
 class Handle {
   public:
     Handle(std::shared_ptr<GroupState> group, ncclEpHandle_t handle) : group_(std::move(group)), handle_(handle) {}
-    ~Handle() { close(); }
+    ~Handle();
     Handle(const Handle&) = delete;
     Handle& operator=(const Handle&) = delete;
 
@@ -36,6 +36,7 @@ class Handle {
 
   private:
     void expect_open() const;
+    std::vector<Array> take_arrays();
     void keep(std::vector<Array>& where, CallArrays& arrays, bool is_split);
 
     std::shared_ptr<GroupState> group_;

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import pickle
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -221,6 +225,83 @@ def test_arrays_that_are_dropped_early() -> None:
         assert (received[1, :2] == 7).all()
         del garbage
         handle.close()
+
+
+def test_memory_of_a_dropped_handle_stays_until_it_is_destroyed() -> None:
+    """Here another thread is in a call of the group, so that comes later."""
+
+    def program(comm: ep.Communicator) -> None:
+        def dispatch(handle: ep.Handle, **fields: Any) -> None:
+            info = ep.LayoutInfo(expert_counters=np.zeros(1, np.int32))
+            handle.dispatch(np.ones((1, 4), np.float32), np.zeros((1, 8, 4), np.float32), layout_info=info, **fields)
+
+        with ep.Group(comm, **settings()) as group:
+            memory = mmap.mmap(-1, group.handle_mem_size(ep.Layout.EXPERT_MAJOR, 1))
+            first = group.init_handle(ep.Layout.EXPERT_MAJOR, 1, handle_mem=np.frombuffer(memory, np.uint8))
+            first.update(np.array([[1 - comm.rank]]))
+            second = group.create_handle(ep.Layout.EXPERT_MAJOR, np.array([[1 - comm.rank]]))
+            dispatch(first, send_only=True)
+            if comm.rank == 0:
+                other = threading.Thread(target=dispatch, args=(second,))
+                other.start()
+                time.sleep(0.2)
+                del first
+                with pytest.raises(BufferError):
+                    memory.close()
+                other.join()
+                group.memory()
+                memory.close()
+            else:
+                time.sleep(0.4)
+                first.complete()
+                dispatch(second)
+
+    ep.run_threads(2, program)
+
+
+def outcome(program: str) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_interpreter_ends_while_a_thread_is_in_a_call() -> None:
+    """Its thread rests from then on, whatever the call does."""
+    program = """
+import threading, time, numpy as np, crossdock as ep
+def serve(comm):
+    with ep.Group(comm, num_experts=2, max_dispatch_tokens_per_rank=4, max_token_bytes=16) as group:
+        handle = group.create_handle(ep.Layout.EXPERT_MAJOR, np.zeros((2, 1), np.int64))
+        info = ep.LayoutInfo(expert_counters=np.zeros(2, np.int32))
+        while True:
+            handle.dispatch(np.ones((2, 4), np.float32), np.zeros((2, 4, 4), np.float32), layout_info=info)
+[comm] = ep.Communicator.create_threads(1)
+threading.Thread(target=serve, args=(comm,), daemon=True).start()
+time.sleep(0.2)
+"""
+    for _ in range(3):
+        assert outcome(program) == (0, "")
+
+
+def test_a_child_forked_while_a_thread_is_in_a_call_is_refused() -> None:
+    program = """
+import os, threading, time, warnings, crossdock as ep
+warnings.simplefilter("ignore")
+first, second = ep.Communicator.create_threads(2)
+waiting = threading.Thread(target=first.barrier)
+waiting.start()
+time.sleep(0.2)
+if os.fork() == 0:
+    for call in (first.barrier, first.close):
+        try:
+            call()
+        except ep.InvalidUsage as error:
+            print("made before fork()" in str(error), flush=True)
+    os._exit(0)
+os.wait()
+second.barrier()
+waiting.join()
+"""
+    assert outcome(program) == (0, "True\nTrue\n")
 
 
 def test_groups_that_are_not_closed_are_told_and_harmless() -> None:

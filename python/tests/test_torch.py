@@ -254,6 +254,40 @@ def test_module(mode: ep.Algorithm) -> None:
     torch.testing.assert_close(sum(gate_gradients), gate.weight.grad)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refused_dispatch_changes_nothing(mode: ep.Algorithm) -> None:
+    """Nor does it move this rank on to another place in the windows than its peers'."""
+
+    def program(comm: ep.Communicator) -> None:
+        with exchange_of(comm, mode, max_in_flight=2, zero_copy=True) as exchange:
+            tokens, indices, weights = problem(comm.rank, 4)
+            expected = exchange.dispatch(tokens, indices, weights).rows.clone()
+            if comm.rank == 0:
+                with pytest.raises(ep.InvalidArgument, match="topk_idx has shape"):
+                    exchange.dispatch(tokens, indices[:2], weights)
+            for _ in range(3):
+                torch.testing.assert_close(exchange.dispatch(tokens, indices, weights).rows, expected)
+
+    ep.run_threads(2, program)
+
+
+def test_a_shared_expert_that_fails_leaves_no_half() -> None:
+    class Fails(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise ValueError("out of order")
+
+    def program(comm: ep.Communicator) -> None:
+        gate, experts, shared = modules(4)
+        with exchange_of(comm, ep.Algorithm.LOW_LATENCY, num_experts=4, max_in_flight=1) as exchange:
+            module = ept.ExpertParallel(exchange, gate, experts[comm.rank * 2 : comm.rank * 2 + 2], Fails())
+            with pytest.raises(ValueError, match="out of order"):
+                module(torch.zeros(2, HIDDEN))
+            module.shared_expert = shared
+            module(torch.zeros(2, HIDDEN))
+
+    ep.run_threads(2, program)
+
+
 def test_tensors_of_torch() -> None:
     tensor = torch.zeros(3, 4, dtype=torch.bfloat16, requires_grad=True)
     described = ep.Tensor(tensor)
@@ -285,11 +319,12 @@ def test_wrong_use() -> None:
     exchange = exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, max_in_flight=1)
     tokens, indices, weights = problem(0, 2)
     first = exchange.dispatch(tokens, indices, weights)
+    with pytest.raises(ep.InvalidArgument, match=r"topk_weights has shape \[4, 1\], expected \[4, 2\]"):
+        exchange.dispatch(tokens, indices, weights[:, :1])
+    exchange.combine(first.rows, first)  # it is still open
     exchange.dispatch(tokens, indices, weights)
     with pytest.raises(ep.InvalidUsage, match="dispatch 0 of this exchange is too long ago, 1 came since"):
         exchange.combine(first.rows, first)
-    with pytest.raises(ep.InvalidArgument, match="topk_weights"):
-        exchange.dispatch(tokens, indices, weights[:, :1])
     with pytest.raises(ep.InvalidArgument, match="experts has 1 modules, expected .* 2 experts"):
         ept.ExpertParallel(exchange, torch.nn.Linear(8, 2), [torch.nn.Identity()])
     with pytest.raises(ep.InvalidArgument, match="max_in_flight is 0"):

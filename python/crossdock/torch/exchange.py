@@ -188,7 +188,10 @@ class Exchange:
     def _dispatch(
         self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, is_split: bool
     ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        handle, slot, ticket = self._next_handle()
+        self._expect_fitting(tokens, topk_idx, topk_weights)
+        number = self._num_dispatches
+        slot = number % len(self._handles)
+        handle = self._handles[slot]
         # The routing stays as it is until the backward pass is done, whatever the caller does with its tensor.
         handle.update(topk_idx.clone(memory_format=torch.contiguous_format))
         shape = self._row_shape()
@@ -197,7 +200,11 @@ class Exchange:
         inputs = DispatchInputs(topk_weights=topk_weights.contiguous())
         outputs = DispatchOutputs(topk_weights=weights, topk_idx=experts)
         rows, recipe = self._bind_rows(tokens.contiguous(), slot, inputs, outputs)
+        self._numbers[slot] = -1
         handle.dispatch(inputs, outputs, send_only=is_split, quant_recipe=recipe)
+        # Counted now: a call that is refused on one rank must not move it on to another place than its peers'.
+        self._num_dispatches, self._numbers[slot] = number + 1, number
+        ticket = torch.tensor([number])
 
         def finish() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
             if is_split:
@@ -300,12 +307,16 @@ class Exchange:
     def _shaped(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.contiguous().view(*self._row_shape(), rows.shape[1])
 
-    def _next_handle(self) -> tuple[Handle, int, torch.Tensor]:
-        number = self._num_dispatches
-        self._num_dispatches += 1
-        slot = number % len(self._handles)
-        self._numbers[slot] = number
-        return self._handles[slot], slot, torch.tensor([number])
+    def _expect_fitting(self, tokens: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> None:
+        # Before anything is touched: the handle's earlier dispatch may still be open.
+        if tokens.dim() != 2:
+            raise InvalidArgument(f"tokens has shape {list(tokens.shape)}, expected [B, H]")
+        for name, array in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+            if list(array.shape) != [tokens.shape[0], self.num_topk]:
+                raise InvalidArgument(
+                    f"{name} has shape {list(array.shape)}, expected [{tokens.shape[0]}, {self.num_topk}]: a row for "
+                    "each of the tokens, a column for each of num_topk choices"
+                )
 
     def _handle_of(self, ticket: torch.Tensor) -> Handle:
         number = int(ticket)

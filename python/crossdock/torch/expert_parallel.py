@@ -68,8 +68,10 @@ class ExpertParallel(nn.Module):
         can_overlap = self.overlap and self.exchange.is_low_latency and not torch.compiler.is_compiling()
         if self.shared_expert is not None and can_overlap:
             receive = self.exchange.start_dispatch(tokens, topk_idx, weights)
-            shared = self.shared_expert(tokens)
-            received = receive()
+            try:
+                shared = self.shared_expert(tokens)
+            finally:  # a dispatch that has begun must end
+                received = receive()
         else:
             received = self.exchange.dispatch(tokens, topk_idx, weights)
             shared = self.shared_expert(tokens) if self.shared_expert is not None else None
