@@ -31,7 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Error as error:
         print(f"crossdock: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
-        print(f"crossdock: {error}: pip install 'crossdock[tools]'", file=sys.stderr)
+        extra = "study" if options.command == "a2sgd-study" else "tools"
+        print(f"crossdock: {error}: pip install 'crossdock[{extra}]'", file=sys.stderr)
     return 2
 
 
