@@ -84,6 +84,12 @@ void Array::release() {
     is_set_ = false;
 }
 
+int Array::visit(visitproc visit, void* arg) const {
+    Py_VISIT(owner_);
+    if (has_buffer_) Py_VISIT(buffer_.obj);
+    return 0;
+}
+
 size_t Array::num_bytes() const {
     size_t bytes = bytes_of_datatype(descriptor_.datatype);
     for (size_t dimension = 0; dimension < descriptor_.ndim; ++dimension) bytes *= sizes_[dimension];

@@ -47,6 +47,8 @@ class Array {
     size_t size(size_t dimension) const { return sizes_[dimension]; }
     void* data() const { return descriptor_.data; }
     nanobind::object owner() const { return nanobind::borrow(owner_); }
+    // For the collector of garbage: all that this holds.
+    int visit(visitproc visit, void* arg) const;
 
     // For those who describe: the memory, its place, then each extent.
     void set_memory(void* data, ncclDataType_t type, Place place, int device, bool is_writable);

@@ -24,6 +24,10 @@ class Tensor {
     const char* datatype() const { return name_of_datatype(array_.datatype()); }
     nanobind::tuple sizes() const;
 
+    // For the collector of garbage: an array may hold what describes it.
+    int visit(visitproc visit, void* arg) const;
+    void clear();
+
   private:
     Array array_;
     nanobind::object window_;

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import gc
 import sys
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -180,3 +181,15 @@ def test_arrays_of_a_gpu_are_refused_by_groups_of_cpus() -> None:
         assert ep.Tensor(Elsewhere()).data == 4096
         with pytest.raises(ep.InvalidArgument, match="inputs.tokens is on a GPU .* ranks are CPUs"):
             handle.dispatch(Elsewhere(), np.zeros((2, 4, 4), np.float32))
+
+
+def test_a_tensor_that_lies_on_its_array_is_collected() -> None:
+    class Described(np.ndarray):
+        described: ep.Tensor
+
+    array = np.zeros(4, np.float32).view(Described)
+    array.described = ep.Tensor(array)
+    gone = weakref.ref(array)
+    del array
+    gc.collect()
+    assert gone() is None
