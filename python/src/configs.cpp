@@ -112,6 +112,11 @@ void bind_operation_configs(nb::module_& module) {
 
 }  // namespace
 
+void refuse_config(nb::handle config, nb::handle expected_type) {
+    invalid_argument("config is of type " + shown(config.type().attr("__name__")) +
+                     ", allowed: " + shown(expected_type.attr("__name__")) + ", None");
+}
+
 void set_fields(nb::handle config, const nb::kwargs& fields) {
     for (const auto& [name, value] : fields) {
         const bool is_field = PyObject_HasAttr(reinterpret_cast<PyObject*>(Py_TYPE(config.ptr())), name.ptr()) != 0 &&

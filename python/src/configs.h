@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include "crossdock.h"
+#include "error.h"
 
 namespace crossdock::python {
 
@@ -21,11 +22,17 @@ Struct make_struct() {
 // Sets attributes by name on the Python object of a configuration. TypeError: there is no such field.
 void set_fields(nanobind::handle config, const nanobind::kwargs& fields);
 
-// A copy of config, or of the default where it is None, with the fields set.
+[[noreturn]] void refuse_config(nanobind::handle config, nanobind::handle expected_type);
+
+// A copy of config, or of the default where it is None, with the fields set. InvalidArgument: it is something else.
 template <class Struct>
 Struct config_from(nanobind::handle config, const nanobind::kwargs& fields) {
     nanobind::object copy = nanobind::type<Struct>()();
-    if (!config.is_none()) nanobind::cast<Struct&>(copy) = nanobind::cast<const Struct&>(config);
+    if (nanobind::isinstance<Struct>(config)) {
+        nanobind::cast<Struct&>(copy) = nanobind::cast<const Struct&>(config);
+    } else if (!config.is_none()) {
+        refuse_config(config, nanobind::type<Struct>());
+    }
     set_fields(copy, fields);
     return nanobind::cast<Struct&>(copy);
 }

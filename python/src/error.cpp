@@ -33,7 +33,11 @@ std::string shown(nb::handle object) {
         Py_DECREF(string);
     }
     PyErr_Clear();
-    if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+    if (text.size() > kMost) {
+        size_t end = kMost;
+        while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80) --end;  // not inside a character
+        text = text.substr(0, end) + "...";
+    }
     return text;
 }
 

@@ -28,7 +28,7 @@ void check(ncclResult_t result);
 [[noreturn]] void invalid_argument(const std::string& sentence);
 [[noreturn]] void invalid_usage(const std::string& sentence);
 
-// "the str() of an object" for sentences, at most 80 characters; never throws.
+// "the str() of an object" for sentences, at most 80 bytes of UTF-8; never throws.
 std::string shown(nanobind::handle object);
 
 // value as a T. InvalidArgument: it is none.
