@@ -26,8 +26,8 @@ ncclEpTensor_t* CallArrays::add(nb::handle object, const char* name, Access acce
     if (!array.is_set()) return nullptr;
     if (array.place() == Place::kCuda) {
         if (is_cpu_) {
-            invalid_argument(std::string(name) + " is on a GPU (device " + std::to_string(array.device()) +
-                             "), and the group's ranks are CPUs");
+            const std::string device = array.device() < 0 ? "" : " (device " + std::to_string(array.device()) + ")";
+            invalid_argument(std::string(name) + " is on a GPU" + device + ", and the group's ranks are CPUs");
         }
         if (device_ < 0) device_ = array.device();
     } else if (!is_cpu_) {

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <cstddef>
 #include <cstring>
 
 #include "array.h"
@@ -94,9 +95,20 @@ void describe_interface(nb::handle interface, nb::handle object, const char* nam
     if (nb::len(data) != 2) invalid_argument(what + "data is " + shown(data) + ", expected (address, is read-only)");
     const auto address = as<size_t>(data[0], what + "address", "an address");
     const bool is_read_only = as<bool>(data[1], what + "read-only flag", "True, False");
-    array.set_memory(reinterpret_cast<void*>(address), datatype, place, place == Place::kHost ? -1 : 0, !is_read_only);
+    // The interface has no device's number: -1, the current one.
+    array.set_memory(reinterpret_cast<void*>(address), datatype, place, -1, !is_read_only);
     array.set_shape(sizes, nb::len(shape));
     array.keep(object);
+}
+
+// What the exporter itself says against a plain export, as the end of a sentence.
+std::string refusal_of(nb::handle object) {
+    try {
+        object.attr("__dlpack__")();
+    } catch (nb::python_error& error) {
+        return std::string(": ") + Py_TYPE(error.value().ptr())->tp_name + ": " + shown(error.value());
+    }
+    return "";
 }
 
 }  // namespace
@@ -146,9 +158,14 @@ bool describe_buffer(nb::handle object, const char* name, Access access, Array& 
 
 bool describe_dlpack(nb::handle object, const char* name, Array& array) {
     if (!nb::hasattr(object, "__dlpack__")) return false;
-    nb::ndarray<> view;
-    if (!nb::try_cast<nb::ndarray<>>(object, view)) {
-        invalid_argument(std::string(name) + " has __dlpack__, but its memory cannot be reached");
+    // As an array that may be written, if it is one.
+    nb::ndarray<> writable;
+    nb::ndarray<nb::ro> view;
+    const bool is_writable = nb::try_cast(object, writable);
+    if (is_writable) {
+        view = nb::ndarray<nb::ro>(writable);
+    } else if (!nb::try_cast(object, view)) {
+        invalid_argument(std::string(name) + " has __dlpack__, but its memory cannot be reached" + refusal_of(object));
     }
     const bool is_host = view.device_type() == nb::device::cpu::value;
     if (!is_host && view.device_type() != nb::device::cuda::value) {
@@ -172,7 +189,9 @@ bool describe_dlpack(nb::handle object, const char* name, Array& array) {
         strides[dimension] = view.stride(dimension) * static_cast<int64_t>(bytes_of_datatype(*type));
     }
     expect_dense(name, sizes, strides, view.ndim(), bytes_of_datatype(*type));
-    array.set_memory(view.data(), *type, is_host ? Place::kHost : Place::kCuda, is_host ? -1 : view.device_id(), true);
+    // data_handle, because data() of what may only be read is const, and a descriptor has one pointer for both.
+    void* data = static_cast<std::byte*>(view.data_handle()) + view.byte_offset();
+    array.set_memory(data, *type, is_host ? Place::kHost : Place::kCuda, is_host ? -1 : view.device_id(), is_writable);
     array.set_shape(sizes, view.ndim());
     // The exporting object keeps the memory, the view its right to it.
     array.keep(nb::make_tuple(nb::borrow(object), nb::cast(view)));
