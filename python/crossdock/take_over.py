@@ -13,6 +13,7 @@ import sys
 
 from crossdock._core import get_version, has_cuda
 from crossdock.errors import InvalidUsage
+from crossdock.loaded import loaded_files
 
 FUNCTIONS = tuple(
     "ncclEp" + name
@@ -25,11 +26,9 @@ FUNCTIONS = tuple(
 
 def _library() -> str:
     """The file that this package's module has loaded."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            path = line.split()[-1]
-            if os.path.basename(path).startswith("libnccl_ep.so") and _is_ours(path):
-                return path
+    for path in loaded_files("libnccl_ep.so"):
+        if _is_ours(path):
+            return path
     raise InvalidUsage("libnccl_ep.so.0 of this package is not among the loaded libraries")
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import crossdock as ep
+from crossdock.loaded import loaded_files
 
 HERE = Path(__file__).parent
 
@@ -54,3 +56,11 @@ def test_it_refuses_where_another_library_came_first(tmp_path: Path) -> None:
     done = python("-c", program + "import crossdock; crossdock.take_over_nccl_ep()")
     assert done.returncode != 0
     assert "ncclEpGetVersion of another library is loaded globally already" in done.stderr
+
+
+def test_loaded_files_may_have_spaces_in_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "two  words"
+    folder.mkdir()
+    (folder / "libexample.so").write_bytes(b"bytes")
+    with (folder / "libexample.so").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        assert loaded_files("libexample.so") == [str(folder / "libexample.so")]

@@ -11,6 +11,7 @@ import sys
 
 import crossdock as ep
 from crossdock import nccl
+from crossdock.loaded import loaded_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +26,7 @@ def _version(package: str) -> str:
 
 
 def _library() -> str:
-    with open("/proc/self/maps") as maps:
-        loaded = {line.split()[-1] for line in maps if "libnccl_ep.so" in line}
-    return ", ".join(sorted(loaded)) or "not found"
+    return ", ".join(loaded_files("libnccl_ep.so")) or "not found"
 
 
 def _gpus() -> str:
