@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from crossdock.cli import a2sgd_study, bench, demo, doctor, plot, run
 from crossdock.errors import Error
@@ -17,6 +18,7 @@ COMMANDS = {
     "run": (run, "an unchanged program that uses nccl.ep or DeepEP, on Crossdock's library"),
     "a2sgd-study": (a2sgd_study, "what gradient averaging in 64 bits a step buys, by experiment"),
 }
+OPTIONAL = ("matplotlib", "rich", "sklearn", "torch")  # packages that the commands may miss
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,14 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
         module.add_arguments(commands.add_parser(name, help=text, description=module.__doc__))
     options = parser.parse_args(arguments)
     try:
-        status: int = COMMANDS[options.command][0].main(options)
-        return status
+        outcome: int | Callable[[], int] = COMMANDS[options.command][0].main(options)
     except Error as error:
         print(f"crossdock: {error}", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
         extra = "study" if options.command == "a2sgd-study" else "tools"
         print(f"crossdock: {error}: pip install 'crossdock[{extra}]'", file=sys.stderr)
-    return 2
+        return 2
+    # What run has prepared is the user's program: its errors are its own, and shown whole.
+    return outcome() if callable(outcome) else outcome
 
 
 if __name__ == "__main__":

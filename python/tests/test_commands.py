@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,32 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_arguments(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "last_line"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import crossdock; crossdock.Communicator.create_threads(0)", "InvalidArgument: num_ranks is 0"),
+        ("raise SystemExit(7)", ""),
+    ],
+)
+def test_a_program_s_errors_are_its_own(program: str, last_line: str, tmp_path: Path) -> None:
+    """With their traceback, and without advice that is not about them."""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    command = [sys.executable, "-m", "crossdock", "run", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "crossdock[tools]" not in done.stderr
+    if last_line:
+        assert done.returncode == 1
+        assert f'File "{script}", line 1' in done.stderr
+        assert last_line in done.stderr.splitlines()[-1]
+    else:
+        assert done.returncode == 7
+
+
+def test_missing_tools_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", __file__, "x.png"]) == 2
+    assert "pip install 'crossdock[tools]'" in capsys.readouterr().err

@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from crossdock.as_deep_ep import install_for_children
 from crossdock.take_over import take_over_nccl_ep
@@ -20,9 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
 
 
-def main(options: argparse.Namespace) -> int:
+def main(options: argparse.Namespace) -> Callable[[], int]:
+    """Prepares, and returns what runs the program."""
     sentence = install_for_children() if options.as_deep_ep else take_over_nccl_ep()
     print(f"crossdock: {sentence}", file=sys.stderr)
+    return partial(_run, options)
+
+
+def _run(options: argparse.Namespace) -> int:
     sys.argv = [options.script, *options.arguments]
     if options.is_module:
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
