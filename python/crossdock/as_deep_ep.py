@@ -98,8 +98,11 @@ def _install() -> str:
 
 
 def install_for_children() -> str:
-    """The same, and for every Python that this process starts: by PYTHONPATH."""
+    """The same, and for every Python that this process starts: by PYTHONPATH, and by sys.path for multiprocessing's
+    spawn, which hands that down instead."""
     sentence = install_as_deep_ep()
     paths = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
     return sentence

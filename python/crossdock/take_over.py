@@ -61,3 +61,16 @@ def take_over_nccl_ep() -> str:
     version = get_version()
     number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
     return f"nccl.ep uses Crossdock {number}, {path}{note}{world}"
+
+
+def take_over_for_children() -> str:
+    """The same, and for every program that this process starts: by LD_PRELOAD.
+
+    Children by spawn, as multiprocessing's and torchrun's, start with nothing of their parent but the environment.
+    """
+    sentence = take_over_nccl_ep()
+    path = _library()
+    if any(separator in path for separator in " :"):
+        return f"{sentence}; processes that it starts use NVIDIA's: LD_PRELOAD can have no spaces or colons in a path"
+    os.environ["LD_PRELOAD"] = ":".join([path, *filter(None, [os.environ.get("LD_PRELOAD")])])
+    return f"{sentence}, here and by LD_PRELOAD in processes that it starts"

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 from crossdock.as_deep_ep import FOLDER  # noqa: E402
 
 IMPORTS = """
-import importlib.metadata, os, subprocess, sys
+import importlib.metadata, multiprocessing, os, subprocess, sys
 before = dict(os.environ)
 import deep_ep
 from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap, topk_idx_t
@@ -34,8 +34,12 @@ try:
     from deep_ep import HybridEPBuffer
 except ImportError:
     print("as expected", *sys.argv[1:])
-if "parent" in sys.argv:
+if "parent" in sys.argv and __name__ == "__main__":
     subprocess.run([sys.executable, __file__, "child"], check=True)
+    sys.argv[1:] = ["spawned"]
+    child = multiprocessing.get_context("spawn").Process(target=print, args=("its target is called",))
+    child.start()
+    child.join()
 """
 
 # Without a word of Crossdock, but for hosts that are played: gloo and tensors of CPUs, on one node and on two.
@@ -101,13 +105,18 @@ def start(*arguments: Any, **environment: str) -> subprocess.Popen[str]:
 
 
 def test_the_command_and_the_folder(tmp_path: Path) -> None:
-    """In the program, and in one that it starts, which finds the folder on its path."""
+    """In the program, in one that it starts and in a child by spawn: these find the folder on their path."""
     program = tmp_path / "program.py"
     program.write_text(IMPORTS)
     process = start("-m", "crossdock", "run", "--as-deep-ep", program, "parent")
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert sorted(output.splitlines()) == ["as expected child", "as expected parent"]
+    assert sorted(output.splitlines()) == [
+        "as expected child",
+        "as expected parent",
+        "as expected spawned",
+        "its target is called",
+    ]
     assert "deep_ep is crossdock.deep_ep, with the interface of DeepEP 2.1.0" in errors
 
 

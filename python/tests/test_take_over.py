@@ -15,6 +15,19 @@ import crossdock as ep
 from crossdock.loaded import loaded_files
 
 HERE = Path(__file__).parent
+SPAWNING = """
+import ctypes, multiprocessing
+
+def show():
+    import nccl.ep
+    is_ours = hasattr(ctypes.CDLL(None), "crossdockGetLastError")
+    print(f"nccl.ep {nccl.ep.get_lib_version()} of {'Crossdock' if is_ours else 'somebody else'}", flush=True)
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=show)
+    child.start()
+    child.join()
+"""
 
 
 def python(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -36,6 +49,16 @@ def test_an_unchanged_program() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() == "nccl.ep 0.2.0"
     assert "nccl.ep uses Crossdock" in done.stderr
+
+
+@pytest.mark.skipif(not has_nccl_ep(), reason="nccl.ep is not installed: skipped")
+def test_processes_that_it_spawns(tmp_path: Path) -> None:
+    """They start with nothing of their parent but the environment."""
+    script = tmp_path / "program.py"
+    script.write_text(SPAWNING)
+    done = python("-m", "crossdock", "run", script)
+    assert done.stdout == "nccl.ep 0.2.0 of Crossdock\n", done.stderr
+    assert "by LD_PRELOAD in processes that it starts" in done.stderr
 
 
 def test_the_same_program_with_an_edited_import(tmp_path: Path) -> None:

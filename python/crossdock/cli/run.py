@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from crossdock.as_deep_ep import install_for_children
-from crossdock.take_over import take_over_nccl_ep
+from crossdock.take_over import take_over_for_children
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> Callable[[], int]:
     """Prepares, and returns what runs the program."""
-    sentence = install_for_children() if options.as_deep_ep else take_over_nccl_ep()
+    sentence = install_for_children() if options.as_deep_ep else take_over_for_children()
     print(f"crossdock: {sentence}", file=sys.stderr)
     return partial(_run, options)
 
