@@ -360,6 +360,27 @@ def test_wrong_recipes() -> None:
     comm.close()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_exchange_that_cannot_be_made_leaves_nothing(mode: ep.Algorithm) -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with pytest.raises(ep.Error, match="num_topk"):
+        exchange_of(comm, mode, num_experts=4, num_topk=65)
+    with pytest.raises(ep.InvalidArgument, match="dtype is torch.float64, allowed: torch.bfloat16, torch.float16"):
+        exchange_of(comm, mode, dtype=torch.float64)
+    comm.close()  # refused while there are groups or windows
+
+
+def test_an_exchange_whose_memory_is_refused_closes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any, *shape: int, dtype: Any) -> Any:
+        raise KeyboardInterrupt
+
+    [comm] = ep.Communicator.create_threads(1)
+    monkeypatch.setattr(ept.SymmetricMemory, "empty", refuse)
+    with pytest.raises(KeyboardInterrupt):
+        exchange_of(comm, ep.Algorithm.LOW_LATENCY, zero_copy=True)
+    comm.close()
+
+
 def test_symmetric_memory() -> None:
     [comm] = ep.Communicator.create_threads(1)
     with comm:
@@ -371,6 +392,8 @@ def test_symmetric_memory() -> None:
             assert memory.of(second[1]).data == second[1].data_ptr()
             with pytest.raises(ep.InvalidArgument, match="1200 bytes; 488 of the memory's 1000 bytes are left"):
                 memory.empty(300)
+            with pytest.raises(ep.InvalidArgument, match=r"shape is \[-1, 4\], allowed: extents of 0 and more"):
+                memory.empty(-1, 4)
             with pytest.raises(ep.InvalidArgument, match="does not lie in this memory"):
                 memory.of(torch.zeros(3))
             with pytest.raises(ep.InvalidUsage, match="open groups or windows"):

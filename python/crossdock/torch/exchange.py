@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,9 +25,11 @@ from crossdock._core import (
     LayoutInfo,
     PassDir,
 )
-from crossdock.errors import InvalidArgument, InvalidUsage
+from crossdock.errors import Error, InvalidArgument, InvalidUsage
 from crossdock.torch import operators, quantise
 from crossdock.torch.symmetric import SymmetricMemory
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of tokens
 
 
 def _check_recipes(
@@ -108,6 +111,8 @@ class Exchange:
     ) -> None:
         if max_in_flight < 1:
             raise InvalidArgument(f"max_in_flight is {max_in_flight}, allowed: 1 and more")
+        if dtype not in DTYPES:
+            raise InvalidArgument(f"dtype is {dtype}, allowed: {', '.join(map(str, DTYPES))}")
         _check_recipes(algorithm, dtype, hidden, recipe, combine_recipe, zero_copy)
         comm = comm if isinstance(comm, Communicator) else Communicator.adopt(comm)
         self.algorithm = algorithm
@@ -135,19 +140,31 @@ class Exchange:
         self.rank, self.num_ranks = self.group.rank, self.group.num_ranks
         self.num_local_experts = num_experts // self.num_ranks
         self.num_rows = self.num_ranks * max_tokens if self.is_low_latency else fields["max_recv_tokens_per_rank"]
-        layout = Layout.RANK_MAJOR if self.is_low_latency else Layout.FLAT
-        self._handles: list[Handle] = [self.group.init_handle(layout, num_topk) for _ in range(max_in_flight)]
+        self._handles: list[Handle] = []
         self._memory: SymmetricMemory | None = None
         self._places: list[torch.Tensor] = []
-        if zero_copy:
-            shape = (*self._row_shape(), hidden)
-            self._memory = SymmetricMemory(comm, max_in_flight * SymmetricMemory.bytes_of(shape, dtype))
-            self._places = [self._memory.empty(*shape, dtype=dtype) for _ in range(max_in_flight)]
         # The dispatch that each handle serves; a ticket holds its number.
         self._numbers = [-1] * max_in_flight
         self._num_dispatches = 0
         self.key = operators.register(self)
         self._forget = weakref.finalize(self, operators.forget, self.key)
+        try:
+            self._fill(comm, max_in_flight, zero_copy)
+        except BaseException:
+            # Nobody else has the group; why it failed is what is reported, not that it could not be closed either.
+            with contextlib.suppress(Error):
+                self.close()
+            raise
+
+    def _fill(self, comm: Communicator, max_in_flight: int, zero_copy: bool) -> None:
+        layout = Layout.RANK_MAJOR if self.is_low_latency else Layout.FLAT
+        for _ in range(max_in_flight):
+            self._handles.append(self.group.init_handle(layout, self.num_topk))
+        if zero_copy:
+            shape = (*self._row_shape(), self.hidden)
+            self._memory = SymmetricMemory(comm, max_in_flight * SymmetricMemory.bytes_of(shape, self.dtype))
+            for _ in range(max_in_flight):
+                self._places.append(self._memory.empty(*shape, dtype=self.dtype))
 
     @property
     def is_low_latency(self) -> bool:

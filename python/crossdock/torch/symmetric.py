@@ -50,6 +50,8 @@ class SymmetricMemory:
         It stays valid after close(), but then as ordinary memory. InvalidArgument: not enough is left.
         """
         self._expect_open()
+        if any(extent < 0 for extent in shape):
+            raise InvalidArgument(f"shape is {list(shape)}, allowed: extents of 0 and more")
         num_bytes, taken = torch.Size(shape).numel() * dtype.itemsize, self.bytes_of(shape, dtype)
         if self._used + num_bytes > len(self._bytes):
             raise InvalidArgument(
