@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import threading
+import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 from crossdock._core import Communicator
-from crossdock.errors import RemoteError
+from crossdock.errors import InvalidArgument, InvalidUsage, RemoteError, SystemFailure
+
+GRACE_S = 5.0  # for processes that are told to end
 
 Result = TypeVar("Result")
 
@@ -47,20 +52,82 @@ def _raise_cause(failures: Sequence[BaseException | None]) -> None:
         raise failure
 
 
-def _run_rank(num_ranks: int, rank: int, unique_id: bytes, program: Callable[..., Result], arguments: Any) -> Result:
-    with Communicator.join(num_ranks, rank, unique_id) as communicator:
-        return program(communicator, *arguments)
-
-
 def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Runs program(communicator, *arguments) once a rank, each in a process of its own, and returns what they returned.
 
     Processes are spawned, so program, arguments and results must be picklable, and a script needs the usual
-    `if __name__ == "__main__"`. Exceptions are raised as those of run_threads, when all have ended.
+    `if __name__ == "__main__"`. Exceptions are raised as those of run_threads, when all have ended; a process that ends
+    without a result is a SystemFailure with its exit code. None outlives this call, whatever ends it, as Ctrl-C.
     """
+    if num_ranks < 1:
+        raise InvalidArgument(f"num_ranks is {num_ranks}, allowed: 1..4096")
     unique_id = Communicator.unique_id()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_ranks, mp_context=context) as pool:
-        ranks = [pool.submit(_run_rank, num_ranks, rank, unique_id, program, arguments) for rank in range(num_ranks)]
-    _raise_cause([rank.exception() for rank in ranks])
-    return [rank.result() for rank in ranks]
+    ranks: list[tuple[SpawnProcess, Connection]] = []
+    try:
+        for rank in range(num_ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            own = (sender, num_ranks, rank, unique_id, program, arguments)
+            # Not daemonic: those could not start processes themselves, as loaders of data do.
+            process = context.Process(target=_run_rank, args=own)
+            ranks.append((process, receiver))
+            process.start()
+            sender.close()  # so that the pipe ends with the process
+        outcomes = [_outcome_of(rank, *ranks[rank]) for rank in range(num_ranks)]
+    finally:
+        _end([process for process, _ in ranks])
+    _raise_cause([failure for _, failure in outcomes])
+    return [result for result, _ in outcomes]
+
+
+Outcome = tuple[Any, BaseException | None]
+
+
+def _run_rank(
+    sender: Connection, num_ranks: int, rank: int, unique_id: bytes, program: Callable[..., Any], arguments: Any
+) -> None:
+    outcome: Outcome
+    try:
+        with Communicator.join(num_ranks, rank, unique_id) as communicator:
+            outcome = program(communicator, *arguments), None
+    except BaseException as failure:
+        outcome = None, failure
+    sender.send_bytes(_pickled(rank, outcome))
+
+
+def _pickled(rank: int, outcome: Outcome) -> bytes:
+    """With the traceback as a note; what cannot be pickled is told by its text."""
+    result, failure = outcome
+    if failure is not None:
+        failure.add_note(f"on rank {rank}:\n" + "".join(traceback.format_exception(failure)))
+    try:
+        pickled = pickle.dumps(outcome)
+        if failure is not None:
+            pickle.loads(pickled)  # some exceptions can only be written
+    except Exception as error:
+        what = f"result is of type {type(result).__name__}" if failure is None else f"exception is {failure!r}"
+        unsent = InvalidUsage(f"rank {rank}'s {what}, which cannot be pickled: {error!r}")
+        unsent.__notes__ = getattr(failure, "__notes__", [])
+        return pickle.dumps((None, unsent))
+    return pickled
+
+
+def _outcome_of(rank: int, process: SpawnProcess, receiver: Connection) -> Outcome:
+    try:
+        outcome: Outcome = pickle.loads(receiver.recv_bytes())
+    except EOFError:
+        process.join()
+        return None, SystemFailure(f"rank {rank}'s process ended without a result, with exit code {process.exitcode}")
+    process.join()
+    return outcome
+
+
+def _end(processes: list[SpawnProcess]) -> None:
+    started = [process for process in processes if process.pid is not None]
+    for process in started:
+        process.terminate()  # those that have ended are left alone
+    for process in started:
+        process.join(GRACE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()

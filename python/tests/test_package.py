@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,8 +62,61 @@ def failing(comm: ep.Communicator) -> None:
 
 
 def test_a_process_that_raises_is_reported() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="0") as raised:
         ep.run_processes(2, failing)
+    [note] = raised.value.__notes__
+    assert "on rank 0:" in note and "raise KeyError(comm.rank)" in note
+
+
+class Unsendable(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def one_is_killed(comm: ep.Communicator) -> None:
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def one_cannot_be_sent(comm: ep.Communicator) -> None:
+    if comm.rank == 1:
+        raise Unsendable("out of ", "order")
+
+
+def test_processes_without_a_result_are_named() -> None:
+    with pytest.raises(ep.SystemFailure, match="rank 1's process ended without a result, with exit code -9"):
+        ep.run_processes(2, one_is_killed)
+    with pytest.raises(ep.InvalidUsage, match="rank 1's exception is Unsendable.'out of order'., which cannot be pick"):
+        ep.run_processes(2, one_cannot_be_sent)
+    for run in (ep.run_processes, ep.run_threads):
+        with pytest.raises(ep.InvalidArgument, match="num_ranks is 0, allowed: 1..4096"):
+            run(0, one_is_killed)
+
+
+INTERRUPTED = """
+import os, time, crossdock as ep
+
+def program(comm):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    ep.run_processes(2, program)
+"""
+
+
+def test_no_process_is_left_after_an_interrupt(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(INTERRUPTED)
+    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    ranks = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.send_signal(signal.SIGINT)  # to it alone
+    _, errors = parent.communicate(timeout=30)
+    assert "KeyboardInterrupt" in errors
+    for rank in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.kill(rank, 0)
 
 
 def test_missing_ranks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
