@@ -79,6 +79,8 @@ ncclResult_t crossdockCommDestroy(ncclComm_t comm);
 /* Rank and number of ranks; any communicator, CPU or NCCL. */
 ncclResult_t crossdockCommUserRank(ncclComm_t comm, int* rank);
 ncclResult_t crossdockCommCount(ncclComm_t comm, int* num_ranks);
+/* 1 for a CPU communicator, 0 for one of NCCL. */
+ncclResult_t crossdockCommIsCpu(ncclComm_t comm, int* is_cpu);
 
 /* Host-side helpers on CPU communicators, for programs that need no other library: all_bytes[r*bytes ...] receives rank
  * r's bytes. Collective, blocking, bounded by CROSSDOCK_JOIN_TIMEOUT_MS (RemoteError names the ranks that did not

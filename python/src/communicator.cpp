@@ -67,7 +67,10 @@ Communicator from_environment() {
 
 std::shared_ptr<CommunicatorState> adopt_address(intptr_t pointer) {
     if (pointer == 0) invalid_argument("comm is 0, expected the address of an ncclComm_t");
-    return std::make_shared<CommunicatorState>(reinterpret_cast<ncclComm_t>(pointer), false, false);
+    auto* const comm = reinterpret_cast<ncclComm_t>(pointer);
+    int is_cpu = 0;
+    check(crossdockCommIsCpu(comm, &is_cpu));
+    return std::make_shared<CommunicatorState>(comm, false, is_cpu != 0);
 }
 
 nb::list all_gather(Communicator& self, const nb::bytes& own) {
@@ -156,8 +159,10 @@ communicator; calls that wait for other ranks release the GIL.)")
         .def_static(
             "adopt", [](nb::handle comm) { return Communicator{communicator_from(comm)}; }, "comm"_a.none(),
             nb::sig("def adopt(comm: object) -> Communicator"),
-            "An NCCL communicator that somebody else made: the address of its ncclComm_t, or an object that has it in "
-            "ptr, as nccl4py's. It is borrowed: it must outlive the groups, and close() leaves it alone.")
+            "A communicator that somebody else made, NCCL's or one of CPUs: the address of its ncclComm_t, or an "
+            "object "
+            "that has it in ptr, as nccl4py's. It is borrowed: it must outlive the groups, and close() leaves it "
+            "alone.")
         .def_prop_ro(
             "rank", [](const Communicator& self) { return self.state->rank(); }, "This rank's number.")
         .def_prop_ro(

@@ -57,6 +57,20 @@ def test_ranks_talk(run: object) -> None:
     assert run(3, rank_and_all) == [expected] * 3  # type: ignore[operator]
 
 
+def test_an_adopted_communicator_of_cpus_is_one_of_cpus() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    with comm:
+        adopted = ep.Communicator.adopt(comm.ptr)
+        assert adopted.is_cpu and "CPU" in repr(adopted)
+        assert adopted.all_gather(b"x") == [b"x"]
+        with ep.Group(adopted, num_experts=1, max_dispatch_tokens_per_rank=1, max_token_bytes=16):
+            pass
+        adopted.close()
+        comm.barrier()  # it was borrowed
+    with pytest.raises(ep.InvalidArgument, match="is a CPU communicator that has been destroyed"):
+        ep.Communicator.adopt(comm.ptr)
+
+
 def failing(comm: ep.Communicator) -> None:
     raise KeyError(comm.rank)
 

@@ -143,6 +143,13 @@ ncclResult_t crossdockCommCount(ncclComm_t comm, int* num_ranks) {
     });
 }
 
+ncclResult_t crossdockCommIsCpu(ncclComm_t comm, int* is_cpu) {
+    return boundary([&] {
+        require_not_null(is_cpu, "is_cpu");
+        *is_cpu = communicator_of(comm)->world() == World::kCuda ? 0 : 1;
+    });
+}
+
 ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void* all_bytes, size_t bytes) {
     return boundary([&] {
         if (bytes > 0) {

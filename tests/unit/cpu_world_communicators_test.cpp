@@ -75,6 +75,9 @@ TEST_P(InProcessWorlds, KnowTheirRanks) {
         EXPECT_EQ(crossdockCommCount(comm, &got_count), ncclSuccess);
         EXPECT_EQ(got_rank, rank);
         EXPECT_EQ(got_count, 5);
+        int is_cpu = 0;
+        EXPECT_EQ(crossdockCommIsCpu(comm, &is_cpu), ncclSuccess);
+        EXPECT_EQ(is_cpu, 1);
         EXPECT_EQ(communicator_of(comm)->world(), GetParam());
     });
 }
@@ -230,6 +233,7 @@ TEST(CpuCommunicators, RefuseBadArguments) {
     ASSERT_EQ(crossdockCommInitAll(&comm, 1), ncclSuccess);
     EXPECT_EQ(crossdockCommUserRank(comm, nullptr), ncclInvalidArgument);
     EXPECT_EQ(crossdockCommCount(comm, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockCommIsCpu(comm, nullptr), ncclInvalidArgument);
     EXPECT_EQ(crossdockCommAllGather(comm, nullptr, nullptr, 8), ncclInvalidArgument);
     EXPECT_EQ(crossdockCommAllGather(comm, nullptr, nullptr, 0), ncclSuccess);
     char memory[8];
