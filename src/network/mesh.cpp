@@ -138,7 +138,7 @@ void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
 
 // Progresses until is_over() or the time is up; others may use the mesh in between.
 void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over) {
-    const uint64_t end_ns = cpu::steady_now_ns() + std::min(timeout_ns, UINT64_MAX / 2);
+    const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
     while (!is_over() && cpu::steady_now_ns() < end_ns) {
         progress_locked();
         lock.unlock();

@@ -29,18 +29,10 @@ const char* variable(const char* name) {
 }
 
 // What is left of a time that several steps share.
-class Countdown {
-  public:
-    explicit Countdown(uint64_t timeout_ns) : begin_ns_(cpu::steady_now_ns()), timeout_ns_(timeout_ns) {}
-    uint64_t left_ns() const {
-        const uint64_t used_ns = cpu::steady_now_ns() - begin_ns_;
-        return timeout_ns_ > used_ns ? timeout_ns_ - used_ns : 0;
-    }
-
-  private:
-    uint64_t begin_ns_;
-    uint64_t timeout_ns_;
-};
+uint64_t left_until(uint64_t deadline_ns) {
+    const uint64_t now_ns = cpu::steady_now_ns();
+    return deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+}
 
 // The ranks' connections, which everything of a communicator shares.
 class Wire final : public cpu::Progress {
@@ -140,10 +132,10 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
           wire_(wire) {}
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
-        const Countdown countdown(timeout_ns);
+        const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
         auto near = ProcessCommunicator::allocate_symmetric(bytes, timeout_ns);
         if (layout_.ranks_per_host == layout_.num_ranks) return near;
-        return std::make_unique<FarPeers>(std::move(near), wire_, layout_, countdown.left_ns());
+        return std::make_unique<FarPeers>(std::move(near), wire_, layout_, left_until(deadline_ns));
     }
 
     NetworkHandle network_of(const SymmetricMemory& memory) override {
@@ -189,7 +181,7 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     network::ucx();  // without UCX nobody needs to be waited for
     const char* interfaces = variable("CROSSDOCK_SOCKET_IFNAME");
     if (*interfaces == '\0') interfaces = variable("NCCL_SOCKET_IFNAME");
-    const Countdown countdown(cpu::join_timeout_ns());
+    const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), cpu::join_timeout_ns());
     const network::Attendance attendance =
         network::attend({launch.address, variable("CROSSDOCK_SECRET"), static_cast<uint32_t>(launch.rank),
                          static_cast<uint32_t>(launch.num_ranks), cpu::join_timeout_ns(), interfaces},
@@ -211,8 +203,8 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     std::vector<int64_t> near_processes;
     for (int rank = layout.first_near; layout.is_near(rank); ++rank)
         near_processes.push_back(attendance.cards[static_cast<size_t>(rank)].process);
-    const auto wire =
-        std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank), countdown.left_ns());
+    const auto wire = std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank),
+                                             left_until(deadline_ns));
     return std::make_shared<HostsCommunicator>(launch.rank, layout, std::move(near_processes), std::move(names), wire);
 }
 

@@ -14,9 +14,6 @@
 
 namespace crossdock::cpu {
 
-// Deadlines far away must not wrap around.
-inline uint64_t saturating_add(uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
-
 class IdleBackoff {
   public:
     explicit IdleBackoff(int num_spins) : num_spins_(num_spins) {}
