@@ -16,7 +16,7 @@ bench_gpu [--mode ll|ht|record] [--ranks N] [--library PATH] [--only LIST] [--re
                      NCCL_EP_HOME from the environment
   --only LIST        of these measurements, by name; default: all, the goals' first
   --results FOLDER   default results
-  --budget SECONDS   none is started after so long, default 450 (record: 380)
+  --budget SECONDS   none is started after so long, default 450 (record: 330)
 
 One that takes longer than 90 s is ended; what it has written by then stays. NCCL 2.30.4 or newer comes from
 CROSSDOCK_NCCL_LIBRARY (a file), or else from LD_LIBRARY_PATH or the system; CUPTI and cuBLAS from the toolkit, or from
@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ "$ranks" -gt 0 ] || { echo "bench_gpu: no GPU here" >&2; exit 1; }
-[ -n "$budget" ] || budget=$([ "$mode" = record ] && echo 380 || echo 450)
+[ -n "$budget" ] || budget=$([ "$mode" = record ] && echo 330 || echo 450)
 mkdir -p "$results"
 
 # In a bundle this file lies beside bin/ and lib/, else in the source tree.
