@@ -41,13 +41,15 @@ void GroupState::expect_open() const {
     if (is_closed_) invalid_usage("the group is closed");
 }
 
-void GroupState::bury() {
+bool GroupState::bury() {
     const std::lock_guard<std::mutex> lock(doomed_mutex_);
+    if (doomed_.empty()) return false;
     for (Doomed& each : doomed_) {
         ncclEpHandleDestroy(each.handle);
         buried_.push_back(std::move(each.arrays));
     }
     doomed_.clear();
+    return true;
 }
 
 // With the GIL. What is let go of may come back here.
@@ -70,6 +72,7 @@ void GroupState::close() {
         is_closed_ = true;
         communicator_->remove_user();
     });
+    let_go_of_arrays();
 }
 
 void GroupState::destroy(ncclEpHandle_t handle, std::vector<Array> arrays) {

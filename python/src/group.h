@@ -33,27 +33,29 @@ class GroupState {
     template <class Body>
     void call(Body&& body) {
         fork_guard_.expect_own_process("group");
+        bool were_any = false;
         {
             const ReleasedGil unlocked;
             const std::lock_guard<std::mutex> lock(mutex_);
             expect_open();
             body();
-            bury();
+            were_any = bury();
         }
-        let_go_of_arrays();
+        if (were_any) let_go_of_arrays();
     }
 
     // The same for what concerns the communicator, too.
     template <class Body>
     void call_with_communicator(Body&& body) {
         fork_guard_.expect_own_process("group");
+        bool were_any = false;
         communicator_->call([&] {
             const std::lock_guard<std::mutex> lock(mutex_);
             expect_open();
             body();
-            bury();
+            were_any = bury();
         });
-        let_go_of_arrays();
+        if (were_any) let_go_of_arrays();
     }
 
     void close();
@@ -70,7 +72,7 @@ class GroupState {
         std::vector<Array> arrays;
     };
     void expect_open() const;
-    void bury();
+    bool bury();  // true: there were doomed handles, and their arrays are to be let go of
     void let_go_of_arrays();
 
     std::shared_ptr<CommunicatorState> communicator_;
