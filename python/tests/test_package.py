@@ -108,13 +108,14 @@ def test_processes_without_a_result_are_named() -> None:
 
 
 INTERRUPTED = """
-import os, time, crossdock as ep
+import os, signal, time, crossdock as ep
 
 def program(comm):
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\\n".encode())  # whole lines, whatever the other rank writes
     time.sleep(600)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore interrupts
     ep.run_processes(2, program)
 """
 
