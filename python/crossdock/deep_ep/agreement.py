@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 import torch
 
+from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import WrongCall
 from crossdock.deep_ep.ranks import Ranks
 
@@ -18,7 +20,7 @@ from crossdock.deep_ep.ranks import Ranks
 SAME = ("kind of call", "number of experts", "top-k", "bytes of a token's row", "columns of scales", "device")
 OWN = ("tokens", "rows")
 _HEADER = struct.Struct(f"<{len(SAME) + len(OWN)}q")
-_COUNTS_UNIT = 512  # so that ranks with different numbers of experts can tell each other so
+_COUNTS_UNIT = 2048  # bytes, so that ranks with different numbers of experts can tell each other so
 
 
 class Agreement:
@@ -32,11 +34,8 @@ class Agreement:
     ) -> None:
         payload = _HEADER.pack(*same, tokens, rows)
         if counts is not None:
-            told = counts.to("cpu", torch.int32)
-            size = -(-len(told) // _COUNTS_UNIT) * _COUNTS_UNIT
-            padded = torch.zeros(size, dtype=torch.int32)
-            padded[: len(told)] = told
-            payload += padded.numpy().tobytes()
+            told = counts.cpu().numpy().astype(np.int32, copy=False).tobytes()
+            payload += told.ljust(align(len(told), _COUNTS_UNIT), b"\0")
         everybody = ranks.gather(payload)
         headers = [_HEADER.unpack_from(part) for part in everybody]
         for i, name in enumerate(SAME):
@@ -48,7 +47,19 @@ class Agreement:
         self.most_rows = max(header[len(SAME) + 1] for header in headers)
         if counts is None:
             return
-        parts = b"".join(part[_HEADER.size :] for part in everybody)
-        told = torch.frombuffer(bytearray(parts), dtype=torch.int32).view(ranks.size, -1)
-        self.rank_counts = told[:, : ranks.size]  # [source, target] rows
-        self.expert_counts = told[:, ranks.size : len(counts)]  # [source, expert] selections
+        everything = np.frombuffer(b"".join(everybody), dtype=np.int32).reshape(ranks.size, -1)
+        told_counts = everything[:, _HEADER.size // 4 :]
+        self._rank, self._num_experts = ranks.rank, len(counts) - ranks.size
+        self.rank_counts = told_counts[:, : ranks.size]  # [source, target] rows
+        self.expert_counts = told_counts[:, ranks.size : len(counts)]  # [source, expert] selections
+
+    def rows_here(self) -> int:
+        """That come to this rank."""
+        return int(self.rank_counts[:, self._rank].sum())
+
+    def expert_counts_here(self, alignment: int) -> list[int]:
+        """Selections of each expert of this rank, rounded up to a multiple of alignment."""
+        local = self._num_experts // len(self.rank_counts)
+        counts = self.expert_counts[:, self._rank * local : (self._rank + 1) * local].sum(axis=0)
+        aligned: list[int] = (-(-counts // alignment) * alignment).tolist()
+        return aligned

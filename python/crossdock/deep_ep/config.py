@@ -18,7 +18,7 @@ def align(value: int, unit: int) -> int:
 
 
 def _expect_positive(name: str, value: int) -> None:
-    require(int(value) >= 1, f"{name} is {value}, allowed: 1 and more")
+    require(int(value) >= 1, lambda: f"{name} is {value}, allowed: 1 and more")
 
 
 class Config:

@@ -69,8 +69,8 @@ class ElasticBuffer:
     ) -> None:
         require(group is not None, "group is None, expected a ProcessGroup")
         for name, value in {"num_max_tokens_per_rank": num_max_tokens_per_rank, "hidden": hidden}.items():
-            require(value >= 0, f"{name} is {value}, allowed: 0 and more")
-        require(num_bytes is None or num_bytes >= 0, f"num_bytes is {num_bytes}, allowed: 0 and more, or None")
+            require(value >= 0, lambda: f"{name} is {value}, allowed: 0 and more")
+        require(num_bytes is None or num_bytes >= 0, lambda: f"num_bytes is {num_bytes}, allowed: 0 and more, or None")
         self.group = group
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.deterministic = deterministic
@@ -221,7 +221,7 @@ class ElasticBuffer:
             assert topk_idx is not None and num_experts is not None
             self._check_labels(topk_idx, topk_weights, tokens, call.statistics, num_experts)
             alignment = 1 if expert_alignment is None else expert_alignment
-            require(alignment >= 1, f"expert_alignment is {alignment}, allowed: 1 and more")
+            require(alignment >= 1, lambda: f"expert_alignment is {alignment}, allowed: 1 and more")
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             is_exact = do_cpu_sync is None or do_cpu_sync
             require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
@@ -229,7 +229,7 @@ class ElasticBuffer:
                 most = tokens.values.shape[0]
             require(
                 tokens.values.shape[0] <= most,
-                f"x has {tokens.values.shape[0]} rows, allowed: at most num_max_tokens_per_rank ({most})",
+                lambda: f"x has {tokens.values.shape[0]} rows, allowed: at most num_max_tokens_per_rank ({most})",
             )
             ids, experts = topk_idx, num_experts
             sms = num_sms or self.get_theoretical_num_sms(experts, topk_idx.shape[1])
@@ -258,18 +258,20 @@ class ElasticBuffer:
         expert_alignment: int | None,
         do_expand: bool,
     ) -> None:
-        require(isinstance(handle, EPHandle), f"handle is of type {type(handle).__name__}, expected an EPHandle")
+        require(
+            isinstance(handle, EPHandle), lambda: f"handle is of type {type(handle).__name__}, expected an EPHandle"
+        )
         require(topk_idx is None, "topk_idx is not allowed with a handle, which has the routing")
         require(not do_cpu_sync, "do_cpu_sync is True, allowed with a handle: False")
         require(
             num_experts is None or num_experts == handle.num_experts,
-            f"num_experts is {num_experts}, the handle's is {handle.num_experts}",
+            lambda: f"num_experts is {num_experts}, the handle's is {handle.num_experts}",
         )
         require(
             expert_alignment is None or expert_alignment == handle.expert_alignment,
-            f"expert_alignment is {expert_alignment}, the handle's is {handle.expert_alignment}",
+            lambda: f"expert_alignment is {expert_alignment}, the handle's is {handle.expert_alignment}",
         )
-        require(do_expand == handle.do_expand, f"do_expand is {do_expand}, the handle's is {handle.do_expand}")
+        require(do_expand == handle.do_expand, lambda: f"do_expand is {do_expand}, the handle's is {handle.do_expand}")
 
     def _check_labels(
         self,
@@ -282,16 +284,16 @@ class ElasticBuffer:
         layout.check_topk_idx(topk_idx, num_experts, self.num_ranks)
         require(
             topk_idx.shape[0] == tokens.values.shape[0],
-            f"x has {tokens.values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}",
+            lambda: f"x has {tokens.values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}",
         )
         require(
             topk_weights is None or (topk_weights.shape == topk_idx.shape and topk_weights.dtype == torch.float32),
-            f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
+            lambda: f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
         )
         local = num_experts // self.num_ranks
         require(
             statistics is None or (tuple(statistics.shape) == (local,) and statistics.dtype == torch.int32),
-            f"cumulative_local_expert_recv_stats is {describe(statistics)}, expected [{local}] of torch.int32",
+            lambda: f"cumulative_local_expert_recv_stats is {describe(statistics)}, expected [{local}] of torch.int32",
         )
 
     def combine(

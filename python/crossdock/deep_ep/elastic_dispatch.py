@@ -56,7 +56,7 @@ def state_of(handle: Any, owner: RowExchange) -> State:
     state = getattr(handle, "_state", None)
     require(
         isinstance(handle, EPHandle) and isinstance(state, State),
-        f"handle is of type {type(handle).__name__}, expected one that a dispatch returned",
+        lambda: f"handle is of type {type(handle).__name__}, expected one that a dispatch returned",
     )
     assert isinstance(state, State)
     require_state(state.route.owner is owner, "handle is of another buffer: pass it to the buffer that dispatched")
@@ -98,14 +98,14 @@ class Elastic:
         num_scales = call.tokens.scales.shape[1] if call.tokens.scales is not None else 0
         row_bytes, num_words = x.shape[1] * x.element_size(), 1 + 2 * topk + num_scales
         local = num_experts // ranks.size
-        mine: torch.Tensor | None = None
+        aligned: list[int] = []
         if is_exact:
             per_rank, per_expert, _ = layout.counts_of(topk_idx, num_experts, ranks.size)
             same = (2, num_experts, topk, row_bytes, num_scales, int(x.device.type == "cuda"))
             agreed = Agreement(ranks, same, x.shape[0], max_tokens, torch.cat([per_rank, per_expert]))
             max_tokens, most_tokens = max(agreed.most_rows, agreed.most_tokens), agreed.most_tokens
-            budget, expected = 0, int(agreed.rank_counts[:, ranks.rank].sum())
-            mine = agreed.expert_counts[:, ranks.rank * local : (ranks.rank + 1) * local].sum(dim=0)
+            budget, expected = 0, agreed.rows_here()
+            aligned = agreed.expert_counts_here(alignment)
         else:
             budget, expected, most_tokens = ranks.size * max_tokens, None, max_tokens
         if topk < ranks.size or ranks.size > MOST_COLUMNS:
@@ -125,7 +125,6 @@ class Elastic:
         counts = _count(local_ids, local)
         zones = align_counts(counts, alignment)
         ends = zones.cumsum(0)
-        aligned = align_counts(mine, alignment).tolist() if mine is not None else []
         expansion, num_expanded = None, 0
         if call.do_expand:
             most = budget * min(topk, local) + (alignment - 1) * local
@@ -157,7 +156,10 @@ class Elastic:
         x = call.tokens.values
         require(
             x.shape[0] == state.route.num_tokens,
-            f"x has {x.shape[0]} rows, expected those of the dispatch that made the handle: {state.route.num_tokens}",
+            lambda: (
+                f"x has {x.shape[0]} rows, expected those of the dispatch that made the handle:"
+                f" {state.route.num_tokens}"
+            ),
         )
         values, came = self._send(state.route, call, {})
         counts = handle.num_unaligned_recv_tokens_per_expert
@@ -210,12 +212,14 @@ class Elastic:
         fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.shape[0] == num_rows and x.shape[1] >= 1
         require(
             fits and x.dtype == torch.bfloat16 and x.is_contiguous(),
-            f"x is {describe(x)}, expected a contiguous [{num_rows}, ..] of torch.bfloat16, the rows of dispatch",
+            lambda: (
+                f"x is {describe(x)}, expected a contiguous [{num_rows}, ..] of torch.bfloat16, the rows of dispatch"
+            ),
         )
         for bias in biases:
             require(
                 tuple(bias.shape) == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
-                f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
+                lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
             )
         weights = self._weights_home(state, topk_weights, num_rows) if topk_weights is not None else None
         rows = x
@@ -232,7 +236,7 @@ class Elastic:
         shape = (num_rows, topk) if state.expansion is None else (num_rows,)
         require(
             tuple(topk_weights.shape) == shape and topk_weights.dtype == torch.float32,
-            f"topk_weights is {describe(topk_weights)}, expected {list(shape)} of torch.float32",
+            lambda: f"topk_weights is {describe(topk_weights)}, expected {list(shape)} of torch.float32",
         )
         if state.expansion is not None:
             return self.exchange.add_up(state.route, state.expansion.gather_columns(topk_weights))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from crossdock.errors import InvalidArgument, InvalidUsage
 
 
@@ -14,11 +16,15 @@ class WrongCall(InvalidUsage, AssertionError):
     """The arguments are fine, but not here or not now; a RuntimeError and an AssertionError."""
 
 
-def require(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise WrongArgument(sentence)
+# A sentence with values in it is a function, so that right calls do not pay for it.
+Sentence = str | Callable[[], str]
 
 
-def require_state(holds: bool, sentence: str) -> None:
+def require(holds: bool, sentence: Sentence) -> None:
     if not holds:
-        raise WrongCall(sentence)
+        raise WrongArgument(sentence if isinstance(sentence, str) else sentence())
+
+
+def require_state(holds: bool, sentence: Sentence) -> None:
+    if not holds:
+        raise WrongCall(sentence if isinstance(sentence, str) else sentence())

@@ -15,13 +15,13 @@ def check_topk_idx(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> 
     """Shape, type and, on CPUs, values."""
     require(
         num_experts >= 1 and num_experts % num_ranks == 0,
-        f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks",
+        lambda: f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks",
     )
     require(
         isinstance(topk_idx, torch.Tensor) and topk_idx.dim() == 2 and topk_idx.dtype in _ID_TYPES,
-        f"topk_idx is {describe(topk_idx)}, expected [tokens, top-k] of torch.int64",
+        lambda: f"topk_idx is {describe(topk_idx)}, expected [tokens, top-k] of torch.int64",
     )
-    require(topk_idx.shape[1] >= 1, f"topk_idx is {describe(topk_idx)}, expected at least one column")
+    require(topk_idx.shape[1] >= 1, lambda: f"topk_idx is {describe(topk_idx)}, expected at least one column")
     check_values(topk_idx, num_experts)
 
 
@@ -29,7 +29,10 @@ def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
     """On CPUs, where that does not have to be awaited."""
     if topk_idx.is_cpu and topk_idx.numel() > 0:
         largest = int(topk_idx.max())
-        require(largest < num_experts, f"topk_idx has the value {largest}, allowed: below num_experts ({num_experts})")
+        require(
+            largest < num_experts,
+            lambda: f"topk_idx has the value {largest}, allowed: below num_experts ({num_experts})",
+        )
 
 
 def describe(value: object) -> str:

@@ -67,8 +67,8 @@ class Buffer:
         *,
         use_fabric: bool = False,
     ) -> None:
-        require(num_nvl_bytes >= 0, f"num_nvl_bytes is {num_nvl_bytes}, allowed: 0 and more")
-        require(num_rdma_bytes >= 0, f"num_rdma_bytes is {num_rdma_bytes}, allowed: 0 and more")
+        require(num_nvl_bytes >= 0, lambda: f"num_nvl_bytes is {num_nvl_bytes}, allowed: 0 and more")
+        require(num_rdma_bytes >= 0, lambda: f"num_rdma_bytes is {num_rdma_bytes}, allowed: 0 and more")
         self.group = group
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
@@ -83,7 +83,10 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Remembered for callers that read it; Crossdock chooses by itself."""
-        require(new_num_sms % 2 == 0 and new_num_sms > 0, f"num_sms is {new_num_sms}, allowed: positive even numbers")
+        require(
+            new_num_sms % 2 == 0 and new_num_sms > 0,
+            lambda: f"num_sms is {new_num_sms}, allowed: positive even numbers",
+        )
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -98,12 +101,12 @@ class Buffer:
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        require(num_ranks >= 1, f"num_ranks is {num_ranks}, allowed: 1 and more")
+        require(num_ranks >= 1, lambda: f"num_ranks is {num_ranks}, allowed: 1 and more")
         return Config(Buffer.num_sms, 24, 256, 6, 128)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        require(num_ranks >= 1, f"num_ranks is {num_ranks}, allowed: 1 and more")
+        require(num_ranks >= 1, lambda: f"num_ranks is {num_ranks}, allowed: 1 and more")
         return Config(Buffer.num_sms, 8, 256, 6, 128)
 
     @staticmethod
@@ -152,7 +155,10 @@ class Buffer:
         if size is None:
             return whole
         num = torch.Size(size).numel()
-        require(num <= len(whole), f"size is {list(size)}, {num} elements, but from offset on there are {len(whole)}")
+        require(
+            num <= len(whole),
+            lambda: f"size is {list(size)}, {num} elements, but from offset on there are {len(whole)}",
+        )
         return whole[:num].view(size)
 
     # ---- normal mode ----
@@ -222,12 +228,14 @@ class Buffer:
             "num_tokens_per_expert": num_tokens_per_expert,
         }
         for name, value in arguments.items():
-            require(value is not None, f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
+            require(
+                value is not None, lambda: f"{name} is None, expected what get_dispatch_layout returned (or a handle)"
+            )
         assert num_tokens_per_rank is not None and num_tokens_per_expert is not None and is_token_in_rank is not None
         self._check_fresh(tokens, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
         check_labels(topk_idx, topk_weights, tokens.values, num_tokens_per_expert.shape[0], self.group_size)
-        require(expert_alignment >= 1, f"expert_alignment is {expert_alignment}, allowed: 1 and more")
-        require(num_worst_tokens >= 0, f"num_worst_tokens is {num_worst_tokens}, allowed: 0 and more")
+        require(expert_alignment >= 1, lambda: f"expert_alignment is {expert_alignment}, allowed: 1 and more")
+        require(num_worst_tokens >= 0, lambda: f"num_worst_tokens is {num_worst_tokens}, allowed: 0 and more")
         require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
         per_rank, in_rank, per_expert = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
         result, event = runtime.turns.run(
@@ -255,15 +263,16 @@ class Buffer:
     ) -> None:
         size, num_tokens = self.group_size, tokens.values.shape[0]
         require(
-            tuple(per_rank.shape) == (size,), f"num_tokens_per_rank is {describe(per_rank)}, expected [{size}] of int32"
+            tuple(per_rank.shape) == (size,),
+            lambda: f"num_tokens_per_rank is {describe(per_rank)}, expected [{size}] of int32",
         )
         require(
             tuple(is_in_rank.shape) == (num_tokens, size) and is_in_rank.dtype == torch.bool,
-            f"is_token_in_rank is {describe(is_in_rank)}, expected {[num_tokens, size]} of torch.bool",
+            lambda: f"is_token_in_rank is {describe(is_in_rank)}, expected {[num_tokens, size]} of torch.bool",
         )
         require(
             per_expert.dim() == 1 and len(per_expert) > 0 and len(per_expert) % size == 0,
-            f"num_tokens_per_expert is {describe(per_expert)}, expected [num_experts], a multiple of {size}",
+            lambda: f"num_tokens_per_expert is {describe(per_expert)}, expected [num_experts], a multiple of {size}",
         )
 
     def combine(
@@ -371,17 +380,20 @@ class Buffer:
         self, start: Callable[[], Started], x: torch.Tensor, is_async: bool, returns_hook: bool
     ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
         require(not (is_async and returns_hook), "async_finish and return_recv_hook are both True, allowed: one")
-        if not returns_hook:
+        if is_async:
 
             def whole() -> Started:
                 started = start()
                 started.finish()
                 return started
 
-            started, event = self._open().turns.run(x.device, whole, [x], lambda made: made.tensors, None, is_async)
+            started, event = self._open().turns.run(x.device, whole, [x], lambda made: made.tensors, None, True)
             return started.outputs, event, None
         started = start()
-        return started.outputs, EventOverlap(), _on_this_stream(x.device, started.finish)
+        if returns_hook:
+            return started.outputs, EventOverlap(), _on_this_stream(x.device, started.finish)
+        started.finish()
+        return started.outputs, EventOverlap(), None
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True."""
@@ -399,7 +411,7 @@ class Buffer:
         low_latency = self._masked()
         require(
             0 <= rank_to_mask < self.group_size,
-            f"rank_to_mask is {rank_to_mask}, allowed: 0..{self.group_size - 1}",
+            lambda: f"rank_to_mask is {rank_to_mask}, allowed: 0..{self.group_size - 1}",
         )
         low_latency.set_mask(rank_to_mask, mask)
 
@@ -408,7 +420,7 @@ class Buffer:
         low_latency = self._masked()
         require(
             tuple(mask_status.shape) == (self.group_size,) and mask_status.dtype == torch.int32,
-            f"mask_status is {describe(mask_status)}, expected [{self.group_size}] of torch.int32",
+            lambda: f"mask_status is {describe(mask_status)}, expected [{self.group_size}] of torch.int32",
         )
         low_latency.query_masks(mask_status)
 
@@ -433,11 +445,11 @@ def check_labels(
     layout.check_topk_idx(topk_idx, num_experts, num_ranks)
     require(
         topk_idx.shape[0] == values.shape[0],
-        f"topk_idx has {topk_idx.shape[0]} rows, expected those of x: {values.shape[0]}",
+        lambda: f"topk_idx has {topk_idx.shape[0]} rows, expected those of x: {values.shape[0]}",
     )
     require(
         topk_weights.shape == topk_idx.shape and topk_weights.dtype == torch.float32,
-        f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
+        lambda: f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
     )
 
 

@@ -22,19 +22,14 @@ BLOCK = 128  # elements of a scale
 MOST_FORMS = 1024
 
 
-def forms_of(*tensors: Any) -> tuple[Any, ...]:
+def form_of(tensor: Any) -> Any:
     """All that a tensor is, but for its elements."""
-    return tuple(
-        (
-            (tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous())
-            if isinstance(tensor, torch.Tensor)
-            else type(tensor)
-        )
-        for tensor in tensors
-    )
+    if not isinstance(tensor, torch.Tensor):
+        return type(tensor)
+    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
 
 
-@dataclass
+@dataclass(slots=True)
 class Trip:
     """One dispatch and the combines that follow it."""
 
@@ -66,7 +61,7 @@ class LowLatencyHandle(LazyTuple):
         return self
 
 
-@dataclass
+@dataclass(slots=True)
 class Started:
     """The send half of an operation; finish is the receive half."""
 
@@ -95,8 +90,10 @@ class LowLatency:
         is_captured = is_capturing()
         require_state(
             not is_captured,
-            f"the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and num_experts "
-            f"{num_experts} makes memory, which cannot be captured: make one such call before",
+            lambda: (
+                f"the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and num_experts "
+                f"{num_experts} makes memory, which cannot be captured: make one such call before"
+            ),
         )
         pool = PooledGroup(
             self.ranks.communicator(device),
@@ -170,8 +167,15 @@ class LowLatency:
         """outputs: (recv_x, recv_count, handle)."""
         ranks = self.ranks
         form = (
-            *forms_of(x, topk_idx, statistics, waiting),
-            (max_tokens, num_experts, use_fp8, round_scale, use_ue8m0),
+            form_of(x),
+            form_of(topk_idx),
+            statistics is None or form_of(statistics),
+            waiting is None or form_of(waiting),
+            max_tokens,
+            num_experts,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
         )
         if form not in self._checked:
             _check_dispatch(x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, ranks.size)
@@ -183,7 +187,8 @@ class LowLatency:
         local, slots, hidden = num_experts // ranks.size, ranks.size * max_tokens, x.shape[1]
         pool = self.pool(x.device, max_tokens, hidden, num_experts)
         lease = pool.lease(topk_idx.shape[1])
-        lease.handle.update(topk_idx)
+        handle = lease.handle
+        handle.update(topk_idx)
         counts = torch.empty(local, dtype=torch.int32, device=x.device)
         info = LayoutInfo(expert_counters=counts)
         recv_x: Any
@@ -192,29 +197,25 @@ class LowLatency:
             scale_form = scale_forms.PACKED if use_ue8m0 else scale_forms.TRANSPOSED
             scales = scale_forms.Scales(scale_form, local, slots, hidden // BLOCK, x.device)
             recv_x = (values, scales.tensor)
-            scales.dispatch(lease.handle, x, values, info, round_scale, is_split)
+            scales.dispatch(handle, x, values, info, round_scale, is_split)
         else:
             recv_x = torch.empty(local, slots, hidden, dtype=torch.bfloat16, device=x.device)
             scales = None
-            lease.handle.dispatch(x, recv_x, layout_info=info, send_only=is_split)
+            handle.dispatch(x, recv_x, layout_info=info, send_only=is_split)
         lease.is_pending = is_split
         trip = Trip(self, lease, x.shape[0], topk_idx.shape[1], max_tokens, hidden, num_experts, topk_idx)
 
         def finish() -> None:
-            with Waited(waiting, ranks):
-                if is_split:
-                    lease.handle.complete()
-            lease.is_pending = False
-            lease.forget()
+            self._receive(lease, is_split, waiting)
             if scales is not None:
                 scales.finish()
             if statistics is not None:
                 statistics.add_(counts)
 
         sources = Sources(trip)
-        handle = LowLatencyHandle((Later(sources.tokens), Later(sources.ranges), max_tokens, hidden, num_experts), trip)
+        items = (Later(sources.tokens), Later(sources.ranges), max_tokens, hidden, num_experts)
         tensors = [x, topk_idx, counts, *(recv_x if use_fp8 else [recv_x])]
-        return Started((recv_x, counts, handle), finish, tensors)
+        return Started((recv_x, counts, LowLatencyHandle(items, trip)), finish, tensors)
 
     def combine(
         self,
@@ -235,11 +236,19 @@ class LowLatency:
                 "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle",
             )
             assert trip.combine_buffer is not None
-            require(x.shape == trip.combine_buffer.shape, f"x is {describe(x)}, expected as the combine buffer")
+            require(x.shape == trip.combine_buffer.shape, lambda: f"x is {describe(x)}, expected as the combine buffer")
             x = trip.combine_buffer
         form = (
-            *forms_of(x, topk_idx, topk_weights, out, waiting),
-            (trip.num_tokens, trip.topk, trip.max_tokens, trip.hidden, trip.num_experts),
+            form_of(x),
+            form_of(topk_idx),
+            form_of(topk_weights),
+            out is None or form_of(out),
+            waiting is None or form_of(waiting),
+            trip.num_tokens,
+            trip.topk,
+            trip.max_tokens,
+            trip.hidden,
+            trip.num_experts,
         )
         if form not in self._checked:
             _check_combine(trip, x, topk_idx, topk_weights, out, waiting, self.ranks.size)
@@ -252,13 +261,22 @@ class LowLatency:
         trip.lease.is_pending = is_split
 
         def finish() -> None:
-            with Waited(waiting, self.ranks):
-                if is_split:
-                    trip.lease.handle.complete()
-            trip.lease.is_pending = False
-            trip.lease.forget()
+            self._receive(trip.lease, is_split, waiting)
 
         return Started(out, finish, [x, topk_idx, topk_weights, out])
+
+    def _receive(self, lease: Lease, is_split: bool, waiting: torch.Tensor | None) -> None:
+        """The receive half. On CPUs its time, in nanoseconds, is added to waiting for all other ranks."""
+        begin = time.perf_counter_ns()
+        if is_split:
+            lease.handle.complete()
+            lease.is_pending = False
+        lease.forget()
+        if waiting is not None and waiting.is_cpu:
+            elapsed, rank = time.perf_counter_ns() - begin, self.ranks.rank
+            own = waiting if waiting.dim() == 1 else waiting[rank]
+            own[:rank] += elapsed
+            own[rank + 1 :] += elapsed
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
         trip = self.trip_of(handle)
@@ -269,7 +287,7 @@ class LowLatency:
     def trip_of(self, handle: Any) -> Trip:
         require(
             isinstance(handle, LowLatencyHandle),
-            f"handle is of type {type(handle).__name__}, expected one that low_latency_dispatch returned",
+            lambda: f"handle is of type {type(handle).__name__}, expected one that low_latency_dispatch returned",
         )
         trip: Trip = handle.trip
         require_state(trip.owner is self, "handle is of another buffer: pass it to the buffer that dispatched")
@@ -305,24 +323,6 @@ class Sources:
         return self._look()[1]
 
 
-class Waited:
-    """Adds the time of a receive half to the statistics of all other ranks, in nanoseconds; on CPUs."""
-
-    def __init__(self, statistics: torch.Tensor | None, ranks: Ranks) -> None:
-        self._statistics, self._ranks = statistics, ranks
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter_ns()
-
-    def __exit__(self, *exception: object) -> None:
-        if self._statistics is None or self._statistics.device.type != "cpu":
-            return
-        elapsed = time.perf_counter_ns() - self._begin
-        own = self._statistics if self._statistics.dim() == 1 else self._statistics[self._ranks.rank]
-        own[: self._ranks.rank] += elapsed
-        own[self._ranks.rank + 1 :] += elapsed
-
-
 def _check_dispatch(
     x: Any,
     topk_idx: torch.Tensor,
@@ -334,20 +334,24 @@ def _check_dispatch(
     num_ranks: int,
 ) -> None:
     check_topk_idx(topk_idx, num_experts, num_ranks)
-    require(max_tokens >= 1, f"num_max_dispatch_tokens_per_rank is {max_tokens}, allowed: 1 and more")
+    require(max_tokens >= 1, lambda: f"num_max_dispatch_tokens_per_rank is {max_tokens}, allowed: 1 and more")
     fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.dtype == torch.bfloat16 and x.is_contiguous()
-    require(fits, f"x is {describe(x)}, expected a contiguous [tokens, hidden] of torch.bfloat16")
+    require(fits, lambda: f"x is {describe(x)}, expected a contiguous [tokens, hidden] of torch.bfloat16")
     require(
         x.shape[0] == topk_idx.shape[0] and x.device == topk_idx.device,
-        f"x has {x.shape[0]} rows on {x.device}, topk_idx {topk_idx.shape[0]} on {topk_idx.device}: expected the same",
+        lambda: (
+            f"x has {x.shape[0]} rows on {x.device}, topk_idx {topk_idx.shape[0]} on {topk_idx.device}: expected the"
+            " same"
+        ),
     )
     require(
         x.shape[0] <= max_tokens,
-        f"x has {x.shape[0]} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})",
+        lambda: f"x has {x.shape[0]} rows, allowed: at most num_max_dispatch_tokens_per_rank ({max_tokens})",
     )
     unit = 4 * BLOCK if use_ue8m0 else BLOCK if use_fp8 else 8
     require(
-        x.shape[1] >= unit and x.shape[1] % unit == 0, f"x has {x.shape[1]} columns, allowed here: multiples of {unit}"
+        x.shape[1] >= unit and x.shape[1] % unit == 0,
+        lambda: f"x has {x.shape[1]} columns, allowed here: multiples of {unit}",
     )
     require(not use_ue8m0 or round_scale, "use_ue8m0 is True and round_scale False, allowed: both True")
     require(not use_ue8m0 or use_fp8, "use_ue8m0 is True and use_fp8 False, allowed: both True")
@@ -360,18 +364,20 @@ def _check_combine(
     shape = (trip.num_experts // num_ranks, num_ranks * trip.max_tokens, trip.hidden)
     require(
         tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
-        f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
+        lambda: f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
     )
     own = (trip.num_tokens, trip.topk)
-    require(tuple(topk_idx.shape) == own, f"topk_idx is {describe(topk_idx)}, expected {list(own)} as in dispatch")
+    require(
+        tuple(topk_idx.shape) == own, lambda: f"topk_idx is {describe(topk_idx)}, expected {list(own)} as in dispatch"
+    )
     require(
         tuple(topk_weights.shape) == own and topk_weights.dtype == torch.float32,
-        f"topk_weights is {describe(topk_weights)}, expected {list(own)} of torch.float32",
+        lambda: f"topk_weights is {describe(topk_weights)}, expected {list(own)} of torch.float32",
     )
     result = (trip.num_tokens, trip.hidden)
     require(
         out is None or (tuple(out.shape) == result and out.dtype == torch.bfloat16 and out.is_contiguous()),
-        f"out is {describe(out)}, expected a contiguous {list(result)} of torch.bfloat16",
+        lambda: f"out is {describe(out)}, expected a contiguous {list(result)} of torch.bfloat16",
     )
     check_waiting(waiting, "combine_wait_recv_cost_stats", num_ranks)
 
@@ -383,7 +389,9 @@ def _check_statistics(
         return
     require(
         isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in shapes and tensor.dtype == dtype,
-        f"{name} is {describe(tensor)}, expected {' or '.join(str(list(shape)) for shape in shapes)} of {dtype}",
+        lambda: (
+            f"{name} is {describe(tensor)}, expected {' or '.join(str(list(shape)) for shape in shapes)} of {dtype}"
+        ),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from crossdock.deep_ep import layout
@@ -31,20 +32,24 @@ class Tokens(NamedTuple):
         values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
         require(
             isinstance(values, torch.Tensor) and values.dim() == 2 and values.is_contiguous(),
-            f"x is {describe(values)}, expected a contiguous [tokens, hidden]",
+            lambda: f"x is {describe(values)}, expected a contiguous [tokens, hidden]",
         )
         require(
             values.element_size() <= 4 and values.shape[1] >= 1,
-            f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row",
+            lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row",
         )
         if scales is not None:
             shapes = isinstance(scales, torch.Tensor) and scales.dim() == 2 and scales.shape[1] >= 1
             require(
                 shapes and scales.element_size() == 4 and scales.shape[0] == values.shape[0],
-                f"the scales of x are {describe(scales)}, expected [{values.shape[0]}, scales per token] of 4-byte "
-                "elements",
+                lambda: (
+                    f"the scales of x are {describe(scales)}, expected [{values.shape[0]}, scales per token] of 4-byte "
+                    "elements"
+                ),
             )
-            require(scales.device == values.device, f"the scales of x are on {scales.device}, x on {values.device}")
+            require(
+                scales.device == values.device, lambda: f"the scales of x are on {scales.device}, x on {values.device}"
+            )
         return Tokens(values, scales)
 
     def received(self, values: torch.Tensor, scales: torch.Tensor | None) -> Any:
@@ -73,7 +78,7 @@ def route_of(handle: Any, owner: RowExchange) -> Route:
         items = iter(handle)
     route = next((item for item in items if isinstance(item, Route)), None)
     kind = type(handle).__name__
-    require(route is not None, f"handle is of type {kind}, expected one that a fresh dispatch returned")
+    require(route is not None, lambda: f"handle is of type {kind}, expected one that a fresh dispatch returned")
     assert route is not None
     require_state(route.owner is owner, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
     return route
@@ -109,7 +114,7 @@ class Normal:
             counts = torch.cat([num_tokens_per_rank, num_tokens_per_expert])
         agreed = Agreement(ranks, tuple(map(int, same)), x.shape[0], num_worst_tokens, counts)
         budget = agreed.most_rows
-        expected = int(agreed.rank_counts[:, ranks.rank].sum()) if counts is not None else None
+        expected = agreed.rows_here() if counts is not None else None
         if topk_idx is not None and (ranks.size > MOST_COLUMNS or topk < ranks.size):
             routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
         else:
@@ -128,11 +133,7 @@ class Normal:
         local_ids = local_weights = None
         if topk_idx is not None:
             local_ids, local_weights = self._labels(came["ids"], came["weights"], num_experts, topk_idx.dtype, route)
-        expert_counts: list[int] = []
-        if num_worst_tokens == 0:
-            local = num_experts // ranks.size
-            mine = agreed.expert_counts[:, ranks.rank * local : (ranks.rank + 1) * local].sum(dim=0)
-            expert_counts = (-(-mine // alignment) * alignment).tolist()
+        expert_counts = agreed.expert_counts_here(alignment) if num_worst_tokens == 0 else []
         items = self._items(route, agreed if counts is not None else None, came["number"], is_token_in_rank, has_nodes)
         handle = DispatchHandle(items, route)
         return tokens.received(received, came.get("scales")), local_ids, local_weights, expert_counts, handle
@@ -159,8 +160,8 @@ class Normal:
         def prefix(column: slice | int) -> torch.Tensor | None:
             if agreed is None:
                 return None
-            sums = agreed.rank_counts.cumsum(dim=0, dtype=torch.int32)[:, column]
-            return sums.contiguous().to(is_token_in_rank.device)
+            sums = np.cumsum(agreed.rank_counts, axis=0, dtype=np.int32)[:, column]
+            return torch.tensor(sums, device=is_token_in_rank.device)
 
         sources = numbers.flatten()
         if not has_nodes:
@@ -179,7 +180,9 @@ class Normal:
         route = route_of(handle, self.exchange)
         require(
             num_tokens == route.num_tokens,
-            f"{name} has {num_tokens} rows, expected those of the dispatch that made the handle: {route.num_tokens}",
+            lambda: (
+                f"{name} has {num_tokens} rows, expected those of the dispatch that made the handle: {route.num_tokens}"
+            ),
         )
         return route
 
@@ -191,7 +194,7 @@ class Normal:
         for bias in biases:
             require(
                 bias.shape == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
-                f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
+                lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
             )
         if topk_weights is not None:
             check_rows(topk_weights, route, "topk_weights", (torch.float32,))
@@ -208,7 +211,8 @@ def biases_of(bias: Any) -> list[torch.Tensor]:
     biases = [] if bias is None else [bias] if isinstance(bias, torch.Tensor) else list(bias)
     tensors = all(isinstance(one, torch.Tensor) for one in biases)
     require(
-        tensors and len(biases) <= 2, f"bias is of type {type(bias).__name__}, allowed: None, a tensor, or two of them"
+        tensors and len(biases) <= 2,
+        lambda: f"bias is of type {type(bias).__name__}, allowed: None, a tensor, or two of them",
     )
     return biases
 
@@ -217,8 +221,10 @@ def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, 
     fits = isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[0] == route.num_rows
     require(
         fits and tensor.dtype in dtypes and tensor.shape[1] >= 1 and tensor.is_contiguous(),
-        f"{name} is {describe(tensor)}, expected a contiguous [{route.num_rows}, ..], the rows that dispatch returned, "
-        f"of {' or '.join(map(str, dtypes))}",
+        lambda: (
+            f"{name} is {describe(tensor)}, expected a contiguous [{route.num_rows}, ..], the rows that dispatch"
+            f" returned, of {' or '.join(map(str, dtypes))}"
+        ),
     )
 
 

@@ -33,7 +33,9 @@ def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[An
 
         return group.rank(), num_ranks, gather
     for name in ("Get_rank", "Get_size", "allgather"):
-        require(hasattr(comm, name), f"comm is of type {type(comm).__name__}, which has no {name}, as mpi4py's have")
+        require(
+            hasattr(comm, name), lambda: f"comm is of type {type(comm).__name__}, which has no {name}, as mpi4py's have"
+        )
     return comm.Get_rank(), comm.Get_size(), comm.allgather
 
 
@@ -68,7 +70,7 @@ class Ranks:
         """The one whose groups take tensors of this device; collective the first time."""
         if device.type == "cpu":
             return self.cpus
-        require(device.type == "cuda", f"tensors are on device {device}, allowed: cpu, cuda")
+        require(device.type == "cuda", lambda: f"tensors are on device {device}, allowed: cpu, cuda")
         if self._of_gpus is None:
             unique = nccl.unique_id() if self.rank == 0 else bytes(nccl.ID_BYTES)
             unique = self.cpus.all_gather(unique)[0]

@@ -91,7 +91,10 @@ class RowExchange:
         lease.handle.update(routing.contiguous(), layout_info=LayoutInfo(recv_total_counter=total))
         if routing.device.type == "cpu":
             num_received = int(total)
-            require(budget == 0 or num_received <= budget, f"{num_received} rows come, but the outputs have {budget}")
+            require(
+                budget == 0 or num_received <= budget,
+                lambda: f"{num_received} rows come, but the outputs have {budget}",
+            )
         elif budget == 0 and num_received is None:
             num_received = int(total)
         num_rows = budget or num_received or 0
@@ -107,8 +110,10 @@ class RowExchange:
         is_captured = is_capturing()
         require_state(
             not is_captured,
-            f"the first call with {tokens} tokens, {row_bytes} bytes a row and {budget} rows grows the buffer, which "
-            "cannot be captured: make one such call before",
+            lambda: (
+                f"the first call with {tokens} tokens, {row_bytes} bytes a row and {budget} rows grows the buffer,"
+                " which cannot be captured: make one such call before"
+            ),
         )
         # Room for both directions of callers that send 8-bit rows and bring 16-bit rows home.
         capacity = max(capacity, 2 * row_bytes, size.capacity if size else 0)
@@ -136,7 +141,7 @@ class RowExchange:
         needed = carried.padded_bytes(num_bytes) + (parts.words.shape[1] if parts else 0)
         require(
             needed <= route.capacity,
-            f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}",
+            lambda: f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}",
         )
         received = carried.empty_carried(route.tensor_rows, num_bytes, tokens)
         handle, found = route.lease.handle, {}

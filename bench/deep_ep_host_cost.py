@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the calls of DeepEP's Buffer cost the host: one rank and one token of 128 elements, where little is moved.
+
+    python bench/deep_ep_host_cost.py [--rounds 100] [--calls 20]
+
+The rank is a thread, its tensors are on the CPU. Prints the smallest mean of the rounds for each kind of call, and for
+the calls of a crossdock.Handle that a low-latency pair stands on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import crossdock as ep
+
+try:
+    import torch
+except ImportError:
+    print("torch is not installed: skipped")
+    sys.exit(77)
+
+from crossdock.deep_ep import Buffer  # noqa: E402
+
+NUM_EXPERTS, TOPK, HIDDEN = 4, 2, 128
+
+
+def kinds_of(buffer: Any) -> dict[str, Callable[[], Any]]:
+    x = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
+    ids, weights = torch.tensor([[0, 1]]), torch.full((1, TOPK), 0.5)
+
+    def low_latency() -> None:
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 1, NUM_EXPERTS, use_fp8=False)
+        buffer.low_latency_combine(rows, ids, weights, handle)
+
+    def fresh() -> Any:
+        per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(ids, NUM_EXPERTS)
+        received = buffer.dispatch(
+            x,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=is_in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=ids,
+            topk_weights=weights,
+        )
+        buffer.combine(received[0], received[4])
+        return received[4]
+
+    handle = fresh()
+    return {
+        "low-latency dispatch and combine": low_latency,
+        "layout": lambda: buffer.get_dispatch_layout(ids, NUM_EXPERTS),
+        "layout, fresh dispatch, combine": fresh,
+        "cached dispatch": lambda: buffer.dispatch(x, handle=handle),
+    }
+
+
+def handle_pair(group: ep.Group) -> Callable[[], Any]:
+    """Dispatch and combine of low latency into new tensors, without the Buffer."""
+    x = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
+    ids, weights = torch.tensor([[0, 1]]), torch.full((1, TOPK), 0.5)
+    handle = group.init_handle(ep.Layout.EXPERT_MAJOR, TOPK)
+
+    def pair() -> None:
+        counts = torch.empty(NUM_EXPERTS, dtype=torch.int32)
+        rows = torch.empty(NUM_EXPERTS, 1, HIDDEN, dtype=torch.bfloat16)
+        handle.update(ids)
+        handle.dispatch(x, rows, layout_info=ep.LayoutInfo(expert_counters=counts))
+        combined = torch.empty(1, HIDDEN, dtype=torch.bfloat16)
+        handle.combine(rows, ep.CombineOutputs(tokens=combined, topk_weights=weights))
+        handle.forget_arrays()
+
+    return pair
+
+
+def mean_us(call: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) * 1e6 / calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--calls", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    [comm] = ep.Communicator.create_threads(1)
+    sizes = {"num_experts": NUM_EXPERTS, "max_dispatch_tokens_per_rank": 1, "max_token_bytes": 2 * HIDDEN}
+    with comm, ep.Group(comm, **sizes) as group:
+        buffer = Buffer(comm, low_latency_mode=True, explicitly_destroy=True)
+        kinds = kinds_of(buffer) | {"the library's part of the first": handle_pair(group)}
+        for name, call in kinds.items():
+            best = min(mean_us(call, options.calls) for _ in range(options.rounds))
+            print(f"{name:36} {best:8.1f} us")
+        buffer.destroy()
+
+
+if __name__ == "__main__":
+    main()
