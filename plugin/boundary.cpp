@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/boundary.h"
 
+#include <array>
 #include <atomic>
 #include <cstdio>
+#include <mutex>
 
 namespace crossdock::plugin {
 namespace {
 
 std::atomic<LogFunction> g_log{nullptr};
+std::mutex g_warning_mutex;
+std::array<char, 1024> g_warning = {};
 
 void log(int level, const char* sentence) noexcept {
     if (const LogFunction function = g_log.load()) {
@@ -20,7 +24,17 @@ void log(int level, const char* sentence) noexcept {
 }  // namespace
 
 void set_log(LogFunction log) noexcept { g_log.store(log); }
-void warn(const char* sentence) noexcept { log(kLogWarn, sentence); }
+void warn(const char* sentence) noexcept {
+    {
+        const std::lock_guard lock(g_warning_mutex);
+        std::snprintf(g_warning.data(), g_warning.size(), "%s", sentence);
+    }
+    log(kLogWarn, sentence);
+}
+void copy_last_warning(char* sentence, size_t bytes) noexcept {
+    const std::lock_guard lock(g_warning_mutex);
+    std::snprintf(sentence, bytes, "%s", g_warning.data());
+}
 void inform(const char* sentence) noexcept { log(kLogInfo, sentence); }
 
 }  // namespace crossdock::plugin

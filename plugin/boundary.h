@@ -2,6 +2,7 @@
 // The plugin's wall: no exception leaves it, and what went wrong stands in NCCL's log.
 #pragma once
 
+#include <cstddef>
 #include <exception>
 
 #include "core/error.h"
@@ -12,6 +13,8 @@ namespace crossdock::plugin {
 // NCCL's, once init was called.
 void set_log(LogFunction log) noexcept;
 void warn(const char* sentence) noexcept;
+// The last of them in this process, cut to `bytes` with its 0.
+void copy_last_warning(char* sentence, size_t bytes) noexcept;
 void inform(const char* sentence) noexcept;
 
 // Runs `call` and turns what it throws into a result.

@@ -150,4 +150,6 @@ extern const crossdock::plugin::Rma13 ncclRmaPlugin_v13 __attribute__((visibilit
 // How many blocks of contexts NCCL has made in this process through this plugin and not destroyed yet: 0 after
 // ncclDevCommCreate means that NCCL uses something else.
 __attribute__((visibility("default"))) int crossdockRmaPluginContexts(void);
+// The last warning in this process, cut to `bytes` with its 0; empty where there was none.
+__attribute__((visibility("default"))) void crossdockRmaPluginLastError(char* sentence, size_t bytes);
 }

@@ -275,5 +275,6 @@ const Rma13 ncclRmaPlugin_v13 = {
 };
 
 int crossdockRmaPluginContexts(void) { return g_num_contexts.load(); }
+void crossdockRmaPluginLastError(char* sentence, size_t bytes) { copy_last_warning(sentence, bytes); }
 
 }  // extern "C"

@@ -62,11 +62,30 @@ if [ "${NCCL_GIN_ENABLE:-1}" = 0 ]; then
 else
     line gin "NCCL_GIN_ENABLE ${NCCL_GIN_ENABLE:-not set}" "ok: GPU groups of several domains use what NCCL_RMA_PLUGIN names"
 fi
-plugin=$(compgen -G "build/*/plugin/libnccl-rma-crossdock.so" | head -n 1 || true)
-if [ -n "$plugin" ]; then
-    line plugin "$plugin" "NCCL loads it when NCCL_RMA_PLUGIN names it; now: ${NCCL_RMA_PLUGIN:-not set}"
+case ${NCCL_GIN_TYPE:-2} in
+    2 | -1) ;;
+    *) line gin_type "NCCL_GIN_TYPE $NCCL_GIN_TYPE" "GPU groups of several domains are refused: unset it, or set it to 2" ;;
+esac
+built=$(compgen -G "build/*/plugin/libnccl-rma-crossdock.so" | head -n 1 || true)
+line plugin "${built:-not built}" "$([ -n "$built" ] && echo "NCCL loads it when NCCL_RMA_PLUGIN names it" ||
+    echo "./dev build cuda nccl_rma_crossdock")"
+# The file that NCCL_RMA_PLUGIN names: by this name, or by the rest of a plugin's usual one.
+named=
+for name in "${NCCL_RMA_PLUGIN:-}" "libnccl-rma-${NCCL_RMA_PLUGIN:-}.so"; do
+    for folder in "" $(tr ':' ' ' <<<"${LD_LIBRARY_PATH:-}"); do
+        if [ -z "$named" ] && [ -f "${folder:+$folder/}$name" ]; then named=${folder:+$folder/}$name; fi
+    done
+done
+if [ -z "${NCCL_RMA_PLUGIN:-}" ]; then
+    line used "NCCL_RMA_PLUGIN not set" "GPU groups of several domains work where NCCL has a network of its own"
+elif [ -z "$named" ]; then
+    line used "NCCL_RMA_PLUGIN $NCCL_RMA_PLUGIN" "no such file: set it to the path of libnccl-rma-crossdock.so"
+elif ! grep -aqE 'ncclRmaPlugin_v1[34]' "$named"; then
+    line used "NCCL_RMA_PLUGIN $named" "no plugin for NCCL's RMA: set it to the path of libnccl-rma-crossdock.so"
+elif ! grep -aq crossdockRmaPluginContexts "$named"; then
+    line used "NCCL_RMA_PLUGIN $named" "another plugin than Crossdock's: nobody can tell whether NCCL uses it"
 else
-    line plugin "not built" "./dev build cuda nccl_rma_crossdock"
+    line used "NCCL_RMA_PLUGIN $named" "ok: groups warn where NCCL falls back to something else"
 fi
 if command -v ucx_info >/dev/null; then
     line ucx "$(ucx_info -v | sed -nE 's/^# (Library )?[Vv]ersion:? */UCX /p' | head -n 1)" \
@@ -96,6 +115,8 @@ if [ -f "$library" ]; then
     version=$(grep -aoE 'NCCL version [0-9]+\.[0-9]+\.[0-9]+' "$library" | grep -oE '[0-9.]+$' | head -n 1 || true)
     if [ "$(printf '%s\n' 2.30.4 "${version:-0}" | sort -V | head -n 1)" = 2.30.4 ]; then
         verdict="ok: GPU groups use it"
+        [ "$(printf '%s\n' 2.30.7 "$version" | sort -V | head -n 1)" = 2.30.7 ] ||
+            verdict="ok in one load/store domain; several need 2.30.7 or newer"
     else
         verdict="too old for GPU groups: 2.30.4 or newer is needed"
     fi
@@ -111,6 +132,23 @@ if gpus=$(nvidia-smi --query-gpu=compute_cap,name,driver_version --format=csv,no
         esac
         line gpu "${name# }, driver$driver" "$verdict"
     done <<<"$gpus"
+    # What NCCL asks of every GPU before it gives kernels a network: the driver's attribute 110.
+    lacking=$(python3 - 2>/dev/null <<'PYTHON' || echo unknown
+import ctypes, sys
+driver, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number)):
+    sys.exit(1)
+has = ctypes.c_int()
+print(*[gpu for gpu in range(number.value)
+        if driver.cuDeviceGetAttribute(ctypes.byref(has), 110, gpu) == 0 and not has.value])
+PYTHON
+    )
+    case $lacking in
+        "") line attribute "GPU_DIRECT_RDMA_WITH_CUDA_VMM" "ok: all GPUs have it, which NCCL's network for kernels asks" ;;
+        unknown) line attribute "GPU_DIRECT_RDMA_WITH_CUDA_VMM" "the driver could not be asked" ;;
+        *) line attribute "GPU $lacking without GPU_DIRECT_RDMA_WITH_CUDA_VMM" \
+            "NCCL gives kernels no network between several domains" ;;
+    esac
     [ "$(wc -l <<<"$gpus")" -gt 1 ] || line ranks "one GPU" "NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks share it"
 else
     line gpu "no NVIDIA driver, or no GPU" "./dev gpu-bundle makes a folder to run where one is"

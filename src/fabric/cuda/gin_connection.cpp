@@ -1,23 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cuda/gin_connection.h"
 
+#include <cuda.h>
 #include <nccl_device.h>
 
 #include <algorithm>
 
 #include "core/log.h"
+#include "fabric/cuda/gin_advice.h"
 #include "runtime/cuda/cuda_check.h"
 
 namespace crossdock {
 namespace {
 
+// Asked of the driver, since the runtime does not know the attribute.
+bool lacks_attribute(int device) {
+    constexpr unsigned kDriverVersion = 11020;  // the attribute's first
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t result =
+        cudaGetDriverEntryPointByVersion("cuDeviceGetAttribute", &function, kDriverVersion, cudaEnableDefault, &status);
+    if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) return false;
+    int has_it = 1;
+    const CUresult answer = reinterpret_cast<decltype(&cuDeviceGetAttribute)>(function)(
+        &has_it, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
+    return answer == CUDA_SUCCESS && has_it == 0;
+}
+
 void expect_gin(const NcclRank& self) {
     const ncclCommProperties_t properties = properties_of(self);
     require(properties.ginType != NCCL_GIN_TYPE_NONE, ncclInvalidUsage,
             "several load/store domains on GPUs need NCCL's GPU-initiated networking, which is off for this "
-            "communicator of {} ranks: set NCCL_RMA_PLUGIN to libnccl-rma-crossdock.so (docs/plugin.md), and leave "
-            "NCCL_GIN_ENABLE at 1",
-            self.num_ranks);
+            "communicator of {} ranks: {}",
+            self.num_ranks, gin_advice_for(self));
     require(properties.ginType == NCCL_GIN_TYPE_PROXY, ncclInvalidUsage,
             "NCCL has chosen a network of type {} for kernels, this build speaks type {} (proxy): set NCCL_GIN_TYPE={}",
             static_cast<int>(properties.ginType), static_cast<int>(NCCL_GIN_TYPE_PROXY),
@@ -33,9 +48,9 @@ class Connection final : public GinConnection {
         needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
         const ncclResult_t result = self_.nccl->ncclDevCommCreate(self_.comm, &needs, &comm_);
         require(result == ncclSuccess, ncclInvalidUsage,
-                "NCCL gives kernels no network between load/store domains ({}): leave NCCL_GIN_ENABLE at 1, and see "
-                "docs/plugin.md for what the plugin needs",
-                self_.nccl->ncclGetLastError(self_.comm));
+                "NCCL gives kernels no network between load/store domains ({}): {}",
+                self_.nccl->ncclGetLastError(self_.comm), gin_advice_for(self_));
+        if (const std::string fallback = gin_fallback(); !fallback.empty()) warn(fallback);
         try {
             check_cuda(cudaMalloc(&device_comm_, sizeof(comm_)), "cudaMalloc");
             check_cuda(cudaMemcpy(device_comm_, &comm_, sizeof(comm_), cudaMemcpyHostToDevice), "cudaMemcpy");
@@ -63,6 +78,10 @@ class Connection final : public GinConnection {
 };
 
 }  // namespace
+
+std::string gin_advice_for(const NcclRank& self) {
+    return gin_advice(self.nccl->version, lacks_attribute(self.device) ? self.device : kGpuFits);
+}
 
 std::unique_ptr<GinConnection> GinConnection::make(const NcclRank& self, Deadline deadline) {
     expect_gin(self);

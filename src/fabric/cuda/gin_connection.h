@@ -3,15 +3,20 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "fabric/cuda/registered_memory.h"
 
 namespace crossdock {
 
+// Half a sentence: what keeps NCCL from giving this rank's kernels a network, as far as can be seen, and what to set.
+std::string gin_advice_for(const NcclRank& self);
+
 class GinConnection {
   public:
     // Collective: NCCL connects all ranks. Error with ncclInvalidUsage that says what to do where there is no GIN, or
     // one that these kernels do not speak; with ncclRemoteError where some rank does not come before the deadline.
+    // Warns where NCCL has fallen back to something else than NCCL_RMA_PLUGIN names.
     static std::unique_ptr<GinConnection> make(const NcclRank& self, Deadline deadline);
 
     virtual ~GinConnection() = default;

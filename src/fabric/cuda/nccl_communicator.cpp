@@ -140,9 +140,9 @@ void NcclCommunicator::expect_device_api() const {
     // NCCL 2.30 without a GPU-initiated network offers nothing where there are several domains.
     require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
             "the communicator's {} ranks form {} load/store domains of {} ranks, and NCCL has no network for kernels "
-            "between them: set NCCL_RMA_PLUGIN to libnccl-rma-crossdock.so (docs/plugin.md) and leave NCCL_GIN_ENABLE "
-            "at 1; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and NCCL_HOSTID",
-            self_.num_ranks, properties.nLsaTeams, self_.domain_ranks);
+            "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and "
+            "NCCL_HOSTID",
+            self_.num_ranks, properties.nLsaTeams, self_.domain_ranks, gin_advice_for(self_));
     require(properties.deviceApiSupport, ncclInvalidUsage,
             "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
             "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE and NCCL_P2P_DISABLE must not "

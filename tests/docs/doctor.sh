@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# ./dev doctor tells for each value of NCCL's variables whether a network for kernels can come of it.
+#   doctor.sh FOLDER     where the imitated plugins lie
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+folder=$1
+
+# expect VARIABLE=VALUE WORDS
+expect() {
+    local said
+    said=$(env "$1" tools/doctor.sh)
+    grep -qF "$2" <<<"$said" || {
+        printf 'with %s doctor does not say "%s", but:\n%s\n' "$1" "$2" "$said"
+        exit 1
+    }
+}
+unset NCCL_RMA_PLUGIN NCCL_GIN_ENABLE NCCL_GIN_TYPE
+expect NCCL_RMA_PLUGIN= "work where NCCL has a network of its own"
+expect NCCL_RMA_PLUGIN=/nowhere/plugin.so "no such file: set it to the path of"
+expect NCCL_RMA_PLUGIN="$folder/libno_plugin.so" "no plugin for NCCL's RMA"
+expect NCCL_RMA_PLUGIN="$folder/libforeign_plugin.so" "another plugin than Crossdock's"
+expect NCCL_RMA_PLUGIN="$folder/libimitation_plugin.so" "ok: groups warn where NCCL falls back"
+expect NCCL_GIN_ENABLE=0 "GPU groups of several domains are refused: take it away"
+expect NCCL_GIN_TYPE=3 "unset it, or set it to 2"
