@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <vector>
+
 #include "device/numeric.h"
 
 namespace crossdock {
@@ -14,5 +16,21 @@ template <typename Sum>
 void sign_sums(DType dtype, const std::byte* entries, uint32_t count, SignSums& sums);
 
 void shift_by_sign(DType dtype, std::byte* entries, uint32_t count, float up, float down);
+
+// The same functions, compiled for one set of instructions: their results have the same bits.
+struct SignVariant {
+    const char* name;
+    void (*sums_in_fp32)(DType, const std::byte*, uint32_t, SignSums&);
+    void (*sums_in_fp64)(DType, const std::byte*, uint32_t, SignSums&);
+    void (*shift)(DType, std::byte*, uint32_t, float, float);
+};
+extern const SignVariant kPlainSigns;
+#if defined(__x86_64__)
+extern const SignVariant kAvx2Signs;    // and F16C
+extern const SignVariant kAvx512Signs;  // F, BW, DQ, VL
+#endif
+
+// Those that this processor has; the functions above are the first one's.
+std::vector<const SignVariant*> sign_variants();
 
 }  // namespace crossdock::cpu
