@@ -62,6 +62,9 @@ Session::Session(ncclComm_t comm, Input input, bool has_ht, bool is_stoppable, b
 }
 
 Session::~Session() {
+    for (const A2sgd& made : a2sgds_) {
+        crossdockA2sgdDestroy(made.a2sgd);
+    }
     for (const Handle& handle : handles_) {
         ncclEpHandleDestroy(handle.handle);
     }
@@ -75,7 +78,11 @@ Session::~Session() {
 
 void Session::run() {
     // Most programs begin with something to work on.
-    if (input_.byte() < 224) {
+    const uint8_t kind = input_.byte();
+    is_about_a2sgd_ = kind >= 240;
+    if (is_about_a2sgd_) {
+        create_a2sgd();
+    } else if (kind < 224) {
         create_group();
         init_handle();
         update_handle();

@@ -70,6 +70,13 @@ class Session {
         uint32_t alignment = 0;
     };
 
+    struct A2sgd {
+        crossdockA2sgd_t a2sgd = nullptr;
+        uint64_t count = 0;       // entries
+        bool is_between = false;  // the halves of a step
+        uint64_t num_steps = 0;
+    };
+
     // session.cpp: what calls are made of, and what holds after them.
     FuzzTensor& make_tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents);
     ncclEpTensor_t* tensor(ncclDataType_t dtype, std::initializer_list<size_t> extents);
@@ -128,6 +135,16 @@ class Session {
     void dispatch_ht(Handle& handle);
     void combine_ht(const Handle& handle);
 
+    // session_a2sgd_calls.cpp: gradients of up to three pieces, halves of steps in any order.
+    std::vector<crossdockA2sgdPiece_t> make_pieces();
+    A2sgd* choose_a2sgd();
+    void create_a2sgd();
+    void set_pieces(const A2sgd& chosen);
+    void begin_a2sgd(A2sgd& chosen);
+    void end_a2sgd(A2sgd& chosen);
+    void report_a2sgd(const A2sgd& chosen);
+    void use_a2sgd();
+
     static constexpr int kMaxSteps = 48;
     static constexpr size_t kWindowBytes = 32768;
 
@@ -139,6 +156,9 @@ class Session {
     int num_ranks_ = 1;
     std::vector<Group> groups_;
     std::vector<Handle> handles_;
+    std::vector<A2sgd> a2sgds_;
+    std::list<std::vector<uint8_t>> gradients_;
+    bool is_about_a2sgd_ = false;
     std::list<FuzzTensor> tensors_;  // of all calls: what operations borrow must stay
     std::vector<FuzzTensor*> tensors_of_call_;
     void* window_memory_ = nullptr;

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "fuzz/session.h"
+
+namespace crossdock::fuzz {
+namespace {
+
+[[noreturn]] void violate(const char* what) {
+    std::fprintf(stderr, "A2SGD: %s\n", what);
+    std::abort();
+}
+
+size_t bytes_of_type(ncclDataType_t type) { return type == ncclFloat16 || type == ncclBfloat16 ? 2 : 4; }
+
+}  // namespace
+
+std::vector<crossdockA2sgdPiece_t> Session::make_pieces() {
+    static constexpr ncclDataType_t kTypes[] = {ncclFloat32, ncclBfloat16, ncclFloat16, ncclFloat32};
+    std::vector<crossdockA2sgdPiece_t> pieces(1 + input_.below(3));
+    for (crossdockA2sgdPiece_t& piece : pieces) {
+        piece.datatype = input_.rarely() ? static_cast<ncclDataType_t>(input_.byte()) : kTypes[input_.below(4)];
+        // Beyond a row of columns; beyond a chunk, and a segment of them.
+        static constexpr uint32_t kSteps[] = {1, 5, 40, 140};
+        piece.count = input_.byte() * kSteps[input_.below(4)];
+        piece.name = input_.below(2) == 0 ? nullptr : "layer";
+        std::vector<uint8_t>& memory = gradients_.emplace_back(piece.count * bytes_of_type(piece.datatype));
+        // Any bits are a number, or none: mostly those that are one in every type.
+        const uint8_t top = input_.byte();
+        for (size_t i = 0; i < memory.size(); ++i)
+            memory[i] = static_cast<uint8_t>(i % 2 == 1 && top < 240 ? (i * 31 & 0x80u) | (top & 0x3fu) : i * 37 + top);
+        piece.data = memory.empty() ? nullptr : memory.data();
+        if (!input_.rarely()) continue;
+        switch (input_.below(3)) {
+            case 0:
+                piece.data = nullptr;
+                break;
+            case 1:
+                piece.data = memory.data() + 1;
+                piece.count = piece.count > 0 ? piece.count - 1 : 0;
+                break;
+            default:
+                piece.count = ~size_t{0} >> input_.below(3);
+        }
+    }
+    return pieces;
+}
+
+Session::A2sgd* Session::choose_a2sgd() {
+    static thread_local A2sgd none;
+    none = {};
+    const uint32_t choice = input_.below(static_cast<uint32_t>(a2sgds_.size()) + 1);
+    if (a2sgds_.empty() || (choice == a2sgds_.size() && input_.rarely())) return &none;
+    return &a2sgds_[choice % a2sgds_.size()];
+}
+
+void Session::create_a2sgd() {
+    const std::vector<crossdockA2sgdPiece_t> pieces = make_pieces();
+    Padded<crossdockA2sgdConfig_t> config;
+    config.whole.sums = static_cast<crossdockA2sgdSums_t>(input_.or_edge(input_.below(2)));
+    config.whole.skip_nonfinite = static_cast<int>(input_.or_edge(input_.below(2)));
+    config.whole.domain_ranks = input_.rarely() ? input_.or_edge(1) : input_.below(2);
+    config.whole.timeout_ns = 1'000'000'000;
+    crossdockA2sgd_t const before = reinterpret_cast<crossdockA2sgd_t>(uintptr_t{0x5a5a5a5a5a5a5a5a});
+    const size_t num_pieces = input_.rarely() ? ~size_t{0} >> input_.below(64) : pieces.size();
+    A2sgd made{before, 0, false, 0};
+    for (const crossdockA2sgdPiece_t& piece : pieces) made.count += piece.count;
+    // As many as there are, or more than can be.
+    const size_t given_pieces = num_pieces <= pieces.size() || num_pieces > 16'777'214 ? num_pieces : pieces.size();
+    if (given_pieces < pieces.size()) made.count = 0;
+    const ncclResult_t result = crossdockA2sgdCreate(
+        input_.rarely() ? nullptr : &made.a2sgd, input_.rarely() ? nullptr : comm_,
+        input_.rarely() ? nullptr : pieces.data(), given_pieces, input_.below(3) == 0 ? nullptr : break_struct(config));
+    if (result != ncclSuccess && made.a2sgd != before) violate("a failed creation has written its output");
+    expect(result, "crossdockA2sgdCreate");
+    if (result == ncclSuccess) a2sgds_.push_back(made);
+}
+
+// Mostly of as many entries as there were.
+void Session::set_pieces(const A2sgd& chosen) {
+    std::vector<crossdockA2sgdPiece_t> pieces = make_pieces();
+    if (input_.below(4) != 0 && chosen.count < (1u << 17)) {
+        std::vector<uint8_t>& memory = gradients_.emplace_back(chosen.count * 4);
+        pieces = {{memory.data(), chosen.count, ncclFloat32, "moved"}};
+    }
+    const ncclResult_t result = crossdockA2sgdSetPieces(chosen.a2sgd, pieces.data(), pieces.size());
+    if (result == ncclSuccess && chosen.is_between) violate("pieces have moved within a step");
+    expect(result, "crossdockA2sgdSetPieces");
+}
+
+void Session::begin_a2sgd(A2sgd& chosen) {
+    const ncclResult_t result = crossdockA2sgdBegin(chosen.a2sgd, nullptr);
+    if (result == ncclSuccess && chosen.is_between) violate("a step has begun twice");
+    expect(result, "crossdockA2sgdBegin");
+    chosen.is_between |= result == ncclSuccess;
+}
+
+void Session::end_a2sgd(A2sgd& chosen) {
+    const std::list<std::vector<uint8_t>> before = gradients_;
+    const ncclResult_t result = crossdockA2sgdEnd(chosen.a2sgd, nullptr);
+    if (result == ncclSuccess && !chosen.is_between) violate("a step has ended that had not begun");
+    if (result != ncclSuccess && gradients_ != before) violate("an end that failed has moved a gradient");
+    expect(result, "crossdockA2sgdEnd");
+    if (result != ncclSuccess) return;
+    chosen.is_between = false;
+    ++chosen.num_steps;
+}
+
+void Session::report_a2sgd(const A2sgd& chosen) {
+    Padded<crossdockA2sgdReport_t> report;
+    crossdockA2sgdReport_t* const given = break_struct(report);
+    const ncclResult_t result = crossdockA2sgdReport(chosen.a2sgd, given);
+    expect(result, "crossdockA2sgdReport");
+    if (result != ncclSuccess) return;
+    if (given->step != chosen.num_steps) violate("the report is not of the last step");
+    if (given->step > 0 && given->num_nonnegative > given->count) violate("more entries are counted than there are");
+    if (given->nonfinite_name != nullptr && std::strlen(given->nonfinite_name) == 0) violate("a piece has no name");
+}
+
+void Session::use_a2sgd() {
+    switch (a2sgds_.empty() ? input_.below(2) * 6 : input_.below(8)) {
+        case 0:
+            create_a2sgd();
+            break;
+        case 1:
+            set_pieces(*choose_a2sgd());
+            break;
+        case 2:
+            begin_a2sgd(*choose_a2sgd());
+            break;
+        case 3:
+            end_a2sgd(*choose_a2sgd());
+            break;
+        case 4: {
+            A2sgd& chosen = *choose_a2sgd();
+            begin_a2sgd(chosen);
+            end_a2sgd(chosen);
+            break;
+        }
+        case 5:
+            report_a2sgd(*choose_a2sgd());
+            break;
+        case 6:
+            // The list keeps it: what is destroyed must be refused from then on.
+            expect(crossdockA2sgdDestroy(choose_a2sgd()->a2sgd), "crossdockA2sgdDestroy");
+            break;
+        default: {
+            A2sgd& chosen = *choose_a2sgd();
+            begin_a2sgd(chosen);
+            report_a2sgd(chosen);
+            end_a2sgd(chosen);
+            report_a2sgd(chosen);
+        }
+    }
+}
+
+}  // namespace crossdock::fuzz
