@@ -213,8 +213,8 @@ typedef struct {
     uint64_t bytes_inside;  /* ... with scales and headers */
     uint64_t rows_crossed;  /* to the other domains ... */
     uint64_t bytes_crossed; /* ... with all that went there: scales, headers, counts, weights, 8 bytes a signal */
-    uint64_t puts;          /* messages that carried bytes to other domains */
-    uint64_t signals;       /* messages that raised a signal there */
+    uint64_t puts;          /* messages that carried bytes to other domains, perhaps with a signal behind them */
+    uint64_t signals;       /* messages that only raised a signal there */
 } crossdockTraffic_t;
 
 #define CROSSDOCK_TRAFFIC_INIT \

@@ -33,11 +33,11 @@ def distinct_ranks(ranks, experts, topk):
 
 
 class Operation:
-    """What one rank sends to other nodes, expected."""
+    """What one rank sends to other nodes, expected. carried: signals that travel with a put; signals: those alone."""
 
-    def __init__(self, rows, row_bytes, puts, put_bytes, signals):
+    def __init__(self, rows, row_bytes, puts, put_bytes, carried, signals):
         self.rows, self.puts, self.signals = rows, rows + puts, signals
-        self.bytes = rows * row_bytes + put_bytes + signals * SIGNAL_BYTES
+        self.bytes = rows * row_bytes + put_bytes + (carried + signals) * SIGNAL_BYTES
 
 
 def dispatch(ranks, domain, tokens, topk, experts, row_bytes, distinct, with_rows):
@@ -46,13 +46,13 @@ def dispatch(ranks, domain, tokens, topk, experts, row_bytes, distinct, with_row
     rows = tokens * distinct * far / ranks
     header_bytes = 16 * (1 + topk)
     count_bytes = 8 * (with_rows * (1 + experts // ranks) + (1 - with_rows))
-    return Operation(rows, row_bytes + header_bytes, far * (1 + with_rows), far * count_bytes, 2 * far)
+    return Operation(rows, row_bytes + header_bytes, far * (1 + with_rows), far * count_bytes, far, far)
 
 
 def combine(ranks, domain, tokens, rows_of_token, row_bytes, with_rows):
     far = ranks - domain
     rows = tokens * rows_of_token * far / ranks
-    return Operation(rows, row_bytes, far * with_rows, far * with_rows * 8, far * (1 + with_rows))
+    return Operation(rows, row_bytes, far * with_rows, far * with_rows * 8, far * with_rows, far)
 
 
 def counted_model(run):
@@ -91,7 +91,7 @@ def model_table():
         exact = combine(ranks, domain, tokens, topk, row_bytes, 1)
         sums = combine(ranks, domain, tokens, distinct, row_bytes, 1)
         far = ranks - domain
-        sums.puts += far  # weights, behind a signal of their own
+        sums.puts += far  # weights, with a signal of their own
         sums.bytes += far * (tokens * 16 * topk / 2 + SIGNAL_BYTES)
         cells = [nodes, ranks]
         for operation in (there, exact, sums):
@@ -113,9 +113,10 @@ def ht_table():
         crossing = tokens * distinct_ranks(nodes, experts, topk) * (nodes - 1) / nodes
         by_rank = tokens * distinct_ranks(ranks, experts, topk) * far / ranks
         weights = by_rank * 4 * (min(topk, experts // ranks) + 3) // 4 * 4
-        signals = 2 * crossing + 2 * chunks * far + far
-        there = crossing * row_bytes + weights + signals * SIGNAL_BYTES
-        rows.append((nodes, ranks, f"{crossing:.0f}", f"{there / 1e6:.1f}", f"{crossing + chunks * far:.0f}",
+        puts = crossing + chunks * far  # each carries a signal, and each gets a credit
+        signals = puts + far
+        there = crossing * row_bytes + weights + (puts + signals) * SIGNAL_BYTES
+        rows.append((nodes, ranks, f"{crossing:.0f}", f"{there / 1e6:.1f}", f"{puts:.0f}",
                      f"{signals:.0f}", f"{there / NIC_BYTES_PER_US:.0f}",
                      f"{by_rank * row_bytes / NIC_BYTES_PER_US:.0f}"))
     return table(("nodes:", "ranks:", "rows:", "MB:", "puts:", "signals:", "us:", "us, a row a rank:"), rows)

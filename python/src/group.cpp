@@ -137,7 +137,7 @@ void bind_traffic(nb::module_& module) {
         .def_ro("rows_crossed", &Traffic::rows_crossed, "To the other domains.")
         .def_ro("bytes_crossed", &Traffic::bytes_crossed, "With all that went there.")
         .def_ro("puts", &Traffic::puts, "Messages that carried bytes to other domains.")
-        .def_ro("signals", &Traffic::signals, "Messages that raised a signal there.");
+        .def_ro("signals", &Traffic::signals, "Messages that only raised a signal there.");
 }
 
 void bind_group(nb::module_& module) {

@@ -64,6 +64,35 @@ CROSSDOCK_DEVICE void signal_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unuse
 #endif
 }
 
+// put_to_peer and, behind it, signal_peer, as one message where the network can do that.
+CROSSDOCK_DEVICE void put_with_signal_to_peer([[maybe_unused]] const Ctx& ctx,
+                                              [[maybe_unused]] const NetworkHandle& network, [[maybe_unused]] int peer,
+                                              [[maybe_unused]] uint64_t target, [[maybe_unused]] uint64_t source,
+                                              [[maybe_unused]] uint64_t bytes, [[maybe_unused]] uint64_t word,
+                                              [[maybe_unused]] uint64_t increase) {
+#if !defined(__CUDACC__)
+    // A put to another host waits in this rank for the signal behind it, and takes it along.
+    put_to_peer(ctx, network, peer, target, source, bytes);
+    signal_peer(ctx, network, peer, word, increase);
+#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+    gin::put_with_signal(network, peer, target, source, bytes, word, increase);
+#endif
+}
+
+// The same for put_value_to_peer.
+CROSSDOCK_DEVICE void put_value_with_signal_to_peer([[maybe_unused]] const Ctx& ctx,
+                                                    [[maybe_unused]] const NetworkHandle& network,
+                                                    [[maybe_unused]] int peer, [[maybe_unused]] uint64_t target,
+                                                    [[maybe_unused]] uint64_t value, [[maybe_unused]] uint64_t word,
+                                                    [[maybe_unused]] uint64_t increase) {
+#if !defined(__CUDACC__)
+    put_value_to_peer(ctx, network, peer, target, value);
+    signal_peer(ctx, network, peer, word, increase);
+#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+    gin::put_value_with_signal(network, peer, target, value, word, increase);
+#endif
+}
+
 // The sources of all that this rank has put may be overwritten; it may not have arrived yet.
 CROSSDOCK_DEVICE void flush_network([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network) {
 #if !defined(__CUDACC__)

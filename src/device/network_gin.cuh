@@ -35,6 +35,23 @@ inline __device__ __noinline__ void put_value(const NetworkHandle& network, int 
     gin.putValue(ncclTeamWorld(comm), peer, window_of(network), target, value);
 }
 
+// With the signal in the same message, strong as the one that goes alone.
+inline __device__ __noinline__ void put_with_signal(const NetworkHandle& network, int peer, uint64_t target,
+                                                    uint64_t source, uint64_t bytes, uint64_t word, uint64_t increase) {
+    const ncclDevComm& comm = comm_of(network);
+    const ncclGin gin(comm, context_of(network, peer));
+    gin.put(ncclTeamWorld(comm), peer, window_of(network), target, window_of(network), source, bytes,
+            ncclGin_StrongVASignalAdd{window_of(network), word, increase});
+}
+
+inline __device__ __noinline__ void put_value_with_signal(const NetworkHandle& network, int peer, uint64_t target,
+                                                          uint64_t value, uint64_t word, uint64_t increase) {
+    const ncclDevComm& comm = comm_of(network);
+    const ncclGin gin(comm, context_of(network, peer));
+    gin.putValue(ncclTeamWorld(comm), peer, window_of(network), target, value,
+                 ncclGin_StrongVASignalAdd{window_of(network), word, increase});
+}
+
 inline __device__ __noinline__ void signal(const NetworkHandle& network, int peer, uint64_t word, uint64_t increase) {
     const ncclDevComm& comm = comm_of(network);
     const ncclGin gin(comm, context_of(network, peer));

@@ -44,8 +44,8 @@ CROSSDOCK_DEVICE void tell_number(const Ctx& ctx, const MaskExchange& exchange, 
         ctx.store_release_system(barrier_word(exchange, peer, phase, exchange.rank), word);
         return;
     }
-    put_value(ctx, exchange.reach, peer, far_barrier(exchange, phase, exchange.rank), word);
-    raise_signal(ctx, exchange.reach, Signal::kBarrier, peer, barrier_signal(exchange, phase));
+    put_value_and_raise(ctx, exchange.reach, peer, far_barrier(exchange, phase, exchange.rank), word,
+                        raise_of(exchange.reach, Signal::kBarrier, peer, barrier_signal(exchange, phase)));
 }
 
 // 0 where it has not come.

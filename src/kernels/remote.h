@@ -22,37 +22,70 @@ CROSSDOCK_DEVICE void count_rows(const Ctx& ctx, const Reach& reach, int peer, u
     if (!crosses) count_traffic(ctx, reach, Traffic::kInsideBytes, bytes);
 }
 
-CROSSDOCK_DEVICE void put(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t source,
-                          uint64_t bytes) {
-    put_to_peer(ctx, reach.network, peer, target, source, bytes);
+// Counted first: so little has to be kept over the call that sends.
+CROSSDOCK_DEVICE void count_put(const Ctx& ctx, const Reach& reach, uint64_t bytes) {
     count_traffic(ctx, reach, Traffic::kPuts, 1);
     count_traffic(ctx, reach, Traffic::kCrossedBytes, bytes);
 }
 
+CROSSDOCK_DEVICE void put(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t source,
+                          uint64_t bytes) {
+    count_put(ctx, reach, bytes);
+    put_to_peer(ctx, reach.network, peer, target, source, bytes);
+}
+
 CROSSDOCK_DEVICE void put_value(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t value) {
+    count_put(ctx, reach, sizeof(value));
     put_value_to_peer(ctx, reach.network, peer, target, value);
-    count_traffic(ctx, reach, Traffic::kPuts, 1);
-    count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(value));
 }
 
-// Raises a word of the peer's to a value, behind all that was put to it. It adds what is missing to the value before,
-// which this rank keeps in a word of its own: signals that overtake each other add up all the same, and a word never
-// says more than is true. One thread a word at a time.
-CROSSDOCK_DEVICE void raise_word(const Ctx& ctx, const Reach& reach, int peer, uint64_t word, uint64_t raised_word,
-                                 uint64_t value) {
-    uint64_t* raised = reinterpret_cast<uint64_t*>(reach.network.local + raised_word);
+// A word of the peer's that grows to `value`. A signal adds what is missing to the value before, which this rank keeps
+// in a word of its own: signals that overtake each other add up all the same, and a word never says more than is true.
+// One thread a word at a time.
+struct Raise {
+    uint64_t word;    // the peer's
+    uint64_t raised;  // this rank's: the value before
+    uint64_t value;
+};
+
+// This rank's signal at the peer.
+CROSSDOCK_DEVICE Raise raise_of(const Reach& reach, Signal signal, int peer, uint64_t value) {
+    return {signal_offset(reach, reach.signals, signal, reach.rank), signal_offset(reach, reach.raised, signal, peer),
+            value};
+}
+
+// What is to be added; 0: the word had that value already.
+CROSSDOCK_DEVICE uint64_t take_increase(const Reach& reach, const Raise& raise) {
+    uint64_t* raised = reinterpret_cast<uint64_t*>(reach.network.local + raise.raised);
     const uint64_t before = *raised;
-    if (before == value) return;
-    *raised = value;
-    signal_peer(ctx, reach.network, peer, word, value - before);
-    count_traffic(ctx, reach, Traffic::kSignals, 1);
-    count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(value));
+    *raised = raise.value;
+    return raise.value - before;
 }
 
-// The same for this rank's signal at the peer.
+// Behind all that was put to the peer.
+CROSSDOCK_DEVICE void raise_word(const Ctx& ctx, const Reach& reach, int peer, const Raise& raise) {
+    const uint64_t increase = take_increase(reach, raise);
+    if (increase == 0) return;
+    count_traffic(ctx, reach, Traffic::kSignals, 1);
+    count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(raise.value));
+    signal_peer(ctx, reach.network, peer, raise.word, increase);
+}
+
 CROSSDOCK_DEVICE void raise_signal(const Ctx& ctx, const Reach& reach, Signal signal, int peer, uint64_t value) {
-    raise_word(ctx, reach, peer, signal_offset(reach, reach.signals, signal, reach.rank),
-               signal_offset(reach, reach.raised, signal, peer), value);
+    raise_word(ctx, reach, peer, raise_of(reach, signal, peer, value));
+}
+
+// A put, and behind it and all before it a signal, as one message.
+CROSSDOCK_DEVICE void put_and_raise(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t source,
+                                    uint64_t bytes, const Raise& raise) {
+    count_put(ctx, reach, bytes + sizeof(raise.value));
+    put_with_signal_to_peer(ctx, reach.network, peer, target, source, bytes, raise.word, take_increase(reach, raise));
+}
+
+CROSSDOCK_DEVICE void put_value_and_raise(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t value,
+                                          const Raise& raise) {
+    count_put(ctx, reach, sizeof(value) + sizeof(raise.value));
+    put_value_with_signal_to_peer(ctx, reach.network, peer, target, value, raise.word, take_increase(reach, raise));
 }
 
 // The peer has raised its signal that far: what it put before is here.

@@ -74,9 +74,9 @@ struct Expected {
                     traffic.bytes_inside += rows * (row_bytes + header_bytes);
                     continue;
                 }
-                traffic.signals += 3;  // it has come to the dispatch and to the combine; all rows are there
+                traffic.signals += 2;  // it has come to the dispatch and to the combine
                 traffic.rows_crossed += rows;
-                traffic.puts += rows + (rows > 0 ? 2 : 1);  // rows, headers, count
+                traffic.puts += rows + (rows > 0 ? 2 : 1);  // rows, headers, count with the signal behind all of them
                 traffic.bytes_crossed += rows * (row_bytes + header_bytes) + 8 + 3 * 8;
             }
             const uint64_t back = tokens[rank].size();
@@ -84,9 +84,8 @@ struct Expected {
                 traffic.rows_inside += back;
                 traffic.bytes_inside += back * row_bytes;
             } else if (back > 0) {
-                traffic.signals += 1;
                 traffic.rows_crossed += back;
-                traffic.puts += back + 1;  // rows, and which operation they are of
+                traffic.puts += back + 1;  // rows, and which operation they are of, with the signal
                 traffic.bytes_crossed += back * row_bytes + 8 + 8;
             }
         }

@@ -89,6 +89,12 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int doma
         traffic.puts += bytes > 0 ? 1 : 0;
         traffic.bytes_crossed += bytes;
     };
+    // Without bytes the signal goes alone.
+    const auto put_and_raise = [&](uint64_t bytes) {
+        put(bytes);
+        traffic.signals += bytes > 0 ? 0 : 1;
+        traffic.bytes_crossed += 8;
+    };
     const auto raise = [&](uint64_t num) {
         traffic.signals += num;
         traffic.bytes_crossed += 8 * num;
@@ -98,32 +104,30 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int doma
     for (int peer = 0; peer < num_ranks; ++peer) {
         if (!is_far(peer)) continue;
         put(16 * words * tokens);  // which of its experts the tokens go to
-        put(8);                    // how many tokens
-        put(8);                    // how many rows come here
+        put_and_raise(8);          // how many tokens; the routing is there
+        put_and_raise(8);          // how many rows come here
         const bool is_rail = peer % domain_ranks == rank % domain_ranks;
         if (is_rail) put(4 * static_cast<uint64_t>(domain_ranks) * ((problem.max_tokens + 31) / 32));
-        raise(5);  // it has come to the three operations; the routing is there; the number is there
+        raise(3);  // it has come to the three operations
         for (int chunk = 0; chunk < problem.ranks[rank].num_tokens; chunk += 32) {  // the weights of a chunk
             uint64_t rows = 0;
             for (int token = chunk; token < std::min(chunk + 32, problem.ranks[rank].num_tokens); ++token)
                 rows += Destinations(problem, rank, token, domain_ranks).ranks.count(peer);
-            put(weights_of_row * rows);
-            raise(1);
+            put_and_raise(weights_of_row * rows);
         }
         raise(static_cast<uint64_t>(problem.ranks[peer].num_tokens + 31) / 32);  // the peer's weights have been read
         for (int token = 0; is_rail && token < problem.ranks[peer].num_tokens; ++token) {
             if (Destinations(problem, peer, token, domain_ranks).far_domains.count(domain) == 0) continue;
-            raise(1);  // the row that came has been read
-            put(problem.combine_row_bytes());
-            raise(1);  // and the sum is there
+            raise(1);                                    // the row that came has been read
+            put_and_raise(problem.combine_row_bytes());  // the sum
             traffic.rows_crossed += 1;
         }
     }
     for (int token = 0; token < problem.ranks[rank].num_tokens; ++token) {
         const uint64_t rows = Destinations(problem, rank, token, domain_ranks).far_domains.size();
         traffic.rows_crossed += rows;
-        for (uint64_t i = 0; i < rows; ++i) put(problem.token_row_bytes() + problem.scale_row_bytes());
-        raise(2 * rows);  // the rows are there; the sums have been read
+        for (uint64_t i = 0; i < rows; ++i) put_and_raise(problem.token_row_bytes() + problem.scale_row_bytes());
+        raise(rows);  // the sums have been read
     }
     return traffic;
 }

@@ -98,15 +98,15 @@ class FarRing {
         return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (number % slots.num),
                          pack_word(operation.epoch, number - slots.num));
     }
-    // The packet's first bytes, which this lane's warp has written, set out. One lane, behind a barrier of the warp.
-    CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
-                               uint32_t bytes) const {
+    // The packet's first bytes, which this lane's warp has written, set out with their flag. One lane, behind a barrier
+    // of the warp. Not inlined, nor is give_credit: kernels would spill more of what they hold in registers.
+    CROSSDOCK_DEVICE_RARE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
+                                    uint32_t bytes) const {
         ctx.fence_system();
-        if (bytes > 0) {
-            put(ctx, c_.reach, peer_, packets_there_ + slot_bytes(slots, number), outbox_ + slot_bytes(slots, number),
-                bytes);
-        }
-        raise(ctx, rings_.flags, rings_.raised_flags, number % slots.num, pack_word(operation.epoch, number));
+        const Raise flag = raise_of(rings_.flags, rings_.raised_flags, slots, operation, number);
+        if (bytes == 0) return raise_word(ctx, c_.reach, peer_, flag);
+        put_and_raise(ctx, c_.reach, peer_, packets_there_ + slot_bytes(slots, number),
+                      outbox_ + slot_bytes(slots, number), bytes, flag);
     }
     CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
@@ -114,9 +114,9 @@ class FarRing {
                          pack_word(operation.epoch, number));
     }
     // The packet has been read. One lane, behind a barrier of the lanes that read.
-    CROSSDOCK_DEVICE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
-                                      uint32_t number) const {
-        raise(ctx, rings_.credits, rings_.raised_credits, number % slots.num, pack_word(operation.epoch, number));
+    CROSSDOCK_DEVICE_RARE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
+                                           uint32_t number) const {
+        raise_word(ctx, c_.reach, peer_, raise_of(rings_.credits, rings_.raised_credits, slots, operation, number));
     }
 
   private:
@@ -137,8 +137,10 @@ class FarRing {
             ctx, c_, operation, step, peer_, expected, [&] { return ctx.load_acquire_system(seen); },
             [&](uint64_t value) { return value == expected; });
     }
-    CROSSDOCK_DEVICE void raise(const Ctx& ctx, uint64_t words, uint64_t raised, uint32_t slot, uint64_t value) const {
-        raise_word(ctx, c_.reach, peer_, words + peer_words_ + 8 * slot, raised + own_words_ + 8 * slot, value);
+    CROSSDOCK_DEVICE Raise raise_of(uint64_t words, uint64_t raised, const HtSlots& slots, const Operation& operation,
+                                    uint32_t number) const {
+        const uint64_t word = 8 * (number % slots.num);
+        return {words + peer_words_ + word, raised + own_words_ + word, pack_word(operation.epoch, number)};
     }
 
     const HtCommon& c_;

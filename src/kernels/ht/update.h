@@ -319,8 +319,8 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
         ctx.store_tagged(base_word(c, agent_of(c, peer), lane_of(c, peer, c.rank)),
                          pack_base(t.firsts[uint64_t{i} * t.chunks], total), pack_word(operation.epoch, 0));
         if (is_remote(c.reach, peer)) {
-            put_value(ctx, c.reach, peer, c.outbox.totals + 8 * static_cast<uint64_t>(c.rank), total);
-            raise_signal(ctx, c.reach, Signal::kTotals, peer, operation.epoch);
+            put_value_and_raise(ctx, c.reach, peer, c.outbox.totals + 8 * static_cast<uint64_t>(c.rank), total,
+                                raise_of(c.reach, Signal::kTotals, peer, operation.epoch));
         }
     }
     write_counters(ctx, c, args.counters);

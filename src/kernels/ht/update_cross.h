@@ -30,8 +30,8 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
             put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_domain(c)) * a_domain,
                 c.outbox.sent_masks + static_cast<uint64_t>(domain) * a_domain, a_domain);
         }
-        put_value(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens);
-        raise_signal(ctx, c.reach, Signal::kData, peer, operation.epoch);
+        put_value_and_raise(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens,
+                            raise_of(c.reach, Signal::kData, peer, operation.epoch));
     }
     ctx.block_sync();
 }

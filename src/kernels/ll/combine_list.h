@@ -148,9 +148,9 @@ CROSSDOCK_DEVICE void put_weights(const Ctx& ctx, const LlCombineArgs& args, con
     CROSSDOCK_ROLLED
     for (int rank = thread_idx(ctx); rank < num_ranks; rank += num_threads(ctx)) {
         if (has_tokens[rank] == 0 || !is_remote(c.reach, rank) || !wait_credit(ctx, c, operation, rank)) continue;
-        put(ctx, c.reach, rank, offset_of_weights(c, operation, c.rank), c.outbox.weights,
-            uint64_t{c.num_tokens} * c.offsets.weight_stride);
-        raise_signal(ctx, c.reach, Signal::kWeights, rank, operation.epoch);
+        put_and_raise(ctx, c.reach, rank, offset_of_weights(c, operation, c.rank), c.outbox.weights,
+                      uint64_t{c.num_tokens} * c.offsets.weight_stride,
+                      raise_of(c.reach, Signal::kWeights, rank, operation.epoch));
     }
 }
 
@@ -216,8 +216,8 @@ CROSSDOCK_DEVICE void leave_empty(const Ctx& ctx, const LlCommon& c, const Opera
 CROSSDOCK_DEVICE void finish_returns(const Ctx& ctx, const LlCommon& c, const Operation& operation) {
     tell_far_peers(ctx, c, operation, [&](int peer) {
         if (received_from(c, peer)->rows == 0) return;
-        put_value(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), pack_word(operation.epoch, 0));
-        raise_signal(ctx, c.reach, Signal::kData, peer, operation.epoch);
+        put_value_and_raise(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), pack_word(operation.epoch, 0),
+                            raise_of(c.reach, Signal::kData, peer, operation.epoch));
     });
 }
 

@@ -290,12 +290,13 @@ CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const LlDispatchArgs& args, co
             put(ctx, c.reach, peer, offset_of_header(c, operation, slot_of(c, c.rank, 0)), outbox_header(c, peer, 0),
                 uint64_t{rows} * c.offsets.header_stride);
         }
+        const Raise data = raise_of(c.reach, Signal::kData, peer, operation.epoch);
         if (rows > 0 && c.expert_major) {
-            put(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), counts, c.offsets.count_stride);
+            put_and_raise(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), counts, c.offsets.count_stride,
+                          data);
         } else {
-            put_value(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), first);
+            put_value_and_raise(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), first, data);
         }
-        raise_signal(ctx, c.reach, Signal::kData, peer, operation.epoch);
     });
 }
 
