@@ -74,9 +74,9 @@ std::string gin_advice(int nccl_version, int unfit_gpu) {
         return fmt::format("NCCL_GIN_TYPE is {}: unset it, or set it to 2 (proxy)", *type);
     if (unfit_gpu != kGpuFits)
         return fmt::format(
-            "GPU {} lacks the attribute GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks of every GPU: keep "
-            "all "
-            "ranks in one domain (unset NCCL_LSA_TEAM_SIZE, NCCL_HOSTID and CROSSDOCK_DOMAIN_RANKS), or use other GPUs",
+            "GPU {} lacks the attribute GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks of every GPU: "
+            "keep all ranks in one domain (unset NCCL_LSA_TEAM_SIZE, NCCL_HOSTID and CROSSDOCK_DOMAIN_RANKS), or use "
+            "other GPUs",
             unfit_gpu);
     const auto named = value_of(kVariable);
     if (!named) return kWhatToSet;
