@@ -28,14 +28,6 @@ struct Plain {
     }
 };
 
-template <typename Sum>
-void sums(DType dtype, const std::byte* entries, uint32_t count, SignSums& result) {
-    sums_any<Sum, Plain>(dtype, entries, count, result);
-}
-void shift(DType dtype, std::byte* entries, uint32_t count, float up, float down) {
-    shift_any<Plain>(dtype, entries, count, up, down);
-}
-
 #if defined(__x86_64__)
 bool has_f16c() {
     unsigned int a = 0, b = 0, c = 0, d = 0;
@@ -50,7 +42,7 @@ const SignVariant& chosen() {
 
 }  // namespace
 
-const SignVariant kPlainSigns{"plain", sums<float>, sums<double>, shift};
+const SignVariant kPlainSigns = variant_of<Plain>("plain");
 
 std::vector<const SignVariant*> sign_variants() {
     std::vector<const SignVariant*> variants;

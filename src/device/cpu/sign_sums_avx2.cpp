@@ -11,37 +11,20 @@
 namespace crossdock::cpu {
 namespace {
 
-struct HardwareF16 {
-    static constexpr DType kDType = DType::kF16;
-    static constexpr bool kIsInterleaved = false;
-    using Value = Vector<float, 8>;
+struct Avx2 {
+    static constexpr uint32_t kNum = 8;
+    using F16Format = HardwareF16<Avx2, kNum>;
+    using Doubles = Vector<double, 4>;
 
-    CROSSDOCK_INLINE static void load_one(const std::byte* source, Value& value) {
+    CROSSDOCK_INLINE static void load_f16(const std::byte* source, Vector<float, 8>& value) {
         __m128i words;
         __builtin_memcpy(&words, source, sizeof(words));
         value = _mm256_cvtph_ps(words);
     }
-    CROSSDOCK_INLINE static void load(const std::byte* source, Value& first, Value& second) {
-        load_one(source, first);
-        load_one(source + 16, second);
-    }
-    CROSSDOCK_INLINE static void store_one(std::byte* target, const Value& value) {
-        const Value nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFE000));  // rounds to CUDA's spelling
-        const Value spelled = value == value ? value : nan;
-        const __m128i words = _mm256_cvtps_ph(spelled, _MM_FROUND_TO_NEAREST_INT);
+    CROSSDOCK_INLINE static void store_f16(std::byte* target, const Vector<float, 8>& value) {
+        const __m128i words = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
         __builtin_memcpy(target, &words, sizeof(words));
     }
-    CROSSDOCK_INLINE static void store(std::byte* target, const Value& first, const Value& second) {
-        store_one(target, first);
-        store_one(target + 16, second);
-    }
-};
-
-struct Avx2 {
-    static constexpr uint32_t kNum = 8;
-    using F16Format = HardwareF16;
-    using Doubles = Vector<double, 4>;
-
     CROSSDOCK_INLINE static void widen(const Vector<float, 8>& value, Doubles& low, Doubles& high) {
         low = _mm256_cvtps_pd(_mm256_castps256_ps128(value));
         high = _mm256_cvtps_pd(_mm256_extractf128_ps(value, 1));
@@ -54,17 +37,9 @@ struct Avx2 {
     }
 };
 
-template <typename Sum>
-CROSSDOCK_SIGN_TARGET void sums(DType dtype, const std::byte* entries, uint32_t count, SignSums& result) {
-    sums_any<Sum, Avx2>(dtype, entries, count, result);
-}
-CROSSDOCK_SIGN_TARGET void shift(DType dtype, std::byte* entries, uint32_t count, float up, float down) {
-    shift_any<Avx2>(dtype, entries, count, up, down);
-}
-
 }  // namespace
 
-const SignVariant kAvx2Signs{"avx2", sums<float>, sums<double>, shift};
+const SignVariant kAvx2Signs = variant_of<Avx2>("avx2");
 
 }  // namespace crossdock::cpu
 #endif

@@ -36,6 +36,15 @@ struct F32 {
     }
 };
 
+template <class Format, typename Value>
+CROSSDOCK_INLINE void store_interleaved(std::byte* target, const Value& first, const Value& second) {
+    typename Format::Bits low, high;
+    Format::round(first, low);
+    Format::round(second, high);
+    const typename Format::Bits words = low | high << 16;
+    __builtin_memcpy(target, &words, sizeof(words));
+}
+
 template <uint32_t kNum>
 struct Bf16 {
     static constexpr DType kDType = DType::kBf16;
@@ -57,11 +66,7 @@ struct Bf16 {
         result = (bits & 0x7FFFFFFFu) > 0x7F800000u ? none + 0x7FFFu : result;
     }
     CROSSDOCK_INLINE static void store(std::byte* target, const Value& first, const Value& second) {
-        Bits low, high;
-        round(first, low);
-        round(second, high);
-        const Bits words = low | high << 16;
-        __builtin_memcpy(target, &words, sizeof(words));
+        store_interleaved<Bf16>(target, first, second);
     }
 };
 
@@ -98,16 +103,34 @@ struct F16 {
         result = magnitude > 0x7F800000u ? none + 0x7FFFu : result;
     }
     CROSSDOCK_INLINE static void store(std::byte* target, const Value& first, const Value& second) {
-        Bits low, high;
-        round(first, low);
-        round(second, high);
-        const Bits words = low | high << 16;
-        __builtin_memcpy(target, &words, sizeof(words));
+        store_interleaved<F16>(target, first, second);
     }
 };
 
-// The columns of one vector. Isa: kNum, how many floats a vector has; F16, a format; `widen`, a
-// vector's halves as doubles; and `split` of doubles by sign, with 0 in the places of the others.
+// For those that do: Isa loads and stores a vector of it.
+template <class Isa, uint32_t kNum>
+struct HardwareF16 {
+    static constexpr DType kDType = DType::kF16;
+    static constexpr bool kIsInterleaved = false;
+    using Value = Vector<float, kNum>;
+
+    CROSSDOCK_INLINE static void load(const std::byte* source, Value& first, Value& second) {
+        Isa::load_f16(source, first);
+        Isa::load_f16(source + sizeof(Value) / 2, second);
+    }
+    CROSSDOCK_INLINE static void store_one(std::byte* target, const Value& value) {
+        const Vector<uint32_t, kNum> none = {};
+        const Value nan = reinterpret_cast<Value>(none + 0x7FFFE000u);  // rounds to CUDA's spelling
+        Isa::store_f16(target, value == value ? value : nan);
+    }
+    CROSSDOCK_INLINE static void store(std::byte* target, const Value& first, const Value& second) {
+        store_one(target, first);
+        store_one(target + sizeof(Value) / 2, second);
+    }
+};
+
+// The columns of one vector. Isa: kNum, how many floats a vector has; F16Format, a format; Doubles, half as many of
+// them; `widen`, a vector's halves as doubles; and `split` of doubles by sign, with 0 in the places of the others.
 template <typename Sum, class Isa>
 struct Columns {
     using Value = Vector<float, Isa::kNum>;
@@ -319,7 +342,7 @@ CROSSDOCK_INLINE void shift_of(std::byte* entries, uint32_t count, float up, flo
 }
 
 template <typename Sum, class Isa>
-CROSSDOCK_INLINE void sums_any(DType dtype, const std::byte* entries, uint32_t count, SignSums& sums) {
+CROSSDOCK_SIGN_TARGET void sums_any(DType dtype, const std::byte* entries, uint32_t count, SignSums& sums) {
     switch (dtype) {
         case DType::kBf16:
             return sums_of<Bf16<Isa::kNum>, Sum, Isa>(entries, count, sums);
@@ -331,7 +354,7 @@ CROSSDOCK_INLINE void sums_any(DType dtype, const std::byte* entries, uint32_t c
 }
 
 template <class Isa>
-CROSSDOCK_INLINE void shift_any(DType dtype, std::byte* entries, uint32_t count, float up, float down) {
+CROSSDOCK_SIGN_TARGET void shift_any(DType dtype, std::byte* entries, uint32_t count, float up, float down) {
     switch (dtype) {
         case DType::kBf16:
             return shift_of<Bf16<Isa::kNum>, Isa::kNum>(entries, count, up, down);
@@ -340,6 +363,11 @@ CROSSDOCK_INLINE void shift_any(DType dtype, std::byte* entries, uint32_t count,
         case DType::kF32:
             return shift_of<F32<Isa::kNum>, Isa::kNum>(entries, count, up, down);
     }
+}
+
+template <class Isa>
+constexpr SignVariant variant_of(const char* name) {
+    return {name, sums_any<float, Isa>, sums_any<double, Isa>, shift_any<Isa>};
 }
 
 }  // namespace
