@@ -160,9 +160,8 @@ communicator; calls that wait for other ranks release the GIL.)")
             "adopt", [](nb::handle comm) { return Communicator{communicator_from(comm)}; }, "comm"_a.none(),
             nb::sig("def adopt(comm: object) -> Communicator"),
             "A communicator that somebody else made, NCCL's or one of CPUs: the address of its ncclComm_t, or an "
-            "object "
-            "that has it in ptr, as nccl4py's. It is borrowed: it must outlive the groups, and close() leaves it "
-            "alone.")
+            "object that has it in ptr, as nccl4py's. It is borrowed: it must outlive the groups, and close() leaves "
+            "it alone.")
         .def_prop_ro(
             "rank", [](const Communicator& self) { return self.state->rank(); }, "This rank's number.")
         .def_prop_ro(

@@ -49,7 +49,7 @@ class Agreement:
             return
         everything = np.frombuffer(b"".join(everybody), dtype=np.int32).reshape(ranks.size, -1)
         told_counts = everything[:, _HEADER.size // 4 :]
-        self._rank, self._num_experts = ranks.rank, len(counts) - ranks.size
+        self._rank = ranks.rank
         self.rank_counts = told_counts[:, : ranks.size]  # [source, target] rows
         self.expert_counts = told_counts[:, ranks.size : len(counts)]  # [source, expert] selections
 
@@ -59,7 +59,7 @@ class Agreement:
 
     def expert_counts_here(self, alignment: int) -> list[int]:
         """Selections of each expert of this rank, rounded up to a multiple of alignment."""
-        local = self._num_experts // len(self.rank_counts)
+        local = self.expert_counts.shape[1] // len(self.rank_counts)
         counts = self.expert_counts[:, self._rank * local : (self._rank + 1) * local].sum(axis=0)
         aligned: list[int] = (-(-counts // alignment) * alignment).tolist()
         return aligned
