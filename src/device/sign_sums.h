@@ -32,8 +32,8 @@ inline namespace CROSSDOCK_WORLD {
 #if defined(__CUDACC__)
 
 inline constexpr uint32_t kSignSlots = kSignColumns / kLanes;  // columns of a lane
-inline constexpr uint32_t kSignRowsAtOnce = 4;                 // loads under way
-static_assert(kSignSlots * kLanes == kSignColumns && kSignChunk % (kSignColumns * kSignRowsAtOnce) == 0);
+inline constexpr uint32_t kSignLoadsAtOnce = 8;                // of 16 bytes a lane, under way
+static_assert(kSignSlots * kLanes == kSignColumns && kSignChunk % (kSignColumns * kSignLoadsAtOnce) == 0);
 
 // The column of a lane's slot: a lane loads 16 bytes at a time.
 template <DType kDType>
@@ -46,6 +46,7 @@ template <DType kDType>
 struct SignRow {
     static constexpr uint32_t kPerLoad = 16 / dtype_bytes(kDType);
     static constexpr uint32_t kLoads = kSignSlots / kPerLoad;
+    static constexpr uint32_t kRowsAtOnce = kSignLoadsAtOnce / kLoads;
     Bytes16 words[kLoads];
 
     CROSSDOCK_DEVICE static uint64_t offset(int lane, uint32_t load) {
@@ -88,10 +89,12 @@ struct SignColumns {
     uint32_t num_positive = 0;
 
     CROSSDOCK_DEVICE void add(uint32_t slot, float value) {
-        const bool is_positive = value >= 0;
-        positive[slot] += is_positive ? value : 0.0f;
-        negative[slot] -= is_positive ? 0.0f : value;
-        num_positive += is_positive ? 1 : 0;
+        if (value >= 0) {
+            positive[slot] += value;
+            ++num_positive;
+        } else {
+            negative[slot] -= value;
+        }
     }
     template <DType kDType>
     CROSSDOCK_DEVICE static double halve(const Ctx& ctx, Sum (&columns)[kSignSlots]) {
@@ -120,14 +123,15 @@ CROSSDOCK_DEVICE SignSums sign_sums_of(const Ctx& ctx, const std::byte* entries,
     SignColumns<Sum> columns;
     uint32_t done = 0;
     if (is_loadable_by_16(entries)) {
-        SignRow<kDType> rows[kSignRowsAtOnce];
+        constexpr uint32_t kRows = SignRow<kDType>::kRowsAtOnce;
+        SignRow<kDType> rows[kRows];
         CROSSDOCK_ROLLED
-        for (; done + kSignColumns * kSignRowsAtOnce <= count; done += kSignColumns * kSignRowsAtOnce) {
+        for (; done + kSignColumns * kRows <= count; done += kSignColumns * kRows) {
             const std::byte* first = entries + uint64_t{done} * dtype_bytes(kDType);
             CROSSDOCK_UNROLL
-            for (uint32_t row = 0; row < kSignRowsAtOnce; ++row) rows[row].load(first + row * kRowBytes, ctx.lane());
+            for (uint32_t row = 0; row < kRows; ++row) rows[row].load(first + row * kRowBytes, ctx.lane());
             CROSSDOCK_UNROLL
-            for (uint32_t row = 0; row < kSignRowsAtOnce; ++row) {
+            for (uint32_t row = 0; row < kRows; ++row) {
                 CROSSDOCK_UNROLL
                 for (uint32_t slot = 0; slot < kSignSlots; ++slot) columns.add(slot, rows[row].at(slot));
             }
@@ -153,14 +157,15 @@ CROSSDOCK_DEVICE void shift_by_sign_of(const Ctx& ctx, std::byte* entries, uint3
     constexpr uint32_t kRowBytes = kSignColumns * dtype_bytes(kDType);
     uint32_t done = 0;
     if (is_loadable_by_16(entries)) {
-        SignRow<kDType> rows[kSignRowsAtOnce];
+        constexpr uint32_t kRows = SignRow<kDType>::kRowsAtOnce;
+        SignRow<kDType> rows[kRows];
         CROSSDOCK_ROLLED
-        for (; done + kSignColumns * kSignRowsAtOnce <= count; done += kSignColumns * kSignRowsAtOnce) {
+        for (; done + kSignColumns * kRows <= count; done += kSignColumns * kRows) {
             std::byte* first = entries + uint64_t{done} * dtype_bytes(kDType);
             CROSSDOCK_UNROLL
-            for (uint32_t row = 0; row < kSignRowsAtOnce; ++row) rows[row].load(first + row * kRowBytes, ctx.lane());
+            for (uint32_t row = 0; row < kRows; ++row) rows[row].load(first + row * kRowBytes, ctx.lane());
             CROSSDOCK_UNROLL
-            for (uint32_t row = 0; row < kSignRowsAtOnce; ++row) {
+            for (uint32_t row = 0; row < kRows; ++row) {
                 rows[row].shift(up, down);
                 rows[row].store(first + row * kRowBytes, ctx.lane());
             }

@@ -18,25 +18,34 @@ CROSSDOCK_DEVICE void add_sums(A2sgdSums& sums, const A2sgdSums& more) {
     if (more.nonfinite_piece < sums.nonfinite_piece) sums.nonfinite_piece = more.nonfinite_piece;
 }
 
+CROSSDOCK_DEVICE A2sgdChunk chunk_at(const A2sgdArgs& args, uint64_t chunk_idx) {
+    return chunk_idx < args.num_chunks ? args.chunks[chunk_idx] : A2sgdChunk{};
+}
+
 template <typename Sum>
-CROSSDOCK_DEVICE A2sgdSums chunk_sums(const Ctx& ctx, const A2sgdArgs& args, uint64_t chunk_idx) {
-    if (chunk_idx >= args.num_chunks) return no_sums();
-    const A2sgdChunk chunk = args.chunks[chunk_idx];
+CROSSDOCK_DEVICE A2sgdSums chunk_sums(const Ctx& ctx, const A2sgdChunk& chunk) {
+    if (chunk.count == 0) return no_sums();
     const SignSums sums = sign_sums<Sum>(ctx, chunk.dtype, chunk.entries, chunk.count);
     return {sums.positive, sums.negative, sums.num_positive, sums.is_finite() ? kAllFinite : chunk.piece, 0};
 }
 
 template <typename Sum>
 CROSSDOCK_DEVICE void sum_segments(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
+    const uint64_t blocks = static_cast<uint64_t>(ctx.num_blocks());
+    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
     int turn = 0;
+    A2sgdChunk next = chunk_at(args, static_cast<uint64_t>(ctx.block_idx()) * kChunksOfSegment + warp);
     CROSSDOCK_ROLLED
-    for (uint64_t segment = static_cast<uint64_t>(ctx.block_idx()); segment < args.num_segments;
-         segment += static_cast<uint64_t>(ctx.num_blocks())) {
+    for (uint64_t segment = static_cast<uint64_t>(ctx.block_idx()); segment < args.num_segments; segment += blocks) {
         A2sgdSums* chunks = shared.chunks[turn];
         CROSSDOCK_ROLLED
-        for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < kChunksOfSegment;
-             i += static_cast<uint32_t>(ctx.num_warps())) {
-            const A2sgdSums sums = chunk_sums<Sum>(ctx, args, segment * kChunksOfSegment + i);
+        for (uint32_t i = warp; i < kChunksOfSegment; i += warps) {
+            const A2sgdChunk chunk = next;  // where the one after it lies is asked meanwhile
+            const bool is_last = i + warps >= kChunksOfSegment;
+            next = chunk_at(
+                args, is_last ? (segment + blocks) * kChunksOfSegment + warp : segment * kChunksOfSegment + i + warps);
+            const A2sgdSums sums = chunk_sums<Sum>(ctx, chunk);
             if (is_leader(ctx)) chunks[i] = sums;
         }
         ctx.block_sync();
@@ -64,9 +73,19 @@ CROSSDOCK_DEVICE void add_partials(const Ctx& ctx, const A2sgdArgs& args, A2sgdS
     const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
     CROSSDOCK_ROLLED
     for (uint32_t column = first; column < kSignColumns; column += threads) {
+        constexpr uint32_t kAtOnce = 4;  // loads under way
         A2sgdSums sums = no_sums();
         CROSSDOCK_ROLLED
-        for (uint64_t i = column; i < args.num_segments; i += kSignColumns) add_sums(sums, args.partials[i]);
+        for (uint64_t first_row = column; first_row < args.num_segments; first_row += kAtOnce * kSignColumns) {
+            A2sgdSums rows[kAtOnce];
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kAtOnce; ++i) {
+                const uint64_t row = first_row + i * kSignColumns;
+                rows[i] = row < args.num_segments ? args.partials[row] : no_sums();
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kAtOnce; ++i) add_sums(sums, rows[i]);
+        }
         shared.columns[column] = sums;
     }
     CROSSDOCK_ROLLED
