@@ -418,7 +418,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // A group can have three send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy
 // is on; more are ncclInvalidUsage.
 // ncclInvalidArgument: a tensor missing, forbidden here or of other shape or type; rows larger than max_token_bytes.
-// ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture.
+// ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture,
+// but for a backward pass whose number of rows the caller has asked for since the update.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs,
                             const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
                             const ncclEpDispatchConfig_t* config, cudaStream_t stream);

@@ -46,8 +46,11 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
             "config->round_scales is {}, allowed with recipe forward: 0", config.round_scales);
     DeviceScope device(group_->runtime());
     const bool is_capturing = group_->runtime().is_capturing(stream);
-    require(!is_eager() || !is_capturing, ncclInvalidUsage,
-            "dispatch of an eager group (max_recv_tokens_per_rank 0) can not be captured: set a budget");
+    // A backward pass has nothing to learn where the host knows how many rows come.
+    require(
+        !is_eager() || !is_capturing || (direction == NCCL_EP_BWD_PASS && total_), ncclInvalidUsage,
+        "dispatch of an eager group (max_recv_tokens_per_rank 0) can not be captured, but for a backward pass whose "
+        "number of rows has been asked for: set a budget");
     expect_routing(stream);
 
     // Version switch: API v1 asks for no more rows than come.

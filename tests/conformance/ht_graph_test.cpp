@@ -120,7 +120,7 @@ TEST(HtGraph, ReplaysBackToBackDoNotOvertakeEachOther) {
 }
 
 // The rows of an eager dispatch are only known after its update, which a capture cannot wait for. Combine and update
-// may be captured.
+// may be captured, and a backward pass with the routing of before.
 TEST(HtGraph, EagerDispatchesAreNotCaptured) {
     on_gpus([](RankContext& context) {
         HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
@@ -135,6 +135,24 @@ TEST(HtGraph, EagerDispatchesAreNotCaptured) {
         });
         context.launch(combine, layer.stream());
         layer.check_combine();
+        const Graph backward = context.capture(layer.stream(), [&] {
+            RANK_OK(context, layer.dispatch(NCCL_EP_BWD_PASS));
+            RANK_OK(context, layer.combine());
+        });
+        for (uint64_t seed = 1; seed < 4; ++seed) {
+            layer.change_data(seed);
+            layer.prepare_dispatch();
+            layer.prepare_combine();
+            context.launch(backward, layer.stream());
+            layer.check_dispatch(NCCL_EP_BWD_PASS);
+            layer.check_combine();
+        }
+        layer.round_trip();
+        RANK_OK(context, layer.update());
+        context.capture(layer.stream(), [&] {
+            RANK_REFUSED(context, ncclInvalidUsage, "asked for", layer.dispatch(NCCL_EP_BWD_PASS));
+            RANK_OK(context, layer.combine());
+        });
         layer.round_trip();
     });
 }
