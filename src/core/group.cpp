@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/handle.h"
 #include "core/log.h"
+#include "kernels/ht/launch.h"
 #include "kernels/ll/launch.h"
 
 namespace crossdock {
@@ -82,7 +83,9 @@ void Group::destroy() noexcept {
         DeviceScope scope(device);
         device.synchronize_device();
 #if defined(CROSSDOCK_TIMELINE)
-        if (device.cpu_executor() == nullptr) cuda::write_timeline(rank());
+        if (device.cpu_executor() == nullptr)
+            config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? cuda::write_phases(rank())
+                                                              : cuda::write_timeline(rank());
 #endif
         // Peers may still write into this rank's arena until they have drained, too.
         if (!communicator_->is_killed()) communicator_->barrier("ncclEpGroupDestroy", config_.timeout_ns);

@@ -28,6 +28,7 @@ namespace ptx = gpu::ptx;
 // Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
 static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
 static __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+static __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
 #endif
 
 class Ctx {
@@ -52,6 +53,21 @@ class Ctx {
         if (lane() != 0) return;
         if (is_begin(step)) timeline_begin_ns[block_idx()][warp_idx()][number] = now_ns();
         timeline_clocks[block_idx()][warp_idx()][number] = clock64();
+#endif
+    }
+    CROSSDOCK_DEVICE void enter([[maybe_unused]] Phase phase) const {
+#if defined(CROSSDOCK_TIMELINE)
+        if (lane() != 0) return;
+        PhaseTimes& times = phase_times[block_idx()][warp_idx()];
+        const int64_t now = clock64();
+        if (is_begin(phase)) {
+            for (uint32_t i = static_cast<uint32_t>(phase); i <= static_cast<uint32_t>(end_of(phase)); ++i)
+                times.total[i] = 0;
+        } else {
+            times.total[static_cast<uint32_t>(times.phase)] += now - times.since;
+        }
+        times.phase = phase;
+        times.since = now;
 #endif
     }
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
@@ -190,6 +206,7 @@ class Ctx {
     }
     uint64_t now_ns() const { return warp_->now_ns(); }
     void mark(Step) const {}
+    void enter(Phase) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }

@@ -41,7 +41,45 @@ CROSSDOCK_HOST_DEVICE constexpr bool is_begin(Step step) {
     return step == Step::kDispatchBegin || step == Step::kCombineBegin;
 }
 
+// What a warp of a high-throughput kernel, which does the same again and again, spends its time on.
+enum class Phase : uint32_t {
+    kDispatchBegin,    // until all peers have entered
+    kDispatchStage,    // claims a token, waits for a stage
+    kDispatchTarget,   // looks its places up, waits for credits
+    kDispatchLoad,     // waits for the row
+    kDispatchStore,    // sends it on its way
+    kDispatchReceive,  // all of a receiver's work
+    kDispatchLabels,   // all of a labeller's
+    kDispatchEnd,      // waits for its stores and the block
+    kCombineBegin,
+    kCombineSlot,    // looks a row to be returned up, waits for its credit
+    kCombineStage,   // waits for a stage
+    kCombineSum,     // sums expert-major rows into it
+    kCombineStore,   // loads flat rows; sends a stage home
+    kCombineRows,    // looks a token's rows up, waits for them
+    kCombineAdd,     // sums them
+    kCombineCredit,  // gives their places back
+    kCombineEnd,
+    kNumPhases
+};
+inline constexpr uint32_t kNumPhases = static_cast<uint32_t>(Phase::kNumPhases);
+
+CROSSDOCK_HOST_DEVICE constexpr bool is_begin(Phase phase) {
+    return phase == Phase::kDispatchBegin || phase == Phase::kCombineBegin;
+}
+// The last phase of the kernel that has this one.
+CROSSDOCK_HOST_DEVICE constexpr Phase end_of(Phase phase) {
+    return phase <= Phase::kDispatchEnd ? Phase::kDispatchEnd : Phase::kCombineEnd;
+}
+
 inline constexpr uint32_t kTimelineBlocks = 160;
-inline constexpr uint32_t kTimelineWarps = 16;
+inline constexpr uint32_t kTimelineWarps = 20;
+
+// Of one warp, in counts of its multiprocessor's clock.
+struct PhaseTimes {
+    Phase phase;  // that it is in
+    int64_t since;
+    int64_t total[kNumPhases];
+};
 
 }  // namespace crossdock

@@ -69,6 +69,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
     const uint32_t* states = peer_states(ctx, args.shared);
+    ctx.enter(Phase::kCombineRows);
     uint32_t num = 0;
     CROSSDOCK_ROLLED
     for (int base = 0; base < Term::num(c); base += kLanes) {
@@ -89,11 +90,13 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         num += note_rows(ctx, plan, num, row, static_cast<uint32_t>(i), sent.packet);
     }
     ctx.warp_sync();
+    ctx.enter(Phase::kCombineAdd);
     if (token < c.num_tokens) {
         sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
                          args.out_tokens + uint64_t{token} * args.row_bytes);
     }
     ctx.warp_sync();
+    ctx.enter(Phase::kCombineCredit);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
         const Term term = Term::of(c, static_cast<int>(plan.origins[i]));
@@ -180,6 +183,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     const HtCommon& c = args.common;
     init_stages(ctx, args.crew, args.shared);
     ctx.wait_for_previous_kernels();
+    ctx.enter(Phase::kCombineBegin);
     const Operation operation = begin_operation(ctx, c);
     uint32_t* states = peer_states(ctx, args.shared);
     wait_all_entered(ctx, c, operation, states);
@@ -208,6 +212,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
          runs && token < c.num_tokens; token += static_cast<uint32_t>(ctx.num_blocks() * ctx.num_warps())) {
         zero_row(ctx, args.out_tokens + token * args.row_bytes, args.row_bytes);
     }
+    ctx.enter(Phase::kCombineEnd);
     if (c.has_windows && is_last_block(ctx, c)) wait_until_all_have_read(ctx, c, operation, states);
 }
 

@@ -18,6 +18,7 @@ class Returns {
 
     // The slot of the row's packet is free; false: its home is lost. Before it waits, what has been sent is announced.
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
+        ctx.enter(Phase::kCombineSlot);
         const HtCommon& c = args_.common;
         const int agent = agent_of(c, static_cast<int>(row.peer));
         const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
@@ -94,6 +95,7 @@ class RowReturner {
 
     // What comes next sets out for its stage while the part before is on its way home. One lane.
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, bool may_send) {
+        ctx.enter(Phase::kCombineStore);
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes) {
             if (!is_begun_) load(ctx, row, first, round_);
@@ -154,11 +156,14 @@ class SumReturner {
         const uint32_t left = args_.row_bytes - first;
         const uint32_t bytes = left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
         const RowStage stage = stage_of_warp(ctx, args_.crew, args_.shared, round_++ % args_.crew.producer_stages);
+        ctx.enter(Phase::kCombineStage);
         stage.wait_reusable(ctx);
         ctx.warp_sync();
+        ctx.enter(Phase::kCombineSum);
         sum_rows<kDType>(ctx, terms, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
         stage.filled();
         ctx.warp_sync();
+        ctx.enter(Phase::kCombineStore);
         if (!is_leader(ctx)) return;
         if (packet != nullptr) stage.store(ctx, packet + first, 0, bytes, true);
         RowStage::end_group(ctx);

@@ -13,6 +13,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
     init_stages(ctx, args.crew, args.shared);
     ctx.wait_for_previous_kernels();
+    ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c);
     wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared));
     if (!block_goes_on(ctx, c)) return;
@@ -21,17 +22,20 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     if (warp < crew.producers) {
         RowSender(ctx, args, operation).run(ctx);
     } else if (warp < crew.producers + crew.consumers) {
+        ctx.enter(Phase::kDispatchReceive);
         RowReceiver(ctx, args, operation, warp - crew.producers, crew.consumers).run(ctx);
     } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders) {
         RowForwarder(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
     } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders - crew.crossers) {
         cross_rows(ctx, args, operation, warp - (crew.warps() - crew.forwarders - crew.crossers), crew.crossers);
     } else {
+        ctx.enter(Phase::kDispatchLabels);
         const uint32_t labeller = warp - crew.producers - crew.consumers;
         const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
         fill_gaps(ctx, args, labeller * blocks + static_cast<uint32_t>(ctx.block_idx()), crew.labellers * blocks);
         if (args.is_labelled) exchange_weights(ctx, args, operation, labeller, crew.labellers);
     }
+    ctx.enter(Phase::kDispatchEnd);
     if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters);
     if (c.has_windows) exchange_done(ctx, args, operation);
     if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);

@@ -61,11 +61,15 @@ class RowSender {
         Target target{};
         CROSSDOCK_ROLLED
         for (uint32_t round = 0; step.token < end_; ++round) {
+            ctx.enter(Phase::kDispatchStage);
             const SendStep next = next_step(ctx, step);
             load(ctx, prefetches ? next : step, prefetches ? round + 1 : round);
+            ctx.enter(Phase::kDispatchTarget);
             if (step.first == 0) target = target_of(ctx, step);
             const RowStage from = stage(ctx, round);
+            ctx.enter(Phase::kDispatchLoad);
             from.wait_loaded(ctx, round / args_.crew.producer_stages);
+            ctx.enter(Phase::kDispatchStore);
             if (target.exists) {
                 from.store(ctx, target.row + step.first, 0, step.bytes(args_), !target.is_direct);
                 if (args_.scale_bytes > 0 && step.is_last(args_))
@@ -78,6 +82,7 @@ class RowSender {
             }
             step = next;
         }
+        ctx.enter(Phase::kDispatchEnd);
         flush(ctx);
         // Rows that went straight to their places are announced by the block, when all of its warps are here.
         RowStage::wait_stores(ctx);

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU's entry points of the high-throughput kernels. One kernel an operation, whose name carries the word by which
 // profilers find it.
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+
 #include "kernels/ht/combine.h"
 #include "kernels/ht/dispatch.h"
 #include "kernels/ht/launch.h"
@@ -29,7 +35,48 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 __global__ void crossdock_ht_mask_clean(const __grid_constant__ HtMaskCleanArgs args) { ht_mask_clean(Ctx{}, args); }
 
+#if defined(CROSSDOCK_TIMELINE)
+constexpr const char* kPhaseNames[] = {"begin",  "stage", "target", "load",   "store", "receive",
+                                       "labels", "end",   "begin",  "slot",   "stage", "sum",
+                                       "store",  "rows",  "add",    "credit", "end"};
+static_assert(std::size(kPhaseNames) == kNumPhases);
+#endif
+
 }  // namespace
+
+#if defined(CROSSDOCK_TIMELINE)
+// As steps that follow each other, each as long as all of a warp's times in that phase.
+void write_phases(int rank) {
+    const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
+    using AllTimes = PhaseTimes[kTimelineBlocks][kTimelineWarps];
+    const auto times = std::make_unique<PhaseTimes[]>(kTimelineBlocks * kTimelineWarps);
+    int device = 0;
+    int clock_khz = 0;
+    if (folder == nullptr || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device) != cudaSuccess ||
+        cudaMemcpyFromSymbol(times.get(), gpu::phase_times, sizeof(AllTimes)) != cudaSuccess)
+        return;
+    std::ofstream file(std::string(folder) + "/phases-" + std::to_string(rank) + ".jsonl");
+    for (const Phase begin : {Phase::kDispatchBegin, Phase::kCombineBegin}) {
+        const uint32_t first = static_cast<uint32_t>(begin);
+        const uint32_t last = static_cast<uint32_t>(end_of(begin));
+        for (uint32_t i = 0; i < kTimelineBlocks * kTimelineWarps; ++i) {
+            int64_t clocks = 0;
+            for (uint32_t phase = first; phase <= last; ++phase) {
+                const int64_t spent = times[i].total[phase];
+                if (spent > 0 || (phase == last && clocks > 0)) {
+                    file << "{\"rank\":" << rank << ",\"kernel\":\"ht "
+                         << (begin == Phase::kDispatchBegin ? "dispatch" : "combine")
+                         << "\",\"block\":" << i / kTimelineWarps << ",\"warp\":" << i % kTimelineWarps
+                         << ",\"step\":\"" << kPhaseNames[phase] << "\",\"ns\":" << clocks * 1000000 / clock_khz
+                         << "}\n";
+                }
+                clocks += spent;
+            }
+        }
+    }
+}
+#endif
 
 void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream) {
     launch<crossdock_ht_update>(args, shape, stream, "HT update");

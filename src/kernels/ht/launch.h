@@ -30,6 +30,7 @@ void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t 
 void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
 void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
 }  // namespace nodes
+void write_phases(int rank);  // of builds with CROSSDOCK_TIMELINE; the current device's latest kernels
 }  // namespace cuda
 
 }  // namespace crossdock
