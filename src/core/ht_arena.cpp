@@ -12,9 +12,6 @@ namespace {
 
 constexpr uint32_t kRacyBlocks = 2;     // the deterministic world: several, for their interleavings
 constexpr uint32_t kRacyRingSlots = 2;  // and rings that are often full
-constexpr uint32_t kMostSlotsOfRows = 32;
-constexpr uint32_t kFewestSlotsOfRows = 2;
-constexpr uint64_t kBytesOfRings = uint64_t{34} << 20;  // of a rank, where that is enough for the fewest slots
 
 // Blocks of an operation on this rank; kernels of ranks that share a device must all be resident at once.
 uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint32_t sms) {
@@ -30,10 +27,9 @@ uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint3
     return std::max(1u, std::min(sms, device_sms / static_cast<uint32_t>(communicator.ranks_on_device())));
 }
 
-uint32_t slots_for(World world, uint64_t rings, uint64_t packet_bytes) {
+uint32_t slots_for(World world, uint64_t bytes, uint64_t rings, uint64_t packet_bytes) {
     if (world == World::kDeterministic) return kRacyRingSlots;
-    const uint64_t slots = kBytesOfRings / (rings * packet_bytes);
-    return static_cast<uint32_t>(std::clamp<uint64_t>(slots, kFewestSlotsOfRows, kMostSlotsOfRows));
+    return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / (rings * packet_bytes), kHtFewestSlots, kMaxRingSlots));
 }
 
 }  // namespace
@@ -45,7 +41,8 @@ HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels
     geometry.max_tokens = config.max_tokens;
     geometry.channels = channels;
     const uint64_t packet = align_up(config.max_token_bytes, 128);
-    const uint64_t ring = packet * slots_for(world, geometry.num_rings(), packet);
+    const uint64_t bytes = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kHtCachedRingBytes : kHtRingBytes;
+    const uint64_t ring = packet * slots_for(world, bytes, geometry.num_rings(), packet);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
             "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",

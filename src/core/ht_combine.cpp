@@ -83,8 +83,8 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     } else {
         expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a forward pass");
     }
-    // Expert-major rows of a token are summed before they travel, and weights travel with their rows.
-    args.common.has_windows = !is_expert_major() && !is_backward && tokens.window.has_value();
+    // Expert-major rows of a token are summed before they travel.
+    args.common.has_windows = !is_expert_major() && tokens.window.has_value();
     if (args.common.has_windows) args.token_windows = *tokens.window;
     const LaunchShape shape = plan_ht_combine(*group_, args);
     group_->before_operation(stream);

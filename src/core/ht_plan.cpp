@@ -16,6 +16,7 @@ constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
 constexpr uint32_t kGpuSummedBytes = 8192;
 constexpr uint32_t kGpuLanes = 32;
+constexpr uint32_t kMostCachedSlots = 32;
 constexpr uint32_t kFewestPieceBytes = 4096;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
@@ -38,6 +39,17 @@ HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
 HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
     const uint32_t stride = static_cast<uint32_t>(align_up(std::max<uint64_t>(packet_bytes, 1), 128));
     return {stride, std::min(kMaxRingSlots, ring_bytes / stride)};
+}
+
+// Of the rows of an operation. Deep: all that there are, since senders and receivers take turns at being slower; else
+// so many that the rings stay in a GPU's caches.
+HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_deep) {
+    HtSlots slots = slots_for(common.arena.ring_bytes, packet_bytes);
+    if (is_deep) return slots;
+    const uint64_t cached = kHtCachedRingBytes / (common.arena.num_rings() * slots.stride);
+    slots.num =
+        std::min(slots.num, static_cast<uint32_t>(std::clamp<uint64_t>(cached, kHtFewestSlots, kMostCachedSlots)));
+    return slots;
 }
 
 HtSlots slots_of_labels(const HtCommon& common) {
@@ -104,7 +116,7 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
 
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     const HtCommon& common = args.common;
-    args.rows = slots_for(common.arena.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
+    args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // Rows that go straight to their places are not received, but for those of ranks without windows.
@@ -115,13 +127,14 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
 
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const HtCommon& common = args.common;
-    args.rows = slots_for(common.arena.ring_bytes, args.row_bytes);
+    args.rows =
+        slots_of_rows(common, args.row_bytes, common.expert_major && group.communicator().world() == World::kCuda);
     args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? 2 : 0;
     const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
     args.crew = crew_for(group,
-                         common.has_windows    ? HtCrew{1, 19, 0, 2, 0, chunk(kGpuChunkBytes)}
+                         common.has_windows    ? HtCrew{1, 19 - labellers, labellers, 2, 0, chunk(kGpuChunkBytes)}
                          : common.expert_major ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk(kGpuSummedBytes)}
                                                : HtCrew{8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)},
                          0);  // rows cross on their way home when they are summed

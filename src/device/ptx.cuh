@@ -158,6 +158,10 @@ __device__ __forceinline__ void bulk_load(void* shared_target, const void* sourc
                  : "memory");
 }
 
+__device__ __forceinline__ void bulk_prefetch_l2(const void* source, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void bulk_store(void* target, const void* shared_source, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target),
                  "r"(shared_address(shared_source)), "r"(bytes)

@@ -12,7 +12,7 @@
 namespace crossdock {
 
 inline constexpr uint32_t kChunkTokens = 32;
-inline constexpr uint32_t kMaxRingSlots = 32;
+inline constexpr uint32_t kMaxRingSlots = 64;
 inline constexpr uint32_t kLabelRingBytes = 16384;  // holds the weights of two chunks at the largest top-k
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t num_chunks(uint32_t tokens) {
