@@ -61,6 +61,7 @@ class Ctx {
         PhaseTimes& times = phase_times[block_idx()][warp_idx()];
         const int64_t now = clock64();
         if (is_begin(phase)) {
+            times.sm = ptx::sm_number();
             for (uint32_t i = static_cast<uint32_t>(phase); i <= static_cast<uint32_t>(end_of(phase)); ++i)
                 times.total[i] = 0;
         } else {
@@ -69,10 +70,6 @@ class Ctx {
         times.phase = phase;
         times.since = now;
 #endif
-    }
-    // Of this GPU's memory, into its L2 cache; 16-byte aligned address and size.
-    CROSSDOCK_DEVICE void prefetch(const std::byte* source, uint32_t bytes) const {
-        ptx::bulk_prefetch_l2(source, bytes);
     }
     CROSSDOCK_DEVICE void pause(uint64_t) const { __nanosleep(20); }
     CROSSDOCK_DEVICE bool is_killed() const { return false; }
@@ -211,7 +208,6 @@ class Ctx {
     uint64_t now_ns() const { return warp_->now_ns(); }
     void mark(Step) const {}
     void enter(Phase) const {}
-    void prefetch(const std::byte*, uint32_t) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
     bool is_killed() const { return warp_->is_killed(); }
     bool skips_store_wait() const { return warp_->fault() == cpu::Fault::kSkipStoreWait; }

@@ -87,6 +87,12 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
     return now;
 }
 
+__device__ __forceinline__ uint32_t sm_number() {
+    uint32_t number;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+    return number;
+}
+
 // Two floats as e4m3, saturating, to nearest even; NaN is 0x7F.
 __device__ __forceinline__ uint16_t e4m3_pair_of(float low, float high) {
     uint16_t pair;
@@ -156,10 +162,6 @@ __device__ __forceinline__ void bulk_load(void* shared_target, const void* sourc
                      shared_address(shared_target)),
                  "l"(source), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
-}
-
-__device__ __forceinline__ void bulk_prefetch_l2(const void* source, uint32_t bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
 
 __device__ __forceinline__ void bulk_store(void* target, const void* shared_source, uint32_t bytes) {

@@ -78,6 +78,7 @@ inline constexpr uint32_t kTimelineWarps = 20;
 // Of one warp, in counts of its multiprocessor's clock.
 struct PhaseTimes {
     Phase phase;  // that it is in
+    uint32_t sm;
     int64_t since;
     int64_t total[kNumPhases];
 };

@@ -139,8 +139,7 @@ class SumReturner {
         for (const PlannedRow* row = rows_.next(ctx); row != nullptr; row = rows_.next(ctx)) {
             CROSSDOCK_ROLLED
             for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < row->num_slots; i += kLanes)
-                plan_.rows[i] = place(*row, i);
-            prefetch(ctx, rows_.peek());
+                plan_.rows[i] = args_.tokens + uint64_t{rows_.slots(*row)[i]} * args_.row_bytes;
             const bool may_send = returns_.wait_for_slot(ctx, *row);
             std::byte* const packet = returns_.packet_of(ctx, *row);
             CROSSDOCK_ROLLED
@@ -153,16 +152,6 @@ class SumReturner {
     }
 
   private:
-    CROSSDOCK_DEVICE const std::byte* place(const PlannedRow& row, uint32_t i) const {
-        return args_.tokens + uint64_t{rows_.slots(row)[i]} * args_.row_bytes;
-    }
-    // What is summed next comes nearer meanwhile.
-    CROSSDOCK_DEVICE void prefetch(const Ctx& ctx, const PlannedRow* row) const {
-        if (row == nullptr) return;
-        CROSSDOCK_ROLLED
-        for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < row->num_slots; i += kLanes)
-            ctx.prefetch(place(*row, i), args_.row_bytes);
-    }
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const PointerTerms& terms, uint32_t first, std::byte* packet) {
         const uint32_t left = args_.row_bytes - first;
         const uint32_t bytes = left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;

@@ -68,6 +68,7 @@ void write_phases(int rank) {
                     file << "{\"rank\":" << rank << ",\"kernel\":\"ht "
                          << (begin == Phase::kDispatchBegin ? "dispatch" : "combine")
                          << "\",\"block\":" << i / kTimelineWarps << ",\"warp\":" << i % kTimelineWarps
+                         << ",\"sm\":" << times[i].sm
                          << ",\"step\":\"" << kPhaseNames[phase] << "\",\"ns\":" << clocks * 1000000 / clock_khz
                          << "}\n";
                 }
