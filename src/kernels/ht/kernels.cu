@@ -68,9 +68,8 @@ void write_phases(int rank) {
                     file << "{\"rank\":" << rank << ",\"kernel\":\"ht "
                          << (begin == Phase::kDispatchBegin ? "dispatch" : "combine")
                          << "\",\"block\":" << i / kTimelineWarps << ",\"warp\":" << i % kTimelineWarps
-                         << ",\"sm\":" << times[i].sm
-                         << ",\"step\":\"" << kPhaseNames[phase] << "\",\"ns\":" << clocks * 1000000 / clock_khz
-                         << "}\n";
+                         << ",\"sm\":" << times[i].sm << ",\"step\":\"" << kPhaseNames[phase]
+                         << "\",\"ns\":" << clocks * 1000000 / clock_khz << "}\n";
                 }
                 clocks += spent;
             }
