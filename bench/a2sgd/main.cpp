@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "bench/a2sgd/passes.h"
+#include "bench/a2sgd/stream_clock.h"
 #include "bench/a2sgd/traffic.h"
 #include "tools/common/cli.h"
 
@@ -86,14 +87,16 @@ Json traffic(const Options& options) {
             {"ways", list}};
 }
 
-Json machine() {
+Json machine(const std::string& device) {
     utsname system{};
     uname(&system);
-    return {{"cpu", cpu_name()}, {"cpus", std::thread::hardware_concurrency()}, {"system", system.release}};
+    Json found = {{"cpu", cpu_name()}, {"cpus", std::thread::hardware_concurrency()}, {"system", system.sysname}};
+    if (device == "cuda") found["gpu"] = name_of_gpu();
+    return found;
 }
 
 void run(const Options& options, const std::string& command) {
-    Json json = {{"command", command}, {"machine", machine()}, {"device", options.device}};
+    Json json = {{"command", command}, {"machine", machine(options.device)}, {"device", options.device}};
     json["passes"] = passes(options);
     json["traffic"] = traffic(options);
     if (!options.json_path.empty()) std::ofstream(options.json_path) << json.dump(1) << '\n';

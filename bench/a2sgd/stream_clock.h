@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tools/common/device.h"
@@ -22,6 +23,7 @@ class StreamClock {
 };
 
 std::unique_ptr<StreamClock> make_cpu_clock();
+std::string name_of_gpu();                                          // the current one; empty in a build without CUDA
 std::unique_ptr<StreamClock> make_cuda_clock(cudaStream_t stream);  // throws in a build without CUDA
 
 }  // namespace crossdock::bench

@@ -53,6 +53,14 @@ class CudaClock : public StreamClock {
 
 }  // namespace
 
+std::string name_of_gpu() {
+    cudaDeviceProp properties;
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+    return properties.name;
+}
+
 std::unique_ptr<StreamClock> make_cuda_clock(cudaStream_t stream) { return std::make_unique<CudaClock>(stream); }
 
 }  // namespace crossdock::bench

@@ -16,13 +16,15 @@ struct HtBlockHead {
     uint32_t verdict;
 };
 
-CROSSDOCK_DEVICE HtBlockHead* block_head(const Ctx& ctx) { return reinterpret_cast<HtBlockHead*>(ctx.shared_memory()); }
+CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
+    return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());
+}
 
 // The operation's number, the same on every rank. The first block tells every peer that this rank has come to it:
 // whatever was announced to it before has been read, and what its stream wrote before may be read. Ends with a barrier
 // of the block.
 CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
-    HtBlockHead* head = block_head(ctx);
+    HtBlockHead* head = ht_block_head(ctx);
     if (thread_idx(ctx) == 0) {
         const uint64_t clock = ctx.add_relaxed_device(&c.state->clock, 1);
         const uint64_t epoch = clock >> kHtTicketBits;
@@ -108,7 +110,7 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
 // Nobody has failed so far, as one thread sees it: all warps of the block go on, or none. Ends with a barrier of the
 // block.
 CROSSDOCK_DEVICE bool block_goes_on(const Ctx& ctx, const HtCommon& c) {
-    HtBlockHead* head = block_head(ctx);
+    HtBlockHead* head = ht_block_head(ctx);
     if (thread_idx(ctx) == 0) head->verdict = has_failed(ctx, c.scope) ? 0 : 1;
     ctx.block_sync();
     return head->verdict != 0;
@@ -124,7 +126,7 @@ CROSSDOCK_DEVICE uint32_t claim_next(const Ctx& ctx, const HtCommon& c, const Op
 // All blocks of this rank's kernel meet; at most once a kernel, which then ends with is_last_block. False: the group
 // has failed.
 CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
-    HtBlockHead* head = block_head(ctx);
+    HtBlockHead* head = ht_block_head(ctx);
     const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
     ctx.block_sync();
     if (thread_idx(ctx) == 0) {
@@ -143,7 +145,7 @@ CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Opera
 // This block is the last of the kernel's to come to that counter, once a kernel; what the others have written is
 // visible to it. The counter is zero again afterwards.
 CROSSDOCK_DEVICE bool is_last_at(const Ctx& ctx, uint32_t* counter) {
-    HtBlockHead* head = block_head(ctx);
+    HtBlockHead* head = ht_block_head(ctx);
     ctx.block_sync();
     if (thread_idx(ctx) == 0) {
         const bool is_last = ctx.add_acq_rel_device(counter, 1) + 1 == static_cast<uint32_t>(ctx.num_blocks());

@@ -165,7 +165,7 @@ CROSSDOCK_DEVICE void sum_token_of_plain_rows(const Ctx& ctx, const LlCombineArg
 // Work is shared by parts of tokens, so that few tokens still occupy many warps.
 template <DType kDType, RowForms kForms>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                 const Operation& operation, const Share& share) {
+                                 const Operation& operation, const WorkShare& share) {
     const LlCommon& c = args.common;
     const bool in_lines = kForms == RowForms::kLines || (c.num_tokens <= c.line_tokens && allows_lines(args));
     const TermList terms = terms_of_warp(ctx, args, shared);
@@ -221,7 +221,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     if (runs && (c.halves & kCancel) != 0) await_stragglers(ctx, c, operation);
     if (!runs && sends && returns_plain_rows<kForms>(ctx, args)) plain.abandon(ctx);
     receive_for_good(ctx, c, operation, runs, ctx.num_warps(),
-                     [&](const Share& share) { sum_tokens<kDType, kForms>(ctx, args, shared, operation, share); });
+                     [&](const WorkShare& share) { sum_tokens<kDType, kForms>(ctx, args, shared, operation, share); });
     ctx.mark(Step::kCombineEnd);
 }
 

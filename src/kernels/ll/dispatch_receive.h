@@ -34,7 +34,7 @@ CROSSDOCK_DEVICE bool has_far_rows(const Ctx& ctx, const LlCommon& c, const Oper
 
 // Waits for every source's counts; sources that are masked count as silent.
 CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
-                                    const Announced& announced, const Share& share) {
+                                    const Announced& announced, const WorkShare& share) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = c.expert_major ? static_cast<int>(c.offsets.experts_per_rank) : 0;
     CROSSDOCK_ROLLED
@@ -61,7 +61,7 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
 
 // Turns counts into first rows; the total of an expert, at most its capacity, goes to the caller.
 CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
-                                   const Share& share) {
+                                   const WorkShare& share) {
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = static_cast<int>(c.offsets.experts_per_rank);
@@ -82,7 +82,7 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
 // What a later combine must know, and how many rows of either form the sources below have. Then the counts are complete
 // for the whole block.
 CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
-                                     const Share& share) {
+                                     const WorkShare& share) {
     const LlCommon& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     if (share.block == 0) {
@@ -152,7 +152,7 @@ CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const LlDispatchArg
 
 // One choice of a received row, for an expert here: its out row, or -1 past the expert's capacity (only duplicates can
 // fill it).
-CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& announced, const ReceivedRow& row,
+CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& announced, const ArrivingRow& row,
                                        uint64_t payload) {
     const uint32_t experts = c.offsets.experts_per_rank;
     const uint32_t expert = static_cast<uint32_t>(payload) - static_cast<uint32_t>(c.rank) * experts;
@@ -168,7 +168,7 @@ CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& annou
 // warp; false: it will not come.
 template <typename LookAlso>
 CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
-                                  const Announced& announced, const ReceivedRow& row, bool writes, LookAlso look_also,
+                                  const Announced& announced, const ArrivingRow& row, bool writes, LookAlso look_also,
                                   const Placement& placement) {
     const LlCommon& c = args.common;
     const uint32_t slot = slot_of(c, row.source, row.slot);
@@ -253,7 +253,7 @@ CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placeme
 
 // One warp places a row in plain form, through its stage.
 CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
-                                    const Announced& announced, const ReceivedRow& row, const Placement& placement,
+                                    const Announced& announced, const ArrivingRow& row, const Placement& placement,
                                     const RowStage& stage, uint32_t& round) {
     const LlCommon& c = args.common;
     if (!read_header(
@@ -317,7 +317,7 @@ CROSSDOCK_DEVICE void place_scales_of_lines(const Ctx& ctx, const LlDispatchArgs
 
 // One warp places its run of a row in line form.
 CROSSDOCK_DEVICE bool receive_lines(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
-                                    const Announced& announced, const ReceivedRow& row, const LineRow& shape,
+                                    const Announced& announced, const ArrivingRow& row, const LineRow& shape,
                                     const LineRun& run, const Placement& placement) {
     constexpr uint32_t kGroupsAtOnce = 8;
     const LlCommon& c = args.common;
@@ -370,7 +370,7 @@ CROSSDOCK_DEVICE bool receive_lines(const Ctx& ctx, const LlDispatchArgs& args, 
 }
 
 CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
-                                     const Share& share, uint32_t& round) {
+                                     const WorkShare& share, uint32_t& round) {
     const LlCommon& c = args.common;
     const Announced announced = announced_in(ctx, args);
     gather_counts(ctx, c, operation, announced, share);
@@ -393,7 +393,7 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
          i += warps) {
         const uint32_t number = i / parts.num;
         const uint32_t slot = number / c.arena.num_ranks;
-        const ReceivedRow row{static_cast<int>(number - slot * c.arena.num_ranks), slot};
+        const ArrivingRow row{static_cast<int>(number - slot * c.arena.num_ranks), slot};
         if (static_cast<int>(slot) >= announced.lines[row.source]) continue;
         const LineRun run = parts.run(i % parts.num);
         const bool came = receive_lines(ctx, args, operation, announced, row, shape, run, placement);
@@ -403,7 +403,7 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
     const int stages = static_cast<int>(args.common.crew.receive_stages);
     if (warp < stages) {
         const RowStage stage = stage_of(ctx, args.shared, c.crew.num_stages + static_cast<uint32_t>(warp));
-        ReceivedRow row;
+        ArrivingRow row;
         CROSSDOCK_ROLLED
         for (int i = warp * share.num_blocks + share.block; i < announced.plain_before[c.arena.num_ranks];
              i += stages * share.num_blocks) {

@@ -61,7 +61,7 @@ CROSSDOCK_DEVICE bool wait_far_as_warp(const Ctx& ctx, const LlCommon& c, const 
 
 // True in all threads of one block: the one that is the last to have put what it puts. By all blocks.
 CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const LlCommon& c) {
-    uint32_t* verdict = &block_head(ctx)->verdict;
+    uint32_t* verdict = &ll_block_head(ctx)->verdict;
     ctx.block_sync();
     if (thread_idx(ctx) == 0) {
         ctx.fence_system();

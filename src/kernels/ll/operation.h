@@ -82,8 +82,10 @@ CROSSDOCK_DEVICE bool is_first_of_rank(const LlCommon& c, uint32_t token, uint32
     return true;
 }
 
-CROSSDOCK_DEVICE LlBlockHead* block_head(const Ctx& ctx) { return reinterpret_cast<LlBlockHead*>(ctx.shared_memory()); }
-CROSSDOCK_DEVICE uint64_t* seen_entered(const Ctx& ctx) { return reinterpret_cast<uint64_t*>(block_head(ctx) + 1); }
+CROSSDOCK_DEVICE LlBlockHead* ll_block_head(const Ctx& ctx) {
+    return reinterpret_cast<LlBlockHead*>(ctx.shared_memory());
+}
+CROSSDOCK_DEVICE uint64_t* seen_entered(const Ctx& ctx) { return reinterpret_cast<uint64_t*>(ll_block_head(ctx) + 1); }
 
 CROSSDOCK_DEVICE uint64_t* entered_word(const LlCommon& c, int owner, int writer) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) + writer;
@@ -138,7 +140,7 @@ CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const Ll
 // different warps ask, so that all answers come at once. Entered words only grow, and who misses a failure or a loss of
 // these last moments meets it where it waits.
 CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const LlCommon& c) {
-    LlBlockHead* head = block_head(ctx);
+    LlBlockHead* head = ll_block_head(ctx);
     // The block's ticket: the operation before has advanced the clock before any block of this one could begin.
     if (has_duty(ctx, 1) && is_leader(ctx)) head->clock = ctx.add_relaxed_device(&c.state->clock, 1);
     if (has_duty(ctx, 2) && is_leader(ctx)) {
@@ -156,7 +158,7 @@ CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const LlCommon& c) {
 
 // The rest, when they are over. Followed by a barrier of the block and read_head.
 CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t direct) {
-    LlBlockHead* head = block_head(ctx);
+    LlBlockHead* head = ll_block_head(ctx);
     if (has_duty(ctx, 1)) {
         if ((c.halves & kSendHalf) != 0 && ctx.block_idx() == ctx.num_blocks() - 1) {
             announce_entry(ctx, c, LlClock::of(head->clock), direct);
@@ -177,7 +179,7 @@ CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t dire
 // The clock of the next operation, and from which epoch on every buffer may be written again. One thread, that of the
 // last ticket. Returns the clock that was.
 CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const LlCommon& c, LlClock clock, const Operation& operation) {
-    const LlBlockHead* head = block_head(ctx);
+    const LlBlockHead* head = ll_block_head(ctx);
     const uint64_t* current = head->free_from + clock.epoch % 2 * kNumBuffers;
     const uint32_t bit = 1u << operation.buffer;
     clock.ticket = 0;
@@ -202,7 +204,7 @@ CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const LlCommon& c, LlClo
 
 // False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group).
 CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& operation) {
-    const LlBlockHead* head = block_head(ctx);
+    const LlBlockHead* head = ll_block_head(ctx);
     const LlClock clock = LlClock::of(head->clock);
     operation.start_ns = head->start_ns;
     operation.losses_at_start = head->losses;
@@ -297,7 +299,7 @@ CROSSDOCK_DEVICE bool is_of(const TaggedWord& word, const Operation& operation) 
 }
 
 // Who shares the receive half: blocks, and the last warps of each; after a loss all warps of the last block do it.
-struct Share {
+struct WorkShare {
     int block;
     int num_blocks;
     int warps;
@@ -313,7 +315,7 @@ struct Share {
 // receive half once more, alone, with one view of who is there. True: do it. Nothing is to be done where ranks cannot
 // be lost. losses: those that the latest receive half knew of; is_last: this block is that block.
 CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const LlCommon& c, uint32_t& losses, bool& is_last) {
-    uint32_t* verdict = &block_head(ctx)->verdict;
+    uint32_t* verdict = &ll_block_head(ctx)->verdict;
     const bool is_first_thread = thread_idx(ctx) == 0;
     if (!is_last) {
         ctx.block_sync();
@@ -342,7 +344,7 @@ CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const LlCommon& c, const 
     if (!receives(c)) return;
     uint32_t losses = operation.losses_at_start;
     const int receivers = static_cast<int>(c.receive_blocks);
-    Share share{ctx.block_idx() - (ctx.num_blocks() - receivers), receivers, warps};
+    WorkShare share{ctx.block_idx() - (ctx.num_blocks() - receivers), receivers, warps};
     CROSSDOCK_ROLLED
     for (bool is_last = false;;) {
         if (runs && share.block >= 0 && ctx.warp_idx() >= ctx.num_warps() - share.warps) receive(share);
@@ -352,7 +354,7 @@ CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const LlCommon& c, const 
 }
 
 // The i-th of the rows that sources announced: rows_before[r] rows come from ranks below r.
-struct ReceivedRow {
+struct ArrivingRow {
     int source = 0;
     uint32_t slot = 0;
 
