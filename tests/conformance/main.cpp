@@ -19,7 +19,7 @@ constexpr const char* kUsage =
     "  --ranks N      ranks of every test that does not fix their number itself, 1 .. 64\n"
     "  --domain N     groups in load/store domains of N ranks, or the next fewer that divide theirs; in the world "
     "hosts\n"
-    "                 also N ranks a host\n"
+    "                 also N ranks a host (NCCL_LSA_TEAM_SIZE, where that is set)\n"
     "  --seed S       first seed of tests with random cases\n"
     "  --seeds COUNT  number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
     "  --gtest_...    GoogleTest's flags, for example --gtest_filter=Random.*\n";
@@ -73,6 +73,10 @@ void parse(int argc, char** argv) {
             refuse(fmt::format("{} is unknown", flag));
         }
     }
+    // Where NCCL makes domains of several, groups have them, whatever they ask for.
+    const char* team = std::getenv("NCCL_LSA_TEAM_SIZE");
+    if (team != nullptr && !options().domain_ranks)
+        options().domain_ranks = static_cast<int>(number("NCCL_LSA_TEAM_SIZE", team, 1, 64));
 }
 
 }  // namespace
