@@ -7,8 +7,9 @@
 namespace crossdock {
 namespace {
 
-uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels) {
+uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels, ncclEpZeroCopyMode_t zero_copy = NCCL_EP_ZERO_COPY_AUTO) {
     GroupConfig config;
+    config.zero_copy = zero_copy;
     config.num_ranks = num_ranks;
     config.num_experts = 256;
     config.max_tokens = 4096;
@@ -16,10 +17,11 @@ uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels) {
     return ht_geometry(World::kCuda, config, channels).arena_bytes();
 }
 
-// The promise for 4096 tokens a rank, with the SMs that are taken unless told otherwise.
-TEST(HtArena, NeedsAtMost40MiB) {
+// For 4096 tokens a rank, with the SMs that are taken unless told otherwise.
+TEST(HtArena, NeedsAtMost40MiBWhereWindowsArePromised) {
     for (const uint32_t num_ranks : {4u, 8u}) {
-        EXPECT_LE(bytes_on_gpus(num_ranks, 24), uint64_t{40} << 20) << num_ranks << " ranks";
+        EXPECT_LE(bytes_on_gpus(num_ranks, 32, NCCL_EP_ZERO_COPY_ON), uint64_t{40} << 20) << num_ranks << " ranks";
+        EXPECT_LE(bytes_on_gpus(num_ranks, 32), uint64_t{80} << 20) << num_ranks << " ranks";
     }
 }
 
