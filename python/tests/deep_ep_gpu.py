@@ -28,7 +28,7 @@ import crossdock.deep_ep as deep_ep
 from crossdock.deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
 REPLAYS = 50
-BURST = 5  # calls whose kernels the GPU may still have before it
+BURST = 5  # calls in a row that are timed
 
 
 def on_gpu(problem: Problem) -> Problem:

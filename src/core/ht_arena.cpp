@@ -27,9 +27,13 @@ uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint3
     return std::max(1u, std::min(sms, device_sms / static_cast<uint32_t>(communicator.ranks_on_device())));
 }
 
-uint32_t slots_for(World world, uint64_t bytes, uint64_t rings, uint64_t packet_bytes) {
+uint32_t slots_for(World world, const GroupConfig& config, uint64_t rings, uint64_t packet_bytes) {
     if (world == World::kDeterministic) return kRacyRingSlots;
-    return static_cast<uint32_t>(std::clamp<uint64_t>(bytes / (rings * packet_bytes), kHtFewestSlots, kMaxRingSlots));
+    const bool is_deep =
+        world == World::kCuda && !config.has_several_domains() && config.zero_copy != NCCL_EP_ZERO_COPY_ON;
+    const uint64_t slots = (is_deep ? kHtDeepRingBytes : kHtCachedRingBytes) / (rings * packet_bytes);
+    return static_cast<uint32_t>(
+        std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
 }  // namespace
@@ -41,8 +45,7 @@ HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels
     geometry.max_tokens = config.max_tokens;
     geometry.channels = channels;
     const uint64_t packet = align_up(config.max_token_bytes, 128);
-    const uint64_t bytes = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kHtCachedRingBytes : kHtRingBytes;
-    const uint64_t ring = packet * slots_for(world, bytes, geometry.num_rings(), packet);
+    const uint64_t ring = packet * slots_for(world, config, geometry.num_rings(), packet);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
             "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",

@@ -11,10 +11,11 @@
 
 namespace crossdock {
 
-// Of a rank, where they are enough for two slots a ring. Rings of the first size stay in a GPU's caches.
+// Rings of a rank, where they are enough for the fewest slots. Those of the first size stay in a GPU's caches.
 inline constexpr uint64_t kHtCachedRingBytes = uint64_t{34} << 20;
-inline constexpr uint64_t kHtRingBytes = uint64_t{68} << 20;
+inline constexpr uint64_t kHtDeepRingBytes = uint64_t{68} << 20;
 inline constexpr uint32_t kHtFewestSlots = 2;
+inline constexpr uint32_t kHtMostCachedSlots = 32;
 
 // With so many blocks an operation.
 HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels);

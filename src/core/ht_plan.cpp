@@ -16,7 +16,6 @@ constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
 constexpr uint32_t kGpuSummedBytes = 8192;
 constexpr uint32_t kGpuLanes = 32;
-constexpr uint32_t kMostCachedSlots = 32;
 constexpr uint32_t kFewestPieceBytes = 4096;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
@@ -48,7 +47,7 @@ HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_dee
     if (is_deep) return slots;
     const uint64_t cached = kHtCachedRingBytes / (common.arena.num_rings() * slots.stride);
     slots.num =
-        std::min(slots.num, static_cast<uint32_t>(std::clamp<uint64_t>(cached, kHtFewestSlots, kMostCachedSlots)));
+        std::min(slots.num, static_cast<uint32_t>(std::clamp<uint64_t>(cached, kHtFewestSlots, kHtMostCachedSlots)));
     return slots;
 }
 
@@ -127,8 +126,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
 
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const HtCommon& common = args.common;
-    args.rows =
-        slots_of_rows(common, args.row_bytes, common.expert_major && group.communicator().world() == World::kCuda);
+    args.rows = slots_of_rows(common, args.row_bytes, common.expert_major);
     args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? 2 : 0;
     const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
