@@ -17,6 +17,10 @@ constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's
 constexpr uint32_t kGpuSummedBytes = 8192;
 constexpr uint32_t kGpuLanes = 32;
 constexpr uint32_t kFewestPieceBytes = 4096;
+// Hopper (132 SMs) puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while
+// all others have a TPC of their own. They were a quarter slower where rows pass through rings; so others do their
+// work.
+constexpr uint32_t kPairedBlocks = 8;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 // On CPUs a warp of each kind: they are fibers of one thread. Between domains a warp of each more; the others are so
@@ -94,14 +98,22 @@ uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
     return static_cast<uint32_t>(align_up((row_bytes + parts - 1) / parts, 16));
 }
 
-LaunchShape shape_of(const Group& group, const HtCommon& common, const HtCrew& crew, const HtShared& shared,
+LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, const HtShared& shared,
                      uint32_t row_bytes) {
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
+    const bool is_gpu = group.communicator().world() == World::kCuda;
+    const uint32_t sms = static_cast<uint32_t>(group.runtime().num_sms());
+    if (is_gpu && is_alone && !common.has_windows && common.channels + kPairedBlocks <= sms)
+        common.unused_blocks = kPairedBlocks;
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
-    return {static_cast<int>(common.channels), static_cast<int>(crew.warps()), shared.bytes, is_alone,
-            moved > kCpuCacheBytes};
+    return {static_cast<int>(common.channels),
+            static_cast<int>(crew.warps()),
+            shared.bytes,
+            is_alone,
+            moved > kCpuCacheBytes,
+            static_cast<int>(common.unused_blocks)};
 }
 
 }  // namespace
@@ -114,7 +126,7 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
 }
 
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
-    const HtCommon& common = args.common;
+    HtCommon& common = args.common;
     args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
@@ -125,7 +137,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
 }
 
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
-    const HtCommon& common = args.common;
+    HtCommon& common = args.common;
     args.rows = slots_of_rows(common, args.row_bytes, common.expert_major);
     args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? 2 : 0;

@@ -33,11 +33,13 @@ static __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
 
 class Ctx {
   public:
+    // unused: so many of the grid's first blocks take no part; their number is below 0.
+    CROSSDOCK_DEVICE explicit Ctx(uint32_t unused = 0) : unused_(static_cast<int>(unused)) {}
     CROSSDOCK_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kLanes; }
     CROSSDOCK_DEVICE int warp_idx() const { return static_cast<int>(threadIdx.x) / kLanes; }
     CROSSDOCK_DEVICE int num_warps() const { return static_cast<int>(blockDim.x) / kLanes; }
-    CROSSDOCK_DEVICE int block_idx() const { return static_cast<int>(blockIdx.x); }
-    CROSSDOCK_DEVICE int num_blocks() const { return static_cast<int>(gridDim.x); }
+    CROSSDOCK_DEVICE int block_idx() const { return static_cast<int>(blockIdx.x) - unused_; }
+    CROSSDOCK_DEVICE int num_blocks() const { return static_cast<int>(gridDim.x) - unused_; }
     CROSSDOCK_DEVICE std::byte* shared_memory() const {
         extern __shared__ __align__(128) unsigned char shared_memory_of_block[];
         return reinterpret_cast<std::byte*>(shared_memory_of_block);
@@ -185,6 +187,9 @@ class Ctx {
         __syncwarp();
         return __shfl_sync(~0u, value, 0);
     }
+
+  private:
+    int unused_;
 };
 
 #else

@@ -38,7 +38,7 @@ void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, con
         cudaLaunchConfig_t config{};
         config.attrs = &overlap;
         config.numAttrs = shape.overlaps_previous ? 1 : 0;
-        config.gridDim = dim3(static_cast<unsigned>(shape.num_blocks));
+        config.gridDim = dim3(static_cast<unsigned>(shape.unused_blocks + shape.num_blocks));
         config.blockDim = dim3(static_cast<unsigned>(shape.warps_per_block * kLanes));
         config.dynamicSmemBytes = shape.shared_bytes;
         config.stream = stream;

@@ -115,10 +115,11 @@ struct HtCommon {
 
     bool expert_major;
     uint32_t topk;
-    uint32_t num_tokens;  // of this rank
-    uint32_t budget;      // rows (flat) or slots (expert-major) that this rank may receive
-    uint32_t channels;    // of this operation: its blocks
-    bool has_windows;     // this rank's tensor may be reached by peers; a rank without rows may have none
+    uint32_t num_tokens;     // of this rank
+    uint32_t budget;         // rows (flat) or slots (expert-major) that this rank may receive
+    uint32_t channels;       // of this operation: its blocks
+    uint32_t unused_blocks;  // GPUs: the grid's first ones, which end at once
+    bool has_windows;        // this rank's tensor may be reached by peers; a rank without rows may have none
 };
 
 // What a block knows of a peer, in shared memory.

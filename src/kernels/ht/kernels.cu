@@ -24,13 +24,15 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ht_update(const __g
 
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_dispatch_kernel(const __grid_constant__ HtDispatchArgs args) {
-    ht_dispatch(Ctx{}, args);
+    const Ctx ctx(args.common.unused_blocks);
+    if (ctx.block_idx() >= 0) ht_dispatch(ctx, args);
 }
 
 template <DType kDType>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_combine_kernel(const __grid_constant__ HtCombineArgs args) {
-    ht_combine<kDType>(Ctx{}, args);
+    const Ctx ctx(args.common.unused_blocks);
+    if (ctx.block_idx() >= 0) ht_combine<kDType>(ctx, args);
 }
 
 __global__ void crossdock_ht_mask_clean(const __grid_constant__ HtMaskCleanArgs args) { ht_mask_clean(Ctx{}, args); }
