@@ -78,7 +78,12 @@ __device__ __forceinline__ uint32_t add_acq_rel_device(uint32_t* address, uint32
 // Orders the generic proxy (ordinary loads and stores) with the async proxy (bulk copies), both ways.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// The same for global memory alone.
+// The same for the block's shared memory alone, which does not wait until the device sees what this thread has written.
+__device__ __forceinline__ void fence_proxy_async_shared() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// And for global memory alone.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ uint64_t global_timer_ns() {

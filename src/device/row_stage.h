@@ -32,7 +32,7 @@ class RowStage {
     CROSSDOCK_DEVICE void init() const { ptx::mbarrier_init(barrier_, 1); }
     CROSSDOCK_DEVICE static void initialised() {
         ptx::fence_mbarrier_init();
-        ptx::fence_proxy_async();
+        ptx::fence_proxy_async_shared();
     }
 
     CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes) const {
@@ -55,7 +55,7 @@ class RowStage {
 
     CROSSDOCK_DEVICE std::byte* data() const { return data_; }
     // By every thread that wrote into the data, before the barrier behind which the stores are issued.
-    CROSSDOCK_DEVICE void filled() const { ptx::fence_proxy_async(); }
+    CROSSDOCK_DEVICE void filled() const { ptx::fence_proxy_async_shared(); }
 
     // is_read_soon: the target should stay in the caches.
     CROSSDOCK_DEVICE void store(const Ctx&, std::byte* target, uint32_t at, uint32_t bytes, bool = false) const {
