@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of DeepEP's Buffer cost the host: one rank and one token of 128 elements, where little is moved.
+"""What the calls of DeepEP's classes cost the host: one rank and one token of 128 elements, where little is moved.
 
     python bench/deep_ep_host_cost.py [--rounds 100] [--calls 20]
 
@@ -24,18 +24,41 @@ except ImportError:
     print("torch is not installed: skipped")
     sys.exit(77)
 
-from crossdock.deep_ep import Buffer  # noqa: E402
+from crossdock.deep_ep import Buffer, ElasticBuffer  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN = 4, 2, 128
 
 
-def kinds_of(buffer: Any) -> dict[str, Callable[[], Any]]:
+def tensors() -> tuple[Any, Any, Any]:
     x = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
-    ids, weights = torch.tensor([[0, 1]]), torch.full((1, TOPK), 0.5)
+    return x, torch.tensor([[0, 1]]), torch.full((1, TOPK), 0.5)
 
-    def low_latency() -> None:
+
+def low_latency_kinds(buffer: Any) -> dict[str, Callable[[], Any]]:
+    x, ids, weights = tensors()
+
+    def dispatch(**form: Any) -> Any:
+        return buffer.low_latency_dispatch(x, ids, 1, NUM_EXPERTS, **{"use_fp8": False} | form)
+
+    rows, _, handle, _, _ = dispatch()
+    out = torch.empty_like(x)
+
+    def pair() -> None:
         rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 1, NUM_EXPERTS, use_fp8=False)
         buffer.low_latency_combine(rows, ids, weights, handle)
+
+    return {
+        "low-latency dispatch and combine": pair,
+        "low-latency dispatch": lambda: buffer.low_latency_dispatch(x, ids, 1, NUM_EXPERTS, use_fp8=False),
+        "low-latency dispatch and hook": lambda: dispatch(return_recv_hook=True)[4](),
+        "low-latency dispatch of FP8": lambda: dispatch(use_fp8=True),
+        "low-latency combine": lambda: buffer.low_latency_combine(rows, ids, weights, handle),
+        "low-latency combine, out given": lambda: buffer.low_latency_combine(rows, ids, weights, handle, out=out),
+    }
+
+
+def normal_kinds(buffer: Any) -> dict[str, Callable[[], Any]]:
+    x, ids, weights = tensors()
 
     def fresh() -> Any:
         per_rank, per_node, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(ids, NUM_EXPERTS)
@@ -49,21 +72,38 @@ def kinds_of(buffer: Any) -> dict[str, Callable[[], Any]]:
             topk_weights=weights,
         )
         buffer.combine(received[0], received[4])
-        return received[4]
+        return received
 
-    handle = fresh()
+    rows, _, own, _, handle, _ = fresh()
     return {
-        "low-latency dispatch and combine": low_latency,
         "layout": lambda: buffer.get_dispatch_layout(ids, NUM_EXPERTS),
         "layout, fresh dispatch, combine": fresh,
         "cached dispatch": lambda: buffer.dispatch(x, handle=handle),
+        "combine": lambda: buffer.combine(rows, handle),
+        "combine with weights": lambda: buffer.combine(rows, handle, topk_weights=own),
+    }
+
+
+def elastic_kinds(buffer: Any) -> dict[str, Callable[[], Any]]:
+    x, ids, weights = tensors()
+
+    def fresh(expand: bool) -> Any:
+        found = buffer.dispatch(x, ids, weights, num_experts=NUM_EXPERTS, do_expand=expand)
+        buffer.combine(found[0], found[3])
+        return found
+
+    rows, _, _, handle, _ = fresh(False)
+    return {
+        "elastic: fresh dispatch, combine": lambda: fresh(False),
+        "elastic: the same by expert": lambda: fresh(True),
+        "elastic: cached dispatch": lambda: buffer.dispatch(x, handle=handle),
+        "elastic: combine": lambda: buffer.combine(rows, handle),
     }
 
 
 def handle_pair(group: ep.Group) -> Callable[[], Any]:
     """Dispatch and combine of low latency into new tensors, without the Buffer."""
-    x = torch.ones(1, HIDDEN, dtype=torch.bfloat16)
-    ids, weights = torch.tensor([[0, 1]]), torch.full((1, TOPK), 0.5)
+    x, ids, weights = tensors()
     handle = group.init_handle(ep.Layout.EXPERT_MAJOR, TOPK)
 
     def pair() -> None:
@@ -95,10 +135,13 @@ def main() -> None:
     sizes = {"num_experts": NUM_EXPERTS, "max_dispatch_tokens_per_rank": 1, "max_token_bytes": 2 * HIDDEN}
     with comm, ep.Group(comm, **sizes) as group:
         buffer = Buffer(comm, low_latency_mode=True, explicitly_destroy=True)
-        kinds = kinds_of(buffer) | {"the library's part of the first": handle_pair(group)}
+        elastic = ElasticBuffer(comm, num_max_tokens_per_rank=1, hidden=HIDDEN, explicitly_destroy=True)
+        kinds = {"crossdock.Handle, the first's calls": handle_pair(group)}
+        kinds = low_latency_kinds(buffer) | kinds | normal_kinds(buffer) | elastic_kinds(elastic)
         for name, call in kinds.items():
             best = min(mean_us(call, options.calls) for _ in range(options.rounds))
             print(f"{name:36} {best:8.1f} us")
+        elastic.destroy()
         buffer.destroy()
 
 
