@@ -85,7 +85,6 @@ size_t bytes_of_datatype(ncclDataType_t type);
 
 // The memory of a torch tensor now; used to notice one that has been moved since it was described.
 void* torch_address(nanobind::handle tensor);
-bool is_torch_tensor(nanobind::handle object);
 
 // Parts of array_from, each in its file. False: not an object of this kind.
 bool describe_torch(nanobind::handle object, const char* name, Array& array);

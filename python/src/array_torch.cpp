@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tensors of torch, by their Python methods: no torch header is needed to build, and no torch library to run. Going
-// through DLPack instead would refuse tensors that require gradients and formats that it has no number for.
+// Tensors of torch: in C where torch offers that (torch_view.h), else by their Python methods, which also say what is
+// wrong with one that cannot be taken.
 #include <unordered_map>
 
 #include "array.h"
 #include "error.h"
+#include "torch_view.h"
 
 namespace nb = nanobind;
 
@@ -28,24 +29,8 @@ const Names& names() {
     return *instance;
 }
 
-// torch.Tensor, once torch has been imported by somebody; kept for good, as torch is.
-PyTypeObject* torch_tensor_type() {
-    static PyTypeObject* type = nullptr;
-    if (type != nullptr) return type;
-    PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-    if (module == nullptr) return nullptr;
-    PyObject* found = PyObject_GetAttrString(module, "Tensor");
-    if (found == nullptr || !PyType_Check(found)) {
-        PyErr_Clear();
-        Py_XDECREF(found);
-        return nullptr;
-    }
-    type = reinterpret_cast<PyTypeObject*>(found);
-    return type;
-}
-
 // A torch.dtype is one object for the life of the process.
-ncclDataType_t datatype_of(nb::handle dtype, const char* name) {
+ncclDataType_t datatype_of_object(nb::handle dtype, const char* name) {
     static auto* known = new std::unordered_map<PyObject*, ncclDataType_t>;
     const auto found = known->find(dtype.ptr());
     if (found != known->end()) return found->second;
@@ -69,23 +54,43 @@ nb::object call(nb::handle object, PyObject* method) {
     return nb::steal(value);
 }
 
-}  // namespace
-
-bool is_torch_tensor(nb::handle object) {
-    PyTypeObject* type = torch_tensor_type();
-    return type != nullptr && PyObject_TypeCheck(object.ptr(), type);
+bool describe_view(nb::handle object, Array& array) {
+    nb::dlpack::dltensor view;
+    if (!view_torch(object, view)) return false;
+    const std::optional<ncclDataType_t> type = datatype_of(view.dtype);
+    const bool has_place = is_on_host(view) || is_on_cuda(view);
+    const bool fits = view.ndim > 0 && view.ndim <= static_cast<int32_t>(kMaxDimensions) && is_contiguous(view);
+    if (!type || !has_place || !fits) return false;
+    size_t sizes[kMaxDimensions];
+    for (int32_t dimension = 0; dimension < view.ndim; ++dimension) {
+        sizes[dimension] = static_cast<size_t>(view.shape[dimension]);
+    }
+    if (is_on_host(view)) {
+        array.set_memory(view.data, *type, Place::kHost, -1, true);
+    } else {
+        array.set_memory(view.data, *type, Place::kCuda, view.device.device_id, true);
+    }
+    array.set_shape(sizes, static_cast<size_t>(view.ndim));
+    array.keep(object);
+    return true;
 }
 
-void* torch_address(nb::handle tensor) { return PyLong_AsVoidPtr(call(tensor, names().data_ptr).ptr()); }
+}  // namespace
+
+void* torch_address(nb::handle tensor) {
+    nb::dlpack::dltensor view;
+    return view_torch(tensor, view) ? view.data : PyLong_AsVoidPtr(call(tensor, names().data_ptr).ptr());
+}
 
 bool describe_torch(nb::handle object, const char* name, Array& array) {
     if (!is_torch_tensor(object)) return false;
+    if (describe_view(object, array)) return true;
     const bool is_host = attribute(object, names().is_cpu).ptr() == Py_True;
     if (!is_host && attribute(object, names().is_cuda).ptr() != Py_True) {
         invalid_argument(std::string(name) + " is on device " + shown(attribute(object, names().device)) +
                          ", allowed: cpu, cuda");
     }
-    const ncclDataType_t type = datatype_of(attribute(object, names().dtype), name);
+    const ncclDataType_t type = datatype_of_object(attribute(object, names().dtype), name);
     if (call(object, names().is_contiguous).ptr() != Py_True) {
         invalid_argument(std::string(name) + " is not contiguous: pass its contiguous()");
     }

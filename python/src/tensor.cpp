@@ -2,6 +2,7 @@
 #include "tensor.h"
 
 #include "error.h"
+#include "torch_view.h"
 #include "window.h"
 
 namespace nb = nanobind;

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// torch.Tensor through DLPack's exchange in C (DLPack 1.3): a tensor is described in some 50 ns, without a reference to
+// it, and tensors that require gradients are, too. No torch header is needed to build, and no torch library to run.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <optional>
+
+#include "crossdock.h"
+
+namespace crossdock::python {
+
+bool is_torch_tensor(nanobind::handle object);
+
+// A tensor as it lies in memory; shape and strides (in elements) are valid as long as the tensor lives. False: no
+// tensor, one of a subclass, of a torch before 2.11, or one that DLPack cannot describe: ask its Python methods.
+bool view_torch(nanobind::handle object, nanobind::dlpack::dltensor& view);
+
+bool is_contiguous(const nanobind::dlpack::dltensor& view);
+inline bool is_on_host(const nanobind::dlpack::dltensor& view) {
+    return view.device.device_type == nanobind::device::cpu::value;
+}
+inline bool is_on_cuda(const nanobind::dlpack::dltensor& view) {
+    return view.device.device_type == nanobind::device::cuda::value;
+}
+
+// The library's number of a type, if it has one.
+std::optional<ncclDataType_t> datatype_of(nanobind::dlpack::dtype type);
+
+}  // namespace crossdock::python
