@@ -65,6 +65,47 @@ void Handle::combine(nb::handle inputs, nb::handle outputs, nb::handle config, n
     keep(combined_, arrays, settings.send_only != 0);
 }
 
+void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::handle rows, nb::handle counters,
+                                nb::handle scales, bool send_only, bool round_scales) {
+    expect_open();
+    CallArrays routing(is_cpu(*group_));
+    const ncclEpTensor_t* ids = routing.add(topk_idx, "topk_idx", Access::kRead);
+    CallArrays arrays(is_cpu(*group_));
+    auto sent = make_struct<ncclEpDispatchInputs_t>();
+    sent.tokens = arrays.add(tokens, "tokens", Access::kRead);
+    auto received = make_struct<ncclEpDispatchOutputs_t>();
+    received.tokens = arrays.add(rows, "rows", Access::kWrite);
+    received.scales = arrays.add(scales, "scales", Access::kWrite);
+    auto info = make_struct<ncclEpLayoutInfo_t>();
+    info.expert_counters = arrays.add(counters, "counters", Access::kWrite);
+    auto settings = make_struct<ncclEpDispatchConfig_t>();
+    settings.send_only = send_only ? 1 : 0;
+    settings.round_scales = round_scales ? 1 : 0;
+    if (received.scales != nullptr) settings.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    const cudaStream_t where = stream_from(nb::none(), is_cpu(*group_), arrays.device());
+    group_->call([&] {
+        check(ncclEpUpdateHandle(handle_, ids, nullptr, where));
+        check(ncclEpDispatch(handle_, &sent, &received, &info, &settings, where));
+    });
+    keep_routing(routing.take());
+    keep(dispatched_, arrays, send_only);
+}
+
+void Handle::combine_weighted(nb::handle rows, nb::handle topk_weights, nb::handle tokens, bool send_only) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_));
+    auto sent = make_struct<ncclEpCombineInputs_t>();
+    sent.tokens = arrays.add(rows, "rows", Access::kRead);
+    auto received = make_struct<ncclEpCombineOutputs_t>();
+    received.tokens = arrays.add(tokens, "tokens", Access::kWrite);
+    received.topk_weights = arrays.add(topk_weights, "topk_weights", Access::kRead);
+    auto settings = make_struct<ncclEpCombineConfig_t>();
+    settings.send_only = send_only ? 1 : 0;
+    const cudaStream_t where = stream_from(nb::none(), is_cpu(*group_), arrays.device());
+    group_->call([&] { check(ncclEpCombine(handle_, &sent, &received, &settings, where)); });
+    keep(combined_, arrays, send_only);
+}
+
 void Handle::complete(nb::handle stream) {
     expect_open();
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), -1);
@@ -189,6 +230,16 @@ N rows of a high-throughput receive array.)")
              "Sends the experts' rows home and sums them: inputs are shaped as dispatch's outputs, outputs.tokens "
              "[B, H]. Collective. Low-latency expert-major also needs outputs.topk_weights, which it reads. Fields of "
              "CombineConfig by keyword.")
+        .def("route_and_dispatch", &Handle::route_and_dispatch, "topk_idx"_a, "tokens"_a, "rows"_a, "counters"_a,
+             "scales"_a.none(), "send_only"_a, "round_scales"_a,
+             nb::sig("def route_and_dispatch(self, topk_idx: object, tokens: object, rows: object, counters: object, "
+                     "scales: object, send_only: bool, round_scales: bool) -> None"),
+             "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
+             "LayoutInfo's expert_counters.")
+        .def("combine_weighted", &Handle::combine_weighted, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
+             nb::sig("def combine_weighted(self, rows: object, topk_weights: object, tokens: object, send_only: bool) "
+                     "-> None"),
+             "Low latency, expert-major: combine of rows into tokens.")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")

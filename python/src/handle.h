@@ -20,6 +20,11 @@ class Handle {
                   nanobind::handle config, nanobind::handle stream, const nanobind::kwargs& fields);
     void combine(nanobind::handle inputs, nanobind::handle outputs, nanobind::handle config, nanobind::handle stream,
                  const nanobind::kwargs& fields);
+    // Low latency, expert-major: update and dispatch, and combine, of arguments that follow each other.
+    void route_and_dispatch(nanobind::handle topk_idx, nanobind::handle tokens, nanobind::handle rows,
+                            nanobind::handle counters, nanobind::handle scales, bool send_only, bool round_scales);
+    void combine_weighted(nanobind::handle rows, nanobind::handle topk_weights, nanobind::handle tokens,
+                          bool send_only);
     void complete(nanobind::handle stream);
     void set_sums(crossdockSums_t sums);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);

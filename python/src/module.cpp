@@ -6,9 +6,11 @@
 #include "communicator.h"
 #include "configs.h"
 #include "error.h"
+#include "forms.h"
 #include "group.h"
 #include "group_masks.h"
 #include "handle.h"
+#include "routing.h"
 #include "tensor.h"
 #include "window.h"
 
@@ -28,6 +30,8 @@ NB_MODULE(_core, module) {
     bind_handle(module);
     bind_group(module);
     bind_a2sgd(module);
+    bind_forms(module);
+    bind_routing(module);
     module.def(
         "get_version",
         [] {

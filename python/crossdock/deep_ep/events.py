@@ -38,7 +38,6 @@ class EventOverlap:
     def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Any] | None = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
-        self._hook: Callable[[], None] | None = None
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Makes the current stream wait for the event, then calls the registered hook, once."""
@@ -63,6 +62,7 @@ class EventOverlap:
         return self
 
     _releases = False
+    _hook: Callable[[], None] | None = None
 
     def __enter__(self) -> EventOverlap:
         return self

@@ -31,58 +31,74 @@ class PooledGroup:
 
     def __init__(self, comm: Communicator, layout: Layout, **fields: Any) -> None:
         self.group = Group(comm, **fields)
+        self.is_cpu = self.group.is_cpu
+        self.is_closed = False
         self._layout = layout
-        self._free: dict[tuple[int, bool], list[Handle]] = {}  # by top-k, and whether captured calls use them
+        # By top-k: of eager calls, and of captured ones.
+        self._free: dict[int, list[Handle]] = {}
+        self._free_captured: dict[int, list[Handle]] = {}
         self._abandon = weakref.finalize(self, _abandoned.append, self.group)
 
-    def lease(self, num_topk: int) -> Lease:
-        captured = is_capturing()
-        free = self._free_of(num_topk, captured)
-        if not free and captured:
-            free = self._free_of(num_topk, False)
+    def take(self, num_topk: int) -> tuple[Handle, list[Handle]]:
+        """A handle, and the list that it goes back to."""
+        free = self._free.get(num_topk)
+        if free is None:
+            free = self._begin(num_topk)
+        if not self.is_cpu and is_capturing():
+            captured = self._free_captured[num_topk]
+            found = _pop(captured) or _pop(free)
             require_state(
-                len(free) > 0,
+                found is not None,
                 "more dispatches are open at once than could be foreseen, in a capture, where no handle can be made: "
                 "have as many open in calls before the capture",
             )
-        handle = free.pop() if free else self.group.init_handle(self._layout, num_topk)
-        return Lease(self, num_topk, handle, captured)
+            assert found is not None
+            return found, captured
+        return _pop(free) or self.group.init_handle(self._layout, num_topk), free
 
-    def _free_of(self, num_topk: int, captured: bool) -> list[Handle]:
-        if (num_topk, False) not in self._free:
-            spare = 0 if self.group.is_cpu or is_capturing() else SPARE
-            self._free[num_topk, False] = []
-            self._free[num_topk, True] = [self.group.init_handle(self._layout, num_topk) for _ in range(spare)]
-        return self._free[num_topk, captured]
-
-    def take_back(self, handle: Handle, num_topk: int, captured: bool) -> None:
-        self._free[num_topk, captured].append(handle)
+    def _begin(self, num_topk: int) -> list[Handle]:
+        spare = 0 if self.is_cpu or is_capturing() else SPARE
+        self._free_captured[num_topk] = [self.group.init_handle(self._layout, num_topk) for _ in range(spare)]
+        return self._free.setdefault(num_topk, [])
 
     def close(self) -> None:
         """Collective."""
         self._abandon.detach()
-        self._free.clear()
+        self.is_closed = True
+        for free in (*self._free.values(), *self._free_captured.values()):
+            free.clear()
         self.group.close()
+
+
+def _pop(handles: list[Handle]) -> Handle | None:
+    try:  # threads may share a pool
+        return handles.pop()
+    except IndexError:
+        return None
 
 
 class Lease:
     """A handle that serves one dispatch and all that follows from it, given back when this object goes."""
 
-    def __init__(self, pool: PooledGroup, num_topk: int, handle: Handle, captured: bool) -> None:
-        self._pool, self._num_topk, self._captured = pool, num_topk, captured
-        self._handle = handle
+    __slots__ = ("_free", "_handle", "_pool", "is_pending")
+
+    def __init__(self, pool: PooledGroup, num_topk: int) -> None:
+        self._pool = pool
+        self._handle, self._free = pool.take(num_topk)
         self.is_pending = False  # the receive half is missing
 
     @property
     def handle(self) -> Handle:
-        require_state(not self._pool.group.is_closed, "the buffer of this handle is destroyed")
+        if self._pool.is_closed:
+            require_state(False, "the buffer of this handle is destroyed")
         return self._handle
 
     def forget(self) -> None:
         """Lets go of tensors that finished calls have used; torch knows by streams when their memory is free."""
-        self._handle.forget_arrays()
+        if not self._pool.is_cpu or self.is_pending:
+            self._handle.forget_arrays()
 
     def __del__(self) -> None:
         # One whose hook was never called goes for good, and with it the operation that is under way.
-        if hasattr(self, "is_pending") and not self.is_pending and not self._pool.group.is_closed:
-            self._pool.take_back(self._handle, self._num_topk, self._captured)
+        if hasattr(self, "is_pending") and not self.is_pending and not self._pool.is_closed:
+            self._free.append(self._handle)

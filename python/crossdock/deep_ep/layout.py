@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from crossdock._core import count_routing, largest_id
 from crossdock.deep_ep.errors import require
 
 topk_idx_t = torch.int64
@@ -13,6 +14,11 @@ _ID_TYPES = (torch.int64, torch.int32)
 
 def check_topk_idx(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
     """Shape, type and, on CPUs, values."""
+    check_form(topk_idx, num_experts, num_ranks)
+    check_values(topk_idx, num_experts)
+
+
+def check_form(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
     require(
         num_experts >= 1 and num_experts % num_ranks == 0,
         lambda: f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks",
@@ -22,17 +28,19 @@ def check_topk_idx(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> 
         lambda: f"topk_idx is {describe(topk_idx)}, expected [tokens, top-k] of torch.int64",
     )
     require(topk_idx.shape[1] >= 1, lambda: f"topk_idx is {describe(topk_idx)}, expected at least one column")
-    check_values(topk_idx, num_experts)
 
 
 def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
     """On CPUs, where that does not have to be awaited."""
-    if topk_idx.is_cpu and topk_idx.numel() > 0:
+    largest = largest_id(topk_idx)
+    if largest is None and topk_idx.is_cpu and topk_idx.numel() > 0:
         largest = int(topk_idx.max())
-        require(
-            largest < num_experts,
-            lambda: f"topk_idx has the value {largest}, allowed: below num_experts ({num_experts})",
-        )
+    if largest is not None and largest >= num_experts:
+        _refuse(largest, num_experts)
+
+
+def _refuse(largest: int, num_experts: int) -> None:
+    require(False, f"topk_idx has the value {largest}, allowed: below num_experts ({num_experts})")
 
 
 def describe(value: object) -> str:

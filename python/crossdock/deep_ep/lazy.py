@@ -8,29 +8,24 @@ from typing import Any
 
 
 class Later:
-    """An item to be made by a function, once."""
+    """An item that a function makes of its tuple, at every look."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._made: list[Any] = []
+    __slots__ = ("make",)
 
-    def get(self) -> Any:
-        if not self._made:
-            self._made.append(self._make())
-        return self._made[0]
-
-
-def _made(item: Any) -> Any:
-    return item.get() if isinstance(item, Later) else item
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make = make
 
 
 class LazyTuple(tuple[Any, ...]):
     def __iter__(self) -> Iterator[Any]:
-        return map(_made, super().__iter__())
+        return map(self._made, super().__iter__())
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return tuple(map(_made, found)) if isinstance(index, slice) else _made(found)
+        return tuple(map(self._made, found)) if isinstance(index, slice) else self._made(found)
+
+    def _made(self, item: Any) -> Any:
+        return item.make(self) if isinstance(item, Later) else item
 
     def raw(self) -> Iterator[Any]:
         """The items without making any."""

@@ -15,7 +15,7 @@ from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.layout import describe
-from crossdock.deep_ep.low_latency import LowLatency, Started
+from crossdock.deep_ep.low_latency import Finish, LowLatency
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.turns import Turns
@@ -304,8 +304,10 @@ class Buffer:
     # ---- low latency ----
 
     def _low_latency(self) -> LowLatency:
-        runtime = self._open()
-        require_state(self.low_latency_mode, "low_latency_mode is False: the buffer was made for the normal mode alone")
+        runtime = self.runtime
+        if runtime is None or not self.low_latency_mode:
+            runtime = self._open()
+            require_state(False, "low_latency_mode is False: the buffer was made for the normal mode alone")
         return runtime.low_latency
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
@@ -330,24 +332,42 @@ class Buffer:
 
         Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8.
         """
-        low_latency = self._low_latency()
-
-        def start() -> Started:
-            return low_latency.dispatch(
-                x,
-                topk_idx,
-                num_max_dispatch_tokens_per_rank,
-                num_experts,
-                use_fp8,
-                round_scale,
-                use_ue8m0,
-                cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats,
-                return_recv_hook,
+        low_latency, is_split = self._low_latency(), bool(return_recv_hook)
+        if async_finish:
+            _expect_one(is_split)
+            made, event = self._open().turns.run(
+                x.device,
+                lambda: low_latency.dispatch(
+                    x,
+                    topk_idx,
+                    num_max_dispatch_tokens_per_rank,
+                    num_experts,
+                    use_fp8,
+                    round_scale,
+                    use_ue8m0,
+                    cumulative_local_expert_recv_stats,
+                    dispatch_wait_recv_cost_stats,
+                    False,
+                ),
+                [x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats],
+                lambda made: [*(made[0] if isinstance(made[0], tuple) else made[:1]), made[1]],
+                None,
+                True,
             )
-
-        (recv_x, counts, handle), event, hook = self._run(start, x, async_finish, return_recv_hook)
-        return recv_x, counts, handle, event, hook
+            return *made[:3], event, None
+        recv_x, counts, handle, finish = low_latency.dispatch(
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            is_split,
+        )
+        return recv_x, counts, handle, EventOverlap(), finish and _on_this_stream(x, finish)
 
     def low_latency_combine(
         self,
@@ -366,34 +386,22 @@ class Buffer:
 
         use_logfmt allows a lossy transport; here rows travel as they are.
         """
-        low_latency = self._low_latency()
+        low_latency, is_split = self._low_latency(), bool(return_recv_hook)
         require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
-
-        def start() -> Started:
-            return low_latency.combine(
-                x, topk_idx, topk_weights, handle, zero_copy, out, combine_wait_recv_cost_stats, return_recv_hook
+        waiting = combine_wait_recv_cost_stats
+        if async_finish:
+            _expect_one(is_split)
+            made, event = self._open().turns.run(
+                x.device,
+                lambda: low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, False),
+                [x, topk_idx, topk_weights, out, waiting],
+                lambda made: made[:1],
+                None,
+                True,
             )
-
-        return self._run(start, x, async_finish, return_recv_hook)
-
-    def _run(
-        self, start: Callable[[], Started], x: torch.Tensor, is_async: bool, returns_hook: bool
-    ) -> tuple[Any, EventOverlap, Callable[[], None] | None]:
-        require(not (is_async and returns_hook), "async_finish and return_recv_hook are both True, allowed: one")
-        if is_async:
-
-            def whole() -> Started:
-                started = start()
-                started.finish()
-                return started
-
-            started, event = self._open().turns.run(x.device, whole, [x], lambda made: made.tensors, None, True)
-            return started.outputs, event, None
-        started = start()
-        if returns_hook:
-            return started.outputs, EventOverlap(), _on_this_stream(x.device, started.finish)
-        started.finish()
-        return started.outputs, EventOverlap(), None
+            return made[0], event, None
+        sums, finish = low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split)
+        return sums, EventOverlap(), finish and _on_this_stream(x, finish)
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True."""
@@ -453,13 +461,20 @@ def check_labels(
     )
 
 
-def _on_this_stream(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
-    """The function, to be called once, on the stream that is current now."""
-    if device.type == "cpu":
+def _expect_one(is_split: bool) -> None:
+    require(not is_split, "async_finish and return_recv_hook are both True, allowed: one")
+
+
+def _on_this_stream(x: torch.Tensor, work: Finish) -> Finish:
+    """The function, to be called once, on the stream of x's device that is current now."""
+    if x.is_cpu:
         return work
-    stream = torch.cuda.current_stream(device)
+    stream = torch.cuda.current_stream(x.device)
 
     def hook() -> None:
+        if torch.cuda.current_stream() == stream:
+            work()
+            return
         with torch.cuda.stream(stream):
             work()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from crossdock._core import Algorithm, CombineOutputs, DispatchQuantizationRecipe, Layout, LayoutInfo
+from crossdock._core import Algorithm, Forms, Layout
 from crossdock.deep_ep import scales as scale_forms
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
@@ -19,35 +20,52 @@ from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.ranks import Ranks
 
 BLOCK = 128  # elements of a scale
-MOST_FORMS = 1024
 
-
-def form_of(tensor: Any) -> Any:
-    """All that a tensor is, but for its elements."""
-    if not isinstance(tensor, torch.Tensor):
-        return type(tensor)
-    return tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+# The receive half of an operation whose send half has been called.
+Finish = Callable[[], None]
 
 
 @dataclass(slots=True)
-class Trip:
-    """One dispatch and the combines that follow it."""
+class Form:
+    """What follows from the form of a dispatch's arguments, which are found right."""
 
-    owner: LowLatency
-    lease: Lease
+    pool: PooledGroup
     num_tokens: int
     topk: int
     max_tokens: int
     hidden: int
     num_experts: int
-    topk_idx: torch.Tensor  # read until the last combine
-    combine_buffer: torch.Tensor | None = None
+    shape: tuple[int, int, int]  # of the rows
+    round_scale: bool
+    items: tuple[Any, ...]  # of the handle
+    make_counts: Callable[[], torch.Tensor]
+    make_rows: Callable[[], torch.Tensor]
+    make_scales: Callable[[], scale_forms.Scales] | None
+    make_sums: Callable[[], torch.Tensor]
+    combines: Forms  # what is known of the combines that follow
 
 
-@dataclass
-class _Size:
-    pool: PooledGroup
-    hidden: int
+class Trip(Lease):
+    """One dispatch and the combines that follow it."""
+
+    __slots__ = ("combine_buffer", "form", "sources", "topk_idx")
+
+    def __init__(self, form: Form, topk_idx: torch.Tensor) -> None:
+        super().__init__(form.pool, form.topk)
+        self.form = form
+        self.topk_idx = topk_idx  # read until the last combine
+        self.combine_buffer: torch.Tensor | None = None
+        self.sources: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def look(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the rows came from; the library is asked once."""
+        if self.sources is None:
+            (local, slots, _), device = self.form.shape, self.topk_idx.device
+            tokens = torch.empty(local, slots, dtype=torch.int32, device=device)
+            ranges = torch.empty(local, slots // self.form.max_tokens, dtype=torch.int64, device=device)
+            self.handle.sources(tokens, ranges)
+            self.sources = tokens, ranges
+        return self.sources
 
 
 class LowLatencyHandle(LazyTuple):
@@ -55,19 +73,8 @@ class LowLatencyHandle(LazyTuple):
 
     trip: Trip
 
-    def __new__(cls, items: tuple[Any, ...], trip: Trip) -> LowLatencyHandle:
-        self = super().__new__(cls, items)
-        self.trip = trip
-        return self
 
-
-@dataclass(slots=True)
-class Started:
-    """The send half of an operation; finish is the receive half."""
-
-    outputs: Any
-    finish: Callable[[], None]
-    tensors: list[torch.Tensor] = field(default_factory=list)
+_SOURCES = Later(lambda handle: handle.trip.look()[0]), Later(lambda handle: handle.trip.look()[1])
 
 
 class LowLatency:
@@ -76,17 +83,17 @@ class LowLatency:
     def __init__(self, ranks: Ranks, enable_masks: bool) -> None:
         self.ranks = ranks
         self.enable_masks = enable_masks
-        self._sizes: dict[tuple[str, int, int], _Size] = {}
+        self._sizes: dict[tuple[str, int, int], tuple[PooledGroup, int]] = {}  # and the elements of its rows
         self._pools: list[PooledGroup] = []
         self._masked = [False] * ranks.size
-        self._checked: set[tuple[Any, ...]] = set()  # forms of arguments that have been found right
+        self._forms = Forms()  # of dispatches
 
     def pool(self, device: torch.device, max_tokens: int, hidden: int, num_experts: int) -> PooledGroup:
         """The group for operations of this shape; collective where it has to be made."""
         key = (device.type, max_tokens, num_experts)
         size = self._sizes.get(key)
-        if size is not None and hidden <= size.hidden:
-            return size.pool
+        if size is not None and hidden <= size[1]:
+            return size[0]
         is_captured = is_capturing()
         require_state(
             not is_captured,
@@ -107,13 +114,9 @@ class LowLatency:
         self._pools.append(pool)
         if any(self._masked):
             pool.group.mask_update([not masked for masked in self._masked])
-        self._sizes[key] = _Size(pool, hidden)
+        self._sizes[key] = pool, hidden
+        self._forms.clear()  # shorter rows are for this group, too, on all ranks
         return pool
-
-    def _remember(self, form: tuple[Any, ...]) -> None:
-        if len(self._checked) >= MOST_FORMS:
-            self._checked.clear()
-        self._checked.add(form)
 
     # ---- masks ----
 
@@ -163,59 +166,86 @@ class LowLatency:
         statistics: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
-    ) -> Started:
-        """outputs: (recv_x, recv_count, handle)."""
-        ranks = self.ranks
-        form = (
-            form_of(x),
-            form_of(topk_idx),
-            statistics is None or form_of(statistics),
-            waiting is None or form_of(waiting),
-            max_tokens,
-            num_experts,
-            use_fp8,
-            round_scale,
-            use_ue8m0,
+    ) -> tuple[Any, torch.Tensor, LowLatencyHandle, Finish | None]:
+        """(recv_x, recv_count, handle, the receive half if is_split)."""
+        form: Form | None = self._forms.find(
+            x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
         )
-        if form not in self._checked:
-            _check_dispatch(x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, ranks.size)
-            shapes: list[tuple[int, ...]] = [(num_experts // ranks.size,)]
+        if form is None:
+            arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
+            _check_dispatch(*arguments, self.ranks.size)
+            shapes: list[tuple[int, ...]] = [(num_experts // self.ranks.size,)]
             _check_statistics(statistics, "cumulative_local_expert_recv_stats", shapes, torch.int32)
-            check_waiting(waiting, "dispatch_wait_recv_cost_stats", ranks.size)
-            self._remember(form)
-        check_values(topk_idx, num_experts)
-        local, slots, hidden = num_experts // ranks.size, ranks.size * max_tokens, x.shape[1]
-        pool = self.pool(x.device, max_tokens, hidden, num_experts)
-        lease = pool.lease(topk_idx.shape[1])
-        handle = lease.handle
-        handle.update(topk_idx)
-        counts = torch.empty(local, dtype=torch.int32, device=x.device)
-        info = LayoutInfo(expert_counters=counts)
-        recv_x: Any
-        if use_fp8:
-            values = torch.empty(local, slots, hidden, dtype=torch.float8_e4m3fn, device=x.device)
-            scale_form = scale_forms.PACKED if use_ue8m0 else scale_forms.TRANSPOSED
-            scales = scale_forms.Scales(scale_form, local, slots, hidden // BLOCK, x.device)
-            recv_x = (values, scales.tensor)
-            scales.dispatch(handle, x, values, info, round_scale, is_split)
-        else:
-            recv_x = torch.empty(local, slots, hidden, dtype=torch.bfloat16, device=x.device)
-            scales = None
-            handle.dispatch(x, recv_x, layout_info=info, send_only=is_split)
-        lease.is_pending = is_split
-        trip = Trip(self, lease, x.shape[0], topk_idx.shape[1], max_tokens, hidden, num_experts, topk_idx)
+            check_waiting(waiting, "dispatch_wait_recv_cost_stats", self.ranks.size)
+            form = self._form_of(*arguments)
+            self._forms.keep(
+                form, x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
+            )
+        if form.pool.is_cpu:
+            check_values(topk_idx, num_experts)
+        trip = Trip(form, topk_idx)
+        counts, rows = form.make_counts(), form.make_rows()
+        scales = None if form.make_scales is None else form.make_scales()
+        of_library = None if scales is None else scales.rows
+        trip.handle.route_and_dispatch(topk_idx, x, rows, counts, of_library, is_split, form.round_scale)
+        trip.is_pending = is_split
+        handle = LowLatencyHandle(form.items)
+        handle.trip = trip
+        recv_x = rows if scales is None else (rows, scales.tensor)
+
+        if not is_split and scales is None and statistics is None and waiting is None:
+            trip.forget()
+            return recv_x, counts, handle, None
 
         def finish() -> None:
-            self._receive(lease, is_split, waiting)
+            self._receive(trip, is_split, waiting)
             if scales is not None:
                 scales.finish()
             if statistics is not None:
                 statistics.add_(counts)
 
-        sources = Sources(trip)
-        items = (Later(sources.tokens), Later(sources.ranges), max_tokens, hidden, num_experts)
-        tensors = [x, topk_idx, counts, *(recv_x if use_fp8 else [recv_x])]
-        return Started((recv_x, counts, LowLatencyHandle(items, trip)), finish, tensors)
+        if is_split:
+            return recv_x, counts, handle, finish
+        finish()
+        return recv_x, counts, handle, None
+
+    def _form_of(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        max_tokens: int,
+        num_experts: int,
+        use_fp8: bool,
+        round_scale: bool,
+        use_ue8m0: bool,
+    ) -> Form:
+        (num_tokens, hidden), device, ranks = x.shape, x.device, self.ranks
+        local, slots = num_experts // ranks.size, ranks.size * max_tokens
+        pool = self.pool(device, max_tokens, hidden, num_experts)
+        # Empty tensors make others of their type and device quicker than torch.empty does.
+        ints = torch.empty(0, dtype=torch.int32, device=device)
+        halves = torch.empty(0, dtype=torch.bfloat16, device=device)
+        like = torch.empty(0, dtype=torch.float8_e4m3fn, device=device) if use_fp8 else halves
+        make_scales = None
+        if use_fp8:
+            scale_form = scale_forms.PACKED if use_ue8m0 else scale_forms.TRANSPOSED
+            make_scales = partial(scale_forms.Scales, scale_form, local, slots, hidden // BLOCK, device)
+        return Form(
+            pool=pool,
+            num_tokens=num_tokens,
+            topk=topk_idx.shape[1],
+            max_tokens=max_tokens,
+            hidden=hidden,
+            num_experts=num_experts,
+            shape=(local, slots, hidden),
+            round_scale=bool(round_scale),
+            items=(*_SOURCES, max_tokens, hidden, num_experts),
+            make_counts=partial(ints.new_empty, local),
+            make_rows=partial(like.new_empty, local, slots, hidden),
+            make_scales=make_scales,
+            make_sums=partial(halves.new_empty, num_tokens, hidden),
+            combines=Forms(),
+        )
 
     def combine(
         self,
@@ -227,8 +257,8 @@ class LowLatency:
         out: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
-    ) -> Started:
-        """outputs: combined_x."""
+    ) -> tuple[torch.Tensor, Finish | None]:
+        """(combined_x, the receive half if is_split)."""
         trip = self.trip_of(handle)
         if zero_copy:
             require_state(
@@ -238,40 +268,29 @@ class LowLatency:
             assert trip.combine_buffer is not None
             require(x.shape == trip.combine_buffer.shape, lambda: f"x is {describe(x)}, expected as the combine buffer")
             x = trip.combine_buffer
-        form = (
-            form_of(x),
-            form_of(topk_idx),
-            form_of(topk_weights),
-            out is None or form_of(out),
-            waiting is None or form_of(waiting),
-            trip.num_tokens,
-            trip.topk,
-            trip.max_tokens,
-            trip.hidden,
-            trip.num_experts,
-        )
-        if form not in self._checked:
-            _check_combine(trip, x, topk_idx, topk_weights, out, waiting, self.ranks.size)
-            self._remember(form)
+        form = trip.form
+        if form.combines.find(x, topk_idx, topk_weights, out, waiting) is None:
+            _check_combine(form, x, topk_idx, topk_weights, out, waiting, self.ranks.size)
+            form.combines.keep(True, x, topk_idx, topk_weights, out, waiting)
         if out is None:
-            out = torch.empty(trip.num_tokens, trip.hidden, dtype=torch.bfloat16, device=x.device)
-        topk_weights = topk_weights.contiguous()
-        outputs = CombineOutputs(tokens=out, topk_weights=topk_weights)
-        trip.lease.handle.combine(x, outputs, send_only=is_split)
-        trip.lease.is_pending = is_split
+            out = form.make_sums()
+        trip.handle.combine_weighted(x, topk_weights.contiguous(), out, is_split)
+        trip.is_pending = is_split
+        if is_split:
+            return out, partial(self._receive, trip, True, waiting)
+        if waiting is not None:
+            self._receive(trip, False, waiting)
+        else:
+            trip.forget()
+        return out, None
 
-        def finish() -> None:
-            self._receive(trip.lease, is_split, waiting)
-
-        return Started(out, finish, [x, topk_idx, topk_weights, out])
-
-    def _receive(self, lease: Lease, is_split: bool, waiting: torch.Tensor | None) -> None:
+    def _receive(self, trip: Trip, is_split: bool, waiting: torch.Tensor | None) -> None:
         """The receive half. On CPUs its time, in nanoseconds, is added to waiting for all other ranks."""
         begin = time.perf_counter_ns()
         if is_split:
-            lease.handle.complete()
-            lease.is_pending = False
-        lease.forget()
+            trip.handle.complete()
+            trip.is_pending = False
+        trip.forget()
         if waiting is not None and waiting.is_cpu:
             elapsed, rank = time.perf_counter_ns() - begin, self.ranks.rank
             own = waiting if waiting.dim() == 1 else waiting[rank]
@@ -280,47 +299,24 @@ class LowLatency:
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
         trip = self.trip_of(handle)
-        local, slots = trip.num_experts // self.ranks.size, self.ranks.size * trip.max_tokens
-        trip.combine_buffer = torch.empty(local, slots, trip.hidden, dtype=torch.bfloat16, device=trip.topk_idx.device)
+        trip.combine_buffer = torch.empty(trip.form.shape, dtype=torch.bfloat16, device=trip.topk_idx.device)
         return trip.combine_buffer
 
     def trip_of(self, handle: Any) -> Trip:
-        require(
-            isinstance(handle, LowLatencyHandle),
-            lambda: f"handle is of type {type(handle).__name__}, expected one that low_latency_dispatch returned",
-        )
+        if not isinstance(handle, LowLatencyHandle):
+            kind = type(handle).__name__
+            require(False, f"handle is of type {kind}, expected one that low_latency_dispatch returned")
         trip: Trip = handle.trip
-        require_state(trip.owner is self, "handle is of another buffer: pass it to the buffer that dispatched")
+        require_state(
+            trip.form.pool in self._pools, "handle is of another buffer: pass it to the buffer that dispatched"
+        )
         return trip
 
     def close(self) -> None:
         for pool in self._pools:
             pool.close()
         self._pools, self._sizes = [], {}
-
-
-class Sources:
-    """Where the rows of a dispatch came from; asked of the handle when somebody looks."""
-
-    def __init__(self, trip: Trip) -> None:
-        self._trip = trip
-        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def _look(self) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._found is None:
-            trip, size = self._trip, self._trip.owner.ranks.size
-            local, device = trip.num_experts // size, trip.topk_idx.device
-            tokens = torch.empty(local, size * trip.max_tokens, dtype=torch.int32, device=device)
-            ranges = torch.empty(local, size, dtype=torch.int64, device=device)
-            trip.lease.handle.sources(tokens, ranges)
-            self._found = tokens, ranges
-        return self._found
-
-    def tokens(self) -> torch.Tensor:
-        return self._look()[0]
-
-    def ranges(self) -> torch.Tensor:
-        return self._look()[1]
+        self._forms.clear()
 
 
 def _check_dispatch(
@@ -359,14 +355,14 @@ def _check_dispatch(
 
 
 def _check_combine(
-    trip: Trip, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
+    form: Form, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
 ) -> None:
-    shape = (trip.num_experts // num_ranks, num_ranks * trip.max_tokens, trip.hidden)
+    shape = form.shape
     require(
         tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
         lambda: f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
     )
-    own = (trip.num_tokens, trip.topk)
+    own = (form.num_tokens, form.topk)
     require(
         tuple(topk_idx.shape) == own, lambda: f"topk_idx is {describe(topk_idx)}, expected {list(own)} as in dispatch"
     )
@@ -374,7 +370,7 @@ def _check_combine(
         tuple(topk_weights.shape) == own and topk_weights.dtype == torch.float32,
         lambda: f"topk_weights is {describe(topk_weights)}, expected {list(own)} of torch.float32",
     )
-    result = (trip.num_tokens, trip.hidden)
+    result = (form.num_tokens, form.hidden)
     require(
         out is None or (tuple(out.shape) == result and out.dtype == torch.bfloat16 and out.is_contiguous()),
         lambda: f"out is {describe(out)}, expected a contiguous {list(result)} of torch.bfloat16",

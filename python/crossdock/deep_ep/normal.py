@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,22 +65,21 @@ class DispatchHandle(LazyTuple):
     """
 
     route: Route
+    prefix: Callable[[], torch.Tensor | None]
 
-    def __new__(cls, items: Sequence[Any], route: Route) -> DispatchHandle:
-        self = super().__new__(cls, items)
-        self.route = route
-        return self
+
+_PREFIX = Later(lambda handle: handle.prefix())
 
 
 def route_of(handle: Any, owner: RowExchange) -> Route:
     """The route that a handle of this buffer, or a plain tuple with its items, stands for."""
-    items: Iterator[Any] = handle.raw() if isinstance(handle, LazyTuple) else iter(())
-    if isinstance(handle, tuple) and not isinstance(handle, LazyTuple):
-        items = iter(handle)
-    route = next((item for item in items if isinstance(item, Route)), None)
-    kind = type(handle).__name__
-    require(route is not None, lambda: f"handle is of type {kind}, expected one that a fresh dispatch returned")
-    assert route is not None
+    route = getattr(handle, "route", None)
+    if not isinstance(route, Route):
+        items = handle if type(handle) is tuple else ()
+        route = next((item for item in items if isinstance(item, Route)), None)
+        kind = type(handle).__name__
+        require(route is not None, lambda: f"handle is of type {kind}, expected one that a fresh dispatch returned")
+        assert route is not None
     require_state(route.owner is owner, "handle is of another buffer: pass it to the buffer whose dispatch returned it")
     return route
 
@@ -134,8 +134,7 @@ class Normal:
         if topk_idx is not None:
             local_ids, local_weights = self._labels(came["ids"], came["weights"], num_experts, topk_idx.dtype, route)
         expert_counts = agreed.expert_counts_here(alignment) if num_worst_tokens == 0 else []
-        items = self._items(route, agreed if counts is not None else None, came["number"], is_token_in_rank, has_nodes)
-        handle = DispatchHandle(items, route)
+        handle = _handle_of(route, agreed if counts is not None else None, came["number"], is_token_in_rank, has_nodes)
         return tokens.received(received, came.get("scales")), local_ids, local_weights, expert_counts, handle
 
     def _labels(
@@ -148,26 +147,6 @@ class Normal:
         if route.num_received != route.num_rows:
             is_here &= self.exchange.is_received(route, ids).unsqueeze(1)
         return torch.where(is_here, ids, -1).to(dtype), torch.where(is_here, weights, 0.0)
-
-    def _items(
-        self,
-        route: Route,
-        agreed: Agreement | None,
-        numbers: torch.Tensor,
-        is_token_in_rank: torch.Tensor,
-        has_nodes: bool,
-    ) -> list[Any]:
-        def prefix(column: slice | int) -> torch.Tensor | None:
-            if agreed is None:
-                return None
-            sums = np.cumsum(agreed.rank_counts, axis=0, dtype=np.int32)[:, column]
-            return torch.tensor(sums, device=is_token_in_rank.device)
-
-        sources = numbers.flatten()
-        if not has_nodes:
-            return [Later(lambda: prefix(slice(None))), route, None, sources, is_token_in_rank, None]
-        own = Later(lambda: prefix(self.ranks.rank))
-        return [is_token_in_rank, route, None, sources, None, None, own, None, None, None]
 
     def dispatch_again(self, tokens: Tokens, handle: Any) -> Any:
         """Along the route of a handle: rows at the same places."""
@@ -204,6 +183,31 @@ class Normal:
 
     def close(self) -> None:
         self.exchange.close()
+
+
+def _handle_of(
+    route: Route,
+    agreed: Agreement | None,
+    numbers: torch.Tensor,
+    is_token_in_rank: torch.Tensor,
+    has_nodes: bool,
+) -> DispatchHandle:
+    """agreed: None if the device alone knows the counts."""
+    column = route.owner.ranks.rank if has_nodes else slice(None)
+
+    @cache
+    def prefix() -> torch.Tensor | None:
+        if agreed is None:
+            return None
+        sums = np.cumsum(agreed.rank_counts, axis=0, dtype=np.int32)[:, column]
+        return torch.tensor(sums, device=is_token_in_rank.device)
+
+    items: tuple[Any, ...] = (_PREFIX, route, None, numbers.flatten(), is_token_in_rank, None)
+    if has_nodes:
+        items = (is_token_in_rank, route, None, numbers.flatten(), None, None, _PREFIX, None, None, None)
+    handle = DispatchHandle(items)
+    handle.route, handle.prefix = route, prefix
+    return handle
 
 
 def biases_of(bias: Any) -> list[torch.Tensor]:

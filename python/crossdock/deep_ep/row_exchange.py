@@ -86,7 +86,7 @@ class RowExchange:
         calls whose number of rows must not be awaited; 0: num_received says how many come, None: ask the device.
         """
         pool = self._pool(routing.device, most_tokens, carried.padded_bytes(row_bytes), side_words, budget)
-        lease = pool.pool.lease(-1)
+        lease = Lease(pool.pool, -1)
         total = torch.zeros(1, dtype=torch.int32, device=routing.device)
         lease.handle.update(routing.contiguous(), layout_info=LayoutInfo(recv_total_counter=total))
         if routing.device.type == "cpu":
