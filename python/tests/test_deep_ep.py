@@ -15,6 +15,7 @@ from deep_ep_checks import Problem, arguments_of  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 import crossdock.deep_ep as deep_ep  # noqa: E402
+from crossdock.deep_ep import layout  # noqa: E402
 from crossdock.deep_ep.utils.math import (  # noqa: E402
     calc_diff,
     per_token_cast_back,
@@ -83,6 +84,24 @@ def test_layout(repeats: bool) -> None:
         buffer.destroy()
 
     ep.run_threads(RANKS, program)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_three_ways_to_count_are_one(num_nodes: int) -> None:
+    """The loop of the host, and the two that GPUs know; numbers are of both types, repeated, and of any stride."""
+    random = torch.Generator().manual_seed(1)
+    for tokens, topk, num_experts in ((0, 3, 8), (1, 1, 4), (33, 8, 12)):
+        for dtype in (torch.int64, torch.int32):
+            ids = torch.randint(-2, num_experts, (topk, tokens), generator=random).to(dtype).t()
+            counts = layout.counts_of(ids, num_experts, 4, num_nodes)
+            assert (counts.per_node is None) == (num_nodes == 1)
+            for way in (layout.compare, layout.scatter):
+                per_expert, is_in_rank = way(ids, num_experts, 4)
+                assert torch.equal(per_expert, counts.per_expert) and per_expert.dtype == torch.int32
+                assert torch.equal(is_in_rank, counts.is_in_rank) and is_in_rank.dtype == torch.bool
+                assert torch.equal(is_in_rank.sum(dim=0).int(), counts.per_rank)
+                per_node = layout.tokens_per_node(is_in_rank, num_nodes)
+                assert per_node is None or torch.equal(per_node, counts.per_node)
 
 
 @pytest.mark.parametrize("hidden", [256, 100, 9])

@@ -99,8 +99,9 @@ class Elastic:
         row_bytes, num_words = x.shape[1] * x.element_size(), 1 + 2 * topk + num_scales
         local = num_experts // ranks.size
         aligned: list[int] = []
+        is_in_rank = None
         if is_exact:
-            per_rank, per_expert, _ = layout.counts_of(topk_idx, num_experts, ranks.size)
+            per_rank, _, per_expert, is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size)
             same = (2, num_experts, topk, row_bytes, num_scales, int(x.device.type == "cuda"))
             agreed = Agreement(ranks, same, x.shape[0], max_tokens, torch.cat([per_rank, per_expert]))
             max_tokens, most_tokens = max(agreed.most_rows, agreed.most_tokens), agreed.most_tokens
@@ -111,7 +112,9 @@ class Elastic:
         if topk < ranks.size or ranks.size > MOST_COLUMNS:
             routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
         else:
-            routing = layout.routing_of_mask(layout.counts_of(topk_idx, num_experts, ranks.size)[2], MOST_COLUMNS)
+            if is_in_rank is None:
+                is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size).is_in_rank
+            routing = layout.routing_of_mask(is_in_rank, MOST_COLUMNS)
         route = self.exchange.route(routing, most_tokens, row_bytes, num_words, budget, expected)
 
         first = ranks.rank * max_tokens

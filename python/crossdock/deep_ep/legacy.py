@@ -174,15 +174,14 @@ class Buffer:
         """Counts of topk_idx [T, K]: a rank, a node (None: there is one), an expert; and [T, R] who gets a token."""
         runtime = self._open()
         ranks = runtime.ranks
-        layout.check_topk_idx(topk_idx, num_experts, ranks.size)
-
-        def work() -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-            per_rank, per_expert, is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size)
-            per_node = layout.tokens_per_node(is_in_rank, ranks.node_size) if ranks.num_nodes > 1 else None
-            return per_rank, per_node, per_expert, is_in_rank
-
+        layout.check_form(topk_idx, num_experts, ranks.size)
         result, event = runtime.turns.run(
-            topk_idx.device, work, [topk_idx], lambda made: made, previous_event, async_finish
+            topk_idx.device,
+            lambda: layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes),
+            [topk_idx],
+            lambda made: made,
+            previous_event,
+            async_finish,
         )
         return *result, event
 
