@@ -37,6 +37,19 @@ ncclEpTensor_t* CallArrays::add(nb::handle object, const char* name, Access acce
     return arrays_.back().descriptor();
 }
 
+ncclEpTensor_t* CallArrays::add_rows(nb::handle object, const char* name, Access access, ncclDataType_t type) {
+    if (add(object, name, access) == nullptr) return nullptr;
+    Array& array = arrays_.back();
+    const size_t row_bytes = array.size(array.num_dimensions() - 1) * bytes_of_datatype(array.datatype());
+    constexpr size_t kGranule = 16;
+    if (row_bytes % kGranule != 0) {
+        invalid_argument(std::string(name) + " has rows of " + std::to_string(row_bytes) +
+                         " bytes, allowed: multiples of 16");
+    }
+    array.set_row_type(type);
+    return array.descriptor();
+}
+
 ncclEpDispatchInputs_t CallArrays::dispatch_inputs(nb::handle object) {
     const auto given = struct_from<DispatchInputs>(object);
     auto inputs = make_struct<ncclEpDispatchInputs_t>();

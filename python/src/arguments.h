@@ -38,6 +38,9 @@ class CallArrays {
     // NULL for None. InvalidArgument: not an array, or one in memory that the group's ranks cannot reach.
     ncclEpTensor_t* add(nanobind::handle object, const char* name, Access access);
 
+    // The same, its rows read as ones of another type, whose elements divide 16 bytes, as rows must be divided by them.
+    ncclEpTensor_t* add_rows(nanobind::handle object, const char* name, Access access, ncclDataType_t type);
+
     ncclEpDispatchInputs_t dispatch_inputs(nanobind::handle inputs);
     ncclEpDispatchOutputs_t dispatch_outputs(nanobind::handle outputs);
     ncclEpCombineInputs_t combine_inputs(nanobind::handle inputs);

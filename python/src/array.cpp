@@ -110,6 +110,12 @@ void Array::set_shape(const size_t* sizes, size_t num_dimensions) {
     for (size_t dimension = 0; dimension < num_dimensions; ++dimension) sizes_[dimension] = sizes[dimension];
 }
 
+void Array::set_row_type(ncclDataType_t type) {
+    size_t& columns = sizes_[descriptor_.ndim - 1];
+    columns = columns * bytes_of_datatype(descriptor_.datatype) / bytes_of_datatype(type);
+    descriptor_.datatype = type;
+}
+
 void Array::set_window(ncclWindow_t window, uint64_t offset) {
     descriptor_.win_hdl = window;
     descriptor_.win_offset = offset;

@@ -54,6 +54,8 @@ class Array {
     void set_memory(void* data, ncclDataType_t type, Place place, int device, bool is_writable);
     void set_shape(const size_t* sizes, size_t num_dimensions);
     void set_datatype(ncclDataType_t type) { descriptor_.datatype = type; }
+    // The same bytes as rows of another type, whose size must divide that of a row.
+    void set_row_type(ncclDataType_t type);
     void set_window(ncclWindow_t window, uint64_t offset);
     void keep(nanobind::handle owner);
     Py_buffer* buffer() { return &buffer_; }

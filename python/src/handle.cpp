@@ -106,6 +106,25 @@ void Handle::combine_weighted(nb::handle rows, nb::handle topk_weights, nb::hand
     keep(combined_, arrays, send_only);
 }
 
+void Handle::dispatch_rows(nb::handle rows, nb::handle received, nb::handle words, nb::handle received_words) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_));
+    // Types that the library moves as they are: backward without words, and forward's recipe with them.
+    const ncclDataType_t type = words.is_none() ? ncclBfloat16 : ncclFloat8e4m3;
+    auto inputs = make_struct<ncclEpDispatchInputs_t>();
+    inputs.tokens = arrays.add_rows(rows, "rows", Access::kRead, type);
+    inputs.scales = arrays.add_rows(words, "words", Access::kRead, ncclUint8);
+    auto outputs = make_struct<ncclEpDispatchOutputs_t>();
+    outputs.tokens = arrays.add_rows(received, "received", Access::kWrite, type);
+    outputs.scales = arrays.add_rows(received_words, "received_words", Access::kWrite, ncclUint8);
+    auto settings = make_struct<ncclEpDispatchConfig_t>();
+    settings.pass_direction = NCCL_EP_BWD_PASS;
+    if (!words.is_none()) settings.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
+    const cudaStream_t where = stream_from(nb::none(), is_cpu(*group_), arrays.device());
+    group_->call([&] { check(ncclEpDispatch(handle_, &inputs, &outputs, nullptr, &settings, where)); });
+    keep(dispatched_, arrays, false);
+}
+
 void Handle::complete(nb::handle stream) {
     expect_open();
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), -1);
@@ -240,6 +259,12 @@ N rows of a high-throughput receive array.)")
              nb::sig("def combine_weighted(self, rows: object, topk_weights: object, tokens: object, send_only: bool) "
                      "-> None"),
              "Low latency, expert-major: combine of rows into tokens.")
+        .def("dispatch_rows", &Handle::dispatch_rows, "rows"_a, "received"_a, "words"_a.none() = nb::none(),
+             "received_words"_a.none() = nb::none(),
+             nb::sig("def dispatch_rows(self, rows: object, received: object, words: object = None, received_words: "
+                     "object = None) -> None"),
+             "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
+             "lengths are multiples of 16 bytes.")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")

@@ -25,6 +25,9 @@ class Handle {
                             nanobind::handle counters, nanobind::handle scales, bool send_only, bool round_scales);
     void combine_weighted(nanobind::handle rows, nanobind::handle topk_weights, nanobind::handle tokens,
                           bool send_only);
+    // High throughput: bytes to the places of the routing, rows of words beside them unless these are None.
+    void dispatch_rows(nanobind::handle rows, nanobind::handle received, nanobind::handle words,
+                       nanobind::handle received_words);
     void complete(nanobind::handle stream);
     void set_sums(crossdockSums_t sums);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);

@@ -13,7 +13,7 @@ from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.expand import Expansion, align_counts
-from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.layout import MOST_COMPARISONS, describe
 from crossdock.deep_ep.normal import Tokens, add_up_with
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.row_exchange import MOST_COLUMNS, Route, RowExchange
@@ -121,10 +121,8 @@ class Elastic:
         numbers = torch.arange(first, first + x.shape[0], dtype=torch.int32, device=x.device)
         beside = {"number": numbers.unsqueeze(1), "ids": topk_idx.to(torch.int32)}
         values, came = self._send(route, call, beside)
-        local_ids = came["ids"] - ranks.rank * local
-        exists = self.exchange.is_received(route, values)
-        local_ids = torch.where((local_ids >= 0) & (local_ids < local) & exists.unsqueeze(1), local_ids, -1)
-
+        ids, is_here = self.exchange.local_ids(route, came["ids"], local)
+        local_ids = torch.where(is_here, ids, -1)
         counts = _count(local_ids, local)
         zones = align_counts(counts, alignment)
         ends = zones.cumsum(0)
@@ -133,7 +131,6 @@ class Elastic:
             most = budget * min(topk, local) + (alignment - 1) * local
             num_expanded = sum(aligned) if is_exact else align(most, alignment)
             expansion = Expansion.of(local_ids, counts, alignment, num_expanded)
-        sources = torch.where(exists, torch.div(came["number"].flatten(), max_tokens, rounding_mode="floor"), -1)
         handle = EPHandle(
             do_expand=call.do_expand,
             num_experts=num_experts,
@@ -142,15 +139,26 @@ class Elastic:
             num_sms=num_sms,
             topk_idx=kept_topk_idx,
             num_recv_tokens_per_expert_list=aligned,
-            psum_num_recv_tokens_per_scaleup_rank=_count(sources, ranks.size).cumsum(0).int(),
+            psum_num_recv_tokens_per_scaleup_rank=self._rows_up_to_each_rank(route, came["number"], max_tokens),
             psum_num_recv_tokens_per_expert=(ends - zones + counts if call.do_expand else ends).int(),
-            num_unaligned_recv_tokens_per_expert=counts.int(),
+            num_unaligned_recv_tokens_per_expert=counts,
             recv_src_metadata=_metadata(came["number"], expansion, topk),
             num_recv_tokens=route.num_rows,
             num_expanded_tokens=num_expanded,
             _state=State(route, local_ids, expansion, num_scales),
         )
         return self._outputs(call, handle, values, came, counts, topk_idx.dtype)
+
+    def _rows_up_to_each_rank(self, route: Route, numbers: torch.Tensor, max_tokens: int) -> torch.Tensor:
+        """[R] int32: rows from sources 0 .. r, which lie in the order of their numbers [N, 1]."""
+        size = self.ranks.size
+        ordered = numbers.flatten().contiguous()
+        exists = self.exchange.is_received(route, numbers)
+        if exists is not None:
+            ordered = torch.where(exists, ordered, size * max_tokens)
+        step = max(1, max_tokens)
+        ends = torch.arange(step, (size + 1) * step, step, dtype=torch.int32, device=numbers.device)
+        return torch.searchsorted(ordered, ends, out_int32=True)
 
     def dispatch_again(
         self, call: Call, handle: EPHandle
@@ -190,15 +198,16 @@ class Elastic:
         if call.statistics is not None:
             call.statistics.add_(counts.to(call.statistics.dtype))
         scales, weights = came.get("scales"), came.get("weights")
+        weights = None if weights is None else weights.contiguous()
         ids: torch.Tensor | None = state.local_ids.to(id_type, copy=True)  # callers overwrite it
         if state.expansion is not None:
             values = state.expansion.spread(values, call.do_zero_padding)
             scales = state.expansion.spread(scales, call.do_zero_padding) if scales is not None else None
             weights = state.expansion.spread_columns(weights, call.do_zero_padding) if weights is not None else None
             ids = None
-        if scales is not None and call.column_major_scales:
-            scales = _column_major(scales)
-        return call.tokens.received(values, scales), ids, weights, handle
+        scales = None if scales is None else _column_major(scales) if call.column_major_scales else scales.contiguous()
+        received = values if scales is None else (values, scales)
+        return received, ids, weights, handle
 
     def combine(
         self,
@@ -247,11 +256,14 @@ class Elastic:
 
 
 def _count(ids: torch.Tensor, num: int) -> torch.Tensor:
-    """[num] int64, how often each of 0 .. num - 1 occurs; other numbers are not counted."""
-    counts = torch.zeros(num + 1, dtype=torch.int64, device=ids.device)
-    flat = torch.where((ids >= 0) & (ids < num), ids, num).flatten().long()
-    counts.scatter_add_(0, flat, torch.ones_like(flat))
-    return counts[:num]
+    """[num] int32, how often each of 0 .. num - 1 occurs in ids, which may also be -1."""
+    if ids.numel() * num <= MOST_COMPARISONS:
+        numbers = torch.arange(num, dtype=ids.dtype, device=ids.device)
+        return (ids.view(-1, 1) == numbers).sum(dim=0, dtype=torch.int32)
+    counts = torch.zeros(num + 1, dtype=torch.int32, device=ids.device)
+    flat = torch.where(ids >= 0, ids, num).flatten().long()
+    counts.scatter_add_(0, flat, torch.ones(1, dtype=torch.int32, device=ids.device).expand(len(flat)))
+    return counts[:num].contiguous()
 
 
 def _metadata(numbers: torch.Tensor, expansion: Expansion | None, topk: int) -> torch.Tensor:

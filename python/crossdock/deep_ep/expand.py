@@ -13,7 +13,9 @@ import torch
 
 
 def align_counts(counts: torch.Tensor, alignment: int) -> torch.Tensor:
-    return (counts + alignment - 1).div(alignment, rounding_mode="floor") * alignment
+    if alignment == 1:
+        return counts
+    return (counts + (alignment - 1)).div(alignment, rounding_mode="floor") * alignment
 
 
 @dataclass

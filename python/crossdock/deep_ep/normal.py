@@ -53,8 +53,8 @@ class Tokens(NamedTuple):
             )
         return Tokens(values, scales)
 
-    def received(self, values: torch.Tensor, scales: torch.Tensor | None) -> Any:
-        return values if self.scales is None else (values, scales)
+    def received(self, values: torch.Tensor, came: dict[str, torch.Tensor]) -> Any:
+        return values if self.scales is None else (values, came["scales"].contiguous())
 
 
 class DispatchHandle(LazyTuple):
@@ -135,17 +135,13 @@ class Normal:
             local_ids, local_weights = self._labels(came["ids"], came["weights"], num_experts, topk_idx.dtype, route)
         expert_counts = agreed.expert_counts_here(alignment) if num_worst_tokens == 0 else []
         handle = _handle_of(route, agreed if counts is not None else None, came["number"], is_token_in_rank, has_nodes)
-        return tokens.received(received, came.get("scales")), local_ids, local_weights, expert_counts, handle
+        return tokens.received(received, came), local_ids, local_weights, expert_counts, handle
 
     def _labels(
         self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dtype: torch.dtype, route: Route
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Local ids or -1, and weights, 0 where there is no local id; -1 in rows that are not there."""
-        local = num_experts // self.ranks.size
-        ids = ids - self.ranks.rank * local
-        is_here = (ids >= 0) & (ids < local)
-        if route.num_received != route.num_rows:
-            is_here &= self.exchange.is_received(route, ids).unsqueeze(1)
+        ids, is_here = self.exchange.local_ids(route, ids, num_experts // self.ranks.size)
         return torch.where(is_here, ids, -1).to(dtype), torch.where(is_here, weights, 0.0)
 
     def dispatch_again(self, tokens: Tokens, handle: Any) -> Any:
@@ -153,7 +149,7 @@ class Normal:
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
         beside = {} if tokens.scales is None else {"scales": tokens.scales}
         received, came = self.exchange.send(route, tokens.values, beside)
-        return tokens.received(received, came.get("scales"))
+        return tokens.received(received, came)
 
     def _expect_tokens(self, handle: Any, num_tokens: int, name: str) -> Route:
         route = route_of(handle, self.exchange)
@@ -193,6 +189,7 @@ def _handle_of(
     has_nodes: bool,
 ) -> DispatchHandle:
     """agreed: None if the device alone knows the counts."""
+    tokens = numbers.flatten().contiguous()
     column = route.owner.ranks.rank if has_nodes else slice(None)
 
     @cache
@@ -202,9 +199,9 @@ def _handle_of(
         sums = np.cumsum(agreed.rank_counts, axis=0, dtype=np.int32)[:, column]
         return torch.tensor(sums, device=is_token_in_rank.device)
 
-    items: tuple[Any, ...] = (_PREFIX, route, None, numbers.flatten(), is_token_in_rank, None)
+    items: tuple[Any, ...] = (_PREFIX, route, None, tokens, is_token_in_rank, None)
     if has_nodes:
-        items = (is_token_in_rank, route, None, numbers.flatten(), None, None, _PREFIX, None, None, None)
+        items = (is_token_in_rank, route, None, tokens, None, None, _PREFIX, None, None, None)
     handle = DispatchHandle(items)
     handle.route, handle.prefix = route, prefix
     return handle

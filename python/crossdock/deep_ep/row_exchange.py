@@ -11,15 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from crossdock._core import (
-    Algorithm,
-    DispatchInputs,
-    DispatchOutputs,
-    DispatchQuantizationRecipe,
-    Layout,
-    LayoutInfo,
-    PassDir,
-)
+from crossdock._core import Algorithm, Layout, LayoutInfo
 from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
@@ -135,37 +127,47 @@ class RowExchange:
     def send(
         self, route: Route, tokens: torch.Tensor, beside: dict[str, torch.Tensor]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """tokens [T, H] of any type, and beside each row those of other tensors: the same of the N rows that came."""
-        num_bytes = tokens.shape[1] * tokens.element_size()
+        """tokens [T, H] of any type, and beside each row those of other tensors: the same of the N rows that came.
+
+        What came of the others are views of one array.
+        """
+        hidden, dtype = tokens.shape[1], tokens.dtype
         parts = carried.Beside(beside) if beside else None
-        needed = carried.padded_bytes(num_bytes) + (parts.words.shape[1] if parts else 0)
-        require(
-            needed <= route.capacity,
-            lambda: f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}",
-        )
-        received = carried.empty_carried(route.tensor_rows, num_bytes, tokens)
-        handle, found = route.lease.handle, {}
+        rows = carried.as_carried(tokens)
+        needed = rows.shape[1] * rows.element_size() + (parts.num_bytes if parts else 0)
+        if needed > route.capacity:
+            sentence = f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}"
+            require(False, sentence)
+        num_rows, lease = route.num_rows, route.lease
+        received = torch.empty(route.tensor_rows, rows.shape[1], dtype=rows.dtype, device=rows.device)
+        found = {}
         if parts is None:
-            kind = carried.PAIRS
-            handle.dispatch(carried.as_carried(tokens, kind), received.view(kind), pass_direction=PassDir.BWD)
+            lease.handle.dispatch_rows(rows, received)
         else:
-            kind = carried.BYTES
             words = parts.words.new_empty(route.tensor_rows, parts.words.shape[1])
-            handle.dispatch(
-                DispatchInputs(tokens=carried.as_carried(tokens, kind), scales=parts.words),
-                DispatchOutputs(tokens=received.view(kind), scales=words),
-                pass_direction=PassDir.BWD,
-                quant_recipe=DispatchQuantizationRecipe.FWD,
-            )
-            found = parts.split(words[: route.num_rows])
-        route.lease.forget()
-        return carried.from_carried(received[: route.num_rows], tokens.shape[1], tokens.dtype), found
+            lease.handle.dispatch_rows(rows, received, parts.words, words)
+            found = parts.split(words if route.tensor_rows == num_rows else words[:num_rows])
+        lease.forget()
+        if route.tensor_rows != num_rows:
+            received = received[:num_rows]
+        return carried.from_carried(received, hidden, dtype), found
 
     @staticmethod
-    def is_received(route: Route, like: torch.Tensor) -> torch.Tensor:
-        """[num_rows] bool, which rows came."""
+    def is_received(route: Route, like: torch.Tensor) -> torch.Tensor | None:
+        """[num_rows] bool, which rows came; None: all."""
+        if route.num_received == route.num_rows:
+            return None
         numbers = torch.arange(route.num_rows, device=like.device)
         return numbers < (route.total if route.num_received is None else route.num_received)
+
+    def local_ids(self, route: Route, ids: torch.Tensor, local: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids [N, K] int32 less those of ranks before, whether that is an expert here)."""
+        ids = ids - self.ranks.rank * local
+        is_here = ids.clamp(0, local - 1) == ids
+        exists = self.is_received(route, ids)
+        if exists is not None:
+            is_here &= exists.unsqueeze(1)
+        return ids, is_here
 
     def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
         """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once."""

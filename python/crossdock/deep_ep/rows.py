@@ -8,31 +8,39 @@ import torch
 from crossdock.deep_ep.config import align
 
 UNIT = 16  # bytes
-# Types of 1 and 2 bytes whose rows are moved, not understood.
-BYTES, PAIRS = torch.float8_e4m3fn, torch.bfloat16
+# What the library knows the size of; rows of other types are carried as bytes.
+KNOWN_TYPES = frozenset(
+    (
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+    )
+)
 
 
 def padded_bytes(num_bytes: int) -> int:
     return align(max(num_bytes, 1), UNIT)
 
 
-def as_carried(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[T, H] of any type as [T, n] of dtype (BYTES or PAIRS), padded with zeros where that is needed."""
-    if rows.shape[1] * rows.element_size() % UNIT == 0 and rows.shape[1] > 0:
-        return rows.view(dtype)
+def as_carried(rows: torch.Tensor) -> torch.Tensor:
+    """[T, H] of any type as [T, n] of a known one, padded with zeros where that is needed."""
     num_bytes = rows.shape[1] * rows.element_size()
+    if num_bytes % UNIT == 0 and num_bytes > 0:
+        return rows if rows.dtype in KNOWN_TYPES else rows.view(torch.uint8)
     padded = torch.zeros(rows.shape[0], padded_bytes(num_bytes), dtype=torch.uint8, device=rows.device)
     padded[:, :num_bytes] = rows.view(torch.uint8)
-    return padded.view(dtype)
-
-
-def empty_carried(num_rows: int, num_bytes: int, like: torch.Tensor) -> torch.Tensor:
-    """[N, padded bytes] uint8."""
-    return torch.empty(num_rows, padded_bytes(num_bytes), dtype=torch.uint8, device=like.device)
+    return padded
 
 
 def from_carried(carried: torch.Tensor, hidden: int, dtype: torch.dtype) -> torch.Tensor:
     """The rows again, [N, H] contiguous; no copy where nothing was padded."""
+    if carried.dtype == dtype and carried.shape[1] == hidden:
+        return carried
     num_bytes = hidden * dtype.itemsize
     if carried.shape[1] != num_bytes:
         carried = carried[:, :num_bytes].contiguous()
@@ -40,21 +48,23 @@ def from_carried(carried: torch.Tensor, hidden: int, dtype: torch.dtype) -> torc
 
 
 class Beside:
-    """What travels beside rows: tensors [T, n] of 4-byte types, by name, in one array of words."""
+    """What travels beside rows: tensors [T, n] of 4-byte types, by name, in one array of words [T, W]."""
 
     def __init__(self, parts: dict[str, torch.Tensor]) -> None:
         self._parts = {name: (part.shape[1], part.dtype) for name, part in parts.items()}
-        words = [part.contiguous().view(torch.int32) for part in parts.values()]
+        words = [part if part.dtype == torch.int32 else part.view(torch.int32) for part in parts.values()]
         num = sum(part.shape[1] for part in words)
         padding = align(max(num, 1), UNIT // 4) - num
         if padding > 0:
-            words.append(words[0].new_zeros(words[0].shape[0], padding))
-        self.words = torch.cat(words, dim=1).view(torch.uint8)
+            words.append(words[0][:, :1].expand(-1, padding))  # something that is there
+        self.words = torch.cat(words, dim=1) if len(words) > 1 else words[0].contiguous()
+        self.num_bytes = 4 * (num + padding)
 
     def split(self, received: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The same tensors of received rows, contiguous."""
-        whole, first, found = received.view(torch.int32), 0, {}
+        """The same tensors of received words, as views of them."""
+        first, found = 0, {}
         for name, (columns, dtype) in self._parts.items():
-            found[name] = whole[:, first : first + columns].contiguous().view(dtype)
+            part = received[:, first : first + columns]
+            found[name] = part if dtype == torch.int32 else part.view(dtype)
             first += columns
         return found
