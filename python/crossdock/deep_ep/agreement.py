@@ -20,6 +20,8 @@ from crossdock.deep_ep.ranks import Ranks
 SAME = ("kind of call", "number of experts", "top-k", "bytes of a token's row", "columns of scales", "device")
 OWN = ("tokens", "rows")
 _HEADER = struct.Struct(f"<{len(SAME) + len(OWN)}q")
+_OWN = struct.Struct(f"<{len(OWN)}q")
+_SAME_BYTES = _HEADER.size - _OWN.size
 _COUNTS_UNIT = 2048  # bytes, so that ranks with different numbers of experts can tell each other so
 
 
@@ -37,14 +39,12 @@ class Agreement:
             told = counts.cpu().numpy().astype(np.int32, copy=False).tobytes()
             payload += told.ljust(align(len(told), _COUNTS_UNIT), b"\0")
         everybody = ranks.gather(payload)
-        headers = [_HEADER.unpack_from(part) for part in everybody]
-        for i, name in enumerate(SAME):
-            values = [header[i] for header in headers]
-            if len(set(values)) > 1:
-                raise WrongCall(f"{name}: the ranks' values are {values}, expected the same on all")
-        self.tokens = [header[len(SAME)] for header in headers]
+        if any(part[:_SAME_BYTES] != payload[:_SAME_BYTES] for part in everybody):
+            _refuse([_HEADER.unpack_from(part) for part in everybody])
+        own = [_OWN.unpack_from(part, _SAME_BYTES) for part in everybody]
+        self.tokens = [tokens for tokens, _ in own]
         self.most_tokens = max(self.tokens)
-        self.most_rows = max(header[len(SAME) + 1] for header in headers)
+        self.most_rows = max(rows for _, rows in own)
         if counts is None:
             return
         everything = np.frombuffer(b"".join(everybody), dtype=np.int32).reshape(ranks.size, -1)
@@ -61,5 +61,12 @@ class Agreement:
         """Selections of each expert of this rank, rounded up to a multiple of alignment."""
         local = self.expert_counts.shape[1] // len(self.rank_counts)
         counts = self.expert_counts[:, self._rank * local : (self._rank + 1) * local].sum(axis=0)
-        aligned: list[int] = (-(-counts // alignment) * alignment).tolist()
-        return aligned
+        found: list[int] = counts.tolist()
+        return found if alignment == 1 else [align(count, alignment) for count in found]
+
+
+def _refuse(headers: list[tuple[int, ...]]) -> None:
+    for i, name in enumerate(SAME):
+        values = [header[i] for header in headers]
+        if len(set(values)) > 1:
+            raise WrongCall(f"{name}: the ranks' values are {values}, expected the same on all")

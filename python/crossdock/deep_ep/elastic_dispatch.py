@@ -96,7 +96,7 @@ class Elastic:
         """A fresh one. is_exact: as many rows as come; else as many as could."""
         x, ranks, topk = call.tokens.values, self.ranks, topk_idx.shape[1]
         num_scales = call.tokens.scales.shape[1] if call.tokens.scales is not None else 0
-        row_bytes, num_words = x.shape[1] * x.element_size(), 1 + 2 * topk + num_scales
+        row_bytes, num_words = x.shape[1] * x.element_size(), 1 + 3 * topk + num_scales
         local = num_experts // ranks.size
         aligned: list[int] = []
         is_in_rank = None
@@ -109,7 +109,7 @@ class Elastic:
             aligned = agreed.expert_counts_here(alignment)
         else:
             budget, expected, most_tokens = ranks.size * max_tokens, None, max_tokens
-        if topk < ranks.size or ranks.size > MOST_COLUMNS:
+        if topk <= min(ranks.size, MOST_COLUMNS):
             routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
         else:
             if is_in_rank is None:
@@ -119,7 +119,7 @@ class Elastic:
 
         first = ranks.rank * max_tokens
         numbers = torch.arange(first, first + x.shape[0], dtype=torch.int32, device=x.device)
-        beside = {"number": numbers.unsqueeze(1), "ids": topk_idx.to(torch.int32)}
+        beside = {"ids": topk_idx.long(), "number": numbers.unsqueeze(1)}
         values, came = self._send(route, call, beside)
         ids, is_here = self.exchange.local_ids(route, came["ids"], local)
         local_ids = torch.where(is_here, ids, -1)

@@ -115,18 +115,19 @@ class Normal:
         agreed = Agreement(ranks, tuple(map(int, same)), x.shape[0], num_worst_tokens, counts)
         budget = agreed.most_rows
         expected = agreed.rows_here() if counts is not None else None
-        if topk_idx is not None and (ranks.size > MOST_COLUMNS or topk < ranks.size):
+        if topk_idx is not None and topk <= min(ranks.size, MOST_COLUMNS):
             routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
         else:
             routing = layout.routing_of_mask(is_token_in_rank, MOST_COLUMNS)
-        num_words = 1 + 2 * topk + num_scales
+        num_words = 1 + 3 * topk + num_scales
         route = self.exchange.route(routing, agreed.most_tokens, row_bytes, num_words, budget, expected)
         if num_worst_tokens > 0:
             route.num_rows = num_worst_tokens
 
-        beside = {"number": torch.arange(x.shape[0], dtype=torch.int32, device=x.device).unsqueeze(1)}
+        beside = {}
         if topk_idx is not None and topk_weights is not None:
-            beside |= {"ids": topk_idx.to(torch.int32), "weights": topk_weights}
+            beside = {"ids": topk_idx.long(), "weights": topk_weights}
+        beside["number"] = torch.arange(x.shape[0], dtype=torch.int32, device=x.device).unsqueeze(1)
         if tokens.scales is not None:
             beside["scales"] = tokens.scales
         received, came = self.exchange.send(route, x, beside)

@@ -79,7 +79,7 @@ class RowExchange:
         """
         pool = self._pool(routing.device, most_tokens, carried.padded_bytes(row_bytes), side_words, budget)
         lease = Lease(pool.pool, -1)
-        total = torch.zeros(1, dtype=torch.int32, device=routing.device)
+        total = torch.empty(1, dtype=torch.int32, device=routing.device)
         lease.handle.update(routing.contiguous(), layout_info=LayoutInfo(recv_total_counter=total))
         if routing.device.type == "cpu":
             num_received = int(total)
@@ -161,7 +161,7 @@ class RowExchange:
         return numbers < (route.total if route.num_received is None else route.num_received)
 
     def local_ids(self, route: Route, ids: torch.Tensor, local: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids [N, K] int32 less those of ranks before, whether that is an expert here)."""
+        """(ids [N, K] less those of ranks before, whether that is an expert here)."""
         ids = ids - self.ranks.rank * local
         is_here = ids.clamp(0, local - 1) == ids
         exists = self.is_received(route, ids)

@@ -48,11 +48,14 @@ def from_carried(carried: torch.Tensor, hidden: int, dtype: torch.dtype) -> torc
 
 
 class Beside:
-    """What travels beside rows: tensors [T, n] of 4-byte types, by name, in one array of words [T, W]."""
+    """What travels beside rows: tensors [T, n] of 4-byte types, by name, in one array of words [T, W].
+
+    The first may have 8-byte elements, which are two words.
+    """
 
     def __init__(self, parts: dict[str, torch.Tensor]) -> None:
         self._parts = {name: (part.shape[1], part.dtype) for name, part in parts.items()}
-        words = [part if part.dtype == torch.int32 else part.view(torch.int32) for part in parts.values()]
+        words = [_as_words(part) for part in parts.values()]
         num = sum(part.shape[1] for part in words)
         padding = align(max(num, 1), UNIT // 4) - num
         if padding > 0:
@@ -64,7 +67,17 @@ class Beside:
         """The same tensors of received words, as views of them."""
         first, found = 0, {}
         for name, (columns, dtype) in self._parts.items():
+            if dtype.itemsize == 8:
+                found[name] = received.view(dtype)[:, :columns]
+                first = 2 * columns
+                continue
             part = received[:, first : first + columns]
             found[name] = part if dtype == torch.int32 else part.view(dtype)
             first += columns
         return found
+
+
+def _as_words(part: torch.Tensor) -> torch.Tensor:
+    if part.dtype == torch.int32:
+        return part
+    return (part.contiguous() if part.element_size() == 8 else part).view(torch.int32)
