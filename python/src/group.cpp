@@ -96,18 +96,21 @@ void GroupState::destroy_later(ncclEpHandle_t handle, std::vector<Array> arrays)
 
 Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
     crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
+    unsigned int api_version = NCCL_EP_API_VERSION;
     nb::kwargs of_config;
     for (const auto& [name, value] : fields) {
         if (shown(name) == "ht_masks") {
             options.ht_masks = as<bool>(value, "ht_masks", "True, False") ? 1 : 0;
         } else if (shown(name) == "domain_ranks") {
             options.domain_ranks = as<int>(value, "domain_ranks", "the number of ranks of a domain");
+        } else if (shown(name) == "api_version") {
+            api_version = as<unsigned int>(value, "api_version", "1, 2");
         } else {
             of_config[name] = value;
         }
     }
     auto resolved = config_from<ncclEpGroupConfig_t>(config, of_config);
-    resolved.version = NCCL_EP_API_VERSION;
+    resolved.version = api_version;
     const std::shared_ptr<CommunicatorState> communicator = communicator_from(comm);
     ncclEpGroup_t group = nullptr;
     communicator->call([&] { check(crossdockCreateGroup(&group, communicator->get(), &resolved, &options)); });
@@ -146,7 +149,8 @@ void bind_group(nb::module_& module) {
 
 Made and closed by all ranks together, in the same order; use it as a context manager. Configuration: a GroupConfig, or
 its fields by keyword, or both (keywords win); ht_masks=True lets a high-throughput group go on without silent ranks,
-domain_ranks=n makes every n ranks a node of their own.
+domain_ranks=n makes every n ranks a node of their own, and
+api_version=1 is for callers who want FP8 scales as nccl_ep.h's first version laid them.
 Operations of a group are made by all ranks in the same order. Threads that share a Group wait for each other.)");
     group
         .def(

@@ -66,7 +66,7 @@ void Handle::combine(nb::handle inputs, nb::handle outputs, nb::handle config, n
 }
 
 void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::handle rows, nb::handle counters,
-                                nb::handle scales, bool send_only, bool round_scales) {
+                                nb::handle scales, bool transposed_scales, bool send_only, bool round_scales) {
     expect_open();
     CallArrays routing(is_cpu(*group_));
     const ncclEpTensor_t* ids = routing.add(topk_idx, "topk_idx", Access::kRead);
@@ -81,7 +81,13 @@ void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::hand
     auto settings = make_struct<ncclEpDispatchConfig_t>();
     settings.send_only = send_only ? 1 : 0;
     settings.round_scales = round_scales ? 1 : 0;
-    if (received.scales != nullptr) settings.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    if (received.scales != nullptr && transposed_scales) {
+        // Version 1's way to ask for FP8: a config that ends before the recipe, and scales by column, described by row.
+        settings.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
+        if (received.scales->ndim == 3) std::swap(received.scales->sizes[1], received.scales->sizes[2]);
+    } else if (received.scales != nullptr) {
+        settings.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    }
     const cudaStream_t where = stream_from(nb::none(), is_cpu(*group_), arrays.device());
     group_->call([&] {
         check(ncclEpUpdateHandle(handle_, ids, nullptr, where));
@@ -250,11 +256,12 @@ N rows of a high-throughput receive array.)")
              "[B, H]. Collective. Low-latency expert-major also needs outputs.topk_weights, which it reads. Fields of "
              "CombineConfig by keyword.")
         .def("route_and_dispatch", &Handle::route_and_dispatch, "topk_idx"_a, "tokens"_a, "rows"_a, "counters"_a,
-             "scales"_a.none(), "send_only"_a, "round_scales"_a,
+             "scales"_a.none(), "transposed_scales"_a, "send_only"_a, "round_scales"_a,
              nb::sig("def route_and_dispatch(self, topk_idx: object, tokens: object, rows: object, counters: object, "
-                     "scales: object, send_only: bool, round_scales: bool) -> None"),
+                     "scales: object, transposed_scales: bool, send_only: bool, round_scales: bool) -> None"),
              "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
-             "LayoutInfo's expert_counters.")
+             "LayoutInfo's expert_counters. transposed_scales: scales is [L, H / 128, R*M], not [L, R*M, H / 128]; for "
+             "groups of api_version 1.")
         .def("combine_weighted", &Handle::combine_weighted, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
              nb::sig("def combine_weighted(self, rows: object, topk_weights: object, tokens: object, send_only: bool) "
                      "-> None"),

@@ -22,7 +22,8 @@ class Handle {
                  const nanobind::kwargs& fields);
     // Low latency, expert-major: update and dispatch, and combine, of arguments that follow each other.
     void route_and_dispatch(nanobind::handle topk_idx, nanobind::handle tokens, nanobind::handle rows,
-                            nanobind::handle counters, nanobind::handle scales, bool send_only, bool round_scales);
+                            nanobind::handle counters, nanobind::handle scales, bool transposed_scales, bool send_only,
+                            bool round_scales);
     void combine_weighted(nanobind::handle rows, nanobind::handle topk_weights, nanobind::handle tokens,
                           bool send_only);
     // High throughput: bytes to the places of the routing, rows of words beside them unless these are None.

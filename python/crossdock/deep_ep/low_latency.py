@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from crossdock._core import Algorithm, Forms, Layout
-from crossdock.deep_ep import scales as scale_forms
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
 from crossdock.deep_ep.layout import check_topk_idx, check_values, describe
 from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.scales import Packed, Scales, Transposed
 
 BLOCK = 128  # elements of a scale
 
@@ -40,7 +40,8 @@ class Form:
     items: tuple[Any, ...]  # of the handle
     make_counts: Callable[[], torch.Tensor]
     make_rows: Callable[[], torch.Tensor]
-    make_scales: Callable[[], scale_forms.Scales] | None
+    make_scales: Callable[[], Scales] | None
+    are_packed: bool  # the scales
     make_sums: Callable[[], torch.Tensor]
     combines: Forms  # what is known of the combines that follow
 
@@ -110,6 +111,7 @@ class LowLatency:
             max_dispatch_tokens_per_rank=max_tokens,
             max_token_bytes=2 * hidden,
             enable_mask=self.enable_masks,
+            api_version=1,  # whose scales lie as DeepEP's do
         )
         self._pools.append(pool)
         if any(self._masked):
@@ -186,14 +188,22 @@ class LowLatency:
         trip = Trip(form, topk_idx)
         counts, rows = form.make_counts(), form.make_rows()
         scales = None if form.make_scales is None else form.make_scales()
-        of_library = None if scales is None else scales.rows
-        trip.handle.route_and_dispatch(topk_idx, x, rows, counts, of_library, is_split, form.round_scale)
+        trip.handle.route_and_dispatch(
+            topk_idx,
+            x,
+            rows,
+            counts,
+            None if scales is None else scales.stored,
+            not form.are_packed,
+            is_split,
+            form.round_scale,
+        )
         trip.is_pending = is_split
         handle = LowLatencyHandle(form.items)
         handle.trip = trip
         recv_x = rows if scales is None else (rows, scales.tensor)
 
-        if not is_split and scales is None and statistics is None and waiting is None:
+        if not (is_split or form.are_packed) and statistics is None and waiting is None:
             trip.forget()
             return recv_x, counts, handle, None
 
@@ -228,8 +238,7 @@ class LowLatency:
         like = torch.empty(0, dtype=torch.float8_e4m3fn, device=device) if use_fp8 else halves
         make_scales = None
         if use_fp8:
-            scale_form = scale_forms.PACKED if use_ue8m0 else scale_forms.TRANSPOSED
-            make_scales = partial(scale_forms.Scales, scale_form, local, slots, hidden // BLOCK, device)
+            make_scales = partial(Packed if use_ue8m0 else Transposed, local, slots, hidden // BLOCK, device)
         return Form(
             pool=pool,
             num_tokens=num_tokens,
@@ -243,6 +252,7 @@ class LowLatency:
             make_counts=partial(ints.new_empty, local),
             make_rows=partial(like.new_empty, local, slots, hidden),
             make_scales=make_scales,
+            are_packed=bool(use_ue8m0),
             make_sums=partial(halves.new_empty, num_tokens, hidden),
             combines=Forms(),
         )

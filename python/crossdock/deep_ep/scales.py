@@ -3,28 +3,43 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-TRANSPOSED = "fp32, tokens side by side"  # [L, P, S] with strides (P*S, 1, P)
-PACKED = "exponents, four in an int32, tokens side by side"  # [L, P, S / 4] with strides (P*S/4, 1, P)
+
+class Scales(Protocol):
+    """Of one dispatch. stored: what the library fills; tensor: what the caller gets, once finish() was called."""
+
+    stored: torch.Tensor
+    tensor: torch.Tensor
+
+    def finish(self) -> None: ...
 
 
-class Scales:
-    """Of one dispatch: the library delivers rows of fp32 scales, which finish() brings into the form of tensor."""
+class Transposed:
+    """fp32 [L, P, S] with strides (P*S, 1, P): the library lays them so by itself."""
 
-    __slots__ = ("_form", "rows", "tensor")
+    __slots__ = ("stored", "tensor")
 
-    def __init__(self, form: str, local: int, slots: int, num_scales: int, device: torch.device) -> None:
-        self._form = form
-        self.rows = torch.empty(local, slots, num_scales, dtype=torch.float32, device=device)
-        packed = form == PACKED
-        columns, dtype = (num_scales // 4, torch.int32) if packed else (num_scales, torch.float32)
-        strides = (slots * columns, 1, slots)
-        self.tensor = torch.empty_strided((local, slots, columns), strides, dtype=dtype, device=device)
+    def __init__(self, local: int, slots: int, num_scales: int, device: torch.device) -> None:
+        self.stored = torch.empty(local, num_scales, slots, dtype=torch.float32, device=device)
+        self.tensor = self.stored.transpose(1, 2)
 
     def finish(self) -> None:
-        if self._form == PACKED:
-            exponents = (self.rows.view(torch.int32) >> 23).to(torch.uint8)  # of powers of two
-            self.tensor.copy_(exponents.view(torch.int32))
-        else:
-            self.tensor.copy_(self.rows)
+        pass
+
+
+class Packed:
+    """Exponents, four in an int32, [L, P, S / 4] with strides (P*S/4, 1, P)."""
+
+    __slots__ = ("stored", "tensor")
+
+    def __init__(self, local: int, slots: int, num_scales: int, device: torch.device) -> None:
+        self.stored = torch.empty(local, slots, num_scales, dtype=torch.float32, device=device)
+        shape, strides = (local, slots, num_scales // 4), (slots * num_scales // 4, 1, slots)
+        self.tensor = torch.empty_strided(shape, strides, dtype=torch.int32, device=device)
+
+    def finish(self) -> None:
+        exponents = (self.stored.view(torch.int32) >> 23).to(torch.uint8)  # of powers of two
+        self.tensor.copy_(exponents.view(torch.int32))
