@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from crossdock._core import Forms
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle
@@ -90,6 +91,7 @@ class ElasticBuffer:
                 allow_multiple_reduction,
             )
         self.runtime: Runtime | None = Runtime(group)
+        self._labels = Forms()  # that have been found right
         ranks = self.runtime.ranks
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         self.num_scaleout_ranks, self.num_scaleup_ranks = 1, ranks.size
@@ -220,6 +222,7 @@ class ElasticBuffer:
             require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
             assert topk_idx is not None and num_experts is not None
             self._check_labels(topk_idx, topk_weights, tokens, call.statistics, num_experts)
+            layout.check_values(topk_idx, num_experts)
             alignment = 1 if expert_alignment is None else expert_alignment
             require(alignment >= 1, lambda: f"expert_alignment is {alignment}, allowed: 1 and more")
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
@@ -281,7 +284,11 @@ class ElasticBuffer:
         statistics: torch.Tensor | None,
         num_experts: int,
     ) -> None:
-        layout.check_topk_idx(topk_idx, num_experts, self.num_ranks)
+        """All but the values of topk_idx."""
+        form = topk_idx, topk_weights, tokens.values, statistics, num_experts
+        if self._labels.find(*form) is not None:
+            return
+        layout.check_form(topk_idx, num_experts, self.num_ranks)
         require(
             topk_idx.shape[0] == tokens.values.shape[0],
             lambda: f"x has {tokens.values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}",
@@ -295,6 +302,7 @@ class ElasticBuffer:
             statistics is None or (tuple(statistics.shape) == (local,) and statistics.dtype == torch.int32),
             lambda: f"cumulative_local_expert_recv_stats is {describe(statistics)}, expected [{local}] of torch.int32",
         )
+        self._labels.keep(True, *form)
 
     def combine(
         self,

@@ -42,7 +42,7 @@ class EPHandle:
     _state: Any = field(default=None, repr=False)
 
 
-@dataclass
+@dataclass(slots=True)
 class State:
     """What the library itself goes by, whatever happens to the handle's tensors."""
 
@@ -63,7 +63,7 @@ def state_of(handle: Any, owner: RowExchange) -> State:
     return state
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """Arguments of a dispatch, checked."""
 
@@ -199,12 +199,14 @@ class Elastic:
             call.statistics.add_(counts.to(call.statistics.dtype))
         scales, weights = came.get("scales"), came.get("weights")
         weights = None if weights is None else weights.contiguous()
-        ids: torch.Tensor | None = state.local_ids.to(id_type, copy=True)  # callers overwrite it
+        ids: torch.Tensor | None = None
         if state.expansion is not None:
             values = state.expansion.spread(values, call.do_zero_padding)
             scales = state.expansion.spread(scales, call.do_zero_padding) if scales is not None else None
             weights = state.expansion.spread_columns(weights, call.do_zero_padding) if weights is not None else None
-            ids = None
+        else:
+            ids = state.local_ids  # callers overwrite theirs
+            ids = ids.clone() if ids.dtype == id_type else ids.to(id_type)
         scales = None if scales is None else _column_major(scales) if call.column_major_scales else scales.contiguous()
         received = values if scales is None else (values, scales)
         return received, ids, weights, handle

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from crossdock._core import Forms
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.errors import require, require_state
@@ -22,6 +23,30 @@ SCALE_TYPES = (torch.float32, torch.int32)
 SUM_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+_TOKENS = Forms()  # of x that have been found right
+
+
+def _check_tokens(values: Any, scales: Any) -> None:
+    require(
+        isinstance(values, torch.Tensor) and values.dim() == 2 and values.is_contiguous(),
+        lambda: f"x is {describe(values)}, expected a contiguous [tokens, hidden]",
+    )
+    require(
+        values.element_size() <= 4 and values.shape[1] >= 1,
+        lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row",
+    )
+    if scales is not None:
+        shapes = isinstance(scales, torch.Tensor) and scales.dim() == 2 and scales.shape[1] >= 1
+        require(
+            shapes and scales.element_size() == 4 and scales.shape[0] == values.shape[0],
+            lambda: (
+                f"the scales of x are {describe(scales)}, expected [{values.shape[0]}, scales per token] of 4-byte "
+                "elements"
+            ),
+        )
+        require(scales.device == values.device, lambda: f"the scales of x are on {scales.device}, x on {values.device}")
+
+
 class Tokens(NamedTuple):
     """x of a dispatch: values [T, H], and scales [T, S] where x was a tuple."""
 
@@ -31,26 +56,9 @@ class Tokens(NamedTuple):
     @staticmethod
     def of(x: Any) -> Tokens:
         values, scales = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
-        require(
-            isinstance(values, torch.Tensor) and values.dim() == 2 and values.is_contiguous(),
-            lambda: f"x is {describe(values)}, expected a contiguous [tokens, hidden]",
-        )
-        require(
-            values.element_size() <= 4 and values.shape[1] >= 1,
-            lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row",
-        )
-        if scales is not None:
-            shapes = isinstance(scales, torch.Tensor) and scales.dim() == 2 and scales.shape[1] >= 1
-            require(
-                shapes and scales.element_size() == 4 and scales.shape[0] == values.shape[0],
-                lambda: (
-                    f"the scales of x are {describe(scales)}, expected [{values.shape[0]}, scales per token] of 4-byte "
-                    "elements"
-                ),
-            )
-            require(
-                scales.device == values.device, lambda: f"the scales of x are on {scales.device}, x on {values.device}"
-            )
+        if _TOKENS.find(values, scales) is None:
+            _check_tokens(values, scales)
+            _TOKENS.keep(True, values, scales)
         return Tokens(values, scales)
 
     def received(self, values: torch.Tensor, came: dict[str, torch.Tensor]) -> Any:
