@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the binding knows for crossdock.deep_ep: forms of arguments, routing on the host, rows as bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
+
+import crossdock as ep  # noqa: E402
+from crossdock._core import Forms, count_routing, largest_id  # noqa: E402
+
+
+class Tagged(torch.Tensor):  # type: ignore[name-defined]
+    pass
+
+
+def test_a_form_is_all_but_the_elements() -> None:
+    forms, x = Forms(), torch.zeros(3, 5)
+    forms.keep("known", x, None, 4, True)
+    assert forms.find(torch.ones(3, 5), None, 4, 1) == "known"
+    for other in (
+        (x.int(), None, 4, True),
+        (x.t().contiguous(), None, 4, True),
+        (torch.zeros(5, 3).t(), None, 4, True),  # not dense
+        (x[:, :4], None, 4, True),
+        (x, x, 4, True),
+        (x, None, 5, True),
+        (x, None, 4),
+        (x, None, 4.0, True),
+        (x.numpy(), None, 4, True),
+        (x.to("meta"), None, 4, True),
+    ):
+        assert forms.find(*other) is None
+    forms.clear()
+    assert forms.find(x, None, 4, True) is None
+
+
+def test_forms_of_other_tensors_and_of_none_that_have_any() -> None:
+    forms = Forms()
+    tagged, parameter = torch.zeros(2).as_subclass(Tagged), torch.nn.Parameter(torch.zeros(2, 2))
+    for name, arguments in {"tagged": (tagged,), "parameter": (parameter,), "many": (torch.zeros(1),) * 200}.items():
+        forms.keep(name, *arguments)
+    assert forms.find(torch.ones(2).as_subclass(Tagged)) == "tagged" and forms.find(torch.zeros(2)) is None
+    assert forms.find(parameter.detach()) == "parameter"
+    assert forms.find(*(torch.zeros(1),) * 200) is None
+    forms.keep("a string has none", "text")
+    assert forms.find("text") is None and forms.find(1 << 70) is None
+
+
+def test_routing_on_the_host() -> None:
+    ids = torch.tensor([[0, 3], [-1, 3], [-7, -1]])
+    assert largest_id(ids) == 3 and largest_id(ids.int().t()) == 3 and largest_id(ids[2:]) == -1
+    assert largest_id(ids[:0]) == -1 and largest_id(ids.float()) is None and largest_id(ids.to("meta")) is None
+
+    def counted(num_experts: int) -> tuple[int | None, list[object]]:
+        ranks, nodes, experts = (torch.full((size,), 9, dtype=torch.int32) for size in (2, 1, num_experts))
+        mask = torch.ones(3, 2, dtype=torch.bool)
+        largest = count_routing(ids, 2, ranks, nodes, experts, mask)
+        return largest, [tensor.tolist() for tensor in (ranks, nodes, experts, mask)]
+
+    assert counted(4) == (3, [[1, 2], [2], [1, 0, 0, 2], [[True, True], [False, True], [False, False]]])
+    assert counted(2)[0] == 3
+    with pytest.raises(ep.InvalidArgument, match="other numbers of elements than topk_idx asks for"):
+        counted(3)
+    with pytest.raises(ep.InvalidArgument, match="per_rank is no dense tensor"):
+        count_routing(ids, 1, torch.zeros(2).double(), None, torch.zeros(4).int(), torch.zeros(3, 2).bool())
+
+
+def test_rows_of_any_type_go_as_bytes() -> None:
+    def program(comm: ep.Communicator) -> None:
+        config = ep.GroupConfig(num_experts=2, max_dispatch_tokens_per_rank=4, max_token_bytes=256)
+        with ep.Group(comm, config, algorithm=ep.Algorithm.HIGH_THROUGHPUT) as group:
+            handle = group.init_handle(ep.Layout.FLAT, 1)
+            handle.update(torch.tensor([[1], [0], [1]]))
+            num = 2 * (1 + comm.rank)
+            of_rank = [torch.arange(12, dtype=torch.int32).view(3, 4) + 100 * rank for rank in range(2)]
+            kept = torch.tensor([1] if comm.rank == 0 else [0, 2])
+            expected = torch.cat([rows[kept] for rows in of_rank])
+            received, words = torch.zeros(num, 4, dtype=torch.int32), torch.zeros(num, 8, dtype=torch.float16)
+            handle.dispatch_rows(of_rank[comm.rank], received)
+            assert torch.equal(received, expected)
+            beside = of_rank[comm.rank].to(torch.float16).repeat(1, 2)
+            handle.dispatch_rows(of_rank[comm.rank].float(), received.view(torch.float32), beside, words)
+            assert torch.equal(received.view(torch.float32), expected.float())
+            assert torch.equal(words, expected.to(torch.float16).repeat(1, 2))
+            with pytest.raises(ep.InvalidArgument, match="rows has rows of 12 bytes, allowed: multiples of 16"):
+                handle.dispatch_rows(of_rank[comm.rank][:, :3].contiguous(), received)
+
+    ep.run_threads(2, program)
