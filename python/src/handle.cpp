@@ -21,6 +21,7 @@ void Handle::expect_open() const {
 // On CPUs whole operations are over when they return. Elsewhere, and in the halves of a split one, the arrays must
 // stay; those of the call before may go, as work on one handle is ordered.
 void Handle::keep(std::vector<Array>& where, CallArrays& arrays, bool is_split) {
+    device_ = arrays.device();
     if (is_split || !is_cpu(*group_)) where = arrays.take();
     is_pending_ = is_pending_ || is_split;
 }
@@ -133,7 +134,7 @@ void Handle::dispatch_rows(nb::handle rows, nb::handle received, nb::handle word
 
 void Handle::complete(nb::handle stream) {
     expect_open();
-    const cudaStream_t where = stream_from(stream, is_cpu(*group_), -1);
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), device_);
     group_->call([&] { check(ncclEpComplete(handle_, nullptr, where)); });
     is_pending_ = false;
     if (is_cpu(*group_)) {

@@ -52,6 +52,7 @@ class Handle {
     ncclEpHandle_t handle_;
     std::vector<Array> memory_, routing_, dispatched_, combined_;
     bool is_pending_ = false;
+    int device_ = -1;  // of the arrays of the latest operation, for the stream that completes it
 };
 
 Handle* create_handle(Group& group, ncclEpLayout_t layout, nanobind::handle topk_idx, nanobind::handle layout_info,

@@ -44,7 +44,7 @@ class PooledGroup:
         free = self._free.get(num_topk)
         if free is None:
             free = self._begin(num_topk)
-        if not self.is_cpu and is_capturing():
+        if not self.is_cpu and torch.cuda.is_current_stream_capturing():
             captured = self._free_captured[num_topk]
             found = _pop(captured) or _pop(free)
             require_state(
