@@ -16,7 +16,8 @@ namespace crossdock::python {
 bool is_torch_tensor(nanobind::handle object);
 
 // A tensor as it lies in memory; shape and strides (in elements) are valid as long as the tensor lives. False: no
-// tensor, one of a subclass, of a torch before 2.11, or one that DLPack cannot describe: ask its Python methods.
+// tensor, one of a subclass, of a torch without the exchange, or one that DLPack cannot describe: ask its Python
+// methods.
 bool view_torch(nanobind::handle object, nanobind::dlpack::dltensor& view);
 
 bool is_contiguous(const nanobind::dlpack::dltensor& view);

@@ -261,6 +261,15 @@ class ElasticBuffer:
         expert_alignment: int | None,
         do_expand: bool,
     ) -> None:
+        if (
+            isinstance(handle, EPHandle)
+            and topk_idx is None
+            and not do_cpu_sync
+            and num_experts in (None, handle.num_experts)
+            and expert_alignment in (None, handle.expert_alignment)
+            and do_expand == handle.do_expand
+        ):
+            return
         require(
             isinstance(handle, EPHandle), lambda: f"handle is of type {type(handle).__name__}, expected an EPHandle"
         )

@@ -54,10 +54,9 @@ class State:
 
 def state_of(handle: Any, owner: RowExchange) -> State:
     state = getattr(handle, "_state", None)
-    require(
-        isinstance(handle, EPHandle) and isinstance(state, State),
-        lambda: f"handle is of type {type(handle).__name__}, expected one that a dispatch returned",
-    )
+    if not (isinstance(handle, EPHandle) and isinstance(state, State)):
+        kind = type(handle).__name__
+        require(False, f"handle is of type {kind}, expected one that a dispatch returned")
     assert isinstance(state, State)
     require_state(state.route.owner is owner, "handle is of another buffer: pass it to the buffer that dispatched")
     return state
@@ -131,6 +130,7 @@ class Elastic:
             most = budget * min(topk, local) + (alignment - 1) * local
             num_expanded = sum(aligned) if is_exact else align(most, alignment)
             expansion = Expansion.of(local_ids, counts, alignment, num_expanded)
+        state = State(route, local_ids, expansion, num_scales)
         handle = EPHandle(
             do_expand=call.do_expand,
             num_experts=num_experts,
@@ -145,9 +145,9 @@ class Elastic:
             recv_src_metadata=_metadata(came["number"], expansion, topk),
             num_recv_tokens=route.num_rows,
             num_expanded_tokens=num_expanded,
-            _state=State(route, local_ids, expansion, num_scales),
+            _state=state,
         )
-        return self._outputs(call, handle, values, came, counts, topk_idx.dtype)
+        return self._outputs(call, handle, state, values, came, counts, topk_idx.dtype)
 
     def _rows_up_to_each_rank(self, route: Route, numbers: torch.Tensor, max_tokens: int) -> torch.Tensor:
         """[R] int32: rows from sources 0 .. r, which lie in the order of their numbers [N, 1]."""
@@ -164,17 +164,13 @@ class Elastic:
         self, call: Call, handle: EPHandle
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
         state = state_of(handle, self.exchange)
-        x = call.tokens.values
-        require(
-            x.shape[0] == state.route.num_tokens,
-            lambda: (
-                f"x has {x.shape[0]} rows, expected those of the dispatch that made the handle:"
-                f" {state.route.num_tokens}"
-            ),
-        )
+        num_tokens, expected = call.tokens.values.shape[0], state.route.num_tokens
+        if num_tokens != expected:
+            sentence = f"x has {num_tokens} rows, expected those of the dispatch that made the handle: {expected}"
+            require(False, sentence)
         values, came = self._send(state.route, call, {})
         counts = handle.num_unaligned_recv_tokens_per_expert
-        return self._outputs(call, handle, values, came, counts, handle.topk_idx.dtype)
+        return self._outputs(call, handle, state, values, came, counts, handle.topk_idx.dtype)
 
     def _send(
         self, route: Route, call: Call, beside: dict[str, torch.Tensor]
@@ -189,12 +185,12 @@ class Elastic:
         self,
         call: Call,
         handle: EPHandle,
+        state: State,
         values: torch.Tensor,
         came: dict[str, torch.Tensor],
         counts: torch.Tensor,
         id_type: torch.dtype,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-        state = state_of(handle, self.exchange)
         if call.statistics is not None:
             call.statistics.add_(counts.to(call.statistics.dtype))
         scales, weights = came.get("scales"), came.get("weights")
