@@ -18,6 +18,28 @@ struct Exchange {
 
 constexpr uint32_t kMajor = 1;
 
+// DLPack's numbers of types.
+enum Code : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kFloat8E4m3fn = 10, kFloat8E5m2 = 12 };
+
+struct KnownType {
+    uint8_t code, bits;
+    ncclDataType_t type;
+};
+constexpr KnownType kKnownTypes[] = {
+    {kBfloat, 16, ncclBfloat16},
+    {kFloat, 32, ncclFloat32},
+    {kInt, 64, ncclInt64},
+    {kInt, 32, ncclInt32},
+    {kFloat, 16, ncclFloat16},
+    {kFloat8E4m3fn, 8, ncclFloat8e4m3},
+    {kFloat8E5m2, 8, ncclFloat8e5m2},
+    {kUInt, 8, ncclUint8},
+    {kInt, 8, ncclInt8},
+    {kFloat, 64, ncclFloat64},
+    {kUInt, 32, ncclUint32},
+    {kUInt, 64, ncclUint64},
+};
+
 // torch.Tensor and torch.nn.Parameter once torch has been imported by somebody; kept for good, as torch is.
 struct TorchTypes {
     PyTypeObject* tensor = nullptr;
@@ -98,33 +120,10 @@ bool is_contiguous(const nb::dlpack::dltensor& view) {
 }
 
 std::optional<ncclDataType_t> datatype_of(nb::dlpack::dtype type) {
-    using Code = nb::dlpack::dtype_code;
-    if (type.lanes != 1) return std::nullopt;
-    switch (static_cast<Code>(type.code)) {
-        case Code::Int:
-            if (type.bits == 8) return ncclInt8;
-            if (type.bits == 32) return ncclInt32;
-            if (type.bits == 64) return ncclInt64;
-            return std::nullopt;
-        case Code::UInt:
-            if (type.bits == 8) return ncclUint8;
-            if (type.bits == 32) return ncclUint32;
-            if (type.bits == 64) return ncclUint64;
-            return std::nullopt;
-        case Code::Float:
-            if (type.bits == 16) return ncclFloat16;
-            if (type.bits == 32) return ncclFloat32;
-            if (type.bits == 64) return ncclFloat64;
-            return std::nullopt;
-        case Code::Bfloat:
-            return type.bits == 16 ? std::optional(ncclBfloat16) : std::nullopt;
-        case Code::Float8_E4M3FN:
-            return ncclFloat8e4m3;
-        case Code::Float8_E5M2:
-            return ncclFloat8e5m2;
-        default:
-            return std::nullopt;
+    for (const KnownType& known : kKnownTypes) {
+        if (known.code == type.code && known.bits == type.bits && type.lanes == 1) return known.type;
     }
+    return std::nullopt;
 }
 
 }  // namespace crossdock::python

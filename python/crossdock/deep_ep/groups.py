@@ -95,7 +95,7 @@ class Lease:
 
     def forget(self) -> None:
         """Lets go of tensors that finished calls have used; torch knows by streams when their memory is free."""
-        if not self._pool.is_cpu or self.is_pending:
+        if not self._pool.is_cpu:  # CPUs keep none
             self._handle.forget_arrays()
 
     def __del__(self) -> None:
