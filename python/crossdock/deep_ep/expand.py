@@ -27,18 +27,15 @@ class Expansion:
     def of(local_ids: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int) -> Expansion:
         """local_ids [N, K], -1 for none; counts [L] how often each occurs; num_rows: of the expanded tensors."""
         local, device = counts.shape[0], local_ids.device
-        ids = torch.where(local_ids >= 0, local_ids, local).flatten().long()
-        order = ids.argsort(stable=True)
-        sorted_ids = ids[order]
-        zones = align_counts(counts, alignment)
-        none = torch.zeros(1, dtype=torch.int64, device=device)
+        ids, order = torch.where(local_ids >= 0, local_ids, local).flatten().sort(stable=True)
         # Expanded row = its zone's beginning + how many of the same expert come before.
-        shift = torch.cat([(zones.cumsum(0) - zones) - (counts.cumsum(0) - counts), none])
-        rows = torch.arange(len(ids), device=device) + shift[sorted_ids]
-        exists = (sorted_ids < local) & (rows < num_rows)
+        rows = torch.arange(len(ids), device=device)
+        if alignment > 1:
+            gaps = align_counts(counts, alignment) - counts
+            rows += (gaps.cumsum(0) - gaps)[ids.clamp_max(local - 1)]
+        exists = (ids < local) & (rows < num_rows)
         rows = torch.where(exists, rows, num_rows)
-        places = torch.full_like(ids, -1)
-        places[order] = torch.where(exists, rows, -1)
+        places = torch.empty_like(rows).scatter_(0, order, torch.where(exists, rows, -1))
         sources = torch.full((num_rows + 1,), -1, dtype=torch.int64, device=device)
         sources.scatter_(0, rows, order)
         return Expansion(places.view(local_ids.shape).int(), sources[:num_rows])
