@@ -119,9 +119,11 @@ def low_latency(rank: int, size: int) -> dict[str, float]:
             graph.replay()
             assert calc_diff(out, expected) < bound, f"{name} in a graph"
         found[f"decode pair, {name}, graph, us"] = period_us(graph)
-    found["dispatch, host, us"] = host_us(
-        lambda: buffer.low_latency_dispatch(x, ids, tokens, problem.num_experts, use_fp8=False)
-    )
+    dispatch = partial(buffer.low_latency_dispatch, x, ids, tokens, problem.num_experts)
+    found["dispatch, host, us"] = host_us(partial(dispatch, use_fp8=False))
+    found["dispatch of FP8, host, us"] = host_us(partial(dispatch, use_fp8=True))
+    found["dispatch and hook, host, us"] = host_us(lambda: dispatch(use_fp8=False, return_recv_hook=True)[4]())
+    found["dispatch, asynchronous, host, us"] = host_us(partial(dispatch, use_fp8=False, async_finish=True))
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, tokens, problem.num_experts, use_fp8=False)
     found["combine, host, us"] = host_us(lambda: buffer.low_latency_combine(rows, ids, weights, handle))
 
@@ -185,6 +187,9 @@ def normal(rank: int, size: int) -> dict[str, float]:
     found["normal pair, cached, graph, us"] = period_us(cached)
     found["normal dispatch, fresh, host, us"] = host_us(lambda: buffer.dispatch(x, **arguments, **labels))
     found["normal dispatch, cached, host, us"] = host_us(lambda: buffer.dispatch(x, handle=handle))
+    rows = buffer.dispatch(x, handle=handle)[0]
+    found["normal combine, host, us"] = host_us(lambda: buffer.combine(rows, handle))
+    found["layout, host, us"] = host_us(lambda: buffer.get_dispatch_layout(ids, problem.num_experts))
     buffer.destroy()
     return found
 
@@ -213,6 +218,9 @@ def elastic(rank: int, size: int) -> dict[str, float]:
             assert calc_diff(result, x.float() * times) < 1e-5
             assert torch.equal(back, torch.where(ids >= 0, weights, 0))
         found[f"elastic pair, expanded {expand}, graph, us"] = period_us(graph)
+    rows, _, _, handle, _ = buffer.dispatch(x, ids, weights, num_experts=problem.num_experts)
+    found["elastic dispatch, cached, host, us"] = host_us(lambda: buffer.dispatch(x, handle=handle))
+    found["elastic combine, host, us"] = host_us(lambda: buffer.combine(rows, handle))
     buffer.barrier(with_cpu_sync=True)
     buffer.destroy()
     return found
