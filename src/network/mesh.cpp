@@ -185,7 +185,9 @@ bool Mesh::progress_locked() {
         transport_.look_after_peers();
         for (auto& [peer, sentence] : std::exchange(failed_sends_, {})) blame(peer, std::move(sentence));
     }
-    for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);
+    if (!dropped_.empty()) {
+        for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);
+    }
     // Looking at the clock takes as long as looking for messages.
     if (++num_progresses_ % 16 != 0) return happened;
     const uint64_t now = cpu::steady_now_ns();

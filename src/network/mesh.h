@@ -135,7 +135,7 @@ class Mesh : private FrameSink {
         OutFrame* frame;
     };
 
-    void on_frame(const FrameHeader& header, Payload payload) override;
+    void on_frame(const FrameHeader& header, Payload& payload) override;
     void on_departure(const Departure& departure) override;
 
     // mesh.cpp
@@ -173,8 +173,10 @@ class Mesh : private FrameSink {
     uint64_t piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer) const;
     void pump(Operation& operation);
     bool send_piece(Operation& operation);
+    OutFrame* take_frame(uint32_t peer, Operation* operation);
     void send_frame(OutFrame& frame);
     static void on_sent(Send& send, ucs_status_t status);
+    void finish(OutFrame& frame, ucs_status_t status);
     void end(Operation& operation);
     void progress_outgoing();
     void answer(const FrameHeader& question, Region& region);
@@ -185,14 +187,14 @@ class Mesh : private FrameSink {
     void send_held();
 
     // mesh_incoming.cpp
-    void act_on(const FrameHeader& header, Payload payload);
+    void act_on(const FrameHeader& header, Payload& payload);
     void on_announcement(const FrameHeader& header);
-    void on_put(const FrameHeader& header, Payload payload);
+    void on_put(const FrameHeader& header, Payload& payload);
     void on_get(const FrameHeader& header);
-    void on_reply(const FrameHeader& header, Payload payload);
+    void on_reply(const FrameHeader& header, Payload& payload);
     void on_refusal(const FrameHeader& header);
     void on_note(const FrameHeader& header, const Payload& payload);
-    void land(const FrameHeader& header, Region& region, std::byte* target, Payload payload);
+    void land(const FrameHeader& header, Region& region, std::byte* target, Payload& payload);
     bool stage(Landing& landing, Payload& payload);
     static void on_fetched(void* landing, ucs_status_t status);
     void fetched(Landing* landing);

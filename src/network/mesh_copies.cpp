@@ -8,9 +8,7 @@
 
 namespace crossdock::network {
 OutFrame* Mesh::copy_frame(uint32_t peer, const FrameHeader& header, std::span<const std::byte> bytes) {
-    OutFrame* frame = frames_.take();
-    frame->mesh = this;
-    frame->peer = peer;
+    OutFrame* frame = take_frame(peer, nullptr);
     frame->header = header;
     frame->header.length = bytes.size();
     if (bytes.size() <= OutFrame::kSmallBytes) {

@@ -14,21 +14,21 @@ constexpr size_t kMaxEarly = 1 << 16;
 
 }  // namespace
 
-void Mesh::on_frame(const FrameHeader& header, Payload payload) {
+void Mesh::on_frame(const FrameHeader& header, Payload& payload) {
     if (takes_nothing_ || is_lost(header.source)) return;
-    guarded([&] { act_on(header, std::move(payload)); });
+    guarded([&] { act_on(header, payload); });
 }
 
-void Mesh::act_on(const FrameHeader& header, Payload payload) {
+void Mesh::act_on(const FrameHeader& header, Payload& payload) {
     switch (header.kind) {
         case FrameKind::kAnnounce:
             return on_announcement(header);
         case FrameKind::kPut:
-            return on_put(header, std::move(payload));
+            return on_put(header, payload);
         case FrameKind::kGet:
             return on_get(header);
         case FrameKind::kReply:
-            return on_reply(header, std::move(payload));
+            return on_reply(header, payload);
         case FrameKind::kRefusal:
             return on_refusal(header);
         case FrameKind::kNote:
@@ -45,7 +45,7 @@ void Mesh::on_announcement(const FrameHeader& header) {
     }
 }
 
-void Mesh::on_put(const FrameHeader& header, Payload payload) {
+void Mesh::on_put(const FrameHeader& header, Payload& payload) {
     if (payload.bytes() > 0 && !was_registered(header.region)) {
         return blame(header.source, fmt::format("rank {} puts into memory that was never registered", header.source));
     }
@@ -56,7 +56,7 @@ void Mesh::on_put(const FrameHeader& header, Payload payload) {
         return blame(header.source, fmt::format("rank {} puts {} bytes at offset {} into memory of {} bytes",
                                                 header.source, header.length, header.offset, region->bytes));
     }
-    land(header, *region, region->base + header.offset, std::move(payload));
+    land(header, *region, region->base + header.offset, payload);
 }
 
 void Mesh::on_get(const FrameHeader& header) {
@@ -74,7 +74,7 @@ void Mesh::on_get(const FrameHeader& header) {
     answer(header, *region);
 }
 
-void Mesh::on_reply(const FrameHeader& header, Payload payload) {
+void Mesh::on_reply(const FrameHeader& header, Payload& payload) {
     const auto found = questions_.find(header.value);
     Operation* operation = found == questions_.end() ? nullptr : found->second;
     const bool fitting = operation != nullptr && operation->peer == header.source &&
@@ -83,7 +83,7 @@ void Mesh::on_reply(const FrameHeader& header, Payload payload) {
     if (!fitting) return blame(header.source, fmt::format("rank {} answers what nobody asked", header.source));
     operation->begun += header.length;
     note_change(header.source);
-    land(header, *operation->region, operation->address + header.offset, std::move(payload));
+    land(header, *operation->region, operation->address + header.offset, payload);
 }
 
 void Mesh::on_refusal(const FrameHeader& header) {
@@ -100,7 +100,7 @@ void Mesh::on_note(const FrameHeader& header, const Payload& payload) {
     notes[header.value].assign(payload.data(), payload.data() + payload.bytes());
 }
 
-void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Payload payload) {
+void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Payload& payload) {
     // The way of small puts into host memory: nothing to remember.
     if (region.kind == MemoryKind::kHost && payload.data() != nullptr) {
         std::memcpy(target, payload.data(), payload.bytes());

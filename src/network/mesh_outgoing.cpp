@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kMaxUnderWay = 16;
 
 uint64_t pieces_of(uint64_t bytes, uint64_t piece_bytes) {
-    return std::max<uint64_t>(1, (bytes + piece_bytes - 1) / piece_bytes);
+    return bytes <= piece_bytes ? 1 : (bytes + piece_bytes - 1) / piece_bytes;
 }
 
 }  // namespace
@@ -70,23 +70,37 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
         operation->region = source.region;
         operation->address = source.region->base + source.offset;
         operation->piece_bytes = piece_bytes_for(source.region->kind, target.region->remote[peer].kind, peer);
-        operation->pattern.region = target.region->id;
-        operation->pattern.offset = target.offset;
         ++source.region->uses;
     }
     operation->remaining = pieces_of(source.bytes, operation->piece_bytes);
-    operation->pattern.kind = FrameKind::kPut;
-    operation->pattern.context = static_cast<uint16_t>(context);
-    operation->pattern.number = channel(context, peer).next_frame;
+    // The way of small puts from host memory: their one frame is written where it is sent from.
+    const bool is_staged = source.bytes > 0 && source.region->kind == MemoryKind::kDevice;
+    OutFrame* frame = operation->remaining == 1 && !is_staged ? take_frame(peer, operation) : nullptr;
+    FrameHeader& header = frame != nullptr ? frame->header : operation->pattern;
+    header = {};
+    header.kind = FrameKind::kPut;
+    header.context = static_cast<uint16_t>(context);
+    header.number = channel(context, peer).next_frame;
     channel(context, peer).next_frame += operation->remaining;
+    if (source.bytes > 0) {
+        header.region = target.region->id;
+        header.offset = target.offset;
+    }
     if (has_signal) {
         // The last piece carries it; pump() takes the flags off the others.
-        operation->pattern.flags = static_cast<uint8_t>(kFlagSignal | (signal.is_strong ? kFlagStrong : 0));
-        operation->pattern.signal_region = signal.region->id;
-        operation->pattern.signal_offset = signal.offset;
-        operation->pattern.value = signal.value;
+        header.flags = static_cast<uint8_t>(kFlagSignal | (signal.is_strong ? kFlagStrong : 0));
+        header.signal_region = signal.region->id;
+        header.signal_offset = signal.offset;
+        header.value = signal.value;
     }
-    pump(*operation);
+    if (frame != nullptr) {
+        header.length = source.bytes;
+        frame->send.bytes = {operation->address, source.bytes};
+        operation->begun = operation->under_way = 1;
+        send_frame(*frame);
+    } else {
+        pump(*operation);
+    }
     return operation;
 }
 
@@ -146,6 +160,7 @@ void Mesh::answer(const FrameHeader& question, Region& region) {
     Operation* operation = operations_.take();
     operation->kind = Operation::Kind::kReply;
     operation->peer = question.source;
+    operation->pattern = {};
     operation->region = &region;
     operation->address = region.base + question.offset;
     operation->bytes = question.length;
@@ -181,10 +196,7 @@ bool Mesh::send_piece(Operation& operation) {
             return false;
         }
     }
-    OutFrame* frame = frames_.take();
-    frame->mesh = this;
-    frame->operation = &operation;
-    frame->peer = operation.peer;
+    OutFrame* frame = take_frame(operation.peer, &operation);
     frame->staging = staging;
     frame->header = operation.pattern;
     FrameHeader& header = frame->header;
@@ -212,19 +224,26 @@ bool Mesh::send_piece(Operation& operation) {
 }
 
 void Mesh::send_header(uint32_t peer, const FrameHeader& header) {
-    OutFrame* frame = frames_.take();
-    frame->mesh = this;
-    frame->peer = peer;
+    OutFrame* frame = take_frame(peer, nullptr);
     frame->header = header;
     send_frame(*frame);
 }
 
+OutFrame* Mesh::take_frame(uint32_t peer, Operation* operation) {
+    OutFrame* frame = frames_.take();
+    frame->mesh = this;
+    frame->peer = peer;
+    frame->operation = operation;
+    return frame;
+}
+
 void Mesh::send_frame(OutFrame& frame) {
-    begin_wait(frame.peer);
-    ++num_frames_out_;
     frame.send.header = std::as_bytes(std::span(&frame.header, 1));
     frame.send.done = on_sent;
-    transport_.send(frame.peer, frame.header, frame.send);
+    const ucs_status_t status = transport_.send(frame.peer, frame.header, frame.send);
+    if (status != UCS_INPROGRESS) return finish(frame, status);
+    begin_wait(frame.peer);
+    ++num_frames_out_;
 }
 
 void Mesh::on_sent(Send& send, ucs_status_t status) {
@@ -233,24 +252,29 @@ void Mesh::on_sent(Send& send, ucs_status_t status) {
     Mesh& mesh = *frame.mesh;
     --mesh.num_frames_out_;
     --mesh.peers_[frame.peer].waits;
-    mesh.note_change(frame.peer);
-    if (frame.staging != nullptr) mesh.staging_out_.give_back(frame.staging);
+    mesh.finish(frame, status);
+}
+
+// The frame has been sent, or never will be.
+void Mesh::finish(OutFrame& frame, ucs_status_t status) {
+    note_change(frame.peer);
+    if (frame.staging != nullptr) staging_out_.give_back(frame.staging);
     Operation* operation = frame.operation;
     const uint32_t peer = frame.peer;
-    if (!frame.copy.empty()) mesh.spare_copies_.push_back(std::move(frame.copy));
-    mesh.frames_.give_back(&frame);
+    if (!frame.copy.empty()) spare_copies_.push_back(std::move(frame.copy));
+    frames_.give_back(&frame);
     if (status != UCS_OK) {
-        mesh.failed_sends_.emplace_back(
-            peer, fmt::format("sending to rank {} failed: {}", peer, ucx().ucs_status_string(status)));
+        failed_sends_.emplace_back(peer,
+                                   fmt::format("sending to rank {} failed: {}", peer, ucx().ucs_status_string(status)));
     }
     if (operation == nullptr) return;
     --operation->under_way;
     --operation->remaining;
-    // Also after a failure: whoever tests the operation is told. UCX calls this: nothing may be thrown through it.
+    // Also after a failure: whoever tests the operation is told. UCX may be calling: nothing may be thrown through it.
     try {
-        if (!operation->is_pumping && !operation->is_starved) mesh.pump(*operation);
+        if (!operation->is_pumping && !operation->is_starved) pump(*operation);
     } catch (const std::exception& error) {
-        mesh.fail_all(error.what());
+        fail_all(error.what());
     }
 }
 

@@ -45,7 +45,15 @@ struct Operation {
     uint64_t begun;       // pieces made; of a get, bytes that came
     uint64_t remaining;   // pieces not yet sent; of a get, bytes not yet in place
     uint32_t under_way;   // pieces
-    FrameHeader pattern;  // of its frames
+    FrameHeader pattern;  // of its frames, where they are several or staged
+
+    void renew() {
+        has_ended = is_pumping = is_starved = false;
+        region = nullptr;
+        address = nullptr;
+        bytes = piece_bytes = begun = remaining = 0;
+        under_way = 0;
+    }
 };
 
 struct OutFrame {
@@ -59,20 +67,27 @@ struct OutFrame {
     uint32_t peer;
     alignas(8) std::byte small[kSmallBytes];  // of copied bytes, where they fit
     std::vector<std::byte> copy;              // else
+
+    void renew() {
+        send.bytes = {};
+        send.arrives_whole = false;
+        operation = nullptr;
+        staging = nullptr;
+    }
 };
 
-// Objects that are used again and again, and end together.
+// Objects that are used again and again, and end together. Who takes one fills in what renew() leaves.
 template <class Object>
 class Pool {
   public:
     Object* take() {
         if (free_.empty()) {
             all_.push_back(std::make_unique<Object>());
-            return all_.back().get();
+            free_.push_back(all_.back().get());
         }
         Object* object = free_.back();
         free_.pop_back();
-        *object = Object{};
+        object->renew();
         return object;
     }
     void give_back(Object* object) { free_.push_back(object); }

@@ -80,14 +80,12 @@ uint64_t Transport::good_payload(uint32_t peer) const {
     return peer == rank_ || is_near_[peer] || far_->sends_by_reference() ? kMaxFramePayload : kCopiedPayloadBytes;
 }
 
-void Transport::send(uint32_t peer, FrameHeader& header, Send& send) {
+ucs_status_t Transport::send(uint32_t peer, FrameHeader& header, Send& send) {
     header.key = keys_out_[peer];
     header.source = rank_;
-    if (peer == rank_) {
-        local_.push_back({&header, &send});
-    } else {
-        worker_of(peer).send(peer, send);
-    }
+    if (peer != rank_) return worker_of(peer).send(peer, send);
+    local_.push_back({&header, &send});
+    return UCS_INPROGRESS;
 }
 
 bool Transport::progress() {
@@ -96,7 +94,8 @@ bool Transport::progress() {
     for (size_t left = local_.size(); left > 0; --left) {
         const LocalFrame frame = local_.front();
         local_.pop_front();
-        sink_.on_frame(*frame.header, Payload::borrowed(frame.send->bytes.data(), frame.send->bytes.size()));
+        Payload payload = Payload::borrowed(frame.send->bytes.data(), frame.send->bytes.size());
+        sink_.on_frame(*frame.header, payload);
         frame.send->done(*frame.send, UCS_OK);
         happened = true;
     }
@@ -134,7 +133,7 @@ void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
     for (const LocalFrame& frame : std::exchange(local_, {})) frame.send->done(*frame.send, UCS_ERR_CANCELED);
 }
 
-void Transport::on_frame(std::span<const std::byte> header, Payload payload) {
+void Transport::on_frame(std::span<const std::byte> header, Payload& payload) {
     FrameHeader parsed;
     const char* wrong = parse_frame(header, payload.bytes(), limits_, parsed);
     // Without the key nothing in it counts, its source neither.
@@ -147,7 +146,7 @@ void Transport::on_frame(std::span<const std::byte> header, Payload payload) {
         errors_.push_back({parsed.source, false, fmt::format("it sent a malformed frame: {}", wrong)});
         return;
     }
-    sink_.on_frame(parsed, std::move(payload));
+    sink_.on_frame(parsed, payload);
 }
 
 void Transport::on_endpoint_error(uint32_t peer, const char* reason) {

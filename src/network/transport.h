@@ -22,7 +22,7 @@ class FrameSink {
   public:
     virtual ~FrameSink() = default;
     // A frame of a rank of this communicator, in itself well formed.
-    virtual void on_frame(const FrameHeader& header, Payload payload) = 0;
+    virtual void on_frame(const FrameHeader& header, Payload& payload) = 0;
     virtual void on_departure(const Departure& departure) = 0;
 };
 
@@ -44,8 +44,9 @@ class Transport : private FrameReceiver {
     // Frames to this peer had best carry so many bytes.
     uint64_t good_payload(uint32_t peer) const;
 
-    // Fills in who sends, and the key; `send.header` must be `header`.
-    void send(uint32_t peer, FrameHeader& header, Send& send);
+    // Fills in who sends, and the key; `send.header` must be `header`. UCS_INPROGRESS: `send.done` will be called.
+    // Everything else is how it has ended, and nothing will be called.
+    ucs_status_t send(uint32_t peer, FrameHeader& header, Send& send);
 
     // Hands what came to the sink, completes what was sent. True if something happened.
     bool progress();
@@ -65,7 +66,7 @@ class Transport : private FrameReceiver {
         FrameHeader* header;
         Send* send;
     };
-    void on_frame(std::span<const std::byte> header, Payload payload) override;
+    void on_frame(std::span<const std::byte> header, Payload& payload) override;
     void on_endpoint_error(uint32_t peer, const char* reason) override;
     void depart(const Departure& departure);
     UcxWorker& worker_of(uint32_t peer) { return is_near_[peer] ? *near_ : *far_; }

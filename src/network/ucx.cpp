@@ -152,6 +152,15 @@ void Payload::fetch(std::byte* target, Done done, void* argument) {
 UcxWorker::UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers)
     : reach_(reach), receiver_(receiver), context_(shared_context(reach)) {
     for (uint32_t rank = 0; rank < num_peers; ++rank) peers_.push_back({this, rank});
+    send_param_.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                               UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_FLAGS;
+    send_param_.memory_type = UCS_MEMORY_TYPE_HOST;
+    send_param_.cb.send = [](void* request, ucs_status_t status, void* user_data) {
+        ucx().ucp_request_free(request);
+        auto& finished = *static_cast<Send*>(user_data);
+        --finished.worker->under_way_;
+        finished.done(finished, status);
+    };
     ucp_worker_params_t params = {};
     params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
@@ -201,30 +210,18 @@ void UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
     require(status == UCS_OK, ncclSystemError, "UCX cannot reach rank {}: {}", peer, ucx().ucs_status_string(status));
 }
 
-void UcxWorker::send(uint32_t peer, Send& send) {
+ucs_status_t UcxWorker::send(uint32_t peer, Send& send) {
     // While endpoints are being ended, what is cancelled makes room for more.
-    if (peers_[peer].endpoint == nullptr) return send.done(send, UCS_ERR_CANCELED);
-    ucp_request_param_t param = {};
-    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
-    param.user_data = &send;
-    if (send.arrives_whole) {
-        param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
-        param.flags = UCP_AM_SEND_FLAG_EAGER;
-    }
+    if (peers_[peer].endpoint == nullptr) return UCS_ERR_CANCELED;
     send.worker = this;
-    param.cb.send = [](void* request, ucs_status_t status, void* user_data) {
-        ucx().ucp_request_free(request);
-        auto& finished = *static_cast<Send*>(user_data);
-        --finished.worker->under_way_;
-        finished.done(finished, status);
-    };
+    send_param_.user_data = &send;
+    send_param_.flags = send.arrives_whole ? UCP_AM_SEND_FLAG_EAGER : 0;
+    ucs_status_ptr_t request = send_(peers_[peer].endpoint, kMessageId, send.header.data(), send.header.size(),
+                                     send.bytes.data(), send.bytes.size(), &send_param_);
+    if (request == nullptr) return UCS_OK;
+    if (UCS_PTR_IS_ERR(request)) return UCS_PTR_STATUS(request);
     ++under_way_;
-    ucs_status_ptr_t request = ucx().ucp_am_send_nbx(peers_[peer].endpoint, kMessageId, send.header.data(),
-                                                     send.header.size(), send.bytes.data(), send.bytes.size(), &param);
-    if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will come
-    --under_way_;
-    send.done(send, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
+    return UCS_INPROGRESS;
 }
 
 // True if all ended in time.
@@ -292,7 +289,7 @@ ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header
         Payload payload(&worker, can_stay ? data : nullptr, elsewhere ? nullptr : static_cast<const std::byte*>(data),
                         bytes);
         payload.noticed_ = can_stay ? &taken : nullptr;
-        worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, std::move(payload));
+        worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, payload);
     }
     return taken ? UCS_INPROGRESS : UCS_OK;
 }

@@ -80,13 +80,13 @@ class Payload {
 class FrameReceiver {
   public:
     virtual ~FrameReceiver() = default;
-    virtual void on_frame(std::span<const std::byte> header, Payload payload) = 0;
+    virtual void on_frame(std::span<const std::byte> header, Payload& payload) = 0;
     virtual void on_endpoint_error(uint32_t peer, const char* reason) = 0;
 };
 
 struct Send {
     using Done = void (*)(Send& send, ucs_status_t status);
-    std::span<const std::byte> header;  // stays in place until done is called
+    std::span<const std::byte> header;  // stays in place until it has ended
     std::span<const std::byte> bytes;
     Done done;
     UcxWorker* worker;           // for whoever sends it
@@ -103,7 +103,8 @@ class UcxWorker {
     std::vector<std::byte> address() const;
     bool sends_by_reference() const { return context_->sends_by_reference(); }
     void connect(uint32_t peer, std::span<const std::byte> address);
-    void send(uint32_t peer, Send& send);  // `done` is called once, perhaps before this returns
+    // UCS_INPROGRESS: `done` will be called, once. Everything else is how it has ended, and nothing will be called.
+    ucs_status_t send(uint32_t peer, Send& send);
     bool progress() { return progress_(worker_) != 0; }
 
     // Ends the endpoint to a peer that is lost; what is being sent there is cancelled, where UCX can do that.
@@ -126,6 +127,8 @@ class UcxWorker {
 
     Reach reach_;
     decltype(UcxLibrary::ucp_worker_progress) progress_ = ucx().ucp_worker_progress;
+    decltype(UcxLibrary::ucp_am_send_nbx) send_ = ucx().ucp_am_send_nbx;
+    ucp_request_param_t send_param_ = {};  // the same for all sends but for two fields
     FrameReceiver& receiver_;
     std::shared_ptr<UcxContext> context_;
     ucp_worker_h worker_ = nullptr;

@@ -156,7 +156,7 @@ class RogueRank : public FrameSink {
         sent.Send::header =
             header_bytes == sizeof(FrameHeader) ? std::as_bytes(std::span(&used, 1)) : std::span<const std::byte>(raw);
         sent.done = [](Send& send, ucs_status_t) { static_cast<Sent&>(send).is_done = true; };
-        transport_->send(0, sent.header, sent);
+        sent.is_done = transport_->send(0, sent.header, sent) != UCS_INPROGRESS;
         const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
         while (!sent.is_done && std::chrono::steady_clock::now() < end) transport_->progress();
     }
@@ -164,7 +164,7 @@ class RogueRank : public FrameSink {
     void progress() { transport_->progress(); }
 
   private:
-    void on_frame(const FrameHeader&, Payload) override {}
+    void on_frame(const FrameHeader&, Payload&) override {}
     void on_departure(const Departure&) override {}
     Listener listener_;
     std::vector<RankAddress> addresses_;
