@@ -17,9 +17,9 @@ constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's
 constexpr uint32_t kGpuSummedBytes = 8192;
 constexpr uint32_t kGpuLanes = 32;
 constexpr uint32_t kFewestPieceBytes = 4096;
-// Hopper (132 SMs) puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while
-// all others have a TPC of their own. They were a quarter slower where rows pass through rings; so others do their
-// work.
+// An H200 puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while all others
+// have a TPC of their own. They were a quarter slower where rows pass through rings; so others do their work. Elsewhere
+// it costs 8 blocks that end at once.
 constexpr uint32_t kPairedBlocks = 8;
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 

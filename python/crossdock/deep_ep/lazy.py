@@ -26,7 +26,3 @@ class LazyTuple(tuple[Any, ...]):
 
     def _made(self, item: Any) -> Any:
         return item.make(self) if isinstance(item, Later) else item
-
-    def raw(self) -> Iterator[Any]:
-        """The items without making any."""
-        return super().__iter__()

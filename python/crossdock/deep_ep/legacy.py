@@ -332,29 +332,7 @@ class Buffer:
         Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8.
         """
         low_latency, is_split = self._low_latency(), bool(return_recv_hook)
-        if async_finish:
-            _expect_one(is_split)
-            made, event = self._open().turns.run(
-                x.device,
-                lambda: low_latency.dispatch(
-                    x,
-                    topk_idx,
-                    num_max_dispatch_tokens_per_rank,
-                    num_experts,
-                    use_fp8,
-                    round_scale,
-                    use_ue8m0,
-                    cumulative_local_expert_recv_stats,
-                    dispatch_wait_recv_cost_stats,
-                    False,
-                ),
-                [x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats],
-                lambda made: [*(made[0] if isinstance(made[0], tuple) else made[:1]), made[1]],
-                None,
-                True,
-            )
-            return *made[:3], event, None
-        recv_x, counts, handle, finish = low_latency.dispatch(
+        arguments = (
             x,
             topk_idx,
             num_max_dispatch_tokens_per_rank,
@@ -364,8 +342,19 @@ class Buffer:
             use_ue8m0,
             cumulative_local_expert_recv_stats,
             dispatch_wait_recv_cost_stats,
-            is_split,
         )
+        if async_finish:
+            _expect_one(is_split)
+            made, event = self._open().turns.run(
+                x.device,
+                lambda: low_latency.dispatch(*arguments, False),
+                [x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats],
+                lambda made: [*(made[0] if isinstance(made[0], tuple) else made[:1]), made[1]],
+                None,
+                True,
+            )
+            return *made[:3], event, None
+        recv_x, counts, handle, finish = low_latency.dispatch(*arguments, is_split)
         return recv_x, counts, handle, EventOverlap(), finish and _on_this_stream(x, finish)
 
     def low_latency_combine(

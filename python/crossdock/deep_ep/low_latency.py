@@ -170,9 +170,8 @@ class LowLatency:
         is_split: bool,
     ) -> tuple[Any, torch.Tensor, LowLatencyHandle, Finish | None]:
         """(recv_x, recv_count, handle, the receive half if is_split)."""
-        form: Form | None = self._forms.find(
-            x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
-        )
+        key = x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
+        form: Form | None = self._forms.find(*key)
         if form is None:
             arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
             _check_dispatch(*arguments, self.ranks.size)
@@ -180,9 +179,7 @@ class LowLatency:
             _check_statistics(statistics, "cumulative_local_expert_recv_stats", shapes, torch.int32)
             check_waiting(waiting, "dispatch_wait_recv_cost_stats", self.ranks.size)
             form = self._form_of(*arguments)
-            self._forms.keep(
-                form, x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
-            )
+            self._forms.keep(form, *key)
         if form.pool.is_cpu:
             check_values(topk_idx, num_experts)
         trip = Trip(form, topk_idx)
