@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_checks_a2sgd import averaged_tensors, averaging_hook, averaging_optimizer
 
 import crossdock as ep
 import crossdock.torch as ept
@@ -262,6 +263,9 @@ CHECKS: list[Callable[[Comm, Comm], None]] = [
     recipes,
     compiled,
     arrays_and_streams,
+    averaged_tensors,
+    averaging_optimizer,
+    averaging_hook,
     process_group_of_torch,
     objects_of_nccl4py,
 ]
