@@ -15,8 +15,8 @@ namespace crossdock {
 namespace {
 
 constexpr size_t kControlOffset = align_up(sizeof(A2sgdState), 16);
-constexpr int kGpuWarps = 8;         // of a block
-constexpr int kGpuBlocksPerSm = 8;   // those that are resident, and their successors
+constexpr int kGpuWarps = 4;         // of a block
+constexpr int kGpuBlocksPerSm = 16;  // those that are resident, and their successors
 constexpr uint64_t kRacyBlocks = 2;  // the deterministic world: several blocks and warps, for their interleavings
 constexpr int kRacyWarps = 3;
 
