@@ -93,11 +93,11 @@ class Ctx {
         ptx::store_relaxed_system(word, value);
     }
     // Announces bytes whose stores this thread has awaited (RowStage::wait_stores): they have left, but not arrived.
-    // The release waits until they have, and with them all that the GPU has under way. Weaker ways were tried: with a
-    // relaxed store, alone or behind the fence of asynchronous copies for global memory, rows were seen to come after
-    // their flags.
+    // The release waits until they have, and with them all that the GPU has under way. It needs the fence of
+    // asynchronous copies for global memory, which waits for nothing; that for all memory waits for the device. A
+    // relaxed store behind either was tried: rows were seen to come after their flags.
     CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
-        ptx::fence_proxy_async();
+        ptx::fence_proxy_async_global();
         ptx::store_release_system(word, value);
     }
     // Announces that what earlier kernels of this stream have read may be overwritten. Their loads have their values,
@@ -133,8 +133,8 @@ class Ctx {
     // Bytes whose stores this thread has awaited (RowStage::wait_stores) come before all words that it stores from now
     // on (with store_entered_system).
     CROSSDOCK_DEVICE void fence_landed() const {
-        ptx::fence_proxy_async();
-        __threadfence_system();
+        ptx::fence_proxy_async_global();
+        ptx::fence_system();
     }
     // What was read by ordinary loads comes before global memory is read by asynchronous copies.
     CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async_global(); }

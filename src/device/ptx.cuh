@@ -75,6 +75,9 @@ __device__ __forceinline__ uint32_t add_acq_rel_device(uint32_t* address, uint32
     return before;
 }
 
+// Releases and acquires; not the sequentially consistent fence, which takes longer.
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
 // Orders the generic proxy (ordinary loads and stores) with the async proxy (bulk copies), both ways.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
@@ -132,7 +135,7 @@ __device__ __forceinline__ void let_next_kernel_start() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// ---- mbarrier: counts the bytes of asynchronous loads ----
+// ---- mbarrier: counts arrivals, and the bytes of asynchronous loads ----
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -151,6 +154,21 @@ __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint64_t* barrier, 
                  : "memory");
 }
 
+// Releases what the block's threads that wait for the phase acquire.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, uint32_t times) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times) : "memory");
+}
+
+__device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+// The same, but the thread may sleep for a while first.
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done;
     asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
