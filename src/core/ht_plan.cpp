@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "device/sum_rows.h"
 #include "kernels/ht/update.h"
 #include "runtime/runtime.h"
 
@@ -14,7 +15,13 @@ constexpr uint32_t kMostWarps = 20;  // of a block: with more they would have to
 constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
-constexpr uint32_t kGpuSummedBytes = 8192;
+constexpr uint32_t kGpuSummers = 7;
+constexpr uint32_t kGpuSenders = 5;  // of sums
+constexpr uint32_t kGpuMostSharedStages = 32;
+constexpr uint32_t kSimulatedSummers = 2;  // few of each, and fewer stages than rows have terms
+constexpr uint32_t kSimulatedSenders = 2;
+constexpr uint32_t kSimulatedSharedStages = 3;
+constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
 constexpr uint32_t kGpuLanes = 32;
 constexpr uint32_t kFewestPieceBytes = 4096;
 // An H200 puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while all others
@@ -31,6 +38,12 @@ HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
     HtCrew crew = gpu;
     if (world != World::kCuda) {
         crew = {warps, warps, std::min(gpu.labellers, 1u), gpu.producer_stages, gpu.consumer_stages, gpu.chunk_bytes};
+    }
+    if (gpu.summers > 0 && world == World::kDeterministic) {
+        crew.summers = kSimulatedSummers;
+        crew.producers = 2 + kSimulatedSummers + kSimulatedSenders;
+    } else if (gpu.summers > 0 && world != World::kCuda) {
+        crew.producer_stages = 1;  // one warp does it all
     }
     if (!group.config().has_several_domains()) return crew;
     crew.crossers = crossers * warps;
@@ -61,7 +74,18 @@ HtSlots slots_of_labels(const HtCommon& common) {
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
 
+// As many as there is room for behind `bytes`.
+uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_bytes, uint64_t bytes) {
+    if (crew.summers == 0) return 0;
+    const bool is_gpu = group.communicator().world() == World::kCuda;
+    const uint64_t free =
+        group.runtime().max_shared_bytes() - std::min<uint64_t>(bytes, group.runtime().max_shared_bytes());
+    return static_cast<uint32_t>(
+        std::clamp<uint64_t>(free / stage_bytes, 1, is_gpu ? kGpuMostSharedStages : kSimulatedSharedStages));
+}
+
 // With as many warps as their stages fit, of at most those wanted; of senders and receivers in about the same relation.
+// A pipeline takes what stages there is room for.
 HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint32_t tail_bytes, const char* what) {
     HtShared shared{};
     const auto compute = [&] {
@@ -73,15 +97,19 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
         at = align_up(at + uint64_t{shared.plan_bytes} * crew.warps(), 16);
         shared.unflagged = static_cast<uint32_t>(at);
         const uint32_t lanes = group.communicator().world() == World::kCuda ? kGpuLanes : 1;
-        at = align_up(at + uint64_t{8} * kFlagBatch * lanes * crew.producers, 128);
+        at = align_up(at + uint64_t{8} * kFlagBatch * lanes * crew.producers, 16);
+        shared.plan_heads = static_cast<uint32_t>(at);
+        at = align_up(at + (crew.summers > 0 ? kSumPlanHeadBytes : 0), 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.stage_bytes =
             static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes + tail_bytes, 128));
+        crew.shared_stages = shared_stages(group, crew, shared.stage_bytes, at);
         const uint64_t bytes = at + uint64_t{shared.stage_bytes} * crew.stages();
         shared.bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX));
         return shared.bytes;
     };
-    while (compute() > group.runtime().max_shared_bytes() && (crew.producers > 1 || crew.consumers > 1)) {
+    while (compute() > group.runtime().max_shared_bytes() && crew.summers == 0 &&
+           (crew.producers > 1 || crew.consumers > 1)) {
         const bool sheds_receivers = crew.consumer_stages > 0 && crew.consumers > 2 * crew.producers;
         --(sheds_receivers || crew.producers == 1 ? crew.consumers : crew.producers);
     }
@@ -91,11 +119,38 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
     return shared;
 }
 
-// Of a row in one trip through a stage: equal parts of at most that size. CPUs: all of it.
-uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
-    if (group.communicator().world() != World::kCuda || row_bytes <= most) return row_bytes;
+// Of a row in equal parts of at most that size.
+uint32_t part_bytes(uint32_t row_bytes, uint32_t most) {
+    if (row_bytes <= most) return row_bytes;
     const uint32_t parts = (row_bytes + most - 1) / most;
     return static_cast<uint32_t>(align_up((row_bytes + parts - 1) / parts, 16));
+}
+
+// Of a row in one trip through a stage. CPUs: all of it.
+uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
+    return group.communicator().world() == World::kCuda ? part_bytes(row_bytes, most) : row_bytes;
+}
+
+// A sender must not come to a part's barrier before the part that had it before is summed: it has seen a part of its
+// own last row summed, so all parts from there on must have a stage each.
+void limit_senders(HtCrew& crew, uint32_t row_bytes) {
+    if (crew.summers == 0) return;
+    const uint32_t parts = (row_bytes + crew.chunk_bytes - 1) / crew.chunk_bytes;
+    for (; crew.senders() > 1 && (crew.senders() - 1) * parts >= crew.shared_stages; ++crew.consumers) --crew.producers;
+}
+
+// One summer more where rows fit their stages only then.
+HtCrew summing_crew(const Group& group, uint32_t row_bytes, uint32_t labellers) {
+    const bool fits_then = row_bytes > kGpuSummers * kSummedBytes && row_bytes <= (kGpuSummers + 1) * kSummedBytes;
+    const uint32_t summers = kGpuSummers + (fits_then ? 1 : 0);
+    const uint32_t producers = 2 + summers + kGpuSenders;
+    HtCrew crew{producers, kMostWarps - producers - labellers, labellers, 0, 0, row_bytes};
+    crew.summers = summers;
+    crew = crew_for(group, crew, 0);
+    if (crew.summers == 0) return crew;
+    crew.chunk_bytes = std::max(16u, part_bytes(row_bytes, crew.summers * kSummedBytes));
+    crew.summed_bytes = (crew.chunk_bytes / 16 + crew.summers - 1) / crew.summers * 16;
+    return crew;
 }
 
 LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, const HtShared& shared,
@@ -143,11 +198,11 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     const uint32_t labellers = args.with_weights ? 2 : 0;
     const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
     // Where home ranks read the rows themselves, only those without windows are sent theirs.
-    args.crew = crew_for(group,
-                         common.has_windows    ? HtCrew{1, 19 - labellers, labellers, 2, 0, chunk(kGpuChunkBytes)}
-                         : common.expert_major ? HtCrew{14, 6 - labellers, labellers, 1, 0, chunk(kGpuSummedBytes)}
-                                               : HtCrew{8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)},
-                         0);  // rows cross on their way home when they are summed
+    // Between domains rows cross on their way home when they are summed.
+    args.crew = common.expert_major ? summing_crew(group, args.row_bytes, labellers)
+                : common.has_windows
+                    ? crew_for(group, {1, 19 - labellers, labellers, 2, 0, chunk(kGpuChunkBytes)}, 0)
+                    : crew_for(group, {8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)}, 0);
     // A token's sum has the whole row of a rank that is lost meanwhile, or nothing of it.
     const bool is_cut = group.communicator().world() == World::kCuda && !group.config().masking;
     args.piece_bytes =
@@ -155,6 +210,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     args.piece_bytes = std::max(args.piece_bytes, 16u);
     args.pieces = std::max(1u, (args.row_bytes + args.piece_bytes - 1) / args.piece_bytes);
     args.shared = lay_out(group, common, args.crew, 0, "combine");
+    limit_senders(args.crew, args.row_bytes);
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }
 

@@ -37,7 +37,6 @@ struct PointerTerms {
     CROSSDOCK_DEVICE float weight(uint32_t) const { return 1.0f; }
 };
 
-#if defined(__CUDACC__)
 template <DType kDType>
 CROSSDOCK_DEVICE void add_weighted(const Bytes16& part, float weight, float (&sums)[16 / dtype_bytes(kDType)]) {
     constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
@@ -50,13 +49,16 @@ CROSSDOCK_DEVICE void add_weighted(const Bytes16& part, float weight, float (&su
 
 template <DType kDType>
 CROSSDOCK_DEVICE uint64_t packed_word(const float* values) {
-    if constexpr (kDType == DType::kF32) {
-        return uint64_t{bits_of(values[1])} << 32 | bits_of(values[0]);
-    } else if constexpr (kDType == DType::kBf16) {
+#if defined(__CUDACC__)
+    if constexpr (kDType == DType::kBf16)
         return uint64_t{ptx::bf16_pair_of(values[2], values[3])} << 32 | ptx::bf16_pair_of(values[0], values[1]);
-    } else {
+    if constexpr (kDType == DType::kF16)
         return uint64_t{ptx::f16_pair_of(values[2], values[3])} << 32 | ptx::f16_pair_of(values[0], values[1]);
-    }
+#endif
+    uint64_t word = 0;
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < 8 / dtype_bytes(kDType); ++i) word |= packed_element<kDType>(values[i], i);
+    return word;
 }
 
 template <DType kDType>
@@ -64,6 +66,41 @@ CROSSDOCK_DEVICE Bytes16 packed_sums(const float (&sums)[16 / dtype_bytes(kDType
     return {packed_word<kDType>(sums), packed_word<kDType>(sums + 8 / dtype_bytes(kDType))};
 }
 
+// A warp's part of a sum of rows, which come one after the other.
+template <DType kDType>
+class PartSum {
+  public:
+    static constexpr uint32_t kMostBytes = 2048;
+
+    // bytes: a multiple of 16, the same for all rows.
+    CROSSDOCK_DEVICE void add(const Ctx& ctx, const std::byte* part, uint32_t bytes) {
+        Bytes16 words[kVectors];  // all under way before the first is added
+        CROSSDOCK_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v) {
+            const uint32_t at = place(ctx, v);
+            words[v] = at < bytes ? *reinterpret_cast<const Bytes16*>(part + at) : Bytes16{};
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v) add_weighted<kDType>(words[v], 1.0f, sums_[v]);
+    }
+    CROSSDOCK_DEVICE void store(const Ctx& ctx, std::byte* part, uint32_t bytes) const {
+        CROSSDOCK_UNROLL
+        for (uint32_t v = 0; v < kVectors; ++v) {
+            const uint32_t at = place(ctx, v);
+            if (at < bytes) *reinterpret_cast<Bytes16*>(part + at) = packed_sums<kDType>(sums_[v]);
+        }
+    }
+
+  private:
+    static constexpr uint32_t kVectors = kMostBytes / (16 * kLanes);  // of a lane
+    CROSSDOCK_DEVICE static uint32_t place(const Ctx& ctx, uint32_t v) {
+        return (v * kLanes + static_cast<uint32_t>(ctx.lane())) * 16;
+    }
+
+    float sums_[kVectors][16 / dtype_bytes(kDType)] = {};
+};
+
+#if defined(__CUDACC__)
 // At most kRows rows: all of their parts are under way before the first is added.
 template <DType kDType, uint32_t kRows, uint32_t kVectors, typename Terms>
 CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Terms& terms, uint32_t begin, uint32_t end, std::byte* out) {

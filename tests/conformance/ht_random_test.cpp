@@ -117,6 +117,25 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
     });
 }
 
+// Rows that go through stages in one part (with a GPU's summers or one more), and in several of which the last is
+// shorter; with more terms than there are stages.
+TEST(HtRandom, LongRowsMatchTheReference) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const size_t hidden : {size_t{8192}, size_t{10'264}}) {
+            HtProblem problem;
+            problem.num_ranks = ranks_or(2);
+            problem.num_experts = 20 * problem.num_ranks;
+            problem.max_tokens = 3;
+            problem.num_topk = 17;
+            problem.hidden = problem.combine_hidden = hidden;
+            problem.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
+            problem.budget = problem.most_rows();
+            problem.seed = hidden;
+            expect_clean(spec, problem.num_ranks, std::nullopt, three_trips(rerouted(problem, hidden + 1), false));
+        }
+    });
+}
+
 // The shape that high throughput is for, with fewer tokens: hidden 7168 in bf16, top-8 of 256 experts, 8 ranks.
 TEST(HtRandom, ADeepSeekStepMatchesTheReference) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {

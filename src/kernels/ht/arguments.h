@@ -163,12 +163,14 @@ struct HtShared {
     uint32_t plans;       // [warps][plan_bytes] HtPlan
     uint32_t plan_bytes;  // of a warp
     uint32_t unflagged;   // u64 [warps][kFlagBatch][lanes]: packets whose flags are still to be raised
-    uint32_t stages;      // [stages][stage_bytes]: those of the first warp, of the second, ...
+    uint32_t plan_heads;  // of a pipeline (sum_pipeline.h)
+    uint32_t stages;      // [stages][stage_bytes]: those of the first warp, of the second, ...; those of a pipeline
     uint32_t stage_bytes;
     uint32_t bytes;
 };
 
 inline constexpr uint32_t kFlagBatch = 4;
+inline constexpr uint32_t kSumPlanHeadBytes = 96;
 
 struct HtCrew {
     uint32_t producers;  // the block's first warps send rows, the next ones receive them, the last ones see to weights
@@ -179,12 +181,17 @@ struct HtCrew {
     uint32_t chunk_bytes;     // of a row in one trip through a stage
     uint32_t crossers = 0;    // several domains, the last warps: these send to other domains,
     uint32_t forwarders = 0;  // and these pass on what comes from there, or sum what goes there
+    uint32_t summers = 0;  // where producers make a pipeline (sum_pipeline.h): a planner, a loader, so many of these,
+                           // and senders
+    uint32_t summed_bytes = 0;   // of a part, by one of them
+    uint32_t shared_stages = 0;  // of the pipeline
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const {
         return producers + consumers + labellers + crossers + forwarders;
     }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t senders() const { return producers - 2 - summers; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
-        return producers * producer_stages + consumers * consumer_stages;
+        return producers * producer_stages + consumers * consumer_stages + shared_stages;
     }
 };
 

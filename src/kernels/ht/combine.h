@@ -6,7 +6,7 @@
 
 #include "device/row_copy.h"
 #include "kernels/ht/combine_cross.h"
-#include "kernels/ht/combine_send.h"
+#include "kernels/ht/sum_pipeline.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
@@ -181,7 +181,12 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
 template <DType kDType>
 CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     const HtCommon& c = args.common;
-    init_stages(ctx, args.crew, args.shared);
+    const bool is_pipeline = args.crew.summers > 0;
+    if (is_pipeline) {
+        SumPipeline<kDType>::init(ctx, args);
+    } else {
+        init_stages(ctx, args.crew, args.shared);
+    }
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kCombineBegin);
     const Operation operation = begin_operation(ctx, c);
@@ -193,7 +198,9 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     if (!runs) {
         // Nothing is sent, read or awaited.
     } else if (warp < crew.producers) {
-        if (c.expert_major) {
+        if (is_pipeline) {
+            SumPipeline<kDType>(ctx, args, operation).run(ctx, warp);
+        } else if (kLanes == 1 && c.expert_major) {
             SumReturner<kDType>(ctx, args, operation).run(ctx);
         } else {
             RowReturner(ctx, args, operation).run(ctx);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/sum_rows.h"
+#include "kernels/ht/flag_batch.h"
 #include "kernels/ht/labels.h"
 #include "kernels/ht/row_batches.h"
 
@@ -61,6 +62,19 @@ class Returns {
     const Operation& operation_;
     FlagBatch batch_;
 };
+
+// How many rows this block returns, expert-major. One warp.
+CROSSDOCK_DEVICE uint32_t num_returned_rows(const Ctx& ctx, const HtCombineArgs& args) {
+    const HtCommon& c = args.common;
+    uint32_t num = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t peer = static_cast<uint32_t>(ctx.lane()); peer < c.arena.num_ranks; peer += kLanes) {
+        if (peer_states(ctx, args.shared)[peer] != kEntered) continue;
+        const int source = static_cast<int>(peer);
+        num += num_received(c, source, token_share(c, source, static_cast<uint32_t>(ctx.block_idx())));
+    }
+    return static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(num)));
+}
 
 CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& args) {
     return {static_cast<uint32_t>(ctx.warp_idx()), args.crew.producers, false, false, args.token_rows};

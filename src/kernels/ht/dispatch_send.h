@@ -6,6 +6,7 @@
 // for what comes earlier in that order. So there is always somebody who can go on, however small the rings are.
 #pragma once
 
+#include "kernels/ht/flag_batch.h"
 #include "kernels/ht/labels.h"
 
 namespace crossdock {

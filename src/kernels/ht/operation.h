@@ -265,6 +265,16 @@ CROSSDOCK_DEVICE ReceivedRow received_row(const HtCommon& c, int source, uint32_
     return {true, number, number - marked_before(masks, firsts, share.first)};
 }
 
+// How many rows come of a share of a source's tokens.
+CROSSDOCK_DEVICE uint32_t num_received(const HtCommon& c, int source, const Share& share) {
+    if (share.size() == 0) return 0;
+    const uint32_t* masks = c.tables.masks + static_cast<uint32_t>(source) * c.tables.chunks;
+    const uint32_t* firsts = c.tables.firsts + static_cast<uint32_t>(source) * c.tables.chunks;
+    const uint32_t last = share.end - 1;
+    const uint32_t is_marked = masks[last / kChunkTokens] >> last % kChunkTokens & 1;
+    return marked_before(masks, firsts, last) + is_marked - marked_before(masks, firsts, share.first);
+}
+
 // Flat rows beyond the receiver's budget do not travel; both sides know. Expert-major rows do, since one of their slots
 // may lie within it.
 CROSSDOCK_DEVICE bool travels(const HtCommon& c, uint32_t row_number) {
@@ -315,8 +325,10 @@ struct HtPlan {
         return static_cast<uint32_t>(align_up(16 * uint64_t{topk} + (sizeof(PlannedRow) + 4 * topk) * rows, 16));
     }
     CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk) {
-        std::byte* memory =
-            ctx.shared_memory() + shared.plans + shared.plan_bytes * static_cast<uint32_t>(ctx.warp_idx());
+        return of_warp(ctx, shared, topk, static_cast<uint32_t>(ctx.warp_idx()));
+    }
+    CROSSDOCK_DEVICE static HtPlan of_warp(const Ctx& ctx, const HtShared& shared, uint32_t topk, uint32_t warp) {
+        std::byte* memory = ctx.shared_memory() + shared.plans + shared.plan_bytes * warp;
         uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
         PlannedRow* batch = reinterpret_cast<PlannedRow*>(memory + uint64_t{16} * topk);
         return {reinterpret_cast<const std::byte**>(memory), words, words + topk, batch,
@@ -449,42 +461,6 @@ CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtCrew& crew, const HtSh
     for (uint32_t i = 0; is_leader(ctx) && i < stages; ++i) stage_of_warp(ctx, crew, shared, i).init();
     RowStage::initialised();
 }
-
-// Flags of packets, raised some at a time: what it costs to know that rows have landed is paid once for all of them.
-// Every lane has its own packets; all lanes come along.
-class FlagBatch {
-  public:
-    CROSSDOCK_DEVICE FlagBatch(const Ctx& ctx, const HtShared& shared)
-        : packets_(reinterpret_cast<uint64_t*>(ctx.shared_memory() + shared.unflagged) +
-                   static_cast<uint32_t>(ctx.warp_idx()) * kFlagBatch * kLanes + static_cast<uint32_t>(ctx.lane())) {}
-
-    // The lane's latest group of stores is that packet's; home: to which the row returns, or the dispatch's receiver.
-    CROSSDOCK_DEVICE void add(int home, uint32_t packet) {
-        packets_[num_++ * kLanes] = uint64_t{static_cast<uint32_t>(home)} << 32 | packet;
-    }
-    CROSSDOCK_DEVICE bool is_full() const { return num_ == kFlagBatch; }
-
-    CROSSDOCK_DEVICE void flush(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t slots) {
-        if (num_ > 0) {
-            RowStage::wait_stores(ctx);
-            ctx.fence_landed();
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < num_; ++i) {
-                const uint32_t packet = static_cast<uint32_t>(packets_[i * kLanes]);
-                const int home = static_cast<int>(packets_[i * kLanes] >> 32);
-                const Ring ring = Ring::of(c, c.offsets.rows, agent_of(c, home), lane_of(c, home, c.rank),
-                                           static_cast<uint32_t>(ctx.block_idx()));
-                ctx.store_entered_system(ring.flags + packet % slots, pack_word(operation.epoch, packet));
-            }
-            num_ = 0;
-        }
-        ctx.warp_sync();
-    }
-
-  private:
-    uint64_t* packets_;
-    uint32_t num_ = 0;
-};
 
 }  // namespace CROSSDOCK_WORLD
 }  // namespace crossdock

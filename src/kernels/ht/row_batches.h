@@ -30,7 +30,10 @@ class RowBatches {
 
     // Null: there are no more. It stays as long as peek shows another one, else until next is called again.
     CROSSDOCK_DEVICE const PlannedRow* next(const Ctx& ctx) {
-        if (at_ == num_) look_up(ctx);
+        if (at_ == num_) {
+            num_ = look_up(ctx, plan_);
+            at_ = 0;
+        }
         return at_ < num_ ? &plan_.batch[at_++] : nullptr;
     }
     // What next will give, if that is known already.
@@ -41,13 +44,13 @@ class RowBatches {
         return plan_.batch_slots + static_cast<uint32_t>(&row - plan_.batch) * c_.topk;
     }
 
-  private:
-    CROSSDOCK_DEVICE void look_up(const Ctx& ctx) {
+    // Instead of next: as many rows as are looked up at once, into a plan. Returns how many; 0: there are no more.
+    CROSSDOCK_DEVICE uint32_t look_up(const Ctx& ctx, const HtPlan& plan) {
         const uint32_t most = planned_rows(c_.topk) < kLanes ? planned_rows(c_.topk) : kLanes;
         const uint32_t num_ranks = c_.arena.num_ranks;
-        at_ = num_ = 0;
+        uint32_t num = 0;
         CROSSDOCK_ROLLED
-        while (num_ == 0 && sequence_.first + entry_ / num_ranks * sequence_.stride < end_) {
+        while (num == 0 && sequence_.first + entry_ / num_ranks * sequence_.stride < end_) {
             ctx.warp_sync();
             const uint32_t lane = static_cast<uint32_t>(ctx.lane());
             PlannedRow row{};
@@ -55,17 +58,19 @@ class RowBatches {
             const uint32_t at = sequence_.first + (entry_ + lane) / num_ranks * sequence_.stride;
             if (lane < most && at < end_) exists = find(at, (entry_ + lane) % num_ranks, row);
             const uint32_t place = static_cast<uint32_t>(ctx.warp_sum_before(exists ? 1 : 0));
-            num_ = static_cast<uint32_t>(ctx.warp_sum(exists ? 1 : 0));
+            num = static_cast<uint32_t>(ctx.warp_sum(exists ? 1 : 0));
             if (exists) {
                 row.num_slots = list_slots(c_, static_cast<int>(row.peer), row.chunk, row.bit, row.number,
-                                           sequence_.limit, plan_.batch_slots + place * c_.topk);
-                plan_.batch[place] = row;
+                                           sequence_.limit, plan.batch_slots + place * c_.topk);
+                plan.batch[place] = row;
             }
             entry_ += most;
         }
         ctx.warp_sync();
+        return num;
     }
 
+  private:
     CROSSDOCK_DEVICE bool find(uint32_t at, uint32_t n, PlannedRow& planned) const {
         const uint32_t num_ranks = c_.arena.num_ranks;
         planned.peer = (static_cast<uint32_t>(c_.rank) + (sequence_.descends ? num_ranks - n : n)) % num_ranks;

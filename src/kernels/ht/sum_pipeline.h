@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// High-throughput combine, expert-major: a block's sums of rows that go home, made by a pipeline of its producers. The
+// first one, the planner, looks up where rows lie. The second, the loader, has them fetched into stages, one after the
+// other. Summers add up the terms of each row, each its own bytes of all of them, and leave the sum in the stage of the
+// last term. Senders take turns at sending it home.
+//
+// A row of one term passes as it is: its home adds it to 0 like all others.
+#pragma once
+
+#include "device/block_barrier.h"
+#include "kernels/ht/combine_send.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// The head of a stage. Rows go through stages in parts, each of one or more terms. Terms take stages in turn. What is
+// known of part n lies in the head of stage n, in turn, too: parts have at least one term, so what the loader
+// overwrites when it has a stage for part n is of a part that has been sent.
+struct SumStageHead {
+    std::byte of_row_stage[32];
+    BlockBarrierPlace loaded;  // the term is there
+    BlockBarrierPlace free;    // summers have added it, or its sender has sent what it was the last term of
+    BlockBarrierPlace summed;  // the part is
+    PlannedRow row;            // of the part
+    uint32_t last_stage;       // of its terms
+};
+static_assert(sizeof(SumStageHead) <= kStageHeadBytes);
+
+// Of the plans of the block's first two warps, which planner and loader use in turn.
+struct SumPlanHead {
+    BlockBarrierPlace planned;
+    BlockBarrierPlace used;  // its rows have been loaded
+    uint32_t num_rows;       // 0: there are no more
+};
+static_assert(2 * sizeof(SumPlanHead) <= kSumPlanHeadBytes);
+
+// Takes the stages of a block in turn.
+class StageTurn {
+  public:
+    CROSSDOCK_DEVICE StageTurn(const Ctx& ctx, const HtCombineArgs& args)
+        : first_(ctx.shared_memory() + args.shared.stages),
+          stage_bytes_(args.shared.stage_bytes),
+          end_(args.crew.shared_stages * args.shared.stage_bytes) {}
+
+    CROSSDOCK_DEVICE SumStageHead& head() const { return *reinterpret_cast<SumStageHead*>(first_ + at_); }
+    CROSSDOCK_DEVICE SumStageHead& head_at(uint32_t at) const { return *reinterpret_cast<SumStageHead*>(first_ + at); }
+    CROSSDOCK_DEVICE RowStage stage_at(uint32_t at) const { return RowStage(first_ + at); }
+    CROSSDOCK_DEVICE std::byte* data() const { return first_ + at_ + kStageHeadBytes; }
+
+    CROSSDOCK_DEVICE uint32_t at() const { return at_; }        // bytes from the first stage
+    CROSSDOCK_DEVICE uint32_t round() const { return round_; }  // how often the stage has been taken before
+    // Where one ends up that is so many turns, fewer than there are stages, further.
+    CROSSDOCK_DEVICE uint32_t at_after(uint32_t turns) const {
+        const uint32_t at = at_ + turns * stage_bytes_;
+        return at < end_ ? at : at - end_;
+    }
+    CROSSDOCK_DEVICE void advance(uint32_t turns = 1) {
+        at_ += turns * stage_bytes_;
+        if (at_ < end_) return;
+        at_ -= end_;
+        ++round_;
+    }
+
+  private:
+    std::byte* first_;
+    uint32_t stage_bytes_;
+    uint32_t end_;
+    uint32_t at_ = 0;
+    uint32_t round_ = 0;
+};
+
+template <DType kDType>
+class SumPipeline {
+  public:
+    // Followed by a barrier of the block.
+    CROSSDOCK_DEVICE static void init(const Ctx& ctx, const HtCombineArgs& args) {
+        StageTurn turn(ctx, args);
+        CROSSDOCK_ROLLED
+        for (; thread_idx(ctx) == 0 && turn.round() == 0; turn.advance()) {
+            turn.stage_at(turn.at()).init();
+            BlockBarrier(turn.head().loaded).init(1);
+            BlockBarrier(turn.head().free).init(args.crew.summers);
+            BlockBarrier(turn.head().summed).init(args.crew.summers);
+        }
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; thread_idx(ctx) == 0 && i < 2; ++i) {
+            BlockBarrier(plan_head(ctx, args, i).planned).init(1);
+            BlockBarrier(plan_head(ctx, args, i).used).init(1);
+        }
+        RowStage::initialised();
+    }
+
+    CROSSDOCK_DEVICE SumPipeline(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
+        : args_(args),
+          operation_(operation),
+          num_parts_((args.row_bytes + args.crew.chunk_bytes - 1) / args.crew.chunk_bytes),
+          part_(ctx, args),
+          term_(ctx, args) {}
+
+    // warp: among the block's producers.
+    CROSSDOCK_DEVICE void run(const Ctx& ctx, uint32_t warp) {
+        const uint32_t summers = args_.crew.summers;
+        if (warp == 0) return plan_all(ctx);
+        if (warp == 1) return load_all(ctx);
+        const uint32_t num_rows = num_returned_rows(ctx, args_);
+        if (warp < 2 + summers) {
+            sum_all(ctx, num_rows, (warp - 2) * args_.crew.summed_bytes);
+        } else {
+            send_all(ctx, num_rows, warp - 2 - summers, args_.crew.senders());
+        }
+    }
+
+  private:
+    CROSSDOCK_DEVICE uint32_t part_bytes(uint32_t i) const {
+        const uint32_t left = args_.row_bytes - i * args_.crew.chunk_bytes;
+        return left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+    }
+
+    CROSSDOCK_DEVICE static SumPlanHead& plan_head(const Ctx& ctx, const HtCombineArgs& args, uint32_t n) {
+        return reinterpret_cast<SumPlanHead*>(ctx.shared_memory() + args.shared.plan_heads)[n % 2];
+    }
+    CROSSDOCK_DEVICE HtPlan plan(const Ctx& ctx, uint32_t n) const {
+        return HtPlan::of_warp(ctx, args_.shared, args_.common.topk, n % 2);
+    }
+
+    CROSSDOCK_DEVICE void plan_all(const Ctx& ctx) const {
+        RowBatches rows(ctx, args_.common, args_.shared, {0, 1, false, false, args_.token_rows});
+        uint32_t num = 1;
+        CROSSDOCK_ROLLED
+        for (uint32_t n = 0; num > 0; ++n) {
+            SumPlanHead& head = plan_head(ctx, args_, n);
+            ctx.enter(Phase::kCombineStage);
+            BlockBarrier(head.used).wait_for_turn(ctx, n / 2);
+            ctx.enter(Phase::kCombineSlot);
+            num = rows.look_up(ctx, plan(ctx, n));
+            if (!is_leader(ctx)) continue;
+            head.num_rows = num;
+            BlockBarrier(head.planned).arrive(ctx);
+        }
+    }
+
+    // One lane does it all. Where nothing else bounds a block, this one does: so there is little in its loop.
+    CROSSDOCK_DEVICE void load_all(const Ctx& ctx) {
+        CROSSDOCK_ROLLED
+        for (uint32_t n = 0; is_leader(ctx); ++n) {
+            SumPlanHead& head = plan_head(ctx, args_, n);
+            ctx.enter(Phase::kCombineSlot);
+            BlockBarrier(head.planned).wait(ctx, n / 2);
+            ctx.enter(Phase::kCombineStage);
+            const HtPlan rows = plan(ctx, n);
+            const uint32_t num = head.num_rows;
+            CROSSDOCK_ROLLED
+            for (uint32_t row = 0; row < num; ++row) {
+                CROSSDOCK_ROLLED
+                for (uint32_t i = 0; i < num_parts_; ++i, part_.advance())
+                    load(ctx, rows.batch[row], rows.batch_slots + row * args_.common.topk, i);
+            }
+            if (num == 0) break;
+            BlockBarrier(head.used).arrive(ctx);
+        }
+        ctx.warp_sync();
+    }
+
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, const uint32_t* slots, uint32_t i) {
+        const uint32_t terms = row.num_slots;
+        const uint32_t row_bytes = args_.row_bytes;
+        const uint32_t bytes = part_bytes(i);
+        const std::byte* source = args_.tokens + i * args_.crew.chunk_bytes;
+        uint32_t slot = slots[0];
+        BlockBarrier(term_.head().free).wait_for_turn(ctx, term_.round());
+        part_.head().row = row;
+        part_.head().last_stage = last_stage(terms);
+        if (terms == 0) {
+            BlockBarrier(term_.head().loaded).arrive(ctx);
+            term_.advance();
+            return;
+        }
+        CROSSDOCK_ROLLED
+        for (uint32_t n = 1;; ++n) {
+            const BlockBarrier loaded(term_.head().loaded);
+            loaded.arrive_with_load(ctx, term_.data(), source + uint64_t{slot} * row_bytes, bytes);
+            term_.advance();
+            if (n == terms) return;
+            slot = slots[n];
+            BlockBarrier(term_.head().free).wait_for_turn(ctx, term_.round());
+        }
+    }
+
+    // Of a part whose first term takes the next stage.
+    CROSSDOCK_DEVICE uint32_t last_stage(uint32_t terms) const {
+        uint32_t turns = terms > 1 ? terms - 1 : 0;
+        CROSSDOCK_ROLLED
+        for (; turns >= args_.crew.shared_stages; turns -= args_.crew.shared_stages) {
+        }
+        return term_.at_after(turns);
+    }
+
+    CROSSDOCK_DEVICE void sum_all(const Ctx& ctx, uint32_t num_rows, uint32_t first) {
+        CROSSDOCK_ROLLED
+        for (uint32_t row = 0; row < num_rows; ++row) {
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < num_parts_; ++i, part_.advance(), term_.advance()) {
+                const uint32_t left = first < part_bytes(i) ? part_bytes(i) - first : 0;
+                sum(ctx, first, left < args_.crew.summed_bytes ? left : args_.crew.summed_bytes);
+            }
+        }
+    }
+
+    // A part's bytes [first, first + bytes).
+    CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t first, uint32_t bytes) {
+        wait_loaded(ctx);
+        const uint32_t terms = part_.head().row.num_slots;
+        if (terms != 1) {
+            PartSum<kDType> result;
+            CROSSDOCK_ROLLED
+            for (uint32_t n = 1; n < terms; ++n) {
+                result.add(ctx, term_.data() + first, bytes);
+                ctx.warp_sync();
+                if (is_leader(ctx)) BlockBarrier(term_.head().free).arrive(ctx);
+                term_.advance();
+                wait_loaded(ctx);
+            }
+            if (terms > 0) result.add(ctx, term_.data() + first, bytes);
+            result.store(ctx, term_.data() + first, bytes);
+            term_.stage_at(term_.at()).filled();
+        }
+        ctx.warp_sync();
+        if (is_leader(ctx)) BlockBarrier(part_.head().summed).arrive(ctx);
+    }
+
+    CROSSDOCK_DEVICE void wait_loaded(const Ctx& ctx) {
+        ctx.enter(Phase::kCombineStage);
+        BlockBarrier(term_.head().loaded).wait(ctx, term_.round());
+        ctx.enter(Phase::kCombineSum);
+    }
+
+    // Before a sender waits it announces what it has sent: somebody may wait for that before others can go on.
+    CROSSDOCK_DEVICE void send_all(const Ctx& ctx, uint32_t num_rows, uint32_t sender, uint32_t senders) {
+        Returns returns(ctx, args_, operation_);
+        part_.advance(sender * num_parts_);
+        CROSSDOCK_ROLLED
+        for (uint32_t n = sender; n < num_rows; n += senders, part_.advance((senders - 1) * num_parts_)) {
+            PlannedRow row{};
+            bool may_send = false;
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < num_parts_; ++i, part_.advance()) {
+                ctx.enter(Phase::kCombineStage);
+                const BlockBarrier summed(part_.head().summed);
+                if (!ctx.warp_all(summed.is_over(part_.round()))) returns.flush(ctx);
+                summed.wait(ctx, part_.round());
+                row = part_.head().row;
+                const uint32_t last_stage = part_.head().last_stage;
+                ctx.warp_sync();  // all lanes have read what the loader may overwrite from now on
+                if (i == 0) may_send = returns.wait_for_slot(ctx, row);
+                ctx.enter(Phase::kCombineStore);
+                if (is_leader(ctx)) {
+                    const RowStage from = part_.stage_at(last_stage);
+                    std::byte* const packet = returns.packet_of(ctx, row) + i * args_.crew.chunk_bytes;
+                    if (may_send) from.store(ctx, packet, 0, part_bytes(i), true);
+                    RowStage::end_group(ctx);
+                    from.wait_reusable(ctx);
+                    BlockBarrier(part_.head_at(last_stage).free).arrive(ctx, args_.crew.summers);
+                }
+                ctx.warp_sync();
+            }
+            if (may_send) returns.add(ctx, row);
+        }
+        returns.flush(ctx);
+        RowStage::wait_stores(ctx);
+    }
+
+    const HtCombineArgs& args_;
+    const Operation& operation_;
+    uint32_t num_parts_;
+    StageTurn part_;
+    StageTurn term_;
+};
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
