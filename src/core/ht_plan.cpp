@@ -131,8 +131,8 @@ uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
     return group.communicator().world() == World::kCuda ? part_bytes(row_bytes, most) : row_bytes;
 }
 
-// A sender must not come to a part's barrier before the part that had it before is summed: it has seen a part of its
-// own last row summed, so all parts from there on must have a stage each.
+// A sender must not come to a part's barrier before the part that had it before is summed: it has seen the last part of
+// its own last row summed, so all parts from there on must have a stage each.
 void limit_senders(HtCrew& crew, uint32_t row_bytes) {
     if (crew.summers == 0) return;
     const uint32_t parts = (row_bytes + crew.chunk_bytes - 1) / crew.chunk_bytes;
@@ -197,8 +197,8 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? 2 : 0;
     const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
-    // Where home ranks read the rows themselves, only those without windows are sent theirs.
-    // Between domains rows cross on their way home when they are summed.
+    // In windows home ranks read flat rows themselves: only those without windows are sent theirs. Between domains rows
+    // cross on their way home when they are summed.
     args.crew = common.expert_major ? summing_crew(group, args.row_bytes, labellers)
                 : common.has_windows
                     ? crew_for(group, {1, 19 - labellers, labellers, 2, 0, chunk(kGpuChunkBytes)}, 0)

@@ -131,10 +131,10 @@ class Ctx {
     }
     CROSSDOCK_DEVICE void fence_system() const { __threadfence_system(); }
     // Bytes whose stores this thread has awaited (RowStage::wait_stores) come before all words that it stores from now
-    // on (with store_entered_system).
+    // on (with store_entered_system), and before its puts.
     CROSSDOCK_DEVICE void fence_landed() const {
         ptx::fence_proxy_async_global();
-        ptx::fence_system();
+        ptx::fence_acq_rel_system();
     }
     // What was read by ordinary loads comes before global memory is read by asynchronous copies.
     CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async_global(); }

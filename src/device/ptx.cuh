@@ -76,17 +76,15 @@ __device__ __forceinline__ uint32_t add_acq_rel_device(uint32_t* address, uint32
 }
 
 // Releases and acquires; not the sequentially consistent fence, which takes longer.
-__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-// Orders the generic proxy (ordinary loads and stores) with the async proxy (bulk copies), both ways.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
-// The same for the block's shared memory alone, which does not wait until the device sees what this thread has written.
+// Orders the generic proxy (ordinary loads and stores) with the async proxy (bulk copies), both ways, for the block's
+// shared memory. (For all memory it would wait until the device sees what this thread has written.)
 __device__ __forceinline__ void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// And for global memory alone.
+// And for global memory.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ uint64_t global_timer_ns() {

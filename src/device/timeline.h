@@ -52,8 +52,8 @@ enum class Phase : uint32_t {
     kDispatchLabels,   // all of a labeller's
     kDispatchEnd,      // waits for its stores and the block
     kCombineBegin,
-    kCombineSlot,    // looks a row to be returned up, waits for its credit
-    kCombineStage,   // waits for a stage
+    kCombineSlot,    // looks rows to be returned up, waits for that or for a row's credit
+    kCombineStage,   // waits for a stage, or for what comes into it
     kCombineSum,     // sums expert-major rows into it
     kCombineStore,   // loads flat rows; sends a stage home
     kCombineRows,    // looks a token's rows up, waits for them

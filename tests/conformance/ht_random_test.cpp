@@ -117,11 +117,11 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
     });
 }
 
-// Rows that go through stages in one part (with a GPU's summers or one more), and in several of which the last is
-// shorter; with more terms than there are stages.
+// Rows that go through stages in one part (on GPUs also with one more summer) and in several, of which the last may be
+// shorter; with several senders and with one; with more terms than there are stages.
 TEST(HtRandom, LongRowsMatchTheReference) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
-        for (const size_t hidden : {size_t{8192}, size_t{10'264}}) {
+        for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{8192}, size_t{10'264}, size_t{32'768}}) {
             HtProblem problem;
             problem.num_ranks = ranks_or(2);
             problem.num_experts = 20 * problem.num_ranks;

@@ -138,7 +138,7 @@ class RowReturner {
     bool is_begun_ = false;  // the load that comes next, as the leader knows
 };
 
-// Expert-major: the rows of a token are summed into a stage, and the sum goes home.
+// Expert-major, where a CPU's one warp does it all: the rows of a token are summed into a stage, and the sum goes home.
 template <DType kDType>
 class SumReturner {
   public:

@@ -13,9 +13,9 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// The head of a stage. Rows go through stages in parts, each of one or more terms. Terms take stages in turn. What is
-// known of part n lies in the head of stage n, in turn, too: parts have at least one term, so what the loader
-// overwrites when it has a stage for part n is of a part that has been sent.
+// The head of a stage. Rows go through stages in parts, each of some terms. Terms take stages in turn. What is known of
+// part n lies in the head of stage n, in turn, too: parts take at least one stage, so what the loader overwrites when
+// it has one for part n is of a part that has been sent.
 struct SumStageHead {
     std::byte of_row_stage[32];
     BlockBarrierPlace loaded;  // the term is there
@@ -54,6 +54,7 @@ class StageTurn {
         const uint32_t at = at_ + turns * stage_bytes_;
         return at < end_ ? at : at - end_;
     }
+    // By at most as many turns as there are stages.
     CROSSDOCK_DEVICE void advance(uint32_t turns = 1) {
         at_ += turns * stage_bytes_;
         if (at_ < end_) return;
@@ -215,7 +216,7 @@ class SumPipeline {
             CROSSDOCK_ROLLED
             for (uint32_t n = 1; n < terms; ++n) {
                 result.add(ctx, term_.data() + first, bytes);
-                ctx.warp_sync();
+                ctx.warp_sync();  // all lanes have their values: the next copy into the stage needs no fence
                 if (is_leader(ctx)) BlockBarrier(term_.head().free).arrive(ctx);
                 term_.advance();
                 wait_loaded(ctx);
