@@ -108,9 +108,11 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
         shared.bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX));
         return shared.bytes;
     };
+    const HtCrew wanted = crew;
     while (compute() > group.runtime().max_shared_bytes() && crew.summers == 0 &&
            (crew.producers > 1 || crew.consumers > 1)) {
-        const bool sheds_receivers = crew.consumer_stages > 0 && crew.consumers > 2 * crew.producers;
+        const bool sheds_receivers = crew.consumer_stages > 0 && crew.consumers > 1 &&
+                                     crew.consumers * wanted.producers > crew.producers * wanted.consumers;
         --(sheds_receivers || crew.producers == 1 ? crew.consumers : crew.producers);
     }
     require(shared.bytes <= group.runtime().max_shared_bytes(), ncclInvalidArgument,
@@ -185,8 +187,14 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
-    // Rows that go straight to their places are not received, but for those of ranks without windows.
-    args.crew = crew_for(group, common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk} : HtCrew{4, 11, 4, 1, 1, chunk}, 1);
+    // Rows that go straight to their places are not received, but for those of ranks without windows. Otherwise own
+    // rows are placed by who sends, so with one peer there is less to receive than to send.
+    const bool is_pair = common.arena.num_ranks <= 2;
+    args.crew = crew_for(group,
+                         common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk}
+                         : is_pair          ? HtCrew{10, 4, 4, 1, 1, chunk}
+                                            : HtCrew{7, 7, 4, 1, 1, chunk},
+                         1);
     args.shared = lay_out(group, common, args.crew, args.scale_bytes, "dispatch");
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }

@@ -15,7 +15,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c);
-    wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared));
+    wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), true);
     if (!block_goes_on(ctx, c)) return;
     const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());

@@ -98,13 +98,12 @@ class RowForwarder {
         const uint32_t row_bytes = args_.row_bytes;
         if (is_leader(ctx)) count_rows(ctx, c.reach, peer, 1, uint64_t{row_bytes} + args_.scale_bytes);
         if (peer_states(ctx, args_.shared)[peer] == kDirect) {
-            const bool is_own = peer == c.rank;
-            if (is_own && number >= args_.token_rows) return true;
-            copy(ctx, packet,
-                 is_own ? args_.out_tokens + number * row_bytes : args_.token_windows.at(peer, number * row_bytes),
-                 args_.scale_bytes == 0 ? nullptr
-                 : is_own               ? args_.out_scales + number * args_.scale_bytes
-                                        : args_.scale_windows.at(peer, number * args_.scale_bytes));
+            if (peer == c.rank) {
+                place_own(ctx, home, token, static_cast<uint32_t>(number), packet);
+            } else {
+                copy(ctx, packet, args_.token_windows.at(peer, number * row_bytes),
+                     args_.scale_bytes == 0 ? nullptr : args_.scale_windows.at(peer, number * args_.scale_bytes));
+            }
             return true;
         }
         const Ring ring = Ring::of(c, c.offsets.rows, peer, home, channel_);
@@ -119,6 +118,25 @@ class RowForwarder {
             ctx.store_release_system(ring.flags + row.packet % args_.rows.num, pack_word(operation_.epoch, row.packet));
         ctx.warp_sync();
         return true;
+    }
+
+    // To its places in this rank's tensors.
+    CROSSDOCK_DEVICE void place_own(const Ctx& ctx, int home, uint32_t token, uint32_t number,
+                                    const std::byte* packet) const {
+        const HtCommon& c = args_.common;
+        uint32_t* const slots = HtPlan::of_warp(ctx, args_.shared, c.topk).slots;
+        uint32_t num = 0;
+        if (is_leader(ctx))
+            num = list_slots(c, home, token / kChunkTokens, token % kChunkTokens, number, args_.token_rows, slots);
+        ctx.warp_sync();
+        num = ctx.warp_broadcast(num);
+        copy_row(ctx, packet, args_.row_bytes, num,
+                 [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; });
+        if (args_.scale_bytes > 0) {
+            copy_row(ctx, packet + args_.row_bytes, args_.scale_bytes, num,
+                     [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
+        }
+        wait_row_copies(ctx);
     }
 
     CROSSDOCK_DEVICE void copy(const Ctx& ctx, const std::byte* packet, std::byte* row, std::byte* scales) const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput dispatch, send half: a warp takes a token, loads its row once, and stores it to every rank that hosts
-// one of its experts: straight into the receiver's tensors where those are windows, else into a packet of its ring.
+// one of its experts: straight to its places where those are this rank's own or the receiver's tensors are windows,
+// else into a packet of the receiver's ring.
 //
 // Whoever waits in here, and in the other three halves, works in the order of tokens within its channel, and waits only
 // for what comes earlier in that order. So there is always somebody who can go on, however small the rings are.
@@ -28,12 +29,14 @@ struct SendStep {
     }
 };
 
-// Where a lane's peer wants the row.
+// Where a lane's peer wants the row: at each of some places from there on. This rank's own are the slots of the warp's
+// plan, others have the place 0 alone.
 struct Target {
-    bool exists;
+    uint32_t num_places;
     bool is_direct;
+    bool is_own;
     uint32_t packet;
-    std::byte* row;
+    std::byte* rows;
     std::byte* scales;
 };
 
@@ -45,6 +48,7 @@ class RowSender {
           channel_(static_cast<uint32_t>(ctx.block_idx())),
           share_(Share::of(args.common.tables.routing->num_tokens, channel_, args.common.channels)),
           claims_(are_all_direct(ctx, args.common, args.shared)),
+          slots_(HtPlan::of_warp(ctx, args.shared, args.common.topk).slots),
           batch_(ctx, args.shared) {
         // A handle over another's memory may be told of fewer tokens.
         const uint32_t routed = args.common.tables.routing->num_tokens;
@@ -71,14 +75,17 @@ class RowSender {
             ctx.enter(Phase::kDispatchLoad);
             from.wait_loaded(ctx, round / args_.crew.producer_stages);
             ctx.enter(Phase::kDispatchStore);
-            if (target.exists) {
-                from.store(ctx, target.row + step.first, 0, step.bytes(args_), !target.is_direct);
+            CROSSDOCK_ROLLED
+            for (uint32_t i = 0; i < target.num_places; ++i) {
+                const uint64_t place = target.is_own ? slots_[i] : 0;
+                from.store(ctx, target.rows + place * args_.row_bytes + step.first, 0, step.bytes(args_),
+                           !target.is_direct);
                 if (args_.scale_bytes > 0 && step.is_last(args_))
-                    from.store(ctx, target.scales, step.bytes(args_), args_.scale_bytes);
+                    from.store(ctx, target.scales + place * args_.scale_bytes, step.bytes(args_), args_.scale_bytes);
             }
             RowStage::end_group(ctx);
             if (step.is_last(args_)) {
-                if (target.exists && !target.is_direct) batch_.add(peer_of(ctx, step), target.packet);
+                if (target.num_places > 0 && !target.is_direct) batch_.add(peer_of(ctx, step), target.packet);
                 if (ctx.warp_any(batch_.is_full())) flush(ctx);
             }
             step = next;
@@ -124,36 +131,42 @@ class RowSender {
         const int rank = peer_of(ctx, step);
         const uint32_t peer = static_cast<uint32_t>(rank);
         Target target{};
+        bool exists = false;
         bool must_wait = false;
         uint32_t number = 0;
         if (rank < end_near(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
             const SentRow sent = sent_row(c, rank, step.token, share_);
             number = c.tables.bases[peer] + sent.number;
-            target.exists = sent.exists && travels(c, number);
+            exists = sent.exists && travels(c, number);
             target.is_direct = peer_states(ctx, args_.shared)[peer] == kDirect;
             target.packet = sent.packet;
-            must_wait = target.exists && !target.is_direct &&
+            must_wait = exists && !target.is_direct &&
                         !has_credit(ctx, c, c.offsets.rows, operation_, peer, channel_, sent.packet, args_.rows.num);
         }
         if (ctx.warp_any(must_wait)) flush(ctx);
-        if (!target.exists) return target;
+        if (!exists) return target;
         count_rows(ctx, c.reach, rank, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
+        target.is_own = target.is_direct && rank == c.rank;
+        if (target.is_own) {
+            target.num_places = list_slots(c, rank, step.token / kChunkTokens, step.token % kChunkTokens, number,
+                                           args_.token_rows, slots_);
+            target.rows = args_.out_tokens;
+            target.scales = args_.out_scales;
+            return target;
+        }
+        target.num_places = 1;
         if (target.is_direct) {
-            const bool is_own = rank == c.rank;
-            const uint64_t row_at = uint64_t{number} * args_.row_bytes;
-            const uint64_t scales_at = uint64_t{number} * args_.scale_bytes;
-            target.exists = !is_own || number < args_.token_rows;
-            target.row = is_own ? args_.out_tokens + row_at : args_.token_windows.at(rank, row_at);
+            target.rows = args_.token_windows.at(rank, uint64_t{number} * args_.row_bytes);
             if (args_.scale_bytes > 0)
-                target.scales = is_own ? args_.out_scales + scales_at : args_.scale_windows.at(rank, scales_at);
+                target.scales = args_.scale_windows.at(rank, uint64_t{number} * args_.scale_bytes);
             return target;
         }
         if (!wait_credit(ctx, c, c.offsets.rows, operation_, rank, peer, channel_, target.packet, args_.rows.num))
             return {};
         const Ring ring = Ring::of(c, c.offsets.rows, rank, c.rank, channel_);
         note_packet_written(ctx, c, c.offsets.rows, operation_, rank, ring, target.packet, args_.rows.num);
-        target.row = ring.packets + uint64_t{target.packet % args_.rows.num} * args_.rows.stride;
-        target.scales = target.row + args_.row_bytes;
+        target.rows = ring.packets + uint64_t{target.packet % args_.rows.num} * args_.rows.stride;
+        target.scales = target.rows + args_.row_bytes;
         return target;
     }
 
@@ -162,6 +175,7 @@ class RowSender {
     uint32_t channel_;
     Share share_;  // of the own tokens
     bool claims_;  // tokens are taken one by one by whoever is free
+    uint32_t* slots_;
     uint32_t end_;
     FlagBatch batch_;
 };

@@ -55,9 +55,10 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
     return operation;
 }
 
-// The peer's state once it has entered this operation: then its words, rings and windows may be written. The calling
-// lane.
-CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer) {
+// The peer's state once it has entered this operation: then its words, rings and windows may be written. own_is_direct:
+// what this rank has for itself passes no ring. The calling lane.
+CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
+                                       bool own_is_direct) {
     if (!is_active(ctx, c.scope, peer) || has_failed(ctx, c.scope)) return kAbsent;
     const uint64_t* word = entered_word(c, operation, c.rank, peer);
     uint64_t seen = 0;
@@ -69,7 +70,7 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
         },
         [&](uint64_t epoch) { return epoch == operation.epoch; });
     if (!came) return kAbsent;
-    const bool is_direct = peer == c.rank ? !c.expert_major : c.has_windows && word_payload(seen) == kDirect;
+    const bool is_direct = peer == c.rank ? own_is_direct : c.has_windows && word_payload(seen) == kDirect;
     return is_direct ? kDirect : kEntered;
 }
 
@@ -84,7 +85,8 @@ CROSSDOCK_DEVICE bool wait_far(const Ctx& ctx, const HtCommon& c, const Operatio
 
 // The same for all peers at once, into shared memory. How rows of a far home go inside this domain is a matter between
 // its agent and this rank. Ends with a barrier of the block.
-CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers) {
+CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers,
+                                       bool own_is_direct) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
@@ -94,7 +96,7 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
                     ? kEntered
                     : kAbsent;
         } else {
-            peers[peer] = wait_entered(ctx, c, operation, peer);
+            peers[peer] = wait_entered(ctx, c, operation, peer, own_is_direct);
         }
     }
     ctx.block_sync();

@@ -85,7 +85,7 @@ class SumPipeline {
         }
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; thread_idx(ctx) == 0 && i < 2; ++i) {
-            BlockBarrier(plan_head(ctx, args, i).planned).init(1);
+            BlockBarrier(plan_head(ctx, args, i).planned).init(uint32_t{kLanes});
             BlockBarrier(plan_head(ctx, args, i).used).init(1);
         }
         RowStage::initialised();
@@ -134,9 +134,8 @@ class SumPipeline {
             BlockBarrier(head.used).wait_for_turn(ctx, n / 2);
             ctx.enter(Phase::kCombineSlot);
             num = rows.look_up(ctx, plan(ctx, n));
-            if (!is_leader(ctx)) continue;
-            head.num_rows = num;
-            BlockBarrier(head.planned).arrive(ctx);
+            if (is_leader(ctx)) head.num_rows = num;
+            BlockBarrier(head.planned).arrive(ctx);  // every lane, for what it has written
         }
     }
 

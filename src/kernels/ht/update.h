@@ -356,7 +356,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     ctx.wait_for_previous_kernels();
     const UpdateShared shared = UpdateShared::of(ctx, c);
     const Operation operation = begin_operation(ctx, c);
-    wait_all_entered(ctx, c, operation, shared.peers);
+    wait_all_entered(ctx, c, operation, shared.peers, true);
 
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); ctx.block_idx() == 0 && peer < num_ranks; peer += num_threads(ctx)) {
