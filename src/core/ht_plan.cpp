@@ -16,14 +16,14 @@ constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
 constexpr uint32_t kGpuSummers = 7;
-constexpr uint32_t kGpuSenders = 5;  // of sums
+constexpr uint32_t kGpuSenders = 5;     // of sums that go home
+constexpr uint32_t kGpuOwnSenders = 3;  // of sums of own tokens
 constexpr uint32_t kGpuMostSharedStages = 32;
 constexpr uint32_t kSimulatedSummers = 2;  // few of each, and fewer stages than rows have terms
 constexpr uint32_t kSimulatedSenders = 2;
 constexpr uint32_t kSimulatedSharedStages = 3;
 constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
 constexpr uint32_t kGpuLanes = 32;
-constexpr uint32_t kFewestPieceBytes = 4096;
 // An H200 puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while all others
 // have a TPC of their own. They were a quarter slower where rows pass through rings; so others do their work. Elsewhere
 // it costs 8 blocks that end at once.
@@ -41,9 +41,11 @@ HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
     }
     if (gpu.summers > 0 && world == World::kDeterministic) {
         crew.summers = kSimulatedSummers;
-        crew.producers = 2 + kSimulatedSummers + kSimulatedSenders;
+        crew.senders = kSimulatedSenders;
+        if (gpu.producers == gpu.pipeline()) crew.producers = crew.pipeline();
+        crew.consumers = std::max(crew.consumers, crew.pipeline() - crew.producers);
     } else if (gpu.summers > 0 && world != World::kCuda) {
-        crew.producer_stages = 1;  // one warp does it all
+        crew.producer_stages = std::max(gpu.producer_stages, 1u);  // one warp does it all
     }
     if (!group.config().has_several_domains()) return crew;
     crew.crossers = crossers * warps;
@@ -74,14 +76,15 @@ HtSlots slots_of_labels(const HtCommon& common) {
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
 
-// As many as there is room for behind `bytes`.
+// As many as there is room for behind `bytes`, and as the warps have of their own.
 uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_bytes, uint64_t bytes) {
     if (crew.summers == 0) return 0;
     const bool is_gpu = group.communicator().world() == World::kCuda;
     const uint64_t free =
         group.runtime().max_shared_bytes() - std::min<uint64_t>(bytes, group.runtime().max_shared_bytes());
-    return static_cast<uint32_t>(
+    const uint32_t stages = static_cast<uint32_t>(
         std::clamp<uint64_t>(free / stage_bytes, 1, is_gpu ? kGpuMostSharedStages : kSimulatedSharedStages));
+    return std::max(stages, crew.producers * crew.producer_stages);
 }
 
 // With as many warps as their stages fit, of at most those wanted; of senders and receivers in about the same relation.
@@ -99,7 +102,10 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
         const uint32_t lanes = group.communicator().world() == World::kCuda ? kGpuLanes : 1;
         at = align_up(at + uint64_t{8} * kFlagBatch * lanes * crew.producers, 16);
         shared.plan_heads = static_cast<uint32_t>(at);
-        at = align_up(at + (crew.summers > 0 ? kSumPlanHeadBytes : 0), 128);
+        at = align_up(at + (crew.summers > 0 ? kSumPlanHeadBytes : 0), 16);
+        shared.plan_terms = static_cast<uint32_t>(at);
+        const uint32_t planned = 2 * planned_rows(common.topk) * common.topk;
+        at = align_up(at + (crew.summers > 0 ? sizeof(void*) * planned : 0), 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.stage_bytes =
             static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes + tail_bytes, 128));
@@ -138,20 +144,54 @@ uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
 void limit_senders(HtCrew& crew, uint32_t row_bytes) {
     if (crew.summers == 0) return;
     const uint32_t parts = (row_bytes + crew.chunk_bytes - 1) / crew.chunk_bytes;
-    for (; crew.senders() > 1 && (crew.senders() - 1) * parts >= crew.shared_stages; ++crew.consumers) --crew.producers;
+    const bool are_producers = crew.producers == crew.pipeline();
+    while (crew.senders > 1 && (crew.senders - 1) * parts >= crew.shared_stages) {
+        --crew.senders;
+        if (are_producers) --crew.producers, ++crew.consumers;
+    }
 }
 
-// One summer more where rows fit their stages only then.
-HtCrew summing_crew(const Group& group, uint32_t row_bytes, uint32_t labellers) {
+// One more where rows fit their stages only then.
+uint32_t summers_for(uint32_t row_bytes) {
     const bool fits_then = row_bytes > kGpuSummers * kSummedBytes && row_bytes <= (kGpuSummers + 1) * kSummedBytes;
-    const uint32_t summers = kGpuSummers + (fits_then ? 1 : 0);
-    const uint32_t producers = 2 + summers + kGpuSenders;
-    HtCrew crew{producers, kMostWarps - producers - labellers, labellers, 0, 0, row_bytes};
-    crew.summers = summers;
-    crew = crew_for(group, crew, 0);
-    if (crew.summers == 0) return crew;
+    return kGpuSummers + (fits_then ? 1 : 0);
+}
+
+void divide_rows(HtCrew& crew, uint32_t row_bytes) {
+    if (crew.summers == 0) return;
     crew.chunk_bytes = std::max(16u, part_bytes(row_bytes, crew.summers * kSummedBytes));
     crew.summed_bytes = (crew.chunk_bytes / 16 + crew.summers - 1) / crew.summers * 16;
+}
+
+// Expert-major: sums go home.
+HtCrew summing_crew(const Group& group, uint32_t row_bytes, uint32_t labellers) {
+    HtCrew crew{};
+    crew.summers = summers_for(row_bytes);
+    crew.senders = kGpuSenders;
+    crew.producers = crew.pipeline();
+    crew.consumers = kMostWarps - crew.producers - labellers;
+    crew.labellers = labellers;
+    crew.chunk_bytes = row_bytes;
+    crew = crew_for(group, crew, 0);
+    if (crew.summers > 0) crew.senders = crew.producers - 2 - crew.summers;
+    divide_rows(crew, row_bytes);
+    return crew;
+}
+
+// Flat rows in windows: home ranks read them themselves, by a pipeline if all rows lie so; only homes without windows
+// are sent theirs.
+HtCrew reading_crew(const Group& group, uint32_t row_bytes, bool with_weights) {
+    HtCrew crew{};
+    crew.summers = summers_for(row_bytes);
+    crew.senders = kGpuOwnSenders;
+    crew.producers = 1;
+    crew.producer_stages = 2;
+    crew.labellers = with_weights ? kMostWarps - crew.pipeline() : 0;
+    crew.consumers = kMostWarps - crew.producers - crew.labellers;
+    crew.chunk_bytes = chunk_bytes(group, row_bytes, kGpuChunkBytes);
+    if (group.config().has_several_domains()) crew.summers = 0;
+    crew = crew_for(group, crew, 0);
+    divide_rows(crew, row_bytes);
     return crew;
 }
 
@@ -161,7 +201,7 @@ LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, c
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
     const bool is_gpu = group.communicator().world() == World::kCuda;
     const uint32_t sms = static_cast<uint32_t>(group.runtime().num_sms());
-    if (is_gpu && is_alone && !common.has_windows && common.channels + kPairedBlocks <= sms)
+    if (is_gpu && is_alone && (!common.has_windows || crew.summers > 0) && common.channels + kPairedBlocks <= sms)
         common.unused_blocks = kPairedBlocks;
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
@@ -204,19 +244,11 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     args.rows = slots_of_rows(common, args.row_bytes, common.expert_major);
     args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? 2 : 0;
-    const auto chunk = [&](uint32_t most) { return chunk_bytes(group, args.row_bytes, most); };
-    // In windows home ranks read flat rows themselves: only those without windows are sent theirs. Between domains rows
-    // cross on their way home when they are summed.
-    args.crew = common.expert_major ? summing_crew(group, args.row_bytes, labellers)
-                : common.has_windows
-                    ? crew_for(group, {1, 19 - labellers, labellers, 2, 0, chunk(kGpuChunkBytes)}, 0)
-                    : crew_for(group, {8, 12 - labellers, labellers, 2, 0, chunk(kGpuReturnedBytes)}, 0);
-    // A token's sum has the whole row of a rank that is lost meanwhile, or nothing of it.
-    const bool is_cut = group.communicator().world() == World::kCuda && !group.config().masking;
-    args.piece_bytes =
-        is_cut ? std::min(args.row_bytes, std::max(kFewestPieceBytes, args.row_bytes / 2 / 16 * 16)) : args.row_bytes;
-    args.piece_bytes = std::max(args.piece_bytes, 16u);
-    args.pieces = std::max(1u, (args.row_bytes + args.piece_bytes - 1) / args.piece_bytes);
+    const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
+    // Between domains rows cross on their way home when they are summed.
+    args.crew = common.expert_major  ? summing_crew(group, args.row_bytes, labellers)
+                : common.has_windows ? reading_crew(group, args.row_bytes, args.with_weights)
+                                     : crew_for(group, {8, 12 - labellers, labellers, 2, 0, chunk}, 0);
     args.shared = lay_out(group, common, args.crew, 0, "combine");
     limit_senders(args.crew, args.row_bytes);
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);

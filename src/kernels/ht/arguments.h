@@ -164,6 +164,7 @@ struct HtShared {
     uint32_t plan_bytes;  // of a warp
     uint32_t unflagged;   // u64 [warps][kFlagBatch][lanes]: packets whose flags are still to be raised
     uint32_t plan_heads;  // of a pipeline (sum_pipeline.h)
+    uint32_t plan_terms;  // of it: [2][planned_rows][topk] places of rows
     uint32_t stages;      // [stages][stage_bytes]: those of the first warp, of the second, ...; those of a pipeline
     uint32_t stage_bytes;
     uint32_t bytes;
@@ -181,17 +182,20 @@ struct HtCrew {
     uint32_t chunk_bytes;     // of a row in one trip through a stage
     uint32_t crossers = 0;    // several domains, the last warps: these send to other domains,
     uint32_t forwarders = 0;  // and these pass on what comes from there, or sum what goes there
-    uint32_t summers = 0;  // where producers make a pipeline (sum_pipeline.h): a planner, a loader, so many of these,
-                           // and senders
-    uint32_t summed_bytes = 0;   // of a part, by one of them
-    uint32_t shared_stages = 0;  // of the pipeline
+    // The block's first warps may be a pipeline (sum_pipeline.h): a planner, a loader, so many of these. They are the
+    // producers where those send sums, and are there besides where rows in windows are summed.
+    uint32_t summers = 0;
+    uint32_t senders = 0;
+    uint32_t summed_bytes = 0;   // of a part, by a summer
+    uint32_t shared_stages = 0;  // of the pipeline, or the first ones of warps' own
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const {
         return producers + consumers + labellers + crossers + forwarders;
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t senders() const { return producers - 2 - summers; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t pipeline() const { return summers == 0 ? 0 : 2 + summers + senders; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
-        return producers * producer_stages + consumers * consumer_stages + shared_stages;
+        const uint32_t own = producers * producer_stages + consumers * consumer_stages;
+        return own > shared_stages ? own : shared_stages;
     }
 };
 
@@ -239,8 +243,6 @@ struct HtCombineArgs {
 
     std::byte* out_tokens;  // [tokens][row_bytes]
     float* out_weights;     // [tokens][topk]
-    uint32_t piece_bytes;   // of a token that a warp takes at once, where rows are read where they lie
-    uint32_t pieces;
 };
 
 }  // namespace crossdock

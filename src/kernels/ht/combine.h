@@ -61,10 +61,9 @@ struct Term {
     }
 };
 
-// Bytes [first, first + bytes) of an own token.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
-                                const Share& share, uint32_t token, uint32_t first, uint32_t bytes) {
+                                const Share& share, uint32_t token) {
     const HtCommon& c = args.common;
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const HtPlan plan = HtPlan::of_warp(ctx, args.shared, c.topk);
@@ -92,7 +91,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.warp_sync();
     ctx.enter(Phase::kCombineAdd);
     if (token < c.num_tokens) {
-        sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
+        sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType),
                          args.out_tokens + uint64_t{token} * args.row_bytes);
     }
     ctx.warp_sync();
@@ -110,29 +109,24 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.warp_sync();
 }
 
-// warp: among the `warps` of this block that receive. Rows that are read where they lie need no order: then pieces of
-// tokens are taken by whoever is free, and all warps end together.
+// warp: among the `warps` of this block that receive. Rows that are read where they lie need no order: then CPUs' warps
+// take tokens when they are free, and all end together; elsewhere there is a pipeline for them.
 template <DType kDType>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
     const uint32_t tokens = c.tables.routing->num_tokens;
     const Share own = Share::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
-    if (!kSeveralDomains && are_all_direct(ctx, c, args.shared)) {
-        CROSSDOCK_ROLLED
+    if (kLanes == 1 && !kSeveralDomains && are_all_direct(ctx, c, args.shared)) {
         for (;;) {
-            const uint32_t piece = claim_next(ctx, c, operation);
-            const uint32_t token = piece / args.pieces;
+            const uint32_t token = claim_next(ctx, c, operation);
             if (token >= tokens) return;
-            const uint32_t first = piece % args.pieces * args.piece_bytes;
-            const uint32_t left = args.row_bytes - first;
-            sum_token<kDType>(ctx, args, operation, own, token, first,
-                              left < args.piece_bytes ? left : args.piece_bytes);
+            sum_token<kDType>(ctx, args, operation, own, token);
         }
     }
     CROSSDOCK_ROLLED
     for (uint32_t token = own.first + warp; token < own.end; token += warps)
-        sum_token<kDType>(ctx, args, operation, own, token, 0, args.row_bytes);
+        sum_token<kDType>(ctx, args, operation, own, token);
 }
 
 // warp: among the `warps` of this block that see to weights.
@@ -181,8 +175,7 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
 template <DType kDType>
 CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     const HtCommon& c = args.common;
-    const bool is_pipeline = args.crew.summers > 0;
-    if (is_pipeline) {
+    if (args.crew.summers > 0) {
         SumPipeline<kDType>::init(ctx, args);
     } else {
         init_stages(ctx, args.crew, args.shared);
@@ -195,18 +188,21 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     const bool runs = block_goes_on(ctx, c);
     const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const bool all_direct = !kSeveralDomains && are_all_direct(ctx, c, args.shared);
+    const uint32_t pipeline = c.expert_major || all_direct ? crew.pipeline() : 0;
     if (!runs) {
         // Nothing is sent, read or awaited.
+    } else if (warp < pipeline) {
+        SumPipeline<kDType>(ctx, args, operation).run(ctx, warp);
     } else if (warp < crew.producers) {
-        if (is_pipeline) {
-            SumPipeline<kDType>(ctx, args, operation).run(ctx, warp);
-        } else if (kLanes == 1 && c.expert_major) {
+        if (kLanes == 1 && c.expert_major) {
             SumReturner<kDType>(ctx, args, operation).run(ctx);
         } else {
             RowReturner(ctx, args, operation).run(ctx);
         }
     } else if (warp < crew.producers + crew.consumers) {
-        sum_tokens<kDType>(ctx, args, operation, warp - crew.producers, crew.consumers);
+        if (c.expert_major || pipeline == 0)
+            sum_tokens<kDType>(ctx, args, operation, warp - crew.producers, crew.consumers);
     } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders) {
         RowGatherer<kDType>(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
     } else {

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine, expert-major: a block's sums of rows that go home, made by a pipeline of its producers. The
-// first one, the planner, looks up where rows lie. The second, the loader, has them fetched into stages, one after the
-// other. Summers add up the terms of each row, each its own bytes of all of them, and leave the sum in the stage of the
-// last term. Senders take turns at sending it home.
+// High-throughput combine: a block's sums, made by a pipeline of its warps. The first one, the planner, looks up where
+// their terms lie. The second, the loader, has them fetched into stages, one after the other. Summers add up the terms
+// of each sum, each its own bytes of all of them, and leave it in the stage of the last term. Senders take turns at
+// storing it where it belongs.
 //
-// A row of one term passes as it is: its home adds it to 0 like all others.
+// Expert-major, a sum is a row that goes home, and its terms lie in this rank's tensor. One of one term passes as it
+// is: its home adds it to 0 like all others. Flat, a sum is one of this rank's own tokens, and its terms lie in
+// windows.
 #pragma once
 
 #include "device/block_barrier.h"
+#include "kernels/ht/combine_rows.h"
 #include "kernels/ht/combine_send.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// The head of a stage. Rows go through stages in parts, each of some terms. Terms take stages in turn. What is known of
+// The head of a stage. Sums go through stages in parts, each of some terms. Terms take stages in turn. What is known of
 // part n lies in the head of stage n, in turn, too: parts take at least one stage, so what the loader overwrites when
 // it has one for part n is of a part that has been sent.
 struct SumStageHead {
@@ -21,7 +24,7 @@ struct SumStageHead {
     BlockBarrierPlace loaded;  // the term is there
     BlockBarrierPlace free;    // summers have added it, or its sender has sent what it was the last term of
     BlockBarrierPlace summed;  // the part is
-    PlannedRow row;            // of the part
+    PlannedRow row;            // of the part, with so many slots as it has terms
     uint32_t last_stage;       // of its terms
 };
 static_assert(sizeof(SumStageHead) <= kStageHeadBytes);
@@ -94,6 +97,8 @@ class SumPipeline {
     CROSSDOCK_DEVICE SumPipeline(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
         : args_(args),
           operation_(operation),
+          is_home_(!args.common.expert_major),
+          own_(own_tokens(ctx, args)),
           num_parts_((args.row_bytes + args.crew.chunk_bytes - 1) / args.crew.chunk_bytes),
           part_(ctx, args),
           term_(ctx, args) {}
@@ -103,11 +108,11 @@ class SumPipeline {
         const uint32_t summers = args_.crew.summers;
         if (warp == 0) return plan_all(ctx);
         if (warp == 1) return load_all(ctx);
-        const uint32_t num_rows = num_returned_rows(ctx, args_);
+        const uint32_t num_rows = is_home_ ? own_.size() : num_returned_rows(ctx, args_);
         if (warp < 2 + summers) {
             sum_all(ctx, num_rows, (warp - 2) * args_.crew.summed_bytes);
         } else {
-            send_all(ctx, num_rows, warp - 2 - summers, args_.crew.senders());
+            send_all(ctx, num_rows, warp - 2 - summers, args_.crew.senders);
         }
     }
 
@@ -124,6 +129,59 @@ class SumPipeline {
         return HtPlan::of_warp(ctx, args_.shared, args_.common.topk, n % 2);
     }
 
+    // Where the terms of a plan's first row lie, of its second, ...
+    CROSSDOCK_DEVICE const std::byte** terms_of_plan(const Ctx& ctx, uint32_t n) const {
+        const uint32_t topk = args_.common.topk;
+        return reinterpret_cast<const std::byte**>(ctx.shared_memory() + args_.shared.plan_terms) +
+               n % 2 * planned_rows(topk) * topk;
+    }
+
+    // Of this rank, that this block sums. A handle over another's memory may be told of fewer.
+    CROSSDOCK_DEVICE static Share own_tokens(const Ctx& ctx, const HtCombineArgs& args) {
+        const HtCommon& c = args.common;
+        Share own = token_share(c, c.rank, static_cast<uint32_t>(ctx.block_idx()));
+        if (own.end > c.num_tokens) own.end = c.num_tokens > own.first ? c.num_tokens : own.first;
+        return own;
+    }
+
+    // Returns how many rows there are. One warp, a lane a token.
+    CROSSDOCK_DEVICE uint32_t plan_own(const Ctx& ctx, uint32_t n) const {
+        const HtCommon& c = args_.common;
+        const uint32_t most = planned_rows(c.topk) < kLanes ? planned_rows(c.topk) : kLanes;
+        const uint32_t first = own_.first + n * most;
+        const uint32_t left = first < own_.end ? own_.end - first : 0;
+        const uint32_t num = left < most ? left : most;
+        const uint32_t lane = static_cast<uint32_t>(ctx.lane());
+        if (lane >= num) return num;
+        const Share share = token_share(c, c.rank, static_cast<uint32_t>(ctx.block_idx()));
+        PlannedRow row{};
+        row.number = first + lane;
+        const std::byte** const terms = terms_of_plan(ctx, n) + lane * c.topk;
+        CROSSDOCK_ROLLED
+        for (int peer = first_near(c); peer < end_near(c); ++peer) {
+            const std::byte* term = nullptr;
+            if (peer_states(ctx, args_.shared)[peer] != kAbsent)
+                find_near_row(ctx, args_, operation_, c.rank, peer, sent_row(c, peer, row.number, share), term);
+            if (term != nullptr) terms[row.num_slots++] = term;
+        }
+        plan(ctx, n).batch[lane] = row;
+        return num;
+    }
+
+    // The same for rows that go home.
+    CROSSDOCK_DEVICE uint32_t plan_returned(const Ctx& ctx, RowBatches& rows, uint32_t n) const {
+        const HtPlan to = plan(ctx, n);
+        const uint32_t topk = args_.common.topk;
+        const uint32_t num = rows.look_up(ctx, to);
+        const std::byte** const terms = terms_of_plan(ctx, n);
+        CROSSDOCK_ROLLED
+        for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < num * topk; at += kLanes) {
+            if (at % topk < to.batch[at / topk].num_slots)
+                terms[at] = args_.tokens + uint64_t{to.batch_slots[at]} * args_.row_bytes;
+        }
+        return num;
+    }
+
     CROSSDOCK_DEVICE void plan_all(const Ctx& ctx) const {
         RowBatches rows(ctx, args_.common, args_.shared, {0, 1, false, false, args_.token_rows});
         uint32_t num = 1;
@@ -133,7 +191,7 @@ class SumPipeline {
             ctx.enter(Phase::kCombineStage);
             BlockBarrier(head.used).wait_for_turn(ctx, n / 2);
             ctx.enter(Phase::kCombineSlot);
-            num = rows.look_up(ctx, plan(ctx, n));
+            num = is_home_ ? plan_own(ctx, n) : plan_returned(ctx, rows, n);
             if (is_leader(ctx)) head.num_rows = num;
             BlockBarrier(head.planned).arrive(ctx);  // every lane, for what it has written
         }
@@ -147,13 +205,14 @@ class SumPipeline {
             ctx.enter(Phase::kCombineSlot);
             BlockBarrier(head.planned).wait(ctx, n / 2);
             ctx.enter(Phase::kCombineStage);
-            const HtPlan rows = plan(ctx, n);
+            const PlannedRow* const rows = plan(ctx, n).batch;
+            const std::byte* const* const terms = terms_of_plan(ctx, n);
             const uint32_t num = head.num_rows;
             CROSSDOCK_ROLLED
             for (uint32_t row = 0; row < num; ++row) {
                 CROSSDOCK_ROLLED
                 for (uint32_t i = 0; i < num_parts_; ++i, part_.advance())
-                    load(ctx, rows.batch[row], rows.batch_slots + row * args_.common.topk, i);
+                    load(ctx, rows[row], terms + row * args_.common.topk, i);
             }
             if (num == 0) break;
             BlockBarrier(head.used).arrive(ctx);
@@ -161,16 +220,15 @@ class SumPipeline {
         ctx.warp_sync();
     }
 
-    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, const uint32_t* slots, uint32_t i) {
-        const uint32_t terms = row.num_slots;
-        const uint32_t row_bytes = args_.row_bytes;
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, const std::byte* const* terms, uint32_t i) {
+        const uint32_t num = row.num_slots;
+        const uint32_t first = i * args_.crew.chunk_bytes;
         const uint32_t bytes = part_bytes(i);
-        const std::byte* source = args_.tokens + i * args_.crew.chunk_bytes;
-        uint32_t slot = slots[0];
+        const std::byte* term = terms[0];
         BlockBarrier(term_.head().free).wait_for_turn(ctx, term_.round());
         part_.head().row = row;
-        part_.head().last_stage = last_stage(terms);
-        if (terms == 0) {
+        part_.head().last_stage = last_stage(num);
+        if (num == 0) {
             BlockBarrier(term_.head().loaded).arrive(ctx);
             term_.advance();
             return;
@@ -178,10 +236,10 @@ class SumPipeline {
         CROSSDOCK_ROLLED
         for (uint32_t n = 1;; ++n) {
             const BlockBarrier loaded(term_.head().loaded);
-            loaded.arrive_with_load(ctx, term_.data(), source + uint64_t{slot} * row_bytes, bytes);
+            loaded.arrive_with_load(ctx, term_.data(), term + first, bytes);
             term_.advance();
-            if (n == terms) return;
-            slot = slots[n];
+            if (n == num) return;
+            term = terms[n];
             BlockBarrier(term_.head().free).wait_for_turn(ctx, term_.round());
         }
     }
@@ -210,7 +268,7 @@ class SumPipeline {
     CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t first, uint32_t bytes) {
         wait_loaded(ctx);
         const uint32_t terms = part_.head().row.num_slots;
-        if (terms != 1) {
+        if (terms != 1 || is_home_) {
             PartSum<kDType> result;
             CROSSDOCK_ROLLED
             for (uint32_t n = 1; n < terms; ++n) {
@@ -251,19 +309,20 @@ class SumPipeline {
                 row = part_.head().row;
                 const uint32_t last_stage = part_.head().last_stage;
                 ctx.warp_sync();  // all lanes have read what the loader may overwrite from now on
-                if (i == 0) may_send = returns.wait_for_slot(ctx, row);
+                if (i == 0) may_send = is_home_ || returns.wait_for_slot(ctx, row);
                 ctx.enter(Phase::kCombineStore);
                 if (is_leader(ctx)) {
                     const RowStage from = part_.stage_at(last_stage);
-                    std::byte* const packet = returns.packet_of(ctx, row) + i * args_.crew.chunk_bytes;
-                    if (may_send) from.store(ctx, packet, 0, part_bytes(i), true);
+                    std::byte* const to = is_home_ ? args_.out_tokens + uint64_t{row.number} * args_.row_bytes
+                                                   : returns.packet_of(ctx, row);
+                    if (may_send) from.store(ctx, to + i * args_.crew.chunk_bytes, 0, part_bytes(i), !is_home_);
                     RowStage::end_group(ctx);
                     from.wait_reusable(ctx);
                     BlockBarrier(part_.head_at(last_stage).free).arrive(ctx, args_.crew.summers);
                 }
                 ctx.warp_sync();
             }
-            if (may_send) returns.add(ctx, row);
+            if (may_send && !is_home_) returns.add(ctx, row);
         }
         returns.flush(ctx);
         RowStage::wait_stores(ctx);
@@ -271,6 +330,8 @@ class SumPipeline {
 
     const HtCombineArgs& args_;
     const Operation& operation_;
+    bool is_home_;
+    Share own_;
     uint32_t num_parts_;
     StageTurn part_;
     StageTurn term_;
