@@ -91,6 +91,33 @@ TEST(HtWindow, RanksMayDiffer) {
     });
 }
 
+// Rows in one part and in several, of which the last may be shorter, and from more ranks than there are stages.
+TEST(HtWindow, LongRowsMatchTheReference) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{10'264}}) {
+            HtProblem problem;
+            problem.num_ranks = ranks_or(6);
+            problem.num_experts = 4 * problem.num_ranks;
+            problem.max_tokens = 9;
+            problem.num_topk = 12;
+            problem.hidden = problem.combine_hidden = hidden;
+            problem.layout = NCCL_EP_LAYOUT_FLAT;
+            problem.budget = problem.most_rows();
+            problem.seed = hidden;
+            problem = rerouted(problem, hidden + 1);
+            expect_clean(spec, problem.num_ranks, std::nullopt, [=](RankContext& context) {
+                ScopedArena arena(context, kHtWindowBytes);
+                {
+                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    HtLayer layer(context, group.get(), problem, {.arena = arena.get(), .combine_windows = true});
+                    layer.round_trip();
+                    context.barrier();
+                }
+            });
+        }
+    });
+}
+
 TEST(HtWindow, PromisedWindowsMustBeThere) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
