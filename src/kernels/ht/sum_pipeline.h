@@ -97,7 +97,7 @@ class SumPipeline {
     CROSSDOCK_DEVICE SumPipeline(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
         : args_(args),
           operation_(operation),
-          is_home_(!args.common.expert_major),
+          is_home_(!kSeveralDomains && !args.common.expert_major),
           own_(own_tokens(ctx, args)),
           num_parts_((args.row_bytes + args.crew.chunk_bytes - 1) / args.crew.chunk_bytes),
           part_(ctx, args),
