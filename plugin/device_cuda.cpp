@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory through CUDA's driver, opened at run time. While kernels wait for what is done here, nothing may be
 // called that waits for kernels: so all memory and streams are made with the communicator, and afterwards there are
-// only asynchronous copies, and writes of words by the stream itself. Those also say what is done: no event is asked.
+// only asynchronous copies, and writes of words by the stream itself. Those also say what is done, no event is asked; a
+// few bytes that come to the host say it themselves.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
+#include <random>
 
 #include "core/error.h"
 #include "plugin/boundary.h"
@@ -19,6 +23,8 @@ constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
 // Words in pinned memory, apart, since the processor polls some of them.
 constexpr uint64_t kWordsBytes = 4096;
 constexpr uint64_t kWordStride = 128;
+constexpr uint64_t kWatchedBytes = 8192;
+constexpr uint32_t kVainLooks = 512;  // at a watched copy, before the stream is asked
 
 #define CROSSDOCK_DRIVER_FUNCTIONS(F)    \
     F(cuCtxGetCurrent)                   \
@@ -128,23 +134,61 @@ class Direction {
     uint64_t* scratch() const { return reinterpret_cast<uint64_t*>(memory_ + kStagingBytes + kWordStride); }
     uint64_t count_step() { return ++queued_; }
 
+    // Before a copy of those bytes to the host, which is the next step.
+    void watch(std::byte* staging, uint64_t bytes) {
+        if (bytes > kWatchedBytes || bytes % sizeof(uint64_t) != 0) return;
+        std::span words(reinterpret_cast<uint64_t*>(staging), bytes / sizeof(uint64_t));
+        const uint64_t mark = marks_();
+        std::fill(words.begin(), words.end(), mark);
+        watched_.push_back({queued_ + 1, words, mark});
+    }
+
     // The stream is asked to tell only when somebody wants to know: once for many steps.
-    uint64_t done() {
-        if (announced_ < queued_) {
+    uint64_t done(CUcontext context) {
+        seen_ = std::max(seen_, std::atomic_ref(*done_).load(std::memory_order_acquire));
+        while (!watched_.empty() && (watched_.front().step <= seen_ || has_come(watched_.front()))) {
+            seen_ = std::max(seen_, watched_.front().step);
+            watched_.pop_front();
+            vain_looks_ = 0;
+        }
+        const bool is_watched = !watched_.empty() && watched_.front().step == seen_ + 1 && ++vain_looks_ < kVainLooks;
+        if (announced_ < queued_ && seen_ < queued_ && !is_watched) {
+            const InContext here(context);
             CROSSDOCK_CALL(cuStreamWriteValue64, stream_, done_device_, queued_, CU_STREAM_WRITE_VALUE_DEFAULT);
             announced_ = queued_;
         }
-        return std::atomic_ref(*done_).load(std::memory_order_acquire);
+        return seen_;
     }
-    bool must_announce() const { return announced_ < queued_; }
 
   private:
+    // A copy to the host whose every word was the mark before.
+    struct Watched {
+        uint64_t step;
+        std::span<uint64_t> words;
+        uint64_t mark;
+    };
+
+    // All steps before it have been seen, and no word is the mark any more. (A word of the source may be the mark; then
+    // the stream tells.)
+    bool has_come(const Watched& copy) const {
+        if (copy.step != seen_ + 1) return false;
+        const bool has = std::all_of(copy.words.rbegin(), copy.words.rend(), [&](uint64_t& word) {
+            return std::atomic_ref(word).load(std::memory_order_relaxed) != copy.mark;
+        });
+        std::atomic_thread_fence(std::memory_order_acquire);
+        return has;
+    }
+
     CUstream stream_ = nullptr;
     std::byte* memory_ = nullptr;
     uint64_t* done_ = nullptr;
     CUdeviceptr done_device_ = 0;
     uint64_t queued_ = 0;
     uint64_t announced_ = 0;
+    uint64_t seen_ = 0;  // so many steps are done
+    std::deque<Watched> watched_;
+    uint32_t vain_looks_ = 0;  // at the first
+    std::mt19937_64 marks_{std::random_device{}()};
 };
 
 class CudaMemory : public network::DeviceMemory {
@@ -169,28 +213,23 @@ class CudaMemory : public network::DeviceMemory {
 
     uint64_t copy_out(std::byte* staging, const void* device, uint64_t bytes) override {
         const InContext here(context_);
+        out_.watch(staging, bytes);
         CROSSDOCK_CALL(cuMemcpyDtoHAsync, staging, address_of(device), bytes, out_.stream());
         return out_.count_step();
     }
 
-    uint64_t done_in() override { return done(in_); }
-    uint64_t done_out() override { return done(out_); }
+    uint64_t done_in() override { return in_.done(context_); }
+    uint64_t done_out() override { return out_.done(context_); }
 
     uint64_t read_word(const void* device) override {
         const InContext here(context_);
         CROSSDOCK_CALL(cuMemcpyDtoHAsync, in_.scratch(), address_of(device), sizeof(uint64_t), in_.stream());
         const uint64_t step = in_.count_step();
-        while (in_.done() < step) sched_yield();
+        while (in_.done(context_) < step) sched_yield();
         return *in_.scratch();
     }
 
   private:
-    uint64_t done(Direction& direction) {
-        if (!direction.must_announce()) return direction.done();
-        const InContext here(context_);
-        return direction.done();
-    }
-
     CUcontext context_;
     Direction in_;
     Direction out_;

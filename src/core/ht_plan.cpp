@@ -23,6 +23,11 @@ constexpr uint32_t kSimulatedSummers = 2;  // few of each, and fewer stages than
 constexpr uint32_t kSimulatedSenders = 2;
 constexpr uint32_t kSimulatedSharedStages = 3;
 constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
+// Of a device, that send rows straight to their places, and stages of each: with fewer the links are idle, with more
+// all take longer.
+constexpr uint32_t kGpuDirectSenders = 100;
+constexpr uint32_t kGpuDirectStages = 2;
+constexpr uint32_t kGpuDirectStagesOfSmall = 3;  // of at most half a stage's most
 constexpr uint32_t kGpuLanes = 32;
 // An H200 puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while all others
 // have a TPC of their own. They were a quarter slower where rows pass through rings; so others do their work. Elsewhere
@@ -163,6 +168,14 @@ void divide_rows(HtCrew& crew, uint32_t row_bytes) {
     crew.summed_bytes = (crew.chunk_bytes / 16 + crew.summers - 1) / crew.summers * 16;
 }
 
+// Rows go straight to their places; a receiver sees to those of ranks without windows.
+HtCrew placing_crew(uint32_t channels, uint32_t chunk) {
+    constexpr uint32_t kMostSenders = 11;
+    const uint32_t senders = std::clamp((kGpuDirectSenders + channels / 2) / channels, 1u, kMostSenders);
+    const uint32_t stages = chunk <= kGpuChunkBytes / 2 ? kGpuDirectStagesOfSmall : kGpuDirectStages;
+    return {senders, 1, 8, stages, 0, chunk};
+}
+
 // Expert-major: sums go home.
 HtCrew summing_crew(const Group& group, uint32_t row_bytes, uint32_t labellers) {
     HtCrew crew{};
@@ -227,11 +240,10 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
-    // Rows that go straight to their places are not received, but for those of ranks without windows. Otherwise own
-    // rows are placed by who sends, so with one peer there is less to receive than to send.
+    // In rings own rows are placed by who sends, so with one peer there is less to receive than to send.
     const bool is_pair = common.arena.num_ranks <= 2;
     args.crew = crew_for(group,
-                         common.has_windows ? HtCrew{11, 1, 8, 2, 0, chunk}
+                         common.has_windows ? placing_crew(common.channels, chunk)
                          : is_pair          ? HtCrew{10, 4, 4, 1, 1, chunk}
                                             : HtCrew{7, 7, 4, 1, 1, chunk},
                          1);

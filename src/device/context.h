@@ -117,6 +117,9 @@ class Ctx {
     CROSSDOCK_DEVICE uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         return ptx::add_relaxed_device_64(word, value);
     }
+    CROSSDOCK_DEVICE uint32_t add_relaxed_device(uint32_t* word, uint32_t value) const {
+        return ptx::add_relaxed_device_32(word, value);
+    }
     // When its answer is here, every other block sees the value and what was stored before.
     CROSSDOCK_DEVICE uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
         return ptx::exchange_release_device_64(word, value);
@@ -176,6 +179,8 @@ class Ctx {
     }
     CROSSDOCK_DEVICE bool warp_all(bool value) const { return __all_sync(~0u, value) != 0; }
     CROSSDOCK_DEVICE bool warp_any(bool value) const { return __any_sync(~0u, value) != 0; }
+    // Bit i: lane i's.
+    CROSSDOCK_DEVICE uint32_t warp_ballot(bool value) const { return __ballot_sync(~0u, value); }
     CROSSDOCK_DEVICE uint32_t warp_or(uint32_t value) const { return __reduce_or_sync(~0u, value); }
     CROSSDOCK_DEVICE int warp_max(int value) const { return __reduce_max_sync(~0u, value); }
     // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
@@ -257,6 +262,10 @@ class Ctx {
         warp_->scheduling_point();
         return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
     }
+    uint32_t add_relaxed_device(uint32_t* word, uint32_t value) const {
+        warp_->scheduling_point();
+        return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
+    }
     uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
         return __atomic_exchange_n(word, value, __ATOMIC_RELEASE);
@@ -292,6 +301,7 @@ class Ctx {
     int lanes_before_with(int) const { return 0; }
     bool warp_all(bool value) const { return value; }
     bool warp_any(bool value) const { return value; }
+    uint32_t warp_ballot(bool value) const { return value ? 1 : 0; }
     uint32_t warp_or(uint32_t value) const { return value; }
     uint64_t warp_broadcast(uint64_t value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }

@@ -47,6 +47,12 @@ __device__ __forceinline__ uint64_t add_relaxed_device_64(uint64_t* address, uin
     return before;
 }
 
+__device__ __forceinline__ uint32_t add_relaxed_device_32(uint32_t* address, uint32_t value) {
+    uint32_t before;
+    asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(value) : "memory");
+    return before;
+}
+
 __device__ __forceinline__ uint64_t exchange_release_device_64(uint64_t* address, uint64_t value) {
     uint64_t before;
     asm volatile("atom.exch.release.gpu.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
@@ -199,9 +205,10 @@ __device__ __forceinline__ void bulk_wait_group() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// All groups have read their sources.
+// All but at most kPending of the latest groups have read their sources.
+template <int kPending>
 __device__ __forceinline__ void bulk_wait_group_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace crossdock::gpu::ptx

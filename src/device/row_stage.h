@@ -74,8 +74,14 @@ class RowStage {
             ptx::bulk_wait_group<0>();
         }
     }
-    // This thread's stores have read their sources.
-    CROSSDOCK_DEVICE void wait_reusable(const Ctx&) const { ptx::bulk_wait_group_read(); }
+    // This thread's stores have read their sources, but for those of the latest max_pending groups (0 or 1).
+    CROSSDOCK_DEVICE void wait_reusable(const Ctx&, int max_pending = 0) const {
+        if (max_pending > 0) {
+            ptx::bulk_wait_group_read<1>();
+        } else {
+            ptx::bulk_wait_group_read<0>();
+        }
+    }
     // What the latest load has read may be overwritten.
     CROSSDOCK_DEVICE void release_source(const Ctx&) const {}
 
@@ -120,7 +126,7 @@ class RowStage {
     static void wait_stores(const Ctx& ctx, int = 0) {
         if (!ctx.skips_store_wait()) ctx.warp().wait_copies(0);
     }
-    void wait_reusable(const Ctx& ctx) const {
+    void wait_reusable(const Ctx& ctx, int = 0) const {
         ctx.warp().wait_sources_read();
         *head_ = Head{};
     }

@@ -62,6 +62,7 @@ class RowSender {
         SendStep step{
             claims_ ? claim_next(ctx, args_.common, operation_) : share_.first + static_cast<uint32_t>(ctx.warp_idx()),
             0, 0};
+        if (claims_) claimed_ = ask_next(ctx, args_.common, operation_);
         if (prefetches) load(ctx, step, 0);
         Target target{};
         CROSSDOCK_ROLLED
@@ -69,6 +70,7 @@ class RowSender {
             ctx.enter(Phase::kDispatchStage);
             const SendStep next = next_step(ctx, step);
             load(ctx, prefetches ? next : step, prefetches ? round + 1 : round);
+            if (claims_ && next.token != step.token) claimed_ = ask_next(ctx, args_.common, operation_);
             ctx.enter(Phase::kDispatchTarget);
             if (step.first == 0) target = target_of(ctx, step);
             const RowStage from = stage(ctx, round);
@@ -105,12 +107,12 @@ class RowSender {
         if (!step.is_last(args_)) return {step.token, step.base, step.first + args_.crew.chunk_bytes};
         if (step.base + kLanes < static_cast<uint32_t>(num_near(args_.common)))
             return {step.token, step.base + kLanes, 0};
-        return {claims_ ? claim_next(ctx, args_.common, operation_) : step.token + args_.crew.producers, 0, 0};
+        return {claims_ ? ctx.warp_broadcast(claimed_) : step.token + args_.crew.producers, 0, 0};
     }
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const SendStep& step, uint32_t round) const {
         if (step.token >= end_) return;
         const RowStage to = stage(ctx, round);
-        to.wait_reusable(ctx);
+        to.wait_reusable(ctx, args_.crew.producer_stages > 2 ? 1 : 0);
         ctx.warp_sync();
         if (!is_leader(ctx)) return;
         const bool with_scales = args_.scale_bytes > 0 && step.is_last(args_);
@@ -173,8 +175,9 @@ class RowSender {
     const HtDispatchArgs& args_;
     const Operation& operation_;
     uint32_t channel_;
-    Share share_;  // of the own tokens
-    bool claims_;  // tokens are taken one by one by whoever is free
+    Share share_;           // of the own tokens
+    bool claims_;           // tokens are taken one by one by whoever is free
+    uint32_t claimed_ = 0;  // the one after the next, asked for ahead: the leader's
     uint32_t* slots_;
     uint32_t end_;
     FlagBatch batch_;

@@ -118,11 +118,12 @@ CROSSDOCK_DEVICE bool block_goes_on(const Ctx& ctx, const HtCommon& c) {
     return head->verdict != 0;
 }
 
-// The next piece of work that no warp has taken yet. One warp.
+// The next piece of work that no warp has taken yet. One warp; the answer is the leader's, and takes a while to come.
+CROSSDOCK_DEVICE uint32_t ask_next(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
+    return is_leader(ctx) ? ctx.add_relaxed_device(&c.state->claimed[operation.epoch % 2], 1u) : 0;
+}
 CROSSDOCK_DEVICE uint32_t claim_next(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
-    uint32_t next = 0;
-    if (is_leader(ctx)) next = ctx.add_acq_rel_device(&c.state->claimed[operation.epoch % 2], 1);
-    return ctx.warp_broadcast(next);
+    return ctx.warp_broadcast(ask_next(ctx, c, operation));
 }
 
 // All blocks of this rank's kernel meet; at most once a kernel, which then ends with is_last_block. False: the group

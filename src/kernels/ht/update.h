@@ -12,27 +12,46 @@ inline namespace CROSSDOCK_WORLD {
 
 // ---- send ----
 
-// Some of a token's choices, as global ids; -1: dropped.
+// Some of a token's choices.
 struct Choices {
     static constexpr uint32_t kMost = 8;
     int32_t ids[kMost];
+
+    CROSSDOCK_DEVICE static Choices of(const HtCommon& c, uint32_t token, uint32_t first) {
+        Choices choices;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kMost; ++i)
+            choices.ids[i] = first + i < c.topk ? c.tables.ids[uint64_t{token} * c.topk + first + i] : -1;
+        return choices;
+    }
 };
 
-CROSSDOCK_DEVICE Choices load_choices(const HtUpdateArgs& args, uint32_t token, uint32_t first) {
+// Keeps the choices of a chunk of own tokens, as global ids; -1: dropped. One warp.
+CROSSDOCK_DEVICE void keep_choices(const Ctx& ctx, const HtUpdateArgs& args, uint32_t chunk) {
     const HtCommon& c = args.common;
     const int64_t experts = int64_t{c.arena.experts_per_rank} * c.arena.num_ranks;
-    Choices choices;
-    CROSSDOCK_UNROLL
-    for (uint32_t i = 0; i < Choices::kMost; ++i) {
-        int64_t id = -1;
-        if (first + i < c.topk) {
-            const uint64_t at = uint64_t{token} * c.topk + first + i;
-            id = args.ids_are_64_bit ? static_cast<const int64_t*>(args.topk_idx)[at]
-                                     : static_cast<const int32_t*>(args.topk_idx)[at];
+    const uint32_t first = chunk * kChunkTokens;
+    const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
+    const uint64_t at = uint64_t{first} * c.topk;
+    CROSSDOCK_ROLLED
+    for (uint32_t base = static_cast<uint32_t>(ctx.lane()); base < num * c.topk; base += kLanes * Choices::kMost) {
+        int64_t ids[Choices::kMost];
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < Choices::kMost; ++i) {
+            const uint32_t choice = base + i * kLanes;
+            ids[i] = -1;
+            if (choice < num * c.topk)
+                ids[i] = args.ids_are_64_bit ? static_cast<const int64_t*>(args.topk_idx)[at + choice]
+                                             : static_cast<const int32_t*>(args.topk_idx)[at + choice];
         }
-        choices.ids[i] = id >= 0 && id < experts ? static_cast<int32_t>(id) : -1;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < Choices::kMost; ++i) {
+            const uint32_t choice = base + i * kLanes;
+            const bool is_expert = ids[i] >= 0 && ids[i] < experts;
+            if (choice < num * c.topk) c.tables.ids[at + choice] = is_expert ? static_cast<int32_t>(ids[i]) : -1;
+        }
     }
-    return choices;
+    ctx.warp_sync();
 }
 
 // Those of the choices that are among 64 experts from `first` on.
@@ -46,7 +65,7 @@ CROSSDOCK_DEVICE uint64_t bitmap_of_choices(const Choices& choices, int32_t firs
     return bits;
 }
 
-// A chunk of own tokens: remembers their choices, tells every peer. One warp.
+// Tells every peer of a chunk of own tokens. One warp.
 CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                      uint32_t chunk, const uint32_t* peers) {
     const HtCommon& c = args.common;
@@ -55,19 +74,10 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
     const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
     const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
     const uint64_t tag = pack_word(operation.epoch, 0);
-    Choices choices{};
-    CROSSDOCK_ROLLED
-    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
-        CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < c.topk; base += Choices::kMost) {
-            choices = load_choices(args, first + bit, base);
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < Choices::kMost; ++i) {
-                if (base + i < c.topk) t.ids[uint64_t{first + bit} * c.topk + base + i] = choices.ids[i];
-            }
-        }
-    }
     const bool are_held = kLanes >= static_cast<int>(kChunkTokens) && c.topk <= Choices::kMost;
+    Choices choices{};
+    if (are_held && static_cast<uint32_t>(ctx.lane()) < num)
+        choices = Choices::of(c, first + static_cast<uint32_t>(ctx.lane()), 0);
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < c.arena.num_ranks; ++i) {
         const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % c.arena.num_ranks;
@@ -81,7 +91,7 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
                 uint64_t bits = 0;
                 CROSSDOCK_ROLLED
                 for (uint32_t base = 0; base < c.topk; base += Choices::kMost) {
-                    if (!are_held) choices = load_choices(args, first + bit, base);
+                    if (!are_held) choices = Choices::of(c, first + bit, base);
                     bits |=
                         bitmap_of_choices(choices, static_cast<int32_t>(peer) * experts + static_cast<int32_t>(64 * w),
                                           here < 64 ? here : 64);
@@ -145,13 +155,12 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < experts; base += kLanes) {
             uint32_t mine = 0;  // the mask of the lane's expert
-            CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < kLanes && base + i < experts; ++i) {
-                uint32_t mask = static_cast<uint32_t>(own >> (base + i) & 1) << ctx.lane();
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kLanes; ++i) {
+                uint32_t mask = ctx.warp_ballot((own >> (base + i) & 1) != 0);
                 CROSSDOCK_ROLLED
                 for (uint32_t bit = static_cast<uint32_t>(ctx.lane()) + kLanes; bit < num; bit += kLanes)
                     mask |= static_cast<uint32_t>(bitmaps[bit * t.words + w] >> (base + i) & 1) << bit;
-                mask = ctx.warp_or(mask);
                 if (static_cast<uint32_t>(ctx.lane()) == i) mine = mask;
             }
             const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
@@ -166,14 +175,18 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
 
 CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t column) {
     const HtTables& t = c.tables;
-    uint32_t total = 0;
+    uint32_t chunks = 1;  // of whoever has most; the first entry of a source without tokens says where its would be
     CROSSDOCK_ROLLED
     for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
-        const uint64_t at = (uint64_t{column} * c.arena.num_ranks + source) * t.chunks;
-        const uint32_t chunks = num_chunks(shared.tokens[source]);
-        if (chunks == 0 && is_leader(ctx)) t.firsts[at] = total;
-        total = number_chunks(ctx, t.masks + at, t.firsts + at, chunks, total);
+        const uint32_t some = num_chunks(shared.tokens[source]);
+        chunks = some > chunks ? some : chunks;
     }
+    const uint64_t first = uint64_t{column} * c.arena.num_ranks * t.chunks;
+    const uint32_t total =
+        number_entries(ctx, t.masks + first, t.firsts + first, c.arena.num_ranks * chunks, [&](uint32_t i) {
+            const uint32_t source = i / chunks;
+            return Entry{source * t.chunks + i % chunks, i % chunks < num_chunks(shared.tokens[source])};
+        });
     if (!is_leader(ctx)) return;
     if (column == 0) {
         t.routing->num_rows = total;
@@ -184,10 +197,8 @@ CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const Upd
 
 CROSSDOCK_DEVICE void number_sent(const Ctx& ctx, const HtCommon& c, uint32_t peer) {
     const HtTables& t = c.tables;
-    const uint32_t chunks = num_chunks(c.num_tokens);
-    uint32_t* firsts = t.sent_firsts + uint64_t{peer} * (t.chunks + 1);
-    const uint32_t total = number_chunks(ctx, t.sent_masks + uint64_t{peer} * t.chunks, firsts, chunks, 0);
-    if (is_leader(ctx)) firsts[chunks] = total;
+    number_chunks(ctx, t.sent_masks + uint64_t{peer} * t.chunks, t.sent_firsts + uint64_t{peer} * (t.chunks + 1),
+                  num_chunks(c.num_tokens));
 }
 
 // ---- what the caller wants to know ----
@@ -355,6 +366,9 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     ctx.wait_for_previous_kernels();
     const UpdateShared shared = UpdateShared::of(ctx, c);
+    CROSSDOCK_ROLLED
+    for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
+        keep_choices(ctx, args, chunk);
     const Operation operation = begin_operation(ctx, c);
     wait_all_entered(ctx, c, operation, shared.peers, true);
 

@@ -54,9 +54,7 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const U
         CROSSDOCK_ROLLED
         for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes)
             t.rail_masks[i * t.chunks + chunk] = rail_masks[i * t.chunks + chunk];
-        uint32_t* firsts = t.rail_firsts + i * (t.chunks + 1);
-        const uint32_t total = number_chunks(ctx, rail_masks + i * t.chunks, firsts, chunks, 0);
-        if (is_leader(ctx)) firsts[chunks] = total;
+        number_chunks(ctx, rail_masks + i * t.chunks, t.rail_firsts + i * (t.chunks + 1), chunks);
         return;
     }
     const int at = static_cast<int>(i - c.arena.num_ranks);
@@ -77,9 +75,7 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const U
         masks[chunk] = mask;
     }
     ctx.warp_sync();
-    uint32_t* firsts = crossing_firsts(c, direction, domain);
-    const uint32_t total = number_chunks(ctx, masks, firsts, chunks, 0);
-    if (is_leader(ctx)) firsts[chunks] = total;
+    number_chunks(ctx, masks, crossing_firsts(c, direction, domain), chunks);
 }
 
 // The calling lane.

@@ -71,18 +71,49 @@ CROSSDOCK_DEVICE uint32_t warps_of_grid(const Ctx& ctx) {
     return static_cast<uint32_t>(ctx.num_warps() * ctx.num_blocks());
 }
 
-// firsts[chunk] becomes base and the ones of the masks before it; returns base and all ones. One warp.
-CROSSDOCK_DEVICE uint32_t number_chunks(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t chunks,
-                                        uint32_t base) {
+// Of a chunk: where its mask lies, and whether that has any meaning.
+struct Entry {
+    uint32_t at;
+    bool exists;
+};
+
+// The entries' firsts become the ones of the masks of all entries before; returns all ones. A lane takes several at
+// once, whose masks come together. One warp.
+template <typename EntryOf>
+CROSSDOCK_DEVICE uint32_t number_entries(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t entries,
+                                         EntryOf entry_of) {
+    constexpr uint32_t kRun = 8;
+    uint32_t before = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t at = 0; at < chunks; at += kLanes) {
-        const uint32_t chunk = at + static_cast<uint32_t>(ctx.lane());
-        const int ones = chunk < chunks ? number_of_ones(masks[chunk]) : 0;
-        const int before = ctx.warp_sum_before(ones);
-        if (chunk < chunks) firsts[chunk] = base + static_cast<uint32_t>(before);
-        base += static_cast<uint32_t>(ctx.warp_sum(ones));
+    for (uint32_t run = 0; run < entries; run += kLanes * kRun) {
+        const uint32_t first = run + static_cast<uint32_t>(ctx.lane()) * kRun;
+        uint32_t ones[kRun];
+        uint32_t sum = 0;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kRun; ++i) {
+            const Entry entry = first + i < entries ? entry_of(first + i) : Entry{};
+            ones[i] = entry.exists ? masks[entry.at] : 0;
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kRun; ++i) {
+            ones[i] = static_cast<uint32_t>(number_of_ones(ones[i]));
+            sum += ones[i];
+        }
+        uint32_t number = before + static_cast<uint32_t>(ctx.warp_sum_before(static_cast<int>(sum)));
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kRun; ++i) {
+            if (first + i < entries) firsts[entry_of(first + i).at] = number;
+            number += ones[i];
+        }
+        before += static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(sum)));
     }
-    return base;
+    return before;
+}
+
+// The same of a row of chunks; behind the last of firsts comes the total.
+CROSSDOCK_DEVICE void number_chunks(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t chunks) {
+    const uint32_t total = number_entries(ctx, masks, firsts, chunks, [](uint32_t i) { return Entry{i, true}; });
+    if (is_leader(ctx)) firsts[chunks] = total;
 }
 
 }  // namespace CROSSDOCK_WORLD
