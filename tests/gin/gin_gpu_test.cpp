@@ -18,6 +18,7 @@
 
 #include <fmt/format.h>
 
+#include "copy_pipeline.h"
 #include "kernels.h"
 
 namespace crossdock::gin {
@@ -205,7 +206,10 @@ class Ranks {
             finish(rank, job, stream, "");
             if (rank == 0) {
                 measurements_.push_back({"stream", bytes, job.rounds, static_cast<double>(job.times[0]) / job.rounds});
+                measurements_.push_back(
+                    {"copy pipeline", bytes, job.rounds, pipelined_copies_ns(bytes, job.rounds) / job.rounds});
             }
+            barrier_.arrive_and_wait();
         }
     }
 
