@@ -18,6 +18,7 @@ constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's
 constexpr uint32_t kGpuSummers = 7;
 constexpr uint32_t kGpuSenders = 5;     // of sums that go home
 constexpr uint32_t kGpuOwnSenders = 3;  // of sums of own tokens
+constexpr uint32_t kGpuLabellers = 2;   // of a combine whose other warps have enough to do
 constexpr uint32_t kGpuMostSharedStages = 32;
 constexpr uint32_t kSimulatedSummers = 2;  // few of each, and fewer stages than rows have terms
 constexpr uint32_t kSimulatedSenders = 2;
@@ -195,14 +196,13 @@ HtCrew summing_crew(const Group& group, uint32_t row_bytes, uint32_t labellers) 
 // are sent theirs.
 HtCrew reading_crew(const Group& group, uint32_t row_bytes, bool with_weights) {
     HtCrew crew{};
-    crew.summers = summers_for(row_bytes);
+    crew.summers = group.config().has_several_domains() ? 0 : summers_for(row_bytes);
     crew.senders = kGpuOwnSenders;
     crew.producers = 1;
     crew.producer_stages = 2;
-    crew.labellers = with_weights ? kMostWarps - crew.pipeline() : 0;
+    if (with_weights) crew.labellers = crew.summers > 0 ? kMostWarps - crew.pipeline() : kGpuLabellers;
     crew.consumers = kMostWarps - crew.producers - crew.labellers;
     crew.chunk_bytes = chunk_bytes(group, row_bytes, kGpuChunkBytes);
-    if (group.config().has_several_domains()) crew.summers = 0;
     crew = crew_for(group, crew, 0);
     divide_rows(crew, row_bytes);
     return crew;
@@ -255,7 +255,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
     args.rows = slots_of_rows(common, args.row_bytes, common.expert_major);
     args.labels = slots_of_labels(common);
-    const uint32_t labellers = args.with_weights ? 2 : 0;
+    const uint32_t labellers = args.with_weights ? kGpuLabellers : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
     // Between domains rows cross on their way home when they are summed.
     args.crew = common.expert_major  ? summing_crew(group, args.row_bytes, labellers)

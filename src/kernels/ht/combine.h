@@ -143,11 +143,8 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
             return_weights(ctx, args, operation, static_cast<int>(home), share.first + i / num_ranks, share);
     };
     // All of a chunk's come together: what nobody sends is 0.
-    const auto receive = [&](uint32_t i) {
-        if (i % num_ranks == 0) collect_weights(ctx, args, operation, own.first + i / num_ranks, own);
-    };
-    share_labels(warp, warps, largest_share(c, channel, chunk_share) * num_ranks, own.size() * num_ranks, num_ranks,
-                 send, receive);
+    const auto receive = [&](uint32_t chunk) { collect_weights(ctx, args, operation, own.first + chunk, own); };
+    share_labels(warp, warps, {largest_share(c, channel, chunk_share), num_ranks}, {own.size(), 1}, send, receive);
 }
 
 // Nobody's rows may be overwritten while peers still read them: everybody says when it has finished. One block, after

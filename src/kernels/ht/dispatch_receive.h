@@ -223,8 +223,8 @@ CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& arg
         if (i / num_ranks < share.size())
             receive_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);
     };
-    share_labels(warp, warps, own.size() * num_ranks, largest_share(c, channel, chunk_share) * num_ranks, num_ranks,
-                 send, receive);
+    share_labels(warp, warps, {own.size(), num_ranks}, {largest_share(c, channel, chunk_share), num_ranks}, send,
+                 receive);
 }
 
 // ---- rows that peers store themselves ----

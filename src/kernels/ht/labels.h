@@ -116,29 +116,37 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
     ctx.warp_sync();
 }
 
+// A channel's chunks, and how many pieces of work each of them is.
+struct LabelPieces {
+    uint32_t chunks;
+    uint32_t per_chunk;
+
+    CROSSDOCK_DEVICE uint32_t num() const { return chunks * per_chunk; }
+};
+
 // Who does what among the warps that see to weights: the first half sends, the others receive; a single one does both,
-// a chunk at a time. Pieces (chunk of a channel, peer) are taken in the order of chunks, so nobody waits for a later
-// one.
+// a chunk at a time. Pieces are taken in the order of chunks, so nobody waits for a later one.
 template <typename Send, typename Receive>
-CROSSDOCK_DEVICE void share_labels(uint32_t warp, uint32_t warps, uint32_t sent_pieces, uint32_t received_pieces,
-                                   uint32_t pieces_per_chunk, Send send, Receive receive) {
+CROSSDOCK_DEVICE void share_labels(uint32_t warp, uint32_t warps, LabelPieces sent, LabelPieces received, Send send,
+                                   Receive receive) {
     if (warps == 1) {
         CROSSDOCK_ROLLED
-        for (uint32_t at = 0; at < sent_pieces || at < received_pieces; at += pieces_per_chunk) {
+        for (uint32_t chunk = 0; chunk < sent.chunks || chunk < received.chunks; ++chunk) {
             CROSSDOCK_ROLLED
-            for (uint32_t i = at; i < at + pieces_per_chunk && i < sent_pieces; ++i) send(i);
+            for (uint32_t i = 0; i < sent.per_chunk && chunk < sent.chunks; ++i) send(chunk * sent.per_chunk + i);
             CROSSDOCK_ROLLED
-            for (uint32_t i = at; i < at + pieces_per_chunk && i < received_pieces; ++i) receive(i);
+            for (uint32_t i = 0; i < received.per_chunk && chunk < received.chunks; ++i)
+                receive(chunk * received.per_chunk + i);
         }
         return;
     }
     const uint32_t senders = warps / 2;
     if (warp < senders) {
         CROSSDOCK_ROLLED
-        for (uint32_t i = warp; i < sent_pieces; i += senders) send(i);
+        for (uint32_t i = warp; i < sent.num(); i += senders) send(i);
     } else {
         CROSSDOCK_ROLLED
-        for (uint32_t i = warp - senders; i < received_pieces; i += warps - senders) receive(i);
+        for (uint32_t i = warp - senders; i < received.num(); i += warps - senders) receive(i);
     }
 }
 

@@ -199,6 +199,7 @@ class SumPipeline {
 
     // One lane does it all. Where nothing else bounds a block, this one does: so there is little in its loop.
     CROSSDOCK_DEVICE void load_all(const Ctx& ctx) {
+        if (is_home_) ctx.fence_async_copies();  // that peers' rows may be read was seen by ordinary loads
         CROSSDOCK_ROLLED
         for (uint32_t n = 0; is_leader(ctx); ++n) {
             SumPlanHead& head = plan_head(ctx, args_, n);
