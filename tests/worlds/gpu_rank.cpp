@@ -127,9 +127,12 @@ Window GpuRank::make_window(size_t bytes) {
     window.memory = static_cast<std::byte*>(memory);
     const std::vector<std::byte> zeros(bytes);
     copy_to_device(memory, zeros.data(), bytes, make_stream());
-    if (nccl_library().window_register(comm(), memory, bytes, &window.handle, NCCL_WIN_DEFAULT) != ncclSuccess ||
-        window.handle == nullptr) {
-        throw std::runtime_error("ncclCommWindowRegister gave no window");
+    const ncclResult_t result =
+        nccl_library().window_register(comm(), memory, bytes, &window.handle, NCCL_WIN_DEFAULT);
+    if (result != ncclSuccess || window.handle == nullptr) {
+        throw std::runtime_error(fmt::format("ncclCommWindowRegister of {} bytes gave {} and {} window: {}", bytes,
+                                             static_cast<int>(result), window.handle == nullptr ? "no" : "a",
+                                             nccl_library().get_last_error(comm())));
     }
     barrier();
     return window;

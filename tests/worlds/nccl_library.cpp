@@ -29,6 +29,7 @@ NcclLibrary open_library() {
     resolve(nccl.mem_free, "ncclMemFree");
     resolve(nccl.window_register, "ncclCommWindowRegister");
     resolve(nccl.window_deregister, "ncclCommWindowDeregister");
+    resolve(nccl.get_last_error, "ncclGetLastError");
     return nccl;
 }
 

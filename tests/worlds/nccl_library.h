@@ -14,6 +14,7 @@ struct NcclLibrary {
     decltype(&::ncclMemFree) mem_free = nullptr;
     decltype(&::ncclCommWindowRegister) window_register = nullptr;
     decltype(&::ncclCommWindowDeregister) window_deregister = nullptr;
+    decltype(&::ncclGetLastError) get_last_error = nullptr;
 };
 
 // Opened at the first call: the file that CROSSDOCK_NCCL_LIBRARY names, else libnccl.so.2. Throws with the loader's
