@@ -6,6 +6,7 @@
  *   - symmetric memory and windows for them (what ncclMemAlloc and ncclCommWindowRegister are on GPUs);
  *   - the sentence that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
+ *   - routing in numbers, and labels of rows, for layers on top;
  *   - A2SGD: gradient averaging for data parallelism with 64 bits a rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
@@ -252,6 +253,106 @@ ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count
  * without a finished dispatch. */
 ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
                                     cudaStream_t stream);
+
+/* ---- Routing in numbers, and labels that travel beside rows ---- */
+
+/* What layers on top of the operations need of a routing, each with one kernel (DeepEP's interface stands on them).
+ * Local, without a group. device: the GPU that all memory is on, the call is enqueued on its stream and capturable; -1:
+ * memory of the host, done when the call returns. T tokens, K choices each, E experts, R ranks, L = E / R; experts of a
+ * rank follow each other. Strides count elements; arrays without are dense, row-major. Nothing is kept. */
+typedef struct {
+    unsigned int size;      /* sizeof(crossdockRoutingCounts_t) */
+    unsigned int magic;     /* NCCL_EP_MAGIC */
+    int device;             /* -1: the host */
+    ncclDataType_t id_type; /* of topk_idx: ncclInt32 or ncclInt64 */
+    const void* topk_idx;   /* in [T, K]: expert numbers; what is none, such as -1, counts nowhere */
+    int64_t token_stride;   /* of topk_idx */
+    int64_t choice_stride;  /* of topk_idx */
+    uint64_t num_tokens;    /* T */
+    unsigned int num_topk;  /* K */
+    unsigned int num_experts;
+    unsigned int num_ranks;
+    unsigned int node_ranks; /* ranks of a node, which divide R */
+    int32_t* per_rank;       /* out [R]: tokens with an expert of the rank */
+    int32_t* per_node;       /* out [R / node_ranks]: of the node; or NULL */
+    int32_t* per_expert;     /* out [E]: choices */
+    uint8_t* is_in_rank;     /* out [T, R]: 1 for a token with an expert of the rank, else 0 */
+} crossdockRoutingCounts_t;
+
+/* InvalidArgument: NULL where an array is needed, numbers that do not divide each other, a type or device that is not
+ * there. */
+ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaStream_t stream);
+
+/* A token's label is an array of W 4-byte words: its number, its K experts, K weights (where has_weights), S scales,
+ * and zeros. It travels as one row of scales (recipe FWD). */
+typedef struct {
+    unsigned int size;  /* sizeof(crossdockLabelsSent_t) */
+    unsigned int magic; /* NCCL_EP_MAGIC */
+    int device;         /* as above, and so are the next five */
+    ncclDataType_t id_type;
+    const void* topk_idx;
+    int64_t token_stride;
+    int64_t choice_stride;
+    uint64_t num_tokens;
+    unsigned int num_topk;     /* 0: there are no experts, topk_idx may be NULL */
+    unsigned int num_scales;   /* S */
+    const float* weights;      /* in [T, K], or NULL: labels have none */
+    int64_t weight_strides[2]; /* from token to token, and from column to column */
+    const uint32_t* scales;    /* in [T, S], or NULL without scales */
+    int64_t scale_strides[2];  /* from token to token, and from column to column */
+    int32_t first_number;      /* of token 0; the others follow */
+    unsigned int num_words;    /* W */
+    uint32_t* words;           /* out [T, W] */
+    int32_t* targets;          /* out [T, N]: the ranks of each token, -1 where there are fewer; or NULL */
+    unsigned int num_targets;  /* N */
+    unsigned int rank_experts; /* L */
+    const uint8_t* is_in_rank; /* in [T, R]: the first N ranks of each token are its targets; NULL: N is K, and targets
+                                  are the ranks of its choices, column by column */
+    unsigned int num_ranks;    /* R, with is_in_rank */
+    unsigned int num_zeros;
+    int32_t* zeros; /* out: so many words are set to 0, e.g. what the receiving call counts in; or NULL */
+} crossdockLabelsSent_t;
+
+/* InvalidArgument: as above, or W is less than the words of a label. */
+ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* labels, cudaStream_t stream);
+
+/* Labels that came, as the tensors that they were made of, with experts as a rank numbers its own. All outputs but
+ * for those that are counted may be NULL, and then are not written. */
+typedef struct {
+    unsigned int size;  /* sizeof(crossdockLabelsReceived_t) */
+    unsigned int magic; /* NCCL_EP_MAGIC */
+    int device;
+    ncclDataType_t id_type;    /* of ids: ncclInt32 or ncclInt64 */
+    const uint32_t* words;     /* in [rows, W] */
+    uint64_t num_rows;         /* of all arrays */
+    uint64_t num_received;     /* rows that came; ids of the others are -1 ... */
+    const int32_t* received;   /* ... or, if not NULL, so many as stand here, on the device */
+    unsigned int num_words;    /* W */
+    unsigned int num_topk;     /* K */
+    unsigned int num_scales;   /* S */
+    int has_weights;           /* labels have weights */
+    unsigned int first_expert; /* of this rank */
+    unsigned int rank_experts; /* L */
+    void* ids;                 /* out [rows, K]: 0 .. L - 1, or -1: no expert of this rank */
+    void* more_ids;            /* out: the same again, for callers who change one of them */
+    float* weights;            /* out [rows, K] */
+    int zero_foreign_weights;  /* 1: weights are 0 where ids are -1; 0: they are what was sent */
+    int32_t* numbers;          /* out [rows] */
+    int32_t* sources;          /* out [rows, K + 2]: the number, 0, and K times -1 */
+    uint32_t* scales;          /* out [rows, S] */
+    int64_t scale_strides[2];  /* as above */
+    int32_t* counts;           /* in, out [L + 1], zeros before: how often each expert occurs in ids, and a word that
+                                  the call needs; or NULL, and none of the following is counted */
+    int32_t* ends;             /* out [L]: where the rows of each expert end, if those of one follow those of the one
+                                  before, in zones rounded up to alignment: its zone's end, or its last row's ... */
+    int ends_of_rows;          /* ... if this is 1 */
+    unsigned int alignment;    /* of the zones, at least 1 */
+    int32_t* rank_ends;        /* out [R]: rows with numbers below (r + 1) * rank_numbers, where numbers ascend */
+    unsigned int num_ranks;    /* R */
+    unsigned int rank_numbers; /* how many numbers each rank has */
+} crossdockLabelsReceived_t;
+
+ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* labels, cudaStream_t stream);
 
 /* ---- A2SGD: two-level gradient averaging ---- */
 

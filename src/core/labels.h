@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routing in numbers, and labels of rows, as crossdock.h has them: looks at what callers say, and launches.
+#pragma once
+
+#include "crossdock.h"
+
+namespace crossdock {
+
+void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream);
+void pack_labels(const crossdockLabelsSent_t* caller, cudaStream_t stream);
+void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream);
+
+}  // namespace crossdock

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of routing and labels share: expert numbers of either type, and which warp does what. These kernels
+// read and write a rank's own memory alone.
+#pragma once
+
+#include "crossdock.h"
+#include "device/context.h"
+#include "device/numeric.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+CROSSDOCK_DEVICE int64_t load_id(const void* ids, ncclDataType_t type, int64_t place) {
+    if (type == ncclInt64) return static_cast<const int64_t*>(ids)[place];
+    return static_cast<const int32_t*>(ids)[place];
+}
+
+CROSSDOCK_DEVICE void store_id(void* ids, ncclDataType_t type, uint64_t place, int32_t id) {
+    if (type == ncclInt64) {
+        static_cast<int64_t*>(ids)[place] = id;
+    } else {
+        static_cast<int32_t*>(ids)[place] = id;
+    }
+}
+
+// Of the whole launch.
+CROSSDOCK_DEVICE uint64_t first_warp(const Ctx& ctx) {
+    return static_cast<uint64_t>(ctx.block_idx()) * static_cast<uint64_t>(ctx.num_warps()) +
+           static_cast<uint64_t>(ctx.warp_idx());
+}
+CROSSDOCK_DEVICE uint64_t num_all_warps(const Ctx& ctx) {
+    return static_cast<uint64_t>(ctx.num_blocks()) * static_cast<uint64_t>(ctx.num_warps());
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU's entry points of routing and labels.
+#include <cuda_runtime.h>
+
+#include "kernels/labels/count.h"
+#include "kernels/labels/launch.h"
+#include "kernels/labels/pack.h"
+#include "kernels/labels/unpack.h"
+#include "kernels/launch.cuh"
+
+namespace crossdock::cuda {
+namespace {
+
+constexpr int kMostThreads = 512;
+
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_count_routing(const __grid_constant__ crossdockRoutingCounts_t counts) {
+    count_routing(Ctx{}, counts);
+}
+
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_pack_labels(const __grid_constant__ crossdockLabelsSent_t labels) {
+    pack_labels(Ctx{}, labels);
+}
+
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_unpack_labels(const __grid_constant__ crossdockLabelsReceived_t labels) {
+    unpack_labels(Ctx{}, labels);
+}
+
+}  // namespace
+
+void launch_count_routing(const crossdockRoutingCounts_t& counts, const LaunchShape& shape, cudaStream_t stream) {
+    launch<crossdock_count_routing>(counts, shape, stream, "count routing");
+}
+
+void launch_pack_labels(const crossdockLabelsSent_t& labels, const LaunchShape& shape, cudaStream_t stream) {
+    launch<crossdock_pack_labels>(labels, shape, stream, "pack labels");
+}
+
+void launch_unpack_labels(const crossdockLabelsReceived_t& labels, const LaunchShape& shape, cudaStream_t stream) {
+    launch<crossdock_unpack_labels>(labels, shape, stream, "unpack labels");
+}
+
+}  // namespace crossdock::cuda
