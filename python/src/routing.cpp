@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
-#include "array.h"
 #include "error.h"
-#include "torch_view.h"
+#include "gil.h"
+#include "stream.h"
+#include "strided.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -14,113 +16,263 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
-// Expert numbers [tokens, top-k] on the host, of any strides.
-struct Ids {
-    const void* data = nullptr;
-    bool are_64_bit = false;
-    int64_t num_tokens = 0, topk = 0;
-    int64_t token_stride = 0, column_stride = 0;  // in elements
-
-    int64_t at(int64_t token, int64_t column) const {
-        const int64_t place = token * token_stride + column * column_stride;
-        return are_64_bit ? static_cast<const int64_t*>(data)[place] : static_cast<const int32_t*>(data)[place];
-    }
-};
-
-// False: not on the host, or not to be seen from C.
-bool ids_from(nb::handle tensor, Ids& ids) {
-    nb::dlpack::dltensor view;
-    if (!view_torch(tensor, view) || !is_on_host(view) || view.ndim != 2) return false;
-    const auto type = datatype_of(view.dtype);
-    if (type != ncclInt32 && type != ncclInt64) return false;
-    ids = {view.data, type == ncclInt64, view.shape[0], view.shape[1], view.shape[1], 1};
-    if (view.strides != nullptr) ids.token_stride = view.strides[0], ids.column_stride = view.strides[1];
-    return true;
+template <class Struct>
+Struct begin_struct(int device) {
+    Struct made{};
+    made.size = sizeof(Struct);
+    made.magic = NCCL_EP_MAGIC;
+    made.device = device;
+    return made;
 }
 
-int64_t largest_of(const Ids& ids) {
+bool ids_from(nb::handle tensor, Strided& ids) { return strided_from(tensor, ids) && ids.are_ids(); }
+
+template <class Id>
+int64_t largest_of(const Strided& ids) {
     int64_t largest = -1;
-    for (int64_t token = 0; token < ids.num_tokens; ++token) {
-        for (int64_t column = 0; column < ids.topk; ++column) largest = std::max(largest, ids.at(token, column));
+    for (int64_t token = 0; token < ids.shape[0]; ++token) {
+        const Id* choices = static_cast<const Id*>(ids.data) + token * ids.strides[0];
+        for (int64_t k = 0; k < ids.shape[1]; ++k) largest = std::max<int64_t>(largest, choices[k * ids.strides[1]]);
     }
     return largest;
 }
 
+int64_t largest_of(const Strided& ids) {
+    if (ids.device >= 0) return -1;
+    return ids.type == ncclInt64 ? largest_of<int64_t>(ids) : largest_of<int32_t>(ids);
+}
+
 nb::object largest_id(nb::handle tensor) {
-    Ids ids;
+    Strided ids;
     if (!ids_from(tensor, ids)) return nb::none();
     return nb::int_(largest_of(ids));
 }
 
-// A dense tensor that is to be filled, and its number of elements.
-template <class Element>
-struct Filled {
-    Element* data = nullptr;
-    int64_t size = 0;
+// A tensor of a call whose tensors are all on one device; NULL for None.
+class Tensors {
+  public:
+    explicit Tensors(int device) : device_(device) {}
+
+    template <class Element>
+    Element* dense(nb::handle tensor, const char* name, int64_t size) const {
+        if (tensor.is_none()) return nullptr;
+        const Strided found = strided(tensor, name, sizeof(Element));
+        if (!found.is_dense() || found.size() != size) {
+            invalid_argument(std::string(name) + " is no dense tensor of " + std::to_string(size) + " elements");
+        }
+        return static_cast<Element*>(found.data);
+    }
+    Strided strided(nb::handle tensor, const char* name, size_t item_bytes) const {
+        Strided found;
+        if (!strided_from(tensor, found) || found.item_bytes != static_cast<int64_t>(item_bytes) ||
+            found.device != device_) {
+            invalid_argument(std::string(name) + " is no tensor of elements of " + std::to_string(item_bytes) +
+                             " bytes on the other tensors' device");
+        }
+        return found;
+    }
+    Strided table(nb::handle tensor, const char* name, size_t item_bytes, int64_t rows) const {
+        const Strided found = strided(tensor, name, item_bytes);
+        if (found.num_dimensions != 2 || found.shape[0] != rows) {
+            invalid_argument(std::string(name) + " is no tensor of " + std::to_string(rows) + " rows");
+        }
+        return found;
+    }
+
+  private:
+    int device_;
 };
 
-template <class Element>
-Filled<Element> filled_from(nb::handle tensor, const char* name) {
-    nb::dlpack::dltensor view;
-    const bool fits = view_torch(tensor, view) && is_on_host(view) && is_contiguous(view) &&
-                      view.dtype.bits == 8 * sizeof(Element) && view.dtype.lanes == 1;
-    if (!fits) invalid_argument(std::string(name) + " is no dense tensor of this size of elements on the host");
-    Filled<Element> filled{static_cast<Element*>(view.data), 1};
-    for (int32_t dimension = 0; dimension < view.ndim; ++dimension) filled.size *= view.shape[dimension];
-    std::fill_n(filled.data, filled.size, Element{0});
-    return filled;
+template <class Struct>
+void run(ncclResult_t (*function)(const Struct*, cudaStream_t), const Struct& arguments) {
+    const cudaStream_t stream = stream_from(nb::none(), arguments.device < 0, arguments.device);
+    const ReleasedGil unlocked;
+    check(function(&arguments, stream));
 }
 
-nb::object count_routing(nb::handle tensor, int64_t node_size, nb::handle per_rank, nb::handle per_node,
-                         nb::handle per_expert, nb::handle is_in_rank) {
-    Ids ids;
-    if (!ids_from(tensor, ids)) return nb::none();
-    const auto of_rank = filled_from<int32_t>(per_rank, "per_rank");
-    const auto of_expert = filled_from<int32_t>(per_expert, "per_expert");
-    const auto chosen = filled_from<uint8_t>(is_in_rank, "is_in_rank");
-    Filled<int32_t> of_node;
-    if (!per_node.is_none()) of_node = filled_from<int32_t>(per_node, "per_node");
-    const int64_t num_ranks = of_rank.size;
-    const int64_t num_experts = of_expert.size;
-    const bool fits = num_ranks > 0 && num_experts > 0 && num_experts % num_ranks == 0 && node_size > 0 &&
-                      chosen.size == ids.num_tokens * num_ranks &&
-                      (of_node.data == nullptr || of_node.size * node_size == num_ranks);
-    if (!fits) invalid_argument("the tensors to be filled have other numbers of elements than topk_idx asks for");
-    const int64_t largest = largest_of(ids);
-    if (largest >= num_experts) return nb::int_(largest);
-
-    const int64_t local = num_experts / num_ranks;
-    for (int64_t token = 0; token < ids.num_tokens; ++token) {
-        uint8_t* ranks = chosen.data + token * num_ranks;
-        for (int64_t column = 0; column < ids.topk; ++column) {
-            const int64_t expert = ids.at(token, column);
-            if (expert < 0) continue;
-            ++of_expert.data[expert];
-            ranks[expert / local] = 1;
-        }
-        for (int64_t rank = 0; rank < num_ranks; ++rank) of_rank.data[rank] += ranks[rank];
-        for (int64_t node = 0; node < of_node.size; ++node) {
-            const uint8_t* first = ranks + node * node_size;
-            of_node.data[node] += std::any_of(first, first + node_size, [](uint8_t is_chosen) { return is_chosen; });
-        }
+nb::object host_bytes(const nb::args& tensors) {
+    std::string bytes;
+    for (nb::handle tensor : tensors) {
+        Strided found;
+        const bool fits = strided_from(tensor, found) && found.device < 0 && found.type == ncclInt32;
+        if (!fits || !found.is_dense()) return nb::none();
+        bytes.append(static_cast<const char*>(found.data), static_cast<size_t>(4 * found.size()));
     }
+    return nb::bytes(bytes.data(), bytes.size());
+}
+
+template <class Struct>
+void set_ids(Struct& arguments, const Strided& ids) {
+    arguments.topk_idx = ids.data;
+    arguments.id_type = *ids.type;
+    arguments.num_tokens = static_cast<uint64_t>(ids.shape[0]);
+    arguments.num_topk = static_cast<unsigned int>(ids.shape[1]);
+    arguments.token_stride = ids.strides[0];
+    arguments.choice_stride = ids.strides[1];
+}
+
+nb::object count_routing(nb::handle topk_idx, int64_t node_size, nb::handle per_rank, nb::handle per_node,
+                         nb::handle per_expert, nb::handle is_in_rank) {
+    Strided ids;
+    if (!ids_from(topk_idx, ids)) return nb::none();
+    const Tensors tensors(ids.device);
+    const int64_t num_ranks = tensors.strided(per_rank, "per_rank", sizeof(int32_t)).size();
+    const int64_t num_experts = tensors.strided(per_expert, "per_expert", sizeof(int32_t)).size();
+    auto counts = begin_struct<crossdockRoutingCounts_t>(ids.device);
+    set_ids(counts, ids);
+    counts.num_experts = static_cast<unsigned int>(num_experts);
+    counts.num_ranks = static_cast<unsigned int>(num_ranks);
+    counts.node_ranks = static_cast<unsigned int>(node_size);
+    counts.per_rank = tensors.dense<int32_t>(per_rank, "per_rank", num_ranks);
+    counts.per_node = tensors.dense<int32_t>(per_node, "per_node", num_ranks / std::max<int64_t>(node_size, 1));
+    counts.per_expert = tensors.dense<int32_t>(per_expert, "per_expert", num_experts);
+    counts.is_in_rank = tensors.dense<uint8_t>(is_in_rank, "is_in_rank", ids.shape[0] * num_ranks);
+    const int64_t largest = largest_of(ids);
+    if (largest < num_experts) run(&crossdockCountRouting, counts);
     return nb::int_(largest);
+}
+
+void pack_labels(nb::handle words, int32_t first_number, nb::handle topk_idx, nb::handle weights, nb::handle scales,
+                 nb::handle targets, int64_t rank_experts, nb::handle is_in_rank, nb::handle zeros) {
+    Strided packed;
+    if (!strided_from(words, packed) || packed.num_dimensions != 2 || packed.item_bytes != 4 || !packed.is_dense()) {
+        invalid_argument("words is no dense [tokens, words] of 4-byte elements");
+    }
+    const int64_t num_tokens = packed.shape[0];
+    const Tensors tensors(packed.device);
+    auto labels = begin_struct<crossdockLabelsSent_t>(packed.device);
+    Strided ids;
+    ids.type = ncclInt64;
+    if (!topk_idx.is_none() &&
+        (!ids_from(topk_idx, ids) || ids.shape[0] != num_tokens || ids.device != packed.device)) {
+        invalid_argument("topk_idx is no [tokens, top-k] of int32 or int64 on the other tensors' device");
+    }
+    set_ids(labels, ids);
+    labels.num_tokens = static_cast<uint64_t>(num_tokens);
+    labels.first_number = first_number;
+    labels.words = static_cast<uint32_t*>(packed.data);
+    labels.num_words = static_cast<unsigned int>(packed.shape[1]);
+    if (!weights.is_none()) {
+        const Strided found = tensors.table(weights, "weights", sizeof(float), num_tokens);
+        if (found.shape[1] != ids.shape[1]) invalid_argument("weights has other columns than topk_idx");
+        labels.weights = static_cast<const float*>(found.data);
+        std::copy_n(found.strides, 2, labels.weight_strides);
+    }
+    if (!scales.is_none()) {
+        const Strided found = tensors.table(scales, "scales", sizeof(uint32_t), num_tokens);
+        labels.scales = static_cast<const uint32_t*>(found.data);
+        labels.num_scales = static_cast<unsigned int>(found.shape[1]);
+        std::copy_n(found.strides, 2, labels.scale_strides);
+    }
+    if (!targets.is_none()) {
+        const Strided found = tensors.table(targets, "targets", sizeof(int32_t), num_tokens);
+        labels.targets = tensors.dense<int32_t>(targets, "targets", found.size());
+        labels.num_targets = static_cast<unsigned int>(found.shape[1]);
+        labels.rank_experts = static_cast<unsigned int>(rank_experts);
+    }
+    if (!is_in_rank.is_none()) {
+        const Strided found = tensors.table(is_in_rank, "is_in_rank", sizeof(uint8_t), num_tokens);
+        labels.is_in_rank = tensors.dense<uint8_t>(is_in_rank, "is_in_rank", found.size());
+        labels.num_ranks = static_cast<unsigned int>(found.shape[1]);
+    }
+    if (!zeros.is_none()) {
+        labels.num_zeros = static_cast<unsigned int>(tensors.strided(zeros, "zeros", sizeof(int32_t)).size());
+        labels.zeros = tensors.dense<int32_t>(zeros, "zeros", labels.num_zeros);
+    }
+    run(&crossdockPackLabels, labels);
+}
+
+void unpack_labels(nb::handle words, int64_t num_rows, nb::handle received, int64_t topk, bool has_weights,
+                   int64_t first_expert, int64_t rank_experts, nb::handle ids, nb::handle more_ids, nb::handle weights,
+                   bool zero_foreign_weights, nb::handle numbers, nb::handle scales, nb::handle sources,
+                   nb::handle counts, nb::handle ends, bool ends_of_rows, int64_t alignment, nb::handle rank_ends,
+                   int64_t rank_numbers) {
+    Strided packed;
+    if (!strided_from(words, packed) || packed.num_dimensions != 2 || packed.item_bytes != 4 || !packed.is_dense() ||
+        packed.shape[0] < num_rows) {
+        invalid_argument("words is no dense [rows, words] of 4-byte elements, or has fewer rows");
+    }
+    const Tensors tensors(packed.device);
+    auto labels = begin_struct<crossdockLabelsReceived_t>(packed.device);
+    labels.words = static_cast<const uint32_t*>(packed.data);
+    labels.num_words = static_cast<unsigned int>(packed.shape[1]);
+    labels.num_rows = static_cast<uint64_t>(num_rows);
+    if (PyLong_Check(received.ptr())) {
+        labels.num_received = nb::cast<uint64_t>(received);
+    } else {
+        labels.received = tensors.dense<int32_t>(received, "received", 1);
+    }
+    labels.num_topk = static_cast<unsigned int>(topk);
+    labels.has_weights = has_weights ? 1 : 0;
+    labels.first_expert = static_cast<unsigned int>(first_expert);
+    labels.rank_experts = static_cast<unsigned int>(rank_experts);
+    labels.id_type = ncclInt64;
+    if (!ids.is_none()) {
+        Strided found;
+        if (!ids_from(ids, found) || !found.is_dense()) invalid_argument("ids is no dense tensor of int32 or int64");
+        labels.id_type = *found.type;
+    }
+    const auto ids_in = [&](nb::handle tensor, const char* name) -> void* {
+        if (labels.id_type == ncclInt64) return tensors.dense<int64_t>(tensor, name, num_rows * topk);
+        return tensors.dense<int32_t>(tensor, name, num_rows * topk);
+    };
+    labels.ids = ids_in(ids, "ids");
+    labels.more_ids = ids_in(more_ids, "more_ids");
+    labels.weights = tensors.dense<float>(weights, "weights", num_rows * topk);
+    labels.zero_foreign_weights = zero_foreign_weights ? 1 : 0;
+    labels.numbers = tensors.dense<int32_t>(numbers, "numbers", num_rows);
+    labels.sources = tensors.dense<int32_t>(sources, "sources", num_rows * (topk + 2));
+    if (!scales.is_none()) {
+        const Strided found = tensors.table(scales, "scales", sizeof(uint32_t), num_rows);
+        labels.scales = static_cast<uint32_t*>(found.data);
+        labels.num_scales = static_cast<unsigned int>(found.shape[1]);
+        std::copy_n(found.strides, 2, labels.scale_strides);
+    }
+    labels.counts = tensors.dense<int32_t>(counts, "counts", rank_experts + 1);
+    labels.ends = tensors.dense<int32_t>(ends, "ends", rank_experts);
+    labels.ends_of_rows = ends_of_rows ? 1 : 0;
+    labels.alignment = static_cast<unsigned int>(alignment);
+    if (!rank_ends.is_none()) {
+        labels.num_ranks = static_cast<unsigned int>(tensors.strided(rank_ends, "rank_ends", sizeof(int32_t)).size());
+        labels.rank_ends = tensors.dense<int32_t>(rank_ends, "rank_ends", labels.num_ranks);
+        labels.rank_numbers = static_cast<unsigned int>(rank_numbers);
+    }
+    run(&crossdockUnpackLabels, labels);
 }
 
 }  // namespace
 
 void bind_routing(nb::module_& module) {
     module.def("largest_id", &largest_id, "topk_idx"_a, nb::sig("def largest_id(topk_idx: object) -> int | None"),
-               "The largest of [tokens, top-k] numbers in host memory, at least -1; None where that cannot be seen at "
-               "once.");
+               "The largest of [tokens, top-k] numbers in host memory, at least -1; -1 on GPUs; None where there are "
+               "no such numbers.");
+    module.def("host_bytes", &host_bytes, "tensors"_a, nb::sig("def host_bytes(*tensors: object) -> bytes | None"),
+               "What dense int32 tensors hold, one behind the other; None where one is anything else, or elsewhere.");
     module.def(
         "count_routing", &count_routing, "topk_idx"_a, "node_size"_a, "per_rank"_a, "per_node"_a.none(), "per_expert"_a,
         "is_in_rank"_a,
         nb::sig("def count_routing(topk_idx: object, node_size: int, per_rank: object, per_node: object, "
                 "per_expert: object, is_in_rank: object) -> int | None"),
-        "Fills dense tensors of torch on the host: per_rank [R] and per_node [R / node_size], or None, int32, "
-        "tokens for each; per_expert [E] int32, how often it occurs; is_in_rank [T, R] bool. Returns the largest "
-        "number, and has counted nothing if that is none of an expert; None: topk_idx cannot be seen from here.");
+        "crossdockCountRouting: fills dense tensors of torch, per_rank [R] and per_node [R / node_size], or None, "
+        "int32, per_expert [E] int32, is_in_rank [T, R] bool. Returns largest_id, and has counted nothing if that is "
+        "none of an expert or None.");
+    module.def("pack_labels", &pack_labels, "words"_a, "first_number"_a, "topk_idx"_a.none(), "weights"_a.none(),
+               "scales"_a.none(), "targets"_a.none(), "rank_experts"_a, "is_in_rank"_a.none(), "zeros"_a.none(),
+               nb::sig("def pack_labels(words: object, first_number: int, topk_idx: object, weights: object, scales: "
+                       "object, targets: object, rank_experts: int, is_in_rank: object, zeros: object) -> None"),
+               "crossdockPackLabels: fills words [T, W] and targets [T, N], dense and of 4-byte elements.");
+    module.def("unpack_labels", &unpack_labels, "words"_a, "num_rows"_a, "received"_a, "topk"_a, "has_weights"_a,
+               "first_expert"_a, "rank_experts"_a, "ids"_a.none(), "more_ids"_a.none(), "weights"_a.none(),
+               "zero_foreign_weights"_a, "numbers"_a.none(), "scales"_a.none(), "sources"_a.none() = nb::none(),
+               "counts"_a.none() = nb::none(), "ends"_a.none() = nb::none(), "ends_of_rows"_a = false,
+               "alignment"_a = 1, "rank_ends"_a.none() = nb::none(), "rank_numbers"_a = 0,
+               nb::sig("def unpack_labels(words: object, num_rows: int, received: object, topk: int, has_weights: "
+                       "bool, first_expert: int, rank_experts: int, ids: object, more_ids: object, weights: object, "
+                       "zero_foreign_weights: bool, numbers: object, scales: object, sources: object = None, counts: "
+                       "object = None, ends: object = None, ends_of_rows: bool = False, alignment: int = 1, "
+                       "rank_ends: object = None, rank_numbers: int = 0) -> None"),
+               "crossdockUnpackLabels: fills the tensors that are not None. received: a number, or an int32 tensor of "
+               "one element.");
 }
 
 }  // namespace crossdock::python

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What routing on the host says: where torch would take a dozen small operations, one loop does.
+// Routing in numbers and labels of rows: where torch would take a dozen small operations, one call does.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -87,21 +87,22 @@ def test_layout(repeats: bool) -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_three_ways_to_count_are_one(num_nodes: int) -> None:
-    """The loop of the host, and the two that GPUs know; numbers are of both types, repeated, and of any stride."""
+def test_layout_counts_what_is_there(num_nodes: int) -> None:
+    """Numbers are of both types, repeated, and of any stride."""
     random = torch.Generator().manual_seed(1)
     for tokens, topk, num_experts in ((0, 3, 8), (1, 1, 4), (33, 8, 12)):
         for dtype in (torch.int64, torch.int32):
             ids = torch.randint(-2, num_experts, (topk, tokens), generator=random).to(dtype).t()
-            counts = layout.counts_of(ids, num_experts, 4, num_nodes)
-            assert (counts.per_node is None) == (num_nodes == 1)
-            for way in (layout.compare, layout.scatter):
-                per_expert, is_in_rank = way(ids, num_experts, 4)
-                assert torch.equal(per_expert, counts.per_expert) and per_expert.dtype == torch.int32
-                assert torch.equal(is_in_rank, counts.is_in_rank) and is_in_rank.dtype == torch.bool
-                assert torch.equal(is_in_rank.sum(dim=0).int(), counts.per_rank)
-                per_node = layout.tokens_per_node(is_in_rank, num_nodes)
-                assert per_node is None or torch.equal(per_node, counts.per_node)
+            per_rank, per_node, per_expert, is_in_rank = layout.counts_of(ids, num_experts, 4, num_nodes)
+            is_chosen = ids.unsqueeze(2) == torch.arange(num_experts)
+            by_rank = is_chosen.view(tokens, topk, 4, num_experts // 4).any(dim=3).any(dim=1)
+            assert torch.equal(per_expert, is_chosen.sum(dim=(0, 1)).int())
+            assert torch.equal(is_in_rank, by_rank) and torch.equal(per_rank, by_rank.sum(dim=0).int())
+            assert (per_node is None) == (num_nodes == 1)
+            if per_node is not None:
+                assert torch.equal(
+                    per_node, by_rank.view(tokens, num_nodes, 4 // num_nodes).any(dim=2).sum(dim=0).int()
+                )
 
 
 @pytest.mark.parametrize("hidden", [256, 100, 9])

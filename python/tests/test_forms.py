@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the binding knows for crossdock.deep_ep: forms of arguments, routing on the host, rows as bytes."""
+"""What the binding knows for crossdock.deep_ep: forms of arguments, routing in numbers, labels, rows as bytes."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
 import crossdock as ep  # noqa: E402
-from crossdock._core import Forms, count_routing, largest_id  # noqa: E402
+from crossdock._core import Forms, count_routing, host_bytes, largest_id, unpack_labels  # noqa: E402
+from crossdock.deep_ep.labels import Labels  # noqa: E402
 
 
 class Tagged(torch.Tensor):  # type: ignore[name-defined]
@@ -61,10 +64,45 @@ def test_routing_on_the_host() -> None:
 
     assert counted(4) == (3, [[1, 2], [2], [1, 0, 0, 2], [[True, True], [False, True], [False, False]]])
     assert counted(2)[0] == 3
-    with pytest.raises(ep.InvalidArgument, match="other numbers of elements than topk_idx asks for"):
-        counted(3)
-    with pytest.raises(ep.InvalidArgument, match="per_rank is no dense tensor"):
+    with pytest.raises(ep.InvalidArgument, match="num_experts is 5, allowed: positive multiples of num_ranks"):
+        counted(5)
+    with pytest.raises(ep.InvalidArgument, match="per_rank is no tensor of elements of 4 bytes"):
         count_routing(ids, 1, torch.zeros(2).double(), None, torch.zeros(4).int(), torch.zeros(3, 2).bool())
+    with pytest.raises(ep.InvalidArgument, match="is_in_rank is no dense tensor of 6 elements"):
+        count_routing(ids, 1, torch.zeros(2).int(), None, torch.zeros(4).int(), torch.zeros(2, 2).bool())
+
+
+def test_bytes_of_the_host() -> None:
+    counts = torch.tensor([1, 2], dtype=torch.int32)
+    assert host_bytes(counts, counts[:1]) == b"\1\0\0\0\2\0\0\0\1\0\0\0"
+    assert host_bytes(counts.long()) is None and host_bytes(torch.zeros(4).int()[::2]) is None
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Tagged])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_labels_come_back_as_they_went(dtype: torch.dtype, kind: Any) -> None:
+    """Out of tensors of any strides, of torch's own type or not."""
+    tokens, topk, scales = 5, 3, torch.arange(10.0).view(2, 5).t()
+    ids = torch.tensor([[0, 5, -1], [4, 4, 4], [3, -1, 2], [1, 0, 5], [-1, -1, -1]], dtype=dtype)
+    weights = torch.arange(15.0).view(3, 5).t()
+    labels = Labels.of(
+        torch.zeros(tokens, 1), *(part.as_subclass(kind) for part in (ids, weights, scales)), 50, 2, None
+    )
+    assert labels.words.shape == (5, 12)
+    assert labels.targets.tolist() == [[0, 2, -1], [2, 2, 2], [1, -1, 1], [0, 0, 2], [-1, -1, -1]]
+    mask = torch.tensor([[True, False, True]] * tokens)
+    assert Labels.of(ids, None, None, None, 0, 2, mask).targets.tolist() == [[0, 2, -1]] * tokens
+
+    found, numbers = torch.zeros(4, topk, dtype=dtype), torch.zeros(4, dtype=torch.int32)
+    own, back = torch.zeros(4, topk), torch.zeros(4, 2)
+    unpack_labels(labels.words, 4, 3, topk, True, 4, 2, found, None, own, True, numbers, back)
+    assert found.tolist() == [[-1, 1, -1], [0, 0, 0], [-1, -1, -1], [-1, -1, -1]]
+    assert own.tolist() == [[0, 5, 0], [1, 6, 11], [0, 0, 0], [0, 0, 0]]
+    assert numbers.tolist() == [50, 51, 52, 53] and torch.equal(back, scales[:4])
+    with pytest.raises(ep.InvalidArgument, match="ids is no dense tensor of 15 elements"):
+        unpack_labels(labels.words, 5, 3, topk, True, 4, 2, found, None, None, True, None, None)
+    with pytest.raises(ep.InvalidArgument, match="weights has other columns than topk_idx"):
+        Labels.of(ids, ids, scales, None, 0, 2, None)
 
 
 def test_rows_of_any_type_go_as_bytes() -> None:

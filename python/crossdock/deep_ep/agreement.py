@@ -8,10 +8,12 @@ each of them, and nothing has been touched by then.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import torch
 
+from crossdock._core import host_bytes
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import WrongCall
 from crossdock.deep_ep.ranks import Ranks
@@ -28,41 +30,56 @@ _COUNTS_UNIT = 2048  # bytes, so that ranks with different numbers of experts ca
 class Agreement:
     """same: values of SAME. tokens: of this rank. rows: that its outputs are to have, 0 if as many as come.
 
-    counts: of this rank's tokens for each rank, then for each expert; all ranks give some, or none does.
+    counts: of this rank's tokens for each rank, and for each expert; all ranks give them, or none does.
     """
 
     def __init__(
-        self, ranks: Ranks, same: tuple[int, ...], tokens: int, rows: int, counts: torch.Tensor | None
+        self,
+        ranks: Ranks,
+        same: tuple[int, ...],
+        tokens: int,
+        rows: int,
+        counts: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
         payload = _HEADER.pack(*same, tokens, rows)
         if counts is not None:
-            told = counts.cpu().numpy().astype(np.int32, copy=False).tobytes()
+            told = _bytes_of(*counts)
             payload += told.ljust(align(len(told), _COUNTS_UNIT), b"\0")
         everybody = ranks.gather(payload)
-        if any(part[:_SAME_BYTES] != payload[:_SAME_BYTES] for part in everybody):
+        head = payload[:_SAME_BYTES]
+        if not all(part.startswith(head) for part in everybody):
             _refuse([_HEADER.unpack_from(part) for part in everybody])
         own = [_OWN.unpack_from(part, _SAME_BYTES) for part in everybody]
-        self.tokens = [tokens for tokens, _ in own]
-        self.most_tokens = max(self.tokens)
-        self.most_rows = max(rows for _, rows in own)
+        self.most_tokens, self.most_rows = map(max, zip(*own, strict=True))
         if counts is None:
             return
         everything = np.frombuffer(b"".join(everybody), dtype=np.int32).reshape(ranks.size, -1)
-        told_counts = everything[:, _HEADER.size // 4 :]
-        self._rank = ranks.rank
-        self.rank_counts = told_counts[:, : ranks.size]  # [source, target] rows
-        self.expert_counts = told_counts[:, ranks.size : len(counts)]  # [source, expert] selections
+        self._told = everything[:, _HEADER.size // 4 :]  # [source, targets and experts]
+        self._sums = np.add.reduce(self._told, axis=0)
+        self._rank, self._num_ranks = ranks.rank, ranks.size
+        self._local = len(counts[1]) // ranks.size  # experts
+
+    def rank_counts(self) -> Any:
+        """[source, target] rows."""
+        return self._told[:, : self._num_ranks]
 
     def rows_here(self) -> int:
         """That come to this rank."""
-        return int(self.rank_counts[:, self._rank].sum())
+        return int(self._sums[self._rank])
 
     def expert_counts_here(self, alignment: int) -> list[int]:
         """Selections of each expert of this rank, rounded up to a multiple of alignment."""
-        local = self.expert_counts.shape[1] // len(self.rank_counts)
-        counts = self.expert_counts[:, self._rank * local : (self._rank + 1) * local].sum(axis=0)
-        found: list[int] = counts.tolist()
+        first = self._num_ranks + self._rank * self._local
+        found: list[int] = self._sums[first : first + self._local].tolist()
         return found if alignment == 1 else [align(count, alignment) for count in found]
+
+
+def _bytes_of(per_rank: torch.Tensor, per_expert: torch.Tensor) -> bytes:
+    """Of int32."""
+    told: bytes | None = host_bytes(per_rank, per_expert)
+    if told is None:
+        told = torch.cat([per_rank, per_expert]).int().cpu().numpy().tobytes()
+    return told
 
 
 def _refuse(headers: list[tuple[int, ...]]) -> None:

@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
+from crossdock._core import unpack_labels
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.expand import Expansion, align_counts
-from crossdock.deep_ep.layout import MOST_COMPARISONS, describe
+from crossdock.deep_ep.expand import Expansion
+from crossdock.deep_ep.labels import MOST_TARGETS, Labels, num_words
+from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.normal import Tokens, add_up_with
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.row_exchange import MOST_COLUMNS, Route, RowExchange
+from crossdock.deep_ep.row_exchange import Route, RowExchange
 
 
 @dataclass
@@ -49,7 +52,6 @@ class State:
     route: Route
     local_ids: torch.Tensor  # [N, K], -1 where the expert is elsewhere
     expansion: Expansion | None
-    num_scales: int
 
 
 def state_of(handle: Any, owner: RowExchange) -> State:
@@ -93,44 +95,68 @@ class Elastic:
         is_exact: bool,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
         """A fresh one. is_exact: as many rows as come; else as many as could."""
-        x, ranks, topk = call.tokens.values, self.ranks, topk_idx.shape[1]
-        num_scales = call.tokens.scales.shape[1] if call.tokens.scales is not None else 0
-        row_bytes, num_words = x.shape[1] * x.element_size(), 1 + 3 * topk + num_scales
-        local = num_experts // ranks.size
+        x, scales = call.tokens
+        ranks, topk, num_scales, weights = self.ranks, topk_idx.shape[1], call.tokens.num_scales, call.topk_weights
+        row_bytes, local = x.shape[1] * x.element_size(), num_experts // ranks.size
         aligned: list[int] = []
         is_in_rank = None
         if is_exact:
-            per_rank, _, per_expert, is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size)
-            same = (2, num_experts, topk, row_bytes, num_scales, int(x.device.type == "cuda"))
-            agreed = Agreement(ranks, same, x.shape[0], max_tokens, torch.cat([per_rank, per_expert]))
+            counted = layout.counts_of(topk_idx, num_experts, ranks.size)
+            is_in_rank = counted.is_in_rank
+            same = (2, num_experts, topk, row_bytes, num_scales, not x.is_cpu)
+            agreed = Agreement(ranks, same, x.shape[0], max_tokens, (counted.per_rank, counted.per_expert))
             max_tokens, most_tokens = max(agreed.most_rows, agreed.most_tokens), agreed.most_tokens
             budget, expected = 0, agreed.rows_here()
             aligned = agreed.expert_counts_here(alignment)
         else:
             budget, expected, most_tokens = ranks.size * max_tokens, None, max_tokens
-        if topk <= min(ranks.size, MOST_COLUMNS):
-            routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
-        else:
-            if is_in_rank is None:
-                is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size).is_in_rank
-            routing = layout.routing_of_mask(is_in_rank, MOST_COLUMNS)
-        route = self.exchange.route(routing, most_tokens, row_bytes, num_words, budget, expected)
+        if topk <= min(ranks.size, MOST_TARGETS):
+            is_in_rank = None
+        elif is_in_rank is None:
+            is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size).is_in_rank
 
-        first = ranks.rank * max_tokens
-        numbers = torch.arange(first, first + x.shape[0], dtype=torch.int32, device=x.device)
-        beside = {"ids": topk_idx.long(), "number": numbers.unsqueeze(1)}
-        values, came = self._send(route, call, beside)
-        ids, is_here = self.exchange.local_ids(route, came["ids"], local)
-        local_ids = torch.where(is_here, ids, -1)
-        counts = _count(local_ids, local)
-        zones = align_counts(counts, alignment)
-        ends = zones.cumsum(0)
+        make = makers_of(x.device)
+        counting, first = make.int32(local + 1), ranks.rank * max_tokens
+        labels = Labels.of(x, topk_idx, weights, scales, first, local, is_in_rank, counting)
+        words = num_words(topk, num_scales)
+        route = self.exchange.route(labels.targets, most_tokens, row_bytes, words, budget, expected)
+        values, came = self.exchange.send(route, x, labels.words)
+
+        num_rows = route.num_rows
+        make_ids = maker_of(topk_idx.dtype, x.device)
+        local_ids, ids = make_ids(num_rows, topk), None if call.do_expand else make_ids(num_rows, topk)
+        sources, ends, rank_ends = make.int32(num_rows, topk + 2), make.int32(local), make.int32(ranks.size)
+        came_weights = None if weights is None else make.float32(num_rows, topk)
+        came_scales = None if scales is None else maker_of(scales.dtype, x.device)(num_rows, num_scales)
+        unpack_labels(
+            came,
+            num_rows,
+            route.received,
+            topk,
+            weights is not None,
+            ranks.rank * local,
+            local,
+            local_ids,
+            ids,
+            came_weights,
+            False,
+            None,
+            came_scales,
+            sources,
+            counting,
+            ends,
+            call.do_expand,
+            alignment,
+            rank_ends,
+            max(1, max_tokens),
+        )
+        counts = counting[:local]
         expansion, num_expanded = None, 0
         if call.do_expand:
             most = budget * min(topk, local) + (alignment - 1) * local
             num_expanded = sum(aligned) if is_exact else align(most, alignment)
             expansion = Expansion.of(local_ids, counts, alignment, num_expanded)
-        state = State(route, local_ids, expansion, num_scales)
+            sources[:, 2:] = expansion.places
         handle = EPHandle(
             do_expand=call.do_expand,
             num_experts=num_experts,
@@ -139,26 +165,15 @@ class Elastic:
             num_sms=num_sms,
             topk_idx=kept_topk_idx,
             num_recv_tokens_per_expert_list=aligned,
-            psum_num_recv_tokens_per_scaleup_rank=self._rows_up_to_each_rank(route, came["number"], max_tokens),
-            psum_num_recv_tokens_per_expert=(ends - zones + counts if call.do_expand else ends).int(),
+            psum_num_recv_tokens_per_scaleup_rank=rank_ends,
+            psum_num_recv_tokens_per_expert=ends,
             num_unaligned_recv_tokens_per_expert=counts,
-            recv_src_metadata=_metadata(came["number"], expansion, topk),
-            num_recv_tokens=route.num_rows,
+            recv_src_metadata=sources,
+            num_recv_tokens=num_rows,
             num_expanded_tokens=num_expanded,
-            _state=state,
+            _state=State(route, local_ids, expansion),
         )
-        return self._outputs(call, handle, state, values, came, counts, topk_idx.dtype)
-
-    def _rows_up_to_each_rank(self, route: Route, numbers: torch.Tensor, max_tokens: int) -> torch.Tensor:
-        """[R] int32: rows from sources 0 .. r, which lie in the order of their numbers [N, 1]."""
-        size = self.ranks.size
-        ordered = numbers.flatten().contiguous()
-        exists = self.exchange.is_received(route, numbers)
-        if exists is not None:
-            ordered = torch.where(exists, ordered, size * max_tokens)
-        step = max(1, max_tokens)
-        ends = torch.arange(step, (size + 1) * step, step, dtype=torch.int32, device=numbers.device)
-        return torch.searchsorted(ordered, ends, out_int32=True)
+        return self._outputs(call, handle, values, ids, came_weights, came_scales)
 
     def dispatch_again(
         self, call: Call, handle: EPHandle
@@ -168,44 +183,31 @@ class Elastic:
         if num_tokens != expected:
             sentence = f"x has {num_tokens} rows, expected those of the dispatch that made the handle: {expected}"
             require(False, sentence)
-        values, came = self._send(state.route, call, {})
-        counts = handle.num_unaligned_recv_tokens_per_expert
-        return self._outputs(call, handle, state, values, came, counts, handle.topk_idx.dtype)
-
-    def _send(
-        self, route: Route, call: Call, beside: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        if call.topk_weights is not None:
-            beside["weights"] = call.topk_weights
-        if call.tokens.scales is not None:
-            beside["scales"] = call.tokens.scales
-        return self.exchange.send(route, call.tokens.values, beside)
+        x, scales = call.tokens
+        values, scales, weights = self.exchange.send_again(state.route, x, scales, call.topk_weights)
+        ids = None if state.expansion is not None else state.local_ids.clone()  # callers overwrite theirs
+        return self._outputs(call, handle, values, ids, weights, scales)
 
     def _outputs(
         self,
         call: Call,
         handle: EPHandle,
-        state: State,
         values: torch.Tensor,
-        came: dict[str, torch.Tensor],
-        counts: torch.Tensor,
-        id_type: torch.dtype,
+        ids: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        scales: torch.Tensor | None,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
+        """Of rows that came: what the call asks for."""
+        expansion, with_zeros = handle._state.expansion, call.do_zero_padding
         if call.statistics is not None:
-            call.statistics.add_(counts.to(call.statistics.dtype))
-        scales, weights = came.get("scales"), came.get("weights")
-        weights = None if weights is None else weights.contiguous()
-        ids: torch.Tensor | None = None
-        if state.expansion is not None:
-            values = state.expansion.spread(values, call.do_zero_padding)
-            scales = state.expansion.spread(scales, call.do_zero_padding) if scales is not None else None
-            weights = state.expansion.spread_columns(weights, call.do_zero_padding) if weights is not None else None
-        else:
-            ids = state.local_ids  # callers overwrite theirs
-            ids = ids.clone() if ids.dtype == id_type else ids.to(id_type)
-        scales = None if scales is None else _column_major(scales) if call.column_major_scales else scales.contiguous()
-        received = values if scales is None else (values, scales)
-        return received, ids, weights, handle
+            call.statistics.add_(handle.num_unaligned_recv_tokens_per_expert)
+        if expansion is not None:
+            values = expansion.spread(values, with_zeros)
+            scales = None if scales is None else expansion.spread(scales, with_zeros)
+            weights = None if weights is None else expansion.spread_columns(weights, with_zeros)
+        if scales is not None and call.column_major_scales:
+            scales = _column_major(scales)
+        return values if scales is None else (values, scales), ids, weights, handle
 
     def combine(
         self,
@@ -251,23 +253,6 @@ class Elastic:
         if state.expansion is not None:
             return self.exchange.add_up(state.route, state.expansion.gather_columns(topk_weights))
         return self.exchange.add_up(state.route, torch.where(state.local_ids >= 0, topk_weights, 0.0))
-
-
-def _count(ids: torch.Tensor, num: int) -> torch.Tensor:
-    """[num] int32, how often each of 0 .. num - 1 occurs in ids, which may also be -1."""
-    if ids.numel() * num <= MOST_COMPARISONS:
-        numbers = torch.arange(num, dtype=ids.dtype, device=ids.device)
-        return (ids.view(-1, 1) == numbers).sum(dim=0, dtype=torch.int32)
-    counts = torch.zeros(num + 1, dtype=torch.int32, device=ids.device)
-    flat = torch.where(ids >= 0, ids, num).flatten().long()
-    counts.scatter_add_(0, flat, torch.ones(1, dtype=torch.int32, device=ids.device).expand(len(flat)))
-    return counts[:num].contiguous()
-
-
-def _metadata(numbers: torch.Tensor, expansion: Expansion | None, topk: int) -> torch.Tensor:
-    """[N, K + 2]: the token's number among all, one column for nobody, the expanded rows of its columns."""
-    rows = numbers.new_full((numbers.shape[0], topk), -1) if expansion is None else expansion.places
-    return torch.cat([numbers, torch.zeros_like(numbers), rows], dim=1)
 
 
 def _column_major(scales: torch.Tensor) -> torch.Tensor:

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from crossdock._core import Forms
-from crossdock.deep_ep import layout
+from crossdock._core import Forms, unpack_labels
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.labels import MOST_TARGETS, Labels, num_words
 from crossdock.deep_ep.layout import describe
 from crossdock.deep_ep.lazy import Later, LazyTuple
+from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.row_exchange import MOST_COLUMNS, Route, RowExchange
+from crossdock.deep_ep.row_exchange import Route, RowExchange
 
 SCALE_TYPES = (torch.float32, torch.int32)
 SUM_TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -61,8 +60,9 @@ class Tokens(NamedTuple):
             _TOKENS.keep(True, values, scales)
         return Tokens(values, scales)
 
-    def received(self, values: torch.Tensor, came: dict[str, torch.Tensor]) -> Any:
-        return values if self.scales is None else (values, came["scales"].contiguous())
+    @property
+    def num_scales(self) -> int:
+        return 0 if self.scales is None else self.scales.shape[1]
 
 
 class DispatchHandle(LazyTuple):
@@ -73,7 +73,16 @@ class DispatchHandle(LazyTuple):
     """
 
     route: Route
-    prefix: Callable[[], torch.Tensor | None]
+    agreed: Agreement | None  # None: the device alone knows the counts
+    column: int | slice  # of the sums over sources
+    device: torch.device
+    _prefix: torch.Tensor | None = None
+
+    def prefix(self) -> torch.Tensor | None:
+        if self._prefix is None and self.agreed is not None:
+            sums = np.cumsum(self.agreed.rank_counts(), axis=0, dtype=np.int32)[:, self.column]
+            self._prefix = torch.tensor(sums, device=self.device)
+        return self._prefix
 
 
 _PREFIX = Later(lambda handle: handle.prefix())
@@ -112,53 +121,56 @@ class Normal:
         has_nodes: bool,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
         """A fresh one; arguments are checked."""
-        x, ranks = tokens.values, self.ranks
+        x, scales = tokens
+        ranks, device, is_cpu = self.ranks, x.device, x.is_cpu
         num_experts, topk = num_tokens_per_expert.shape[0], topk_idx.shape[1] if topk_idx is not None else 0
-        num_scales = tokens.scales.shape[1] if tokens.scales is not None else 0
-        row_bytes = x.shape[1] * x.element_size()
-        same = (topk_idx is not None, num_experts, topk, row_bytes, num_scales, x.device.type == "cuda")
+        num_scales, row_bytes = tokens.num_scales, x.shape[1] * x.element_size()
+        same = (topk_idx is not None, num_experts, topk, row_bytes, num_scales, not is_cpu)
         counts = None
-        if num_worst_tokens == 0 or x.device.type == "cpu":  # else they would have to be awaited
-            counts = torch.cat([num_tokens_per_rank, num_tokens_per_expert])
-        agreed = Agreement(ranks, tuple(map(int, same)), x.shape[0], num_worst_tokens, counts)
-        budget = agreed.most_rows
+        if num_worst_tokens == 0 or is_cpu:  # else they would have to be awaited
+            counts = num_tokens_per_rank, num_tokens_per_expert
+        agreed = Agreement(ranks, same, x.shape[0], num_worst_tokens, counts)
         expected = agreed.rows_here() if counts is not None else None
-        if topk_idx is not None and topk <= min(ranks.size, MOST_COLUMNS):
-            routing = layout.routing_of_ids(topk_idx, num_experts, ranks.size)
-        else:
-            routing = layout.routing_of_mask(is_token_in_rank, MOST_COLUMNS)
-        num_words = 1 + 3 * topk + num_scales
-        route = self.exchange.route(routing, agreed.most_tokens, row_bytes, num_words, budget, expected)
+        local = num_experts // ranks.size
+        by_choice = topk_idx is not None and topk <= min(ranks.size, MOST_TARGETS)
+        labels = Labels.of(x, topk_idx, topk_weights, scales, 0, local, None if by_choice else is_token_in_rank)
+        words = num_words(topk, num_scales)
+        route = self.exchange.route(labels.targets, agreed.most_tokens, row_bytes, words, agreed.most_rows, expected)
         if num_worst_tokens > 0:
             route.num_rows = num_worst_tokens
 
-        beside = {}
-        if topk_idx is not None and topk_weights is not None:
-            beside = {"ids": topk_idx.long(), "weights": topk_weights}
-        beside["number"] = torch.arange(x.shape[0], dtype=torch.int32, device=x.device).unsqueeze(1)
-        if tokens.scales is not None:
-            beside["scales"] = tokens.scales
-        received, came = self.exchange.send(route, x, beside)
-        local_ids = local_weights = None
+        received, came = self.exchange.send(route, x, labels.words)
+        num_rows, make = route.num_rows, makers_of(device)
+        numbers, ids, weights, own_scales = make.int32(num_rows), None, None, None
         if topk_idx is not None:
-            local_ids, local_weights = self._labels(came["ids"], came["weights"], num_experts, topk_idx.dtype, route)
+            ids, weights = maker_of(topk_idx.dtype, device)(num_rows, topk), make.float32(num_rows, topk)
+        if scales is not None:
+            own_scales = maker_of(scales.dtype, device)(num_rows, num_scales)
+        # Local ids or -1, and weights, 0 where there is no local id; -1 in rows that are not there.
+        unpack_labels(
+            came,
+            num_rows,
+            route.received,
+            topk,
+            topk > 0,
+            ranks.rank * local,
+            local,
+            ids,
+            None,
+            weights,
+            True,
+            numbers,
+            own_scales,
+        )
         expert_counts = agreed.expert_counts_here(alignment) if num_worst_tokens == 0 else []
-        handle = _handle_of(route, agreed if counts is not None else None, came["number"], is_token_in_rank, has_nodes)
-        return tokens.received(received, came), local_ids, local_weights, expert_counts, handle
-
-    def _labels(
-        self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int, dtype: torch.dtype, route: Route
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Local ids or -1, and weights, 0 where there is no local id; -1 in rows that are not there."""
-        ids, is_here = self.exchange.local_ids(route, ids, num_experts // self.ranks.size)
-        return torch.where(is_here, ids, -1).to(dtype), torch.where(is_here, weights, 0.0)
+        handle = _handle_of(route, agreed if counts is not None else None, numbers, is_token_in_rank, has_nodes)
+        return received if own_scales is None else (received, own_scales), ids, weights, expert_counts, handle
 
     def dispatch_again(self, tokens: Tokens, handle: Any) -> Any:
         """Along the route of a handle: rows at the same places."""
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
-        beside = {} if tokens.scales is None else {"scales": tokens.scales}
-        received, came = self.exchange.send(route, tokens.values, beside)
-        return tokens.received(received, came)
+        received, scales = self.exchange.send_again(route, *tokens)
+        return received if scales is None else (received, scales)
 
     def _expect_tokens(self, handle: Any, num_tokens: int, name: str) -> Route:
         route = route_of(handle, self.exchange)
@@ -191,28 +203,14 @@ class Normal:
 
 
 def _handle_of(
-    route: Route,
-    agreed: Agreement | None,
-    numbers: torch.Tensor,
-    is_token_in_rank: torch.Tensor,
-    has_nodes: bool,
+    route: Route, agreed: Agreement | None, tokens: torch.Tensor, is_token_in_rank: torch.Tensor, has_nodes: bool
 ) -> DispatchHandle:
-    """agreed: None if the device alone knows the counts."""
-    tokens = numbers.flatten().contiguous()
-    column = route.owner.ranks.rank if has_nodes else slice(None)
-
-    @cache
-    def prefix() -> torch.Tensor | None:
-        if agreed is None:
-            return None
-        sums = np.cumsum(agreed.rank_counts, axis=0, dtype=np.int32)[:, column]
-        return torch.tensor(sums, device=is_token_in_rank.device)
-
     items: tuple[Any, ...] = (_PREFIX, route, None, tokens, is_token_in_rank, None)
     if has_nodes:
         items = (is_token_in_rank, route, None, tokens, None, None, _PREFIX, None, None, None)
     handle = DispatchHandle(items)
-    handle.route, handle.prefix = route, prefix
+    handle.route, handle.agreed, handle.device = route, agreed, tokens.device
+    handle.column = route.owner.ranks.rank if has_nodes else slice(None)
     return handle
 
 

@@ -16,14 +16,14 @@ from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
+from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.ranks import Ranks
 
-MOST_COLUMNS = 64  # of a group's routing
 SMALLEST_TOKENS = 128
 FEWEST_WORDS = 96  # of 4 bytes, that have room beside a row at least
 
 
-@dataclass
+@dataclass(slots=True)
 class Route:
     """Where the tokens of one dispatch went; combine and repeated dispatches go by it."""
 
@@ -35,6 +35,11 @@ class Route:
     num_received: int | None  # None: only the device knows ...
     total: torch.Tensor  # ... here, int32 [1]
     capacity: int  # bytes of a row with what travels beside it
+
+    @property
+    def received(self) -> int | torch.Tensor:
+        """How many rows came, here or on the device."""
+        return self.total if self.num_received is None else self.num_received
 
 
 @dataclass
@@ -65,23 +70,24 @@ class RowExchange:
 
     def route(
         self,
-        routing: torch.Tensor,
+        targets: torch.Tensor,
         most_tokens: int,
         row_bytes: int,
         side_words: int,
         budget: int,
         num_received: int | None,
     ) -> Route:
-        """Makes way for tokens: routing [T, n] has the ranks of each, -1 where there are fewer. Collective.
+        """Makes way for tokens: targets [T, n] has the ranks of each, -1 where there are fewer. Collective.
 
         most_tokens, row_bytes, side_words and budget are the same on all ranks. budget: rows of every tensor, for
         calls whose number of rows must not be awaited; 0: num_received says how many come, None: ask the device.
         """
-        pool = self._pool(routing.device, most_tokens, carried.padded_bytes(row_bytes), side_words, budget)
+        device = targets.device
+        pool = self._pool(device, most_tokens, carried.padded_bytes(row_bytes), side_words, budget)
         lease = Lease(pool.pool, -1)
-        total = torch.empty(1, dtype=torch.int32, device=routing.device)
-        lease.handle.update(routing.contiguous(), layout_info=LayoutInfo(recv_total_counter=total))
-        if routing.device.type == "cpu":
+        total = makers_of(device).int32(1)
+        lease.handle.update(targets, layout_info=LayoutInfo(recv_total_counter=total))
+        if pool.pool.is_cpu:
             num_received = int(total)
             require(
                 budget == 0 or num_received <= budget,
@@ -91,7 +97,7 @@ class RowExchange:
             num_received = int(total)
         num_rows = budget or num_received or 0
         tensor_rows = max(num_rows, pool.rows)
-        return Route(self, lease, routing.shape[0], num_rows, tensor_rows, num_received, total, pool.capacity)
+        return Route(self, lease, targets.shape[0], num_rows, tensor_rows, num_received, total, pool.capacity)
 
     def _pool(self, device: torch.device, tokens: int, row_bytes: int, side_words: int, budget: int) -> _Size:
         key = (device.type, budget)
@@ -125,49 +131,51 @@ class RowExchange:
         return self._sizes[key]
 
     def send(
-        self, route: Route, tokens: torch.Tensor, beside: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """tokens [T, H] of any type, and beside each row those of other tensors: the same of the N rows that came.
+        self, route: Route, tokens: torch.Tensor, words: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """tokens [T, H] of any type, and beside each row its words [T, W]: the N rows that came, and theirs.
 
-        What came of the others are views of one array.
+        The received words have as many rows as the library wants, no fewer than N.
         """
         hidden, dtype = tokens.shape[1], tokens.dtype
-        parts = carried.Beside(beside) if beside else None
         rows = carried.as_carried(tokens)
-        needed = rows.shape[1] * rows.element_size() + (parts.num_bytes if parts else 0)
+        needed = rows.shape[1] * rows.element_size() + (0 if words is None else 4 * words.shape[1])
         if needed > route.capacity:
             sentence = f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}"
             require(False, sentence)
         num_rows, lease = route.num_rows, route.lease
-        received = torch.empty(route.tensor_rows, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        found = {}
-        if parts is None:
+        received = maker_of(rows.dtype, rows.device)(route.tensor_rows, rows.shape[1])
+        found = None
+        if words is None:
             lease.handle.dispatch_rows(rows, received)
         else:
-            words = parts.words.new_empty(route.tensor_rows, parts.words.shape[1])
-            lease.handle.dispatch_rows(rows, received, parts.words, words)
-            found = parts.split(words if route.tensor_rows == num_rows else words[:num_rows])
+            found = words.new_empty(route.tensor_rows, words.shape[1])
+            lease.handle.dispatch_rows(rows, received, words, found)
         lease.forget()
         if route.tensor_rows != num_rows:
             received = received[:num_rows]
         return carried.from_carried(received, hidden, dtype), found
 
-    @staticmethod
-    def is_received(route: Route, like: torch.Tensor) -> torch.Tensor | None:
-        """[num_rows] bool, which rows came; None: all."""
-        if route.num_received == route.num_rows:
-            return None
-        numbers = torch.arange(route.num_rows, device=like.device)
-        return numbers < (route.total if route.num_received is None else route.num_received)
-
-    def local_ids(self, route: Route, ids: torch.Tensor, local: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids [N, K] less those of ranks before, whether that is an expert here)."""
-        ids = ids - self.ranks.rank * local
-        is_here = ids.clamp(0, local - 1) == ids
-        exists = self.is_received(route, ids)
-        if exists is not None:
-            is_here &= exists.unsqueeze(1)
-        return ids, is_here
+    def send_again(
+        self, route: Route, tokens: torch.Tensor, *beside: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        """tokens, and others [T, n] of 4-byte elements where there are some: the N rows of each that came."""
+        parts = [part for part in beside if part is not None]
+        if not parts:
+            return self.send(route, tokens, None)[0], *beside
+        joined = parts[0] if len(parts) == 1 else torch.cat([part.view(torch.int32) for part in parts], dim=1)
+        received, words = self.send(route, tokens, carried.words_of(joined))
+        assert words is not None
+        found: list[torch.Tensor | None] = [received]
+        first = 0
+        for part in beside:
+            if part is not None:
+                columns = words[: route.num_rows, first : first + part.shape[1]]
+                found.append(columns.contiguous().view(part.dtype))
+                first += part.shape[1]
+            else:
+                found.append(None)
+        return tuple(found)
 
     def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
         """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once."""

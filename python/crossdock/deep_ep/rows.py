@@ -47,37 +47,11 @@ def from_carried(carried: torch.Tensor, hidden: int, dtype: torch.dtype) -> torc
     return carried.view(dtype)
 
 
-class Beside:
-    """What travels beside rows: tensors [T, n] of 4-byte types, by name, in one array of words [T, W].
-
-    The first may have 8-byte elements, which are two words.
-    """
-
-    def __init__(self, parts: dict[str, torch.Tensor]) -> None:
-        self._parts = {name: (part.shape[1], part.dtype) for name, part in parts.items()}
-        words = [_as_words(part) for part in parts.values()]
-        num = sum(part.shape[1] for part in words)
-        padding = align(max(num, 1), UNIT // 4) - num
-        if padding > 0:
-            words.append(words[0][:, :1].expand(-1, padding))  # something that is there
-        self.words = torch.cat(words, dim=1) if len(words) > 1 else words[0].contiguous()
-        self.num_bytes = 4 * (num + padding)
-
-    def split(self, received: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The same tensors of received words, as views of them."""
-        first, found = 0, {}
-        for name, (columns, dtype) in self._parts.items():
-            if dtype.itemsize == 8:
-                found[name] = received.view(dtype)[:, :columns]
-                first = 2 * columns
-                continue
-            part = received[:, first : first + columns]
-            found[name] = part if dtype == torch.int32 else part.view(dtype)
-            first += columns
-        return found
-
-
-def _as_words(part: torch.Tensor) -> torch.Tensor:
-    if part.dtype == torch.int32:
-        return part
-    return (part.contiguous() if part.element_size() == 8 else part).view(torch.int32)
+def words_of(scales: torch.Tensor) -> torch.Tensor:
+    """[T, S] of 4-byte elements as words [T, W] that can travel beside rows; no copy where nothing is padded."""
+    columns = scales.shape[1]
+    if columns % (UNIT // 4) == 0:
+        return scales.contiguous().view(torch.int32)
+    words = torch.zeros(scales.shape[0], align(columns, UNIT // 4), dtype=torch.int32, device=scales.device)
+    words[:, :columns] = scales.view(torch.int32)
+    return words

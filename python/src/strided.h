@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tensors of torch of any strides, for the functions that take such.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "crossdock.h"
+
+namespace crossdock::python {
+
+struct Strided {
+    static constexpr int32_t kMostDimensions = 2;
+
+    void* data = nullptr;
+    std::optional<ncclDataType_t> type;  // none: the library has no number for it
+    int64_t item_bytes = 0;
+    int device = -1;  // a GPU's number; -1: the host
+    int32_t num_dimensions = 0;
+    int64_t shape[kMostDimensions] = {};
+    int64_t strides[kMostDimensions] = {};  // in elements
+
+    bool are_ids() const { return num_dimensions == 2 && (type == ncclInt32 || type == ncclInt64); }
+    bool is_dense() const;
+    int64_t size() const;
+};
+
+// False: no tensor of one or two dimensions in memory of the host or of a CUDA device.
+bool strided_from(nanobind::handle tensor, Strided& strided);
+
+}  // namespace crossdock::python
