@@ -11,6 +11,7 @@
 #include "group_masks.h"
 #include "handle.h"
 #include "routing.h"
+#include "stream.h"
 #include "tensor.h"
 #include "window.h"
 
@@ -32,6 +33,7 @@ NB_MODULE(_core, module) {
     bind_a2sgd(module);
     bind_forms(module);
     bind_routing(module);
+    bind_streams(module);
     module.def(
         "get_version",
         [] {

@@ -4,6 +4,7 @@
 #include "error.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace crossdock::python {
 namespace {
@@ -56,6 +57,12 @@ cudaStream_t stream_from(nb::handle stream, bool is_cpu, int device) {
     }
     invalid_argument(std::string("stream is of type ") + Py_TYPE(stream.ptr())->tp_name +
                      ", allowed: None, an address, a stream of torch, CuPy or cuda.core");
+}
+
+void bind_streams(nb::module_& module) {
+    module.def(
+        "current_stream_address", [](int device) { return reinterpret_cast<size_t>(current_stream_of_torch(device)); },
+        "device"_a, "The address of torch's current stream of a CUDA device, by its number.");
 }
 
 }  // namespace crossdock::python

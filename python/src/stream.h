@@ -12,4 +12,6 @@ namespace crossdock::python {
 // cuda.core, or with __cuda_stream__. InvalidArgument: none of these.
 cudaStream_t stream_from(nanobind::handle stream, bool is_cpu, int device);
 
+void bind_streams(nanobind::module_& module);
+
 }  // namespace crossdock::python

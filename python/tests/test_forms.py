@@ -80,14 +80,13 @@ def test_bytes_of_the_host() -> None:
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Tagged])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_labels_come_back_as_they_went(dtype: torch.dtype, kind: Any) -> None:
+def test_labels_come_back_as_they_went(dtype: Any, kind: Any) -> None:
     """Out of tensors of any strides, of torch's own type or not."""
     tokens, topk, scales = 5, 3, torch.arange(10.0).view(2, 5).t()
     ids = torch.tensor([[0, 5, -1], [4, 4, 4], [3, -1, 2], [1, 0, 5], [-1, -1, -1]], dtype=dtype)
     weights = torch.arange(15.0).view(3, 5).t()
-    labels = Labels.of(
-        torch.zeros(tokens, 1), *(part.as_subclass(kind) for part in (ids, weights, scales)), 50, 2, None
-    )
+    parts: list[Any] = [part.as_subclass(kind) for part in (ids, weights, scales)]
+    labels = Labels.of(torch.zeros(tokens, 1), parts[0], parts[1], parts[2], 50, 2, None)
     assert labels.words.shape == (5, 12)
     assert labels.targets.tolist() == [[0, 2, -1], [2, 2, 2], [1, -1, 1], [0, 0, 2], [-1, -1, -1]]
     mask = torch.tensor([[True, False, True]] * tokens)

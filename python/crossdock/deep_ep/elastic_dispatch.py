@@ -184,7 +184,7 @@ class Elastic:
             sentence = f"x has {num_tokens} rows, expected those of the dispatch that made the handle: {expected}"
             require(False, sentence)
         x, scales = call.tokens
-        values, scales, weights = self.exchange.send_again(state.route, x, scales, call.topk_weights)
+        values, (scales, weights) = self.exchange.send_again(state.route, x, scales, call.topk_weights)
         ids = None if state.expansion is not None else state.local_ids.clone()  # callers overwrite theirs
         return self._outputs(call, handle, values, ids, weights, scales)
 

@@ -12,21 +12,25 @@ from typing import Any
 import torch
 
 from crossdock.deep_ep.errors import require_state
+from crossdock.deep_ep.streams import current_stream
 
 
 class EventHandle:
     """An event on the stream that was current when it was made; without CUDA, or before its first use, nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
+        """stream: another than the current one."""
         self.event: torch.cuda.Event | None = None
-        if torch.cuda.is_initialized():
+        if stream is None and torch.cuda.is_initialized():
+            stream = current_stream(torch.cuda.current_device())
+        if stream is not None:
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream())
+            self.event.record(stream)
 
     def current_stream_wait(self) -> None:
         """Makes the current stream wait; the CPU goes on."""
         if self.event is not None:
-            torch.cuda.current_stream().wait_event(self.event)
+            self.event.wait(current_stream(torch.cuda.current_device()))
 
 
 class EventOverlap:

@@ -18,6 +18,7 @@ from crossdock.deep_ep.layout import describe
 from crossdock.deep_ep.low_latency import Finish, LowLatency
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
 from crossdock.deep_ep.ranks import Ranks
+from crossdock.deep_ep.streams import current_stream, index_of, run_on
 from crossdock.deep_ep.turns import Turns
 
 Event = EventHandle | EventOverlap | None
@@ -457,13 +458,13 @@ def _on_this_stream(x: torch.Tensor, work: Finish) -> Finish:
     """The function, to be called once, on the stream of x's device that is current now."""
     if x.is_cpu:
         return work
-    stream = torch.cuda.current_stream(x.device)
+    index = index_of(x.device)
+    stream = current_stream(index)
 
     def hook() -> None:
-        if torch.cuda.current_stream() == stream:
+        if current_stream(index) is stream:
             work()
-            return
-        with torch.cuda.stream(stream):
-            work()
+        else:
+            run_on(stream, work)
 
     return hook

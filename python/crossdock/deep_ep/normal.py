@@ -169,7 +169,7 @@ class Normal:
     def dispatch_again(self, tokens: Tokens, handle: Any) -> Any:
         """Along the route of a handle: rows at the same places."""
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
-        received, scales = self.exchange.send_again(route, *tokens)
+        received, [scales] = self.exchange.send_again(route, *tokens)
         return received if scales is None else (received, scales)
 
     def _expect_tokens(self, handle: Any, num_tokens: int, name: str) -> Route:

@@ -158,24 +158,24 @@ class RowExchange:
 
     def send_again(
         self, route: Route, tokens: torch.Tensor, *beside: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """tokens, and others [T, n] of 4-byte elements where there are some: the N rows of each that came."""
         parts = [part for part in beside if part is not None]
         if not parts:
-            return self.send(route, tokens, None)[0], *beside
+            return self.send(route, tokens, None)[0], list(beside)
         joined = parts[0] if len(parts) == 1 else torch.cat([part.view(torch.int32) for part in parts], dim=1)
         received, words = self.send(route, tokens, carried.words_of(joined))
         assert words is not None
-        found: list[torch.Tensor | None] = [received]
         first = 0
+        found: list[torch.Tensor | None] = []
         for part in beside:
-            if part is not None:
-                columns = words[: route.num_rows, first : first + part.shape[1]]
-                found.append(columns.contiguous().view(part.dtype))
-                first += part.shape[1]
-            else:
+            if part is None:
                 found.append(None)
-        return tuple(found)
+                continue
+            columns = words[: route.num_rows, first : first + part.shape[1]]
+            found.append(columns.contiguous().view(part.dtype))
+            first += part.shape[1]
+        return received, found
 
     def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
         """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once."""

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from crossdock.deep_ep.events import EventHandle, EventOverlap, handle_of
-
-Result = TypeVar("Result")
+from crossdock.deep_ep.streams import Result, current_stream, index_of, run_on
 
 
 class Turns:
@@ -20,14 +19,26 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[int, torch.cuda.Stream] = {}  # by device
+        self._events: dict[int, list[torch.cuda.Event]] = {}  # by device, that nobody waits for any more
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        if device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device, priority=-1)
-        return self._streams[device]
+        index = index_of(device)
+        found = self._streams.get(index)
+        if found is None:
+            found = self._streams[index] = torch.cuda.Stream(device, priority=-1)
+        return found
+
+    def _follow(self, stream: torch.cuda.Stream, before: torch.cuda.Stream) -> None:
+        """stream waits for what before has by now. A wait is for what was recorded then, so events are used again."""
+        free = self._events.setdefault(before.device_index, [])
+        try:  # threads may share a buffer
+            event = free.pop()
+        except IndexError:
+            event = torch.cuda.Event()
+        event.record(before)
+        event.wait(stream)
+        free.append(event)
 
     def run(
         self,
@@ -49,16 +60,14 @@ class Turns:
         event, further = handle_of(previous_event), handle_of(further_event)
         if event is None and further is None and not is_async:
             return work(), EventOverlap()
-        current, own = torch.cuda.current_stream(device), self.stream(device)
-        with torch.cuda.stream(own):
-            if event is not None and event.event is not None:
-                own.wait_event(event.event)
-            else:
-                own.wait_stream(current)
-            if further is not None and further.event is not None:
-                own.wait_event(further.event)
-            result = work()
-            finished = EventHandle()
+        current, own = current_stream(index_of(device)), self.stream(device)
+        if event is not None and event.event is not None:
+            event.event.wait(own)
+        else:
+            self._follow(own, current)
+        if further is not None and further.event is not None:
+            further.event.wait(own)
+        result = run_on(own, work)
         touched = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
         made = [tensor for tensor in outputs(result) if isinstance(tensor, torch.Tensor)]
         if not torch.cuda.is_current_stream_capturing():
@@ -67,6 +76,6 @@ class Turns:
             for tensor in made:
                 tensor.record_stream(current)
         if is_async:
-            return result, EventOverlap(finished, [*touched, *made])
-        finished.current_stream_wait()
+            return result, EventOverlap(EventHandle(own), [*touched, *made])
+        self._follow(current, own)
         return result, EventOverlap()
