@@ -17,7 +17,8 @@ namespace {
 
 template <typename Kernel>
 void run_here(const LaunchShape& shape, Kernel&& kernel) {
-    cpu::LocalExecutor(1).run(shape, [&](cpu::Warp& warp) { kernel(Ctx(warp)); });
+    static cpu::LocalExecutor executor(1);  // the system is asked for its number of cores
+    executor.run(shape, [&](cpu::Warp& warp) { kernel(Ctx(warp)); });
 }
 
 // GPUs: a warp takes a row, and blocks enough for a whole device many.
