@@ -273,6 +273,16 @@ N rows of a high-throughput receive array.)")
                      "object = None) -> None"),
              "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
              "lengths are multiples of 16 bytes.")
+        .def("send_again", &Handle::send_again, "tokens"_a, "num_tokens"_a, "num_rows"_a, "most_bytes"_a,
+             nb::sig("def send_again(self, tokens: object, num_tokens: int, num_rows: int, most_bytes: int) -> "
+                     "typing.Any"),
+             "High throughput: dispatch_rows of [num_tokens, ..] to a new tensor [num_rows, ..], which is returned; "
+             "None: tokens are no dense tensor of torch of this shape, of a type that goes as it is, with rows of a "
+             "multiple of 16 bytes, at most that many.")
+        .def("add_up", &Handle::add_up, "tokens"_a, "num_rows"_a, "num_tokens"_a, "most_bytes"_a,
+             nb::sig("def add_up(self, tokens: object, num_rows: int, num_tokens: int, most_bytes: int) -> typing.Any"),
+             "High throughput: combine of [num_rows, ..] into a new tensor [num_tokens, ..], as send_again, of types "
+             "that are summed.")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")

@@ -29,6 +29,10 @@ class Handle {
     // High throughput: bytes to the places of the routing, rows of words beside them unless these are None.
     void dispatch_rows(nanobind::handle rows, nanobind::handle received, nanobind::handle words,
                        nanobind::handle received_words);
+    // High throughput: dispatch_rows without words, and combine, with the new tensor that is returned. None: tokens are
+    // no dense tensor of torch with so many rows, of a type and length that go as they are.
+    nanobind::object send_again(nanobind::handle tokens, int64_t num_tokens, int64_t num_rows, int64_t most_bytes);
+    nanobind::object add_up(nanobind::handle tokens, int64_t num_rows, int64_t num_tokens, int64_t most_bytes);
     void complete(nanobind::handle stream);
     void set_sums(crossdockSums_t sums);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);

@@ -17,7 +17,7 @@ from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.layout import describe
 from crossdock.deep_ep.normal import Tokens, biases_of
 from crossdock.deep_ep.ranks import Ranks, size_of
-from crossdock.deep_ep.turns import Turns
+from crossdock.deep_ep.turns import Turns, overlaps
 
 __all__ = ["EPHandle", "ElasticBuffer", "get_logical_domain_size", "get_physical_domain_size"]
 
@@ -199,8 +199,17 @@ class ElasticBuffer:
 
         Returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event).
         """
-        runtime, tokens = self._open(), Tokens.of(x)
+        runtime = self._open()
         require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
+        is_alone = not (
+            overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)
+        )
+        if handle is not None and is_alone and type(x) is torch.Tensor and topk_weights is None:
+            self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
+            again = runtime.elastic.rows_again(x, handle, cumulative_local_expert_recv_stats)
+            if again is not None:
+                return *again, None, handle, EventOverlap()
+        tokens = Tokens.of(x)
         call = Call(
             tokens,
             topk_weights,
@@ -241,6 +250,8 @@ class ElasticBuffer:
                 kept = ids.clone() if do_handle_copy else ids
                 return runtime.elastic.dispatch(call, ids, kept, experts, most, alignment, sms, is_exact)
 
+        if is_alone:
+            return *work(), EventOverlap()
         result, event = runtime.turns.run(
             tokens.values.device,
             work,
@@ -331,9 +342,12 @@ class ElasticBuffer:
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime, biases = self._open(), biases_of(bias)
+        rounds = self.allow_multiple_reduction
+        if not (overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)):
+            return *runtime.elastic.combine(x, handle, topk_weights, biases, rounds), EventOverlap()
         result, event = runtime.turns.run(
             x.device,
-            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, self.allow_multiple_reduction),
+            lambda: runtime.elastic.combine(x, handle, topk_weights, biases, rounds),
             [x, topk_weights, *biases],
             lambda made: made,
             previous_event,

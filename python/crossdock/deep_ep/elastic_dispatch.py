@@ -175,6 +175,16 @@ class Elastic:
         )
         return self._outputs(call, handle, values, ids, came_weights, came_scales)
 
+    def rows_again(
+        self, x: torch.Tensor, handle: EPHandle, statistics: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The rows of x along a handle by rank, and their local ids, where x fits as it is. None: look closer."""
+        state = state_of(handle, self.exchange)
+        if state.expansion is not None or statistics is not None:
+            return None
+        rows = self.exchange.send_plain(state.route, x)
+        return None if rows is None else (rows, state.local_ids.clone())
+
     def dispatch_again(
         self, call: Call, handle: EPHandle
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
@@ -220,6 +230,10 @@ class Elastic:
         """rounds_between: sums over a rank's experts may be rounded before they travel."""
         state = state_of(handle, self.exchange)
         route, expansion = state.route, state.expansion
+        if expansion is None and topk_weights is None and not biases and getattr(x, "dtype", None) is torch.bfloat16:
+            plain = self.exchange.add_up_plain(route, x)
+            if plain is not None:
+                return plain, None
         num_rows = handle.num_expanded_tokens if expansion is not None else route.num_rows
         fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.shape[0] == num_rows and x.shape[1] >= 1
         require(

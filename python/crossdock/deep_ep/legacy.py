@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from crossdock._core import has_cuda
+from crossdock._core import Forms, has_cuda
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import Config
-from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.errors import WrongArgument, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.layout import describe
 from crossdock.deep_ep.low_latency import Finish, LowLatency
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.streams import current_stream, index_of, run_on
-from crossdock.deep_ep.turns import Turns
+from crossdock.deep_ep.turns import Turns, overlaps
 
 Event = EventHandle | EventOverlap | None
 
@@ -33,6 +33,7 @@ class Runtime:
         self.normal = Normal(ranks)
         self.low_latency = LowLatency(ranks, enable_masks)
         self.staging: dict[bool, torch.Tensor] = {}
+        self.fresh = Forms()  # of dispatches' arguments that have been found right
 
     def close(self) -> None:
         self.normal.close()
@@ -176,6 +177,8 @@ class Buffer:
         runtime = self._open()
         ranks = runtime.ranks
         layout.check_form(topk_idx, num_experts, ranks.size)
+        if not overlaps(previous_event, async_finish):
+            return *layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes), EventOverlap()
         result, event = runtime.turns.run(
             topk_idx.device,
             lambda: layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes),
@@ -208,39 +211,44 @@ class Buffer:
         Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event); with a
         handle, all between first and last are None. x: [T, H], or (values, scales [T, S] of 4 bytes each).
         """
-        runtime, tokens = self._open(), Tokens.of(x)
-        given = [tokens.values, tokens.scales, topk_idx, topk_weights, is_token_in_rank]
-        device = tokens.values.device
+        runtime = self._open()
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
+            if not overlaps(previous_event, async_finish):
+                return runtime.normal.dispatch_again(x, handle), None, None, None, None, EventOverlap()
+            tokens = Tokens.of(x)
             again, event = runtime.turns.run(
-                device,
-                lambda: runtime.normal.dispatch_again(tokens, handle),
-                given,
+                tokens.values.device,
+                lambda: runtime.normal.dispatch_again(x, handle),
+                tokens,
                 lambda made: made if isinstance(made, tuple) else (made,),
                 previous_event,
                 async_finish,
             )
             return again, None, None, None, None, event
-        arguments = {
-            "num_tokens_per_rank": num_tokens_per_rank,
-            "is_token_in_rank": is_token_in_rank,
-            "num_tokens_per_expert": num_tokens_per_expert,
-        }
-        for name, value in arguments.items():
-            require(
-                value is not None, lambda: f"{name} is None, expected what get_dispatch_layout returned (or a handle)"
-            )
-        assert num_tokens_per_rank is not None and num_tokens_per_expert is not None and is_token_in_rank is not None
-        self._check_fresh(tokens, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-        check_labels(topk_idx, topk_weights, tokens.values, num_tokens_per_expert.shape[0], self.group_size)
-        require(expert_alignment >= 1, lambda: f"expert_alignment is {expert_alignment}, allowed: 1 and more")
-        require(num_worst_tokens >= 0, lambda: f"num_worst_tokens is {num_worst_tokens}, allowed: 0 and more")
-        require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
+        tokens = Tokens.of(x)
+        if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
+            arguments = {
+                "num_tokens_per_rank": num_tokens_per_rank,
+                "is_token_in_rank": is_token_in_rank,
+                "num_tokens_per_expert": num_tokens_per_expert,
+            }
+            name = next(name for name, value in arguments.items() if value is None)
+            raise WrongArgument(f"{name} is None, expected what get_dispatch_layout returned (or a handle)")
         per_rank, in_rank, per_expert = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
-        result, event = runtime.turns.run(
-            device,
-            lambda: runtime.normal.dispatch(
+        form = *tokens, topk_idx, topk_weights, per_rank, in_rank, per_expert, expert_alignment, num_worst_tokens
+        if runtime.fresh.find(*form) is None:
+            self._check_fresh(tokens, per_rank, in_rank, per_expert)
+            check_labels(topk_idx, topk_weights, tokens.values, per_expert.shape[0], self.group_size)
+            require(expert_alignment >= 1, lambda: f"expert_alignment is {expert_alignment}, allowed: 1 and more")
+            require(num_worst_tokens >= 0, lambda: f"num_worst_tokens is {num_worst_tokens}, allowed: 0 and more")
+            require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
+            runtime.fresh.keep(True, *form)
+        elif topk_idx is not None:
+            layout.check_values(topk_idx, per_expert.shape[0])
+
+        def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
+            return runtime.normal.dispatch(
                 tokens,
                 per_rank,
                 in_rank,
@@ -250,8 +258,14 @@ class Buffer:
                 expert_alignment,
                 num_worst_tokens,
                 num_tokens_per_rdma_rank is not None,
-            ),
-            given,
+            )
+
+        if not overlaps(previous_event, async_finish):
+            return *work(), EventOverlap()
+        result, event = runtime.turns.run(
+            tokens.values.device,
+            work,
+            [*tokens, topk_idx, topk_weights, in_rank],
             lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3]],
             previous_event,
             async_finish,
@@ -291,6 +305,8 @@ class Buffer:
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime, biases = self._open(), biases_of(bias)
+        if not overlaps(previous_event, async_finish):
+            return *runtime.normal.combine(x, handle, topk_weights, biases), EventOverlap()
         result, event = runtime.turns.run(
             x.device,
             lambda: runtime.normal.combine(x, handle, topk_weights, biases),

@@ -166,8 +166,13 @@ class Normal:
         handle = _handle_of(route, agreed if counts is not None else None, numbers, is_token_in_rank, has_nodes)
         return received if own_scales is None else (received, own_scales), ids, weights, expert_counts, handle
 
-    def dispatch_again(self, tokens: Tokens, handle: Any) -> Any:
+    def dispatch_again(self, x: Any, handle: Any) -> Any:
         """Along the route of a handle: rows at the same places."""
+        if type(x) is torch.Tensor:
+            plain = self.exchange.send_plain(route_of(handle, self.exchange), x)
+            if plain is not None:
+                return plain
+        tokens = Tokens.of(x)
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
         received, [scales] = self.exchange.send_again(route, *tokens)
         return received if scales is None else (received, scales)
@@ -186,6 +191,10 @@ class Normal:
         self, x: torch.Tensor, handle: Any, topk_weights: torch.Tensor | None, biases: list[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         route = route_of(handle, self.exchange)
+        if topk_weights is None and not biases:
+            plain = self.exchange.add_up_plain(route, x)
+            if plain is not None:
+                return plain, None
         check_rows(x, route, "x", SUM_TYPES)
         for bias in biases:
             require(

@@ -8,6 +8,7 @@ travels beside its row, column by column, so it can say more than routing does (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -176,6 +177,24 @@ class RowExchange:
             found.append(columns.contiguous().view(part.dtype))
             first += part.shape[1]
         return received, found
+
+    @staticmethod
+    def send_plain(route: Route, x: Any) -> torch.Tensor | None:
+        """x along a route, where that is a tensor that fits it as it is: what came. None: look closer."""
+        num_rows = route.num_rows
+        if route.tensor_rows != num_rows:
+            return None
+        found: torch.Tensor | None = route.lease.handle.send_again(x, route.num_tokens, num_rows, route.capacity)
+        return found
+
+    @staticmethod
+    def add_up_plain(route: Route, x: Any) -> torch.Tensor | None:
+        """The same for what add_up does."""
+        num_rows = route.num_rows
+        if route.tensor_rows != num_rows:
+            return None
+        found: torch.Tensor | None = route.lease.handle.add_up(x, num_rows, route.num_tokens, route.capacity)
+        return found
 
     def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
         """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once."""

@@ -12,6 +12,11 @@ from crossdock.deep_ep.events import EventHandle, EventOverlap, handle_of
 from crossdock.deep_ep.streams import Result, current_stream, index_of, run_on
 
 
+def overlaps(previous: EventHandle | EventOverlap | None, is_async: bool) -> bool:
+    """Whether a call is for Turns.run; else its work can be done at once."""
+    return is_async or (previous is not None and handle_of(previous) is not None)
+
+
 class Turns:
     """The order of one Buffer's calls on a GPU, with a stream of its own for those that overlap others' work.
 
