@@ -22,7 +22,19 @@ Struct struct_from(nb::handle object) {
 }  // namespace
 
 ncclEpTensor_t* CallArrays::add(nb::handle object, const char* name, Access access) {
-    Array array = array_from(object, name, access);
+    return add_array(array_from(object, name, access), name);
+}
+
+ncclEpTensor_t* CallArrays::add_transposed(nb::handle object, const char* name, Access access) {
+    if (object.is_none()) return nullptr;
+    Array array;
+    if (describe_transposed(object, array)) return add_array(std::move(array), name);
+    ncclEpTensor_t* dense = add(object.attr("transpose")(1, 2), name, access);
+    if (dense != nullptr && dense->ndim == 3) std::swap(dense->sizes[1], dense->sizes[2]);
+    return dense;
+}
+
+ncclEpTensor_t* CallArrays::add_array(Array array, const char* name) {
     if (!array.is_set()) return nullptr;
     if (array.place() == Place::kCuda) {
         if (is_cpu_) {

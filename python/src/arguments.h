@@ -41,6 +41,9 @@ class CallArrays {
     // The same, its rows read as ones of another type, whose elements divide 16 bytes, as rows must be divided by them.
     ncclEpTensor_t* add_rows(nanobind::handle object, const char* name, Access access, ncclDataType_t type);
 
+    // The same of a torch tensor whose last two dimensions lie the other way round in memory.
+    ncclEpTensor_t* add_transposed(nanobind::handle object, const char* name, Access access);
+
     ncclEpDispatchInputs_t dispatch_inputs(nanobind::handle inputs);
     ncclEpDispatchOutputs_t dispatch_outputs(nanobind::handle outputs);
     ncclEpCombineInputs_t combine_inputs(nanobind::handle inputs);
@@ -55,6 +58,8 @@ class CallArrays {
 
   private:
     static constexpr size_t kMost = 16;
+
+    ncclEpTensor_t* add_array(Array array, const char* name);
 
     bool is_cpu_;
     int device_ = -1;

@@ -95,6 +95,10 @@ bool describe_buffer(nanobind::handle object, const char* name, Access access, A
 bool describe_array_interface(nanobind::handle object, const char* name, Array& array);
 bool describe_dlpack(nanobind::handle object, const char* name, Array& array);
 
+// A tensor of torch [A, B, C] whose memory is that of a dense [A, C, B], as [A, B, C]. False: it is none, or cannot be
+// seen at once.
+bool describe_transposed(nanobind::handle object, Array& array);
+
 // InvalidArgument unless strides (in bytes, or NULL) are those of a dense row-major array.
 void expect_dense(const char* name, const size_t* sizes, const int64_t* strides, size_t num_dimensions,
                   size_t item_bytes);

@@ -2,6 +2,7 @@
 //
 // Tensors of torch: in C where torch offers that (torch_view.h), else by their Python methods, which also say what is
 // wrong with one that cannot be taken.
+#include <algorithm>
 #include <unordered_map>
 
 #include "array.h"
@@ -76,6 +77,24 @@ bool describe_view(nb::handle object, Array& array) {
 }
 
 }  // namespace
+
+bool describe_transposed(nb::handle object, Array& array) {
+    nb::dlpack::dltensor view;
+    if (!view_torch(object, view) || view.ndim != 3 || view.strides == nullptr) return false;
+    const int64_t* shape = view.shape;
+    const int64_t strides[] = {shape[1] * shape[2], 1, shape[1]};
+    const std::optional<ncclDataType_t> type = datatype_of(view.dtype);
+    if (!type || !(is_on_host(view) || is_on_cuda(view)) || !std::equal(strides, strides + 3, view.strides))
+        return false;
+    const bool is_host = is_on_host(view);
+    array.set_memory(view.data, *type, is_host ? Place::kHost : Place::kCuda, is_host ? -1 : view.device.device_id,
+                     true);
+    const size_t sizes[] = {static_cast<size_t>(shape[0]), static_cast<size_t>(shape[1]),
+                            static_cast<size_t>(shape[2])};
+    array.set_shape(sizes, 3);
+    array.keep(object);
+    return true;
+}
 
 void* torch_address(nb::handle tensor) {
     nb::dlpack::dltensor view;

@@ -76,7 +76,8 @@ void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::hand
     sent.tokens = arrays.add(tokens, "tokens", Access::kRead);
     auto received = make_struct<ncclEpDispatchOutputs_t>();
     received.tokens = arrays.add(rows, "rows", Access::kWrite);
-    received.scales = arrays.add(scales, "scales", Access::kWrite);
+    received.scales = transposed_scales ? arrays.add_transposed(scales, "scales", Access::kWrite)
+                                        : arrays.add(scales, "scales", Access::kWrite);
     auto info = make_struct<ncclEpLayoutInfo_t>();
     info.expert_counters = arrays.add(counters, "counters", Access::kWrite);
     auto settings = make_struct<ncclEpDispatchConfig_t>();
@@ -85,7 +86,6 @@ void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::hand
     if (received.scales != nullptr && transposed_scales) {
         // Version 1's way to ask for FP8: a config that ends before the recipe, and scales by column, described by row.
         settings.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
-        if (received.scales->ndim == 3) std::swap(received.scales->sizes[1], received.scales->sizes[2]);
     } else if (received.scales != nullptr) {
         settings.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
     }
@@ -261,8 +261,8 @@ N rows of a high-throughput receive array.)")
              nb::sig("def route_and_dispatch(self, topk_idx: object, tokens: object, rows: object, counters: object, "
                      "scales: object, transposed_scales: bool, send_only: bool, round_scales: bool) -> None"),
              "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
-             "LayoutInfo's expert_counters. transposed_scales: scales is [L, H / 128, R*M], not [L, R*M, H / 128]; for "
-             "groups of api_version 1.")
+             "LayoutInfo's expert_counters. transposed_scales: scales [L, R*M, H / 128] lie in memory as a dense [L, "
+             "H / 128, R*M] does, for groups of api_version 1.")
         .def("combine_weighted", &Handle::combine_weighted, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
              nb::sig("def combine_weighted(self, rows: object, topk_weights: object, tokens: object, send_only: bool) "
                      "-> None"),
@@ -273,13 +273,13 @@ N rows of a high-throughput receive array.)")
                      "object = None) -> None"),
              "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
              "lengths are multiples of 16 bytes.")
-        .def("send_again", &Handle::send_again, "tokens"_a, "num_tokens"_a, "num_rows"_a, "most_bytes"_a,
+        .def("send_again", &Handle::send_again, "tokens"_a.none(), "num_tokens"_a, "num_rows"_a, "most_bytes"_a,
              nb::sig("def send_again(self, tokens: object, num_tokens: int, num_rows: int, most_bytes: int) -> "
                      "typing.Any"),
              "High throughput: dispatch_rows of [num_tokens, ..] to a new tensor [num_rows, ..], which is returned; "
              "None: tokens are no dense tensor of torch of this shape, of a type that goes as it is, with rows of a "
              "multiple of 16 bytes, at most that many.")
-        .def("add_up", &Handle::add_up, "tokens"_a, "num_rows"_a, "num_tokens"_a, "most_bytes"_a,
+        .def("add_up", &Handle::add_up, "tokens"_a.none(), "num_rows"_a, "num_tokens"_a, "most_bytes"_a,
              nb::sig("def add_up(self, tokens: object, num_rows: int, num_tokens: int, most_bytes: int) -> typing.Any"),
              "High throughput: combine of [num_rows, ..] into a new tensor [num_tokens, ..], as send_again, of types "
              "that are summed.")

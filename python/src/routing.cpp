@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "error.h"
 #include "gil.h"
@@ -99,6 +101,22 @@ nb::object host_bytes(const nb::args& tensors) {
         bytes.append(static_cast<const char*>(found.data), static_cast<size_t>(4 * found.size()));
     }
     return nb::bytes(bytes.data(), bytes.size());
+}
+
+nb::list column_sums(const nb::list& parts, size_t first, size_t num) {
+    std::vector<int64_t> sums(num, 0);
+    for (nb::handle part : parts) {
+        const auto bytes = nb::cast<nb::bytes>(part);
+        if ((first + num) * sizeof(int32_t) > bytes.size()) invalid_argument("a part has fewer columns");
+        for (size_t column = 0; column < num; ++column) {
+            int32_t value;
+            std::memcpy(&value, bytes.c_str() + (first + column) * sizeof(int32_t), sizeof(value));
+            sums[column] += value;
+        }
+    }
+    nb::list found;
+    for (const int64_t sum : sums) found.append(sum);
+    return found;
 }
 
 template <class Struct>
@@ -248,6 +266,9 @@ void bind_routing(nb::module_& module) {
                "no such numbers.");
     module.def("host_bytes", &host_bytes, "tensors"_a, nb::sig("def host_bytes(*tensors: object) -> bytes | None"),
                "What dense int32 tensors hold, one behind the other; None where one is anything else, or elsewhere.");
+    module.def("column_sums", &column_sums, "parts"_a, "first"_a, "num"_a,
+               nb::sig("def column_sums(parts: list[bytes], first: int, num: int) -> list[int]"),
+               "Sums over parts, each bytes of int32, of so many columns from the first on.");
     module.def(
         "count_routing", &count_routing, "topk_idx"_a, "node_size"_a, "per_rank"_a, "per_node"_a.none(), "per_expert"_a,
         "is_in_rank"_a,

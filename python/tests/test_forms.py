@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
 import crossdock as ep  # noqa: E402
-from crossdock._core import Forms, count_routing, host_bytes, largest_id, unpack_labels  # noqa: E402
+from crossdock._core import Forms, column_sums, count_routing, host_bytes, largest_id, unpack_labels  # noqa: E402
 from crossdock.deep_ep.labels import Labels  # noqa: E402
 
 
@@ -76,6 +76,10 @@ def test_bytes_of_the_host() -> None:
     counts = torch.tensor([1, 2], dtype=torch.int32)
     assert host_bytes(counts, counts[:1]) == b"\1\0\0\0\2\0\0\0\1\0\0\0"
     assert host_bytes(counts.long()) is None and host_bytes(torch.zeros(4).int()[::2]) is None
+    parts = [bytes(host_bytes(counts, counts) or b""), bytes(host_bytes(counts * 3, -counts) or b"")]
+    assert column_sums(parts, 0, 4) == [4, 8, 0, 0] and column_sums(parts, 1, 2) == [8, 0]
+    with pytest.raises(ep.InvalidArgument, match="a part has fewer columns"):
+        column_sums(parts, 2, 3)
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Tagged])
@@ -121,7 +125,38 @@ def test_rows_of_any_type_go_as_bytes() -> None:
             handle.dispatch_rows(of_rank[comm.rank].float(), received.view(torch.float32), beside, words)
             assert torch.equal(received.view(torch.float32), expected.float())
             assert torch.equal(words, expected.to(torch.float16).repeat(1, 2))
+            again = handle.send_again(of_rank[comm.rank], 3, num, 16)
+            assert torch.equal(again, expected) and again.dtype == torch.int32
+            for unfit in (of_rank[0][:, :3], of_rank[0][:2], of_rank[0].long(), of_rank[0].as_subclass(Tagged), None):
+                assert handle.send_again(unfit, 3, num, 16) is None
+            assert handle.send_again(of_rank[0], 3, num, 8) is None
+            sums = handle.add_up(expected.float(), num, 3, 16)
+            assert torch.equal(sums, of_rank[comm.rank].float()) and handle.add_up(expected, num, 3, 16) is None
+            assert handle.add_up(expected.float(), num + 1, 3, 16) is None
             with pytest.raises(ep.InvalidArgument, match="rows has rows of 12 bytes, allowed: multiples of 16"):
                 handle.dispatch_rows(of_rank[comm.rank][:, :3].contiguous(), received)
 
     ep.run_threads(2, program)
+
+
+def test_scales_by_column_of_any_tensor() -> None:
+    [comm] = ep.Communicator.create_threads(1)
+    sizes: dict[str, Any] = {
+        "num_experts": 2,
+        "max_dispatch_tokens_per_rank": 3,
+        "max_token_bytes": 512,
+        "api_version": 1,
+    }
+    with comm, ep.Group(comm, **sizes) as group, group.init_handle(ep.Layout.EXPERT_MAJOR, 1) as handle:
+        x, ids = torch.arange(768.0).view(3, 256).to(torch.bfloat16), torch.tensor([[1], [0], [1]])
+        found = []
+        for kind in (torch.Tensor, Tagged):
+            rows, counts = torch.empty(2, 3, 256, dtype=torch.float8_e4m3fn), torch.empty(2, dtype=torch.int32)
+            scales = torch.zeros(2, 2, 3).transpose(1, 2)
+            handle.route_and_dispatch(ids, x, rows, counts, scales.as_subclass(kind), True, False, False)
+            found.append(scales)
+        assert torch.equal(*found) and counts.tolist() == [1, 2]
+        largest = x.view(3, 2, 128).amax(dim=2).float()
+        assert torch.allclose(found[0][1, :2], largest[[0, 2]] / 448)
+        with pytest.raises(ep.InvalidArgument, match="scales is not contiguous"):
+            handle.route_and_dispatch(ids, x, rows, counts, torch.zeros(2, 3, 2), True, False, False)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from crossdock._core import host_bytes
+from crossdock._core import column_sums, host_bytes
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import WrongCall
 from crossdock.deep_ep.ranks import Ranks
@@ -24,6 +24,7 @@ OWN = ("tokens", "rows")
 _HEADER = struct.Struct(f"<{len(SAME) + len(OWN)}q")
 _OWN = struct.Struct(f"<{len(OWN)}q")
 _SAME_BYTES = _HEADER.size - _OWN.size
+_FIRST_COUNT = _HEADER.size // 4  # among all words
 _COUNTS_UNIT = 2048  # bytes, so that ranks with different numbers of experts can tell each other so
 
 
@@ -50,27 +51,23 @@ class Agreement:
         if not all(part.startswith(head) for part in everybody):
             _refuse([_HEADER.unpack_from(part) for part in everybody])
         own = [_OWN.unpack_from(part, _SAME_BYTES) for part in everybody]
-        self.most_tokens, self.most_rows = map(max, zip(*own, strict=True))
-        if counts is None:
-            return
-        everything = np.frombuffer(b"".join(everybody), dtype=np.int32).reshape(ranks.size, -1)
-        self._told = everything[:, _HEADER.size // 4 :]  # [source, targets and experts]
-        self._sums = np.add.reduce(self._told, axis=0)
-        self._rank, self._num_ranks = ranks.rank, ranks.size
-        self._local = len(counts[1]) // ranks.size  # experts
+        self.most_tokens, self.most_rows = max(tokens for tokens, _ in own), max(rows for _, rows in own)
+        self._everybody, self._rank, self._num_ranks = everybody, ranks.rank, ranks.size
+        self._local = 0 if counts is None else counts[1].shape[0] // ranks.size  # experts
 
     def rank_counts(self) -> Any:
         """[source, target] rows."""
-        return self._told[:, : self._num_ranks]
+        everything = np.frombuffer(b"".join(self._everybody), dtype=np.int32).reshape(self._num_ranks, -1)
+        return everything[:, _FIRST_COUNT : _FIRST_COUNT + self._num_ranks]
 
     def rows_here(self) -> int:
         """That come to this rank."""
-        return int(self._sums[self._rank])
+        return column_sums(self._everybody, _FIRST_COUNT + self._rank, 1)[0]
 
     def expert_counts_here(self, alignment: int) -> list[int]:
         """Selections of each expert of this rank, rounded up to a multiple of alignment."""
-        first = self._num_ranks + self._rank * self._local
-        found: list[int] = self._sums[first : first + self._local].tolist()
+        first = _FIRST_COUNT + self._num_ranks + self._rank * self._local
+        found = column_sums(self._everybody, first, self._local)
         return found if alignment == 1 else [align(count, alignment) for count in found]
 
 

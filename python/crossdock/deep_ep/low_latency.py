@@ -233,9 +233,10 @@ class LowLatency:
         ints = torch.empty(0, dtype=torch.int32, device=device)
         halves = torch.empty(0, dtype=torch.bfloat16, device=device)
         like = torch.empty(0, dtype=torch.float8_e4m3fn, device=device) if use_fp8 else halves
-        make_scales = None
+        make_scales: Callable[[], Scales] | None = None
         if use_fp8:
-            make_scales = partial(Packed if use_ue8m0 else Transposed, local, slots, hidden // BLOCK, device)
+            extents = local, slots, hidden // BLOCK, device
+            make_scales = partial(Packed, *extents) if use_ue8m0 else Transposed.maker(*extents)
         return Form(
             pool=pool,
             num_tokens=num_tokens,
@@ -293,7 +294,7 @@ class LowLatency:
 
     def _receive(self, trip: Trip, is_split: bool, waiting: torch.Tensor | None) -> None:
         """The receive half. On CPUs its time, in nanoseconds, is added to waiting for all other ranks."""
-        begin = time.perf_counter_ns()
+        begin = 0 if waiting is None else time.perf_counter_ns()
         if is_split:
             trip.handle.complete()
             trip.is_pending = False

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,9 +24,14 @@ class Transposed:
 
     __slots__ = ("stored", "tensor")
 
-    def __init__(self, local: int, slots: int, num_scales: int, device: torch.device) -> None:
-        self.stored = torch.empty(local, num_scales, slots, dtype=torch.float32, device=device)
-        self.tensor = self.stored.transpose(1, 2)
+    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
+        self.stored = self.tensor = make()
+
+    @staticmethod
+    def maker(local: int, slots: int, num_scales: int, device: torch.device) -> Callable[[], Scales]:
+        shape, strides = (local, slots, num_scales), (slots * num_scales, 1, slots)
+        like = torch.empty(0, dtype=torch.float32, device=device)
+        return partial(Transposed, partial(like.new_empty_strided, shape, strides))
 
     def finish(self) -> None:
         pass
