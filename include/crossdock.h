@@ -316,8 +316,8 @@ typedef struct {
 /* InvalidArgument: as above, or W is less than the words of a label. */
 ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* labels, cudaStream_t stream);
 
-/* Labels that came, as the tensors that they were made of, with experts as a rank numbers its own. All outputs but
- * for those that are counted may be NULL, and then are not written. */
+/* Labels that came, as the arrays that they were made of, with experts as a rank numbers its own. Outputs that are NULL
+ * are not written. */
 typedef struct {
     unsigned int size;  /* sizeof(crossdockLabelsReceived_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
@@ -342,7 +342,7 @@ typedef struct {
     uint32_t* scales;          /* out [rows, S] */
     int64_t scale_strides[2];  /* as above */
     int32_t* counts;           /* in, out [L + 1], zeros before: how often each expert occurs in ids, and a word that
-                                  the call needs; or NULL, and none of the following is counted */
+                                  the call needs; or NULL, and ends are not written */
     int32_t* ends;             /* out [L]: where the rows of each expert end, if those of one follow those of the one
                                   before, in zones rounded up to alignment: its zone's end, or its last row's ... */
     int ends_of_rows;          /* ... if this is 1 */
@@ -352,6 +352,7 @@ typedef struct {
     unsigned int rank_numbers; /* how many numbers each rank has */
 } crossdockLabelsReceived_t;
 
+/* InvalidArgument: as above, weights without has_weights, or counts without ends. */
 ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* labels, cudaStream_t stream);
 
 /* ---- A2SGD: two-level gradient averaging ---- */
