@@ -95,14 +95,13 @@ def test_layout_counts_what_is_there(num_nodes: int) -> None:
             ids = torch.randint(-2, num_experts, (topk, tokens), generator=random).to(dtype).t()
             per_rank, per_node, per_expert, is_in_rank = layout.counts_of(ids, num_experts, 4, num_nodes)
             is_chosen = ids.unsqueeze(2) == torch.arange(num_experts)
-            by_rank = is_chosen.view(tokens, topk, 4, num_experts // 4).any(dim=3).any(dim=1)
-            assert torch.equal(per_expert, is_chosen.sum(dim=(0, 1)).int())
-            assert torch.equal(is_in_rank, by_rank) and torch.equal(per_rank, by_rank.sum(dim=0).int())
+            by_rank = is_chosen.view(tokens, topk, 4, num_experts // 4).any(dim=(1, 3))
+            assert torch.equal(per_expert, is_chosen.sum(dim=(0, 1)).int()) and torch.equal(is_in_rank, by_rank)
+            assert torch.equal(per_rank, by_rank.sum(dim=0).int())
             assert (per_node is None) == (num_nodes == 1)
             if per_node is not None:
-                assert torch.equal(
-                    per_node, by_rank.view(tokens, num_nodes, 4 // num_nodes).any(dim=2).sum(dim=0).int()
-                )
+                by_node = by_rank.view(tokens, num_nodes, 4 // num_nodes).any(dim=2)
+                assert torch.equal(per_node, by_node.sum(dim=0).int())
 
 
 @pytest.mark.parametrize("hidden", [256, 100, 9])
