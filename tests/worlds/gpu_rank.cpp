@@ -127,8 +127,7 @@ Window GpuRank::make_window(size_t bytes) {
     window.memory = static_cast<std::byte*>(memory);
     const std::vector<std::byte> zeros(bytes);
     copy_to_device(memory, zeros.data(), bytes, make_stream());
-    const ncclResult_t result =
-        nccl_library().window_register(comm(), memory, bytes, &window.handle, NCCL_WIN_DEFAULT);
+    const ncclResult_t result = nccl_library().window_register(comm(), memory, bytes, &window.handle, NCCL_WIN_DEFAULT);
     if (result != ncclSuccess || window.handle == nullptr) {
         throw std::runtime_error(fmt::format("ncclCommWindowRegister of {} bytes gave {} and {} window: {}", bytes,
                                              static_cast<int>(result), window.handle == nullptr ? "no" : "a",
