@@ -13,12 +13,6 @@
 namespace crossdock::testing {
 namespace {
 
-crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group) {
-    crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
-    RANK_OK(context, crossdockGroupTraffic(group, &traffic));
-    return traffic;
-}
-
 RankProgram trips(const Problem& problem) {
     return [problem](RankContext& context) {
         Group group(context, problem);

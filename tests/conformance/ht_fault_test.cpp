@@ -186,10 +186,7 @@ TEST(HtFault, ARankThatStaysAwayFailsTheGroup) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int absent = context.num_ranks() - 1;
                 const HtProblem problem = busy_ht_problem(context.num_ranks(), kHtLayouts[missed % 2], 5);
-                // It bounds the making of the group, too, whose memory GPUs of several domains register through NCCL.
-                const bool is_slow = context.is_gpu() && domain_for(context.num_ranks()) > 0;
-                Group group(context, context.comm(),
-                            short_config(context, problem, is_slow ? 3'000'000'000 : 300'000'000));
+                Group group(context, context.comm(), short_config(context, problem, 300'000'000));
                 HtLayer layer(context, group.get(), problem);
                 layer.round_trip();
                 prepare_all(layer);

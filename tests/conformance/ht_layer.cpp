@@ -42,7 +42,13 @@ class HtLayer::Call {
 
 HtLayer::HtLayer(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options,
                  cudaStream_t stream)
-    : context_(context), group_(group), problem_(problem), routing_(problem), options_(options), stream_(stream) {
+    : context_(context),
+      group_(group),
+      domain_ranks_(static_cast<int>(traffic_of(context, group).domain_ranks)),
+      problem_(problem),
+      routing_(problem),
+      options_(options),
+      stream_(stream) {
     if (stream_ == nullptr) stream_ = context.make_stream();
     options_.in_place =
         options.in_place && problem.received_type() == problem.combine_type && problem.hidden == problem.combine_hidden;

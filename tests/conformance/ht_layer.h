@@ -131,6 +131,7 @@ class HtLayer {
 
     RankContext& context_;
     ncclEpGroup_t group_;
+    int domain_ranks_;  // of the group
     HtProblem problem_;
     std::optional<HtRouting> routing_;
     HtOptions options_;

@@ -179,16 +179,15 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
     Bytes gradients(combined_gradients_->bytes(), kPoison);
     const size_t row_bytes = problem_.combine_row_bytes();
     const std::vector<HtRouting> routings(others.begin(), others.end());
-    const int domain = domain_for(context_.num_ranks());
     for (size_t token = 0; token < num_tokens(); ++token) {
         const auto index = static_cast<int>(token);
-        put(image, token * row_bytes, combined_row(problem_, *routing_, context_.rank(), index, domain));
+        put(image, token * row_bytes, combined_row(problem_, *routing_, context_.rank(), index, domain_ranks_));
         if (backward)
             put_values(gradients, token * topk(), combined_weights(problem_, *routing_, context_.rank(), index));
         std::vector<Bytes> rows;
         std::vector<Bytes> weights;
         for (size_t i = 0; i < others.size(); ++i) {
-            rows.push_back(combined_row(others[i], routings[i], context_.rank(), index, domain));
+            rows.push_back(combined_row(others[i], routings[i], context_.rank(), index, domain_ranks_));
             if (backward) weights.push_back(bytes_of(combined_weights(others[i], routings[i], context_.rank(), index)));
         }
         allow(image, token * row_bytes, rows, seen);
@@ -201,8 +200,7 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
 void HtLayer::check_bounds(const Bytes& seen) {
     const size_t element_bytes = reference::type_bytes(problem_.combine_type);
     for (size_t token = 0; token < num_tokens(); ++token) {
-        const reference::BoundedRow row = bounded_row(problem_, *routing_, context_.rank(), static_cast<int>(token),
-                                                      domain_for(context_.num_ranks()));
+        const reference::BoundedRow row = bounded_row(problem_, *routing_, context_.rank(), static_cast<int>(token), domain_ranks_);
         for (size_t i = 0; i < row.sum.size(); ++i) {
             const double value =
                 reference::decode(problem_.combine_type, &seen[(token * problem_.combine_hidden + i) * element_bytes]);

@@ -36,6 +36,12 @@ ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t
     return crossdockCreateGroup(group, comm, config, &group_options);
 }
 
+crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group) {
+    crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+    RANK_OK(context, crossdockGroupTraffic(group, &traffic));
+    return traffic;
+}
+
 Group::Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config) : context_(context) {
     Fleeting<ncclEpGroupConfig_t> copy(config);
     RANK_OK(context, create_group(context, &group_, comm, copy.get()));

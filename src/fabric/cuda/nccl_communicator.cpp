@@ -15,14 +15,18 @@
 namespace crossdock {
 namespace {
 
-// For ranks_on_device(), the one collective call without a timeout of its caller's.
-constexpr auto kConnectTimeout = std::chrono::seconds(60);
+// What NCCL does with all ranks by itself, connecting them and registering memory, has this long at least. It takes
+// seconds for many ranks of a machine, far more than a caller may want to wait for a peer's kernel, and who gives up
+// cannot stop it.
+constexpr uint64_t kLeastSetupNs = 60'000'000'000;
 
 Deadline deadline_after(uint64_t timeout_ns) {
     // Far enough for "forever", near enough not to overflow the clock.
     constexpr uint64_t kLongestNs = uint64_t{1'000'000'000} * 86'400 * 365;
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kLongestNs));
 }
+
+Deadline setup_deadline(uint64_t timeout_ns) { return deadline_after(std::max(timeout_ns, kLeastSetupNs)); }
 
 class NcclCommunicator final : public Communicator {
   public:
@@ -40,7 +44,7 @@ class NcclCommunicator final : public Communicator {
     int ranks_on_device() const override;
 
   private:
-    void connect(const char* what, Deadline deadline) const;
+    void connect(const char* what, uint64_t timeout_ns) const;
     void expect_device_api() const;
     const void* gin(Deadline deadline) const;
 
@@ -53,15 +57,13 @@ class NcclCommunicator final : public Communicator {
 };
 
 void NcclCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
-    const Deadline deadline = deadline_after(timeout_ns);
-    connect(what, deadline);
-    mailbox_->all_gather(own, all, bytes, what, deadline);
+    connect(what, timeout_ns);
+    mailbox_->all_gather(own, all, bytes, what, deadline_after(timeout_ns));
 }
 
 std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {
     constexpr const char* kWhat = "allocating symmetric memory";
-    const Deadline deadline = deadline_after(timeout_ns);
-    connect(kWhat, deadline);
+    connect(kWhat, timeout_ns);
 
     // All or none: a rank without memory tells the others instead of letting them wait for it.
     std::unique_ptr<RegisteredMemory> memory;
@@ -75,12 +77,12 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
     }
     const uint8_t has_memory = problem == ncclSuccess;
     std::vector<uint8_t> all_have_memory(static_cast<size_t>(self_.num_ranks));
-    mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, deadline);
+    mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, deadline_after(timeout_ns));
     require(problem == ncclSuccess, problem, "{} bytes of symmetric memory: {}", bytes, sentence);
     const auto poor = std::find(all_have_memory.begin(), all_have_memory.end(), 0);
     require(poor == all_have_memory.end(), ncclRemoteError, "rank {} could not allocate {} bytes of symmetric memory",
             poor - all_have_memory.begin(), bytes);
-    return register_memory(std::move(memory), kWhat, deadline);
+    return register_memory(std::move(memory), kWhat, setup_deadline(timeout_ns));
 }
 
 WindowView NcclCommunicator::window(ncclWindow_t handle) {
@@ -102,7 +104,7 @@ NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {
     const auto& registered = dynamic_cast<const RegisteredMemory&>(memory);
     NetworkHandle network;
     network.local = memory.local;
-    network.device_comm = gin(std::chrono::steady_clock::now() + kConnectTimeout);
+    network.device_comm = gin(setup_deadline(0));
     network.window = registered.window();
     return network;
 }
@@ -114,13 +116,14 @@ const void* NcclCommunicator::gin(Deadline deadline) const {
 }
 
 int NcclCommunicator::ranks_on_device() const {
-    connect("counting the ranks of a GPU", std::chrono::steady_clock::now() + kConnectTimeout);
+    connect("counting the ranks of a GPU", 0);
     return ranks_on_device_;
 }
 
-void NcclCommunicator::connect(const char* what, Deadline deadline) const {
+void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     if (mailbox_ != nullptr) return;
     expect_device_api();
+    const Deadline deadline = setup_deadline(timeout_ns);
     const void* device_comm = self_.domain_ranks < self_.num_ranks ? gin(deadline) : nullptr;
     auto mailbox = std::make_unique<Mailbox>(self_, runtime_, device_comm, what, deadline);
 
