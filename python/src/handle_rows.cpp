@@ -16,15 +16,19 @@ constexpr int64_t kGranule = 16;  // bytes
 
 // Dense rows of a tensor of torch that are as long as the library wants.
 struct Rows {
+    nb::handle tensor;
     int64_t num = 0, columns = 0, bytes = 0;  // bytes of a row
     ncclDataType_t type = ncclUint8;
+    int device = -1;  // -1: the host
 
     // False: something else, or rows longer than that.
-    bool read(nb::handle tensor, int64_t most_bytes) {
+    bool read(nb::handle object, int64_t most_bytes) {
         nb::dlpack::dltensor view;
-        if (!view_torch(tensor, view) || view.ndim != 2 || !is_contiguous(view)) return false;
+        if (!view_torch(object, view) || view.ndim != 2 || !is_contiguous(view)) return false;
         const std::optional<ncclDataType_t> known = datatype_of(view.dtype);
         if (!known) return false;
+        tensor = object;
+        device = is_on_host(view) ? -1 : view.device.device_id;
         num = view.shape[0];
         columns = view.shape[1];
         type = *known;
@@ -33,13 +37,36 @@ struct Rows {
     }
 };
 
-nb::object new_rows(nb::handle like, int64_t num, int64_t columns) {
-    static PyObject* name = PyUnicode_InternFromString("new_empty");
-    const nb::int_ extents[] = {nb::int_(num), nb::int_(columns)};
-    PyObject* arguments[] = {like.ptr(), extents[0].ptr(), extents[1].ptr()};
-    PyObject* made = PyObject_VectorcallMethod(name, arguments, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-    if (made == nullptr) nb::raise_python_error();
-    return nb::steal(made);
+// torch's ways to make a tensor past the choice of an operator, as what it compiles does: (sizes, strides, dtype), on
+// GPUs on the current one. NULL where this torch lacks them.
+struct QuickMakers {
+    PyObject* on_host = nullptr;
+    PyObject* on_cuda = nullptr;
+    PyObject* current_device = nullptr;
+
+    QuickMakers() {
+        const nb::object internals = nb::module_::import_("torch").attr("_C");
+        const nb::object guards = nb::getattr(nb::getattr(internals, "_dynamo", nb::none()), "guards", nb::none());
+        on_host = nb::getattr(guards, "_empty_strided_cpu", nb::object()).release().ptr();
+        on_cuda = nb::getattr(guards, "_empty_strided_cuda", nb::object()).release().ptr();
+        current_device = nb::getattr(internals, "_cuda_getDevice", nb::object()).release().ptr();
+    }
+
+    PyObject* maker_for(const Rows& rows) const {
+        if (rows.device < 0) return on_host;
+        if (on_cuda == nullptr || current_device == nullptr) return nullptr;
+        return nb::cast<int>(nb::handle(current_device)()) == rows.device ? on_cuda : nullptr;
+    }
+};
+
+// Of the type of those, on their device.
+nb::object new_rows(const Rows& like, int64_t num) {
+    static const auto* makers = new QuickMakers;
+    if (PyObject* make = makers->maker_for(like); make != nullptr) {
+        return nb::handle(make)(nb::make_tuple(num, like.columns), nb::make_tuple(like.columns, 1),
+                                like.tensor.attr("dtype"));
+    }
+    return like.tensor.attr("new_empty")(num, like.columns);
 }
 
 }  // namespace
@@ -48,7 +75,7 @@ nb::object Handle::send_again(nb::handle tokens, int64_t num_tokens, int64_t num
     expect_open();
     Rows rows;
     if (!rows.read(tokens, most_bytes) || rows.num != num_tokens || bytes_of_datatype(rows.type) > 4) return nb::none();
-    nb::object received = new_rows(tokens, num_rows, rows.columns);
+    nb::object received = new_rows(rows, num_rows);
     dispatch_rows(tokens, received, nb::none(), nb::none());
     forget_arrays();
     return received;
@@ -59,7 +86,7 @@ nb::object Handle::add_up(nb::handle tokens, int64_t num_rows, int64_t num_token
     Rows rows;
     if (!rows.read(tokens, most_bytes) || rows.num != num_rows) return nb::none();
     if (rows.type != ncclBfloat16 && rows.type != ncclFloat16 && rows.type != ncclFloat32) return nb::none();
-    nb::object sums = new_rows(tokens, num_tokens, rows.columns);
+    nb::object sums = new_rows(rows, num_tokens);
     CallArrays arrays(group_->communicator().is_cpu());
     auto sent = make_struct<ncclEpCombineInputs_t>();
     sent.tokens = arrays.add(tokens, "rows", Access::kRead);

@@ -16,6 +16,7 @@ from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
 from crossdock.deep_ep.layout import check_topk_idx, check_values, describe
 from crossdock.deep_ep.lazy import Later, LazyTuple
+from crossdock.deep_ep.makers import shaped_maker
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.scales import Packed, Scales, Transposed
 
@@ -229,10 +230,6 @@ class LowLatency:
         (num_tokens, hidden), device, ranks = x.shape, x.device, self.ranks
         local, slots = num_experts // ranks.size, ranks.size * max_tokens
         pool = self.pool(device, max_tokens, hidden, num_experts)
-        # Empty tensors make others of their type and device quicker than torch.empty does.
-        ints = torch.empty(0, dtype=torch.int32, device=device)
-        halves = torch.empty(0, dtype=torch.bfloat16, device=device)
-        like = torch.empty(0, dtype=torch.float8_e4m3fn, device=device) if use_fp8 else halves
         make_scales: Callable[[], Scales] | None = None
         if use_fp8:
             extents = local, slots, hidden // BLOCK, device
@@ -247,11 +244,13 @@ class LowLatency:
             shape=(local, slots, hidden),
             round_scale=bool(round_scale),
             items=(*_SOURCES, max_tokens, hidden, num_experts),
-            make_counts=partial(ints.new_empty, local),
-            make_rows=partial(like.new_empty, local, slots, hidden),
+            make_counts=shaped_maker(torch.int32, device, (local,)),
+            make_rows=shaped_maker(
+                torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device, (local, slots, hidden)
+            ),
             make_scales=make_scales,
             are_packed=bool(use_ue8m0),
-            make_sums=partial(halves.new_empty, num_tokens, hidden),
+            make_sums=shaped_maker(torch.bfloat16, device, (num_tokens, hidden)),
             combines=Forms(),
         )
 

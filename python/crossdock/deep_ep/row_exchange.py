@@ -150,7 +150,7 @@ class RowExchange:
         if words is None:
             lease.handle.dispatch_rows(rows, received)
         else:
-            found = words.new_empty(route.tensor_rows, words.shape[1])
+            found = makers_of(words.device).int32(route.tensor_rows, words.shape[1])
             lease.handle.dispatch_rows(rows, received, words, found)
         lease.forget()
         if route.tensor_rows != num_rows:

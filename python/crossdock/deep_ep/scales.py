@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from crossdock.deep_ep.makers import shaped_maker
+
 
 class Scales(Protocol):
     """Of one dispatch. stored: what the library fills; tensor: what the caller gets, once finish() was called."""
@@ -30,8 +32,7 @@ class Transposed:
     @staticmethod
     def maker(local: int, slots: int, num_scales: int, device: torch.device) -> Callable[[], Scales]:
         shape, strides = (local, slots, num_scales), (slots * num_scales, 1, slots)
-        like = torch.empty(0, dtype=torch.float32, device=device)
-        return partial(Transposed, partial(like.new_empty_strided, shape, strides))
+        return partial(Transposed, shaped_maker(torch.float32, device, shape, strides))
 
     def finish(self) -> None:
         pass
