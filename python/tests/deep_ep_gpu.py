@@ -188,9 +188,16 @@ def normal(rank: int, size: int) -> dict[str, float]:
     found = {"normal pair, worst case, graph, us": period_us(graph)}
     cached, _ = captured(lambda: buffer.combine(buffer.dispatch(x, handle=handle)[0], handle))
     found["normal pair, cached, graph, us"] = period_us(cached)
+    own, sums = handle.route.lease.handle, torch.empty_like(x)
+    rows = buffer.dispatch(x, handle=handle)[0]
+
+    def plain() -> None:
+        own.dispatch_rows(x, rows)
+        own.combine(rows, sums)
+
+    found["normal pair, C API, graph, us"] = period_us(captured(plain)[0])
     found["normal dispatch, fresh, host, us"] = host_us(lambda: buffer.dispatch(x, **arguments, **labels))
     found["normal dispatch, cached, host, us"] = host_us(lambda: buffer.dispatch(x, handle=handle))
-    rows = buffer.dispatch(x, handle=handle)[0]
     found["normal combine, host, us"] = host_us(lambda: buffer.combine(rows, handle))
     cached_async = partial(buffer.dispatch, x, handle=handle, async_finish=True)
     found["normal dispatch, cached, asynchronous, host, us"] = host_us(cached_async)

@@ -47,31 +47,51 @@ struct FirstCounts {
     int of_node = 0;
 };
 
+// So many choices of a token are loaded at once.
+constexpr uint32_t kIdsAtOnce = 8;
+
+// Calls use(id) for the choices of a token.
+template <typename Use>
+CROSSDOCK_DEVICE void for_each_choice(const crossdockRoutingCounts_t& c, int64_t token, const Use& use) {
+    CROSSDOCK_ROLLED
+    for (uint32_t first = 0; first < c.num_topk; first += kIdsAtOnce) {
+        int64_t ids[kIdsAtOnce];
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kIdsAtOnce; ++i) {
+            const uint32_t k = first + i;
+            ids[i] = k < c.num_topk ? load_id(c.topk_idx, c.id_type, token * c.token_stride + k * c.choice_stride) : -1;
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kIdsAtOnce; ++i) use(ids[i]);
+    }
+}
+
 CROSSDOCK_DEVICE bool is_for_node(const crossdockRoutingCounts_t& c, int64_t token, uint32_t node) {
     const int64_t node_experts = int64_t{c.num_experts / c.num_ranks} * c.node_ranks;
-    CROSSDOCK_ROLLED
-    for (uint32_t k = 0; k < c.num_topk; ++k) {
-        const int64_t id = load_id(c.topk_idx, c.id_type, token * c.token_stride + k * c.choice_stride);
-        if (id >= node * node_experts && id < (node + 1) * node_experts) return true;
-    }
-    return false;
+    bool is_for = false;
+    for_each_choice(c, token, [&](int64_t id) {
+        is_for = is_for || (id >= node * node_experts && id < (node + 1) * node_experts);
+    });
+    return is_for;
 }
 
 CROSSDOCK_DEVICE void count_token(const Ctx& ctx, const crossdockRoutingCounts_t& c, const RoutingSlice& slice,
                                   const RoutingCounters& counters, int64_t token, FirstCounts& first) {
     uint8_t* ranks = c.is_in_rank + token * c.num_ranks + slice.first_rank;
     CROSSDOCK_ROLLED
-    for (uint32_t rank = 0; rank < slice.num_ranks; ++rank) ranks[rank] = 0;
+    for (uint32_t rank = 1; rank < slice.num_ranks; ++rank) ranks[rank] = 0;
     const uint32_t rank_experts = c.num_experts / c.num_ranks;
-    CROSSDOCK_ROLLED
-    for (uint32_t k = 0; k < c.num_topk; ++k) {
-        const int64_t id = load_id(c.topk_idx, c.id_type, token * c.token_stride + k * c.choice_stride);
+    bool is_for_first = false;
+    for_each_choice(c, token, [&](int64_t id) {
         const int64_t own = id - slice.first_expert;
-        if (own < 0 || own >= slice.num_experts) continue;
+        if (own < 0 || own >= slice.num_experts) return;
         ctx.add_shared(&counters.experts[own], 1);
-        ranks[static_cast<uint32_t>(own) / rank_experts] = 1;
-    }
-    first.of_rank += ranks[0];
+        const uint32_t rank = static_cast<uint32_t>(own) / rank_experts;
+        is_for_first = is_for_first || rank == 0;
+        if (rank > 0) ranks[rank] = 1;
+    });
+    ranks[0] = is_for_first ? 1 : 0;
+    first.of_rank += is_for_first ? 1 : 0;
     CROSSDOCK_ROLLED
     for (uint32_t rank = 1; rank < slice.num_ranks; ++rank) {
         if (ranks[rank] != 0) ctx.add_shared(&counters.ranks[rank], 1);
