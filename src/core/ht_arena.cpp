@@ -11,7 +11,8 @@ namespace crossdock {
 namespace {
 
 constexpr uint32_t kRacyBlocks = 2;     // the deterministic world: several, for their interleavings
-constexpr uint32_t kRacyRingSlots = 2;  // and rings that are often full
+constexpr uint32_t kRacyRingSlots = 2;  // and rings that are often full,
+constexpr uint32_t kRacyFarSlots = 5;   // some in batches of two and with a slot left over
 
 // Blocks of an operation on this rank; kernels of ranks that share a device must all be resident at once.
 uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint32_t sms) {
@@ -34,6 +35,16 @@ uint32_t slots_for(World world, const GroupConfig& config, uint64_t rings, uint6
     const uint64_t slots = (is_deep ? kHtDeepRingBytes : kHtCachedRingBytes) / (rings * packet_bytes);
     return static_cast<uint32_t>(
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
+}
+
+// Of a ring of rows between domains. The more slots, the fewer credits cross.
+uint32_t far_ring_bytes(World world, const GroupConfig& config, uint32_t channels) {
+    const uint64_t packet = align_up(config.max_token_bytes, 128);
+    const uint64_t rings = uint64_t{2} * (config.num_ranks / config.domain_ranks) * channels;
+    const uint64_t slots = world == World::kDeterministic
+                               ? kRacyFarSlots
+                               : std::clamp(kHtFarRingBytes / (rings * packet), kHtFewestFarSlots, kHtMostFarSlots);
+    return static_cast<uint32_t>(std::min<uint64_t>(slots * packet, align_up(INT32_MAX, 128) - 128));
 }
 
 }  // namespace
@@ -71,7 +82,8 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
 
     geometry = ht_geometry(communicator.world(), config,
                            std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}));
-    outbox = HtOutbox::of(geometry, config.num_ranks / config.domain_ranks);
+    outbox = HtOutbox::of(geometry, config.num_ranks / config.domain_ranks,
+                          far_ring_bytes(communicator.world(), config, geometry.channels));
     memory = communicator.allocate_symmetric(config.has_several_domains() ? outbox.bytes : geometry.arena_bytes(),
                                              config.timeout_ns);
     domain.emplace(communicator, config, *memory);

@@ -98,7 +98,8 @@ uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_by
 HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint32_t tail_bytes, const char* what) {
     HtShared shared{};
     const auto compute = [&] {
-        uint64_t at = align_up(sizeof(HtBlockHead), 16);
+        const uint32_t domains = static_cast<uint32_t>(group.config().num_ranks / group.config().domain_ranks);
+        uint64_t at = align_up(kFarCountersOffset + 4 * num_far_counters(common.arena.num_ranks, domains), 16);
         shared.peers = static_cast<uint32_t>(at);
         at = align_up(at + 4 * uint64_t{common.arena.num_ranks}, 16);
         shared.plans = static_cast<uint32_t>(at);
@@ -238,6 +239,7 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     HtCommon& common = args.common;
     args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
+    args.far_rows = slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // In rings own rows are placed by who sends, so with one peer there is less to receive than to send.
@@ -254,6 +256,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
     args.rows = slots_of_rows(common, args.row_bytes, common.expert_major);
+    args.far_rows = slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
     args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? kGpuLabellers : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);

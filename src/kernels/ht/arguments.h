@@ -157,7 +157,14 @@ struct HtSlots {
     uint32_t num;
 };
 
-// Offsets in a block's shared memory.
+// Offsets in a block's shared memory. Groups of several domains have counters behind the block's head, two for each of
+// its far rings (FarRing).
+inline constexpr uint32_t kFarCountersOffset = 32;
+
+CROSSDOCK_HOST_DEVICE constexpr uint32_t num_far_counters(uint32_t ranks, uint32_t domains) {
+    return domains > 1 ? 2 * (domains + ranks) : 0;
+}
+
 struct HtShared {
     uint32_t peers;       // u32 [ranks] PeerState
     uint32_t plans;       // [warps][plan_bytes] HtPlan
@@ -204,6 +211,7 @@ struct HtDispatchArgs {
     HtCrew crew;
     HtShared shared;
     HtSlots rows;
+    HtSlots far_rows;  // between domains
     HtSlots labels;
     bool is_labelled;  // forward: weights travel, too
     bool global_ids;
@@ -231,6 +239,7 @@ struct HtCombineArgs {
     HtCrew crew;
     HtShared shared;
     HtSlots rows;
+    HtSlots far_rows;  // between domains
     HtSlots labels;
     DType dtype;
     bool with_weights;  // backward: gradients of weights travel, too

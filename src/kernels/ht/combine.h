@@ -80,8 +80,8 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         if (is_term && term.domain >= 0) {
             sent = crossing_row(c, Crossing::kOut, term.domain, token, share);
             const FarRing ring = FarRing::of_rows(c, term.domain, channel);
-            if (sent.exists && ring.wait_packet(ctx, operation, args.rows, sent.packet))
-                row = ring.incoming(args.rows, sent.packet);
+            if (sent.exists && ring.wait_packet(ctx, operation, args.far_rows, sent.packet))
+                row = ring.incoming(args.far_rows, sent.packet);
         } else if (is_term && states[term.rank] != kAbsent) {
             sent = sent_row(c, term.rank, token, share);
             find_near_row(ctx, args, operation, c.rank, term.rank, sent, row);
@@ -100,7 +100,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
         const Term term = Term::of(c, static_cast<int>(plan.origins[i]));
         if (term.domain >= 0) {
-            FarRing::of_rows(c, term.domain, channel).give_credit(ctx, operation, args.rows, plan.slots[i]);
+            FarRing::of_rows(c, term.domain, channel).give_credit(ctx, operation, args.far_rows, plan.slots[i]);
         } else if (states[term.rank] == kEntered) {
             give_credit(ctx, c, c.offsets.rows, operation, term.rank, c.rank, channel,
                         Ring::of(c, c.offsets.rows, c.rank, term.rank, channel), plan.slots[i], args.rows.num);
@@ -177,6 +177,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     } else {
         init_stages(ctx, args.crew, args.shared);
     }
+    FarRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kCombineBegin);
     const Operation operation = begin_operation(ctx, c);

@@ -42,13 +42,13 @@ class RowGatherer {
         uint32_t num = 0;
         if (!find_rows(ctx, domain, token, share, num)) return false;  // no sum may come home that lacks a row
         const FarRing ring = FarRing::of_rows(c, domain, channel_);
-        const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.rows, sum.packet);
+        const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.far_rows, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
         sum_rows<kDType>(ctx, PointerTerms{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
-                         ring.outgoing(args_.rows, sum.packet));
+                         ring.outgoing(args_.far_rows, sum.packet));
         ctx.warp_sync();
         if (is_leader(ctx)) {
-            ring.send(ctx, operation_, args_.rows, sum.packet, args_.row_bytes);
+            ring.send(ctx, operation_, args_.far_rows, sum.packet, args_.row_bytes);
             count_rows(ctx, c.reach, rail_peer(c, domain), 1, 0);
         }
         const int home = rail_peer(c, domain);

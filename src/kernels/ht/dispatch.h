@@ -12,6 +12,7 @@ inline namespace CROSSDOCK_WORLD {
 CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
     init_stages(ctx, args.crew, args.shared);
+    FarRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c);

@@ -25,9 +25,9 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
             const SentRow row = crossing_row(c, Crossing::kOut, domain, token, share);
             if (!row.exists) continue;
             const FarRing ring = FarRing::of_rows(c, domain, channel);
-            const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.rows, row.packet);
+            const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.far_rows, row.packet);
             if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
-            std::byte* const packet = ring.outgoing(args.rows, row.packet);
+            std::byte* const packet = ring.outgoing(args.far_rows, row.packet);
             // A handle over another's memory may be told of fewer tokens.
             if (token < c.num_tokens) {
                 copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1,
@@ -38,7 +38,7 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
             }
             wait_row_copies(ctx);
             if (is_leader(ctx)) {
-                ring.send(ctx, operation, args.rows, row.packet, row_bytes + args.scale_bytes);
+                ring.send(ctx, operation, args.far_rows, row.packet, row_bytes + args.scale_bytes);
                 count_rows(ctx, c.reach, rail_peer(c, domain), 1, 0);
             }
             ctx.warp_sync();
@@ -74,14 +74,14 @@ class RowForwarder {
         const SentRow row = crossing_row(c, Crossing::kIn, domain, token, share);
         if (!row.exists) return true;
         const FarRing from = FarRing::of_rows(c, domain, channel_);
-        const bool is_here = is_leader(ctx) && from.wait_packet(ctx, operation_, args_.rows, row.packet);
+        const bool is_here = is_leader(ctx) && from.wait_packet(ctx, operation_, args_.far_rows, row.packet);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) return false;
-        const std::byte* const packet = from.incoming(args_.rows, row.packet);
+        const std::byte* const packet = from.incoming(args_.far_rows, row.packet);
         CROSSDOCK_ROLLED
         for (int peer = first_near(c); peer < end_near(c); ++peer) {
             if (!pass_on(ctx, domain, peer, token, share, packet)) return false;
         }
-        if (is_leader(ctx)) from.give_credit(ctx, operation_, args_.rows, row.packet);
+        if (is_leader(ctx)) from.give_credit(ctx, operation_, args_.far_rows, row.packet);
         ctx.warp_sync();
         return true;
     }

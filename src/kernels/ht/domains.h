@@ -62,13 +62,18 @@ CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction
 
 // This rank's end of a ring to and from a rank of another domain: what goes there, and what comes from there. Offsets
 // are those of one channel's first slot.
+// A credit is for a batch of packets, half the slots (of an odd number one is left alone), which the warp gives that
+// has taken the last of them; who that is a counter in the block's shared memory says. Two counters and two credit
+// words do for a ring: no packet of a batch sets out before the second batch before it is done.
 class FarRing {
   public:
-    // peer's place among the ends of this rank's rings of that kind, and this rank's among the peer's.
+    // peer's place among the ends of this rank's rings of that kind, and this rank's among the peer's; first_counter:
+    // of the rings of that kind.
     CROSSDOCK_DEVICE FarRing(const HtCommon& c, const HtFarRings& rings, int peer, int place, int own_place,
-                             uint32_t channel)
+                             uint32_t channel, int first_counter)
         : c_(c),
           peer_(peer),
+          counters_(first_counter + 2 * place),
           own_words_(words_of(place, channel)),
           peer_words_(words_of(own_place, channel)),
           outbox_(rings.outbox + bytes_of(rings, place, channel)),
@@ -77,10 +82,18 @@ class FarRing {
           rings_(rings) {}
 
     static CROSSDOCK_DEVICE FarRing of_rows(const HtCommon& c, int domain, uint32_t channel) {
-        return FarRing(c, c.outbox.rows, rail_peer(c, domain), domain, own_domain(c), channel);
+        return FarRing(c, c.outbox.rows, rail_peer(c, domain), domain, own_domain(c), channel, 0);
     }
     static CROSSDOCK_DEVICE FarRing of_labels(const HtCommon& c, int peer, uint32_t channel) {
-        return FarRing(c, c.outbox.labels, peer, peer, c.rank, channel);
+        return FarRing(c, c.outbox.labels, peer, peer, c.rank, channel, 2 * num_domains(c));
+    }
+    // Followed by a barrier of the block.
+    static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {
+        if constexpr (!kSeveralDomains) return;
+        const uint32_t num = num_far_counters(c.arena.num_ranks, static_cast<uint32_t>(num_domains(c)));
+        CROSSDOCK_ROLLED
+        for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += static_cast<uint32_t>(num_threads(ctx)))
+            counters(ctx)[i] = 0;
     }
 
     // What is put as packet `number`, and a packet that has come.
@@ -94,32 +107,47 @@ class FarRing {
     // The slot of that packet is free, here and there. One lane; false: the group has failed.
     CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
-        if (number < slots.num || ctx.skips_credit()) return true;
-        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (number % slots.num),
-                         pack_word(operation.epoch, number - slots.num));
+        const uint32_t batch = number / batch_size(slots);
+        if (batch < 2 || ctx.skips_credit()) return true;
+        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (batch % 2),
+                         pack_word(operation.epoch, batch - 2));
     }
     // The packet's first bytes, which this lane's warp has written, set out with their flag. One lane, behind a barrier
     // of the warp. Not inlined, nor is give_credit: kernels would spill more of what they hold in registers.
     CROSSDOCK_DEVICE_RARE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
                                     uint32_t bytes) const {
         ctx.fence_system();
-        const Raise flag = raise_of(rings_.flags, rings_.raised_flags, slots, operation, number);
+        const Raise flag =
+            raise_of(rings_.flags, rings_.raised_flags, slot_of(slots, number), pack_word(operation.epoch, number));
         if (bytes == 0) return raise_word(ctx, c_.reach, peer_, flag);
         put_and_raise(ctx, c_.reach, peer_, packets_there_ + slot_bytes(slots, number),
                       outbox_ + slot_bytes(slots, number), bytes, flag);
     }
     CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
-        return wait_word(ctx, operation, WaitStep::kRow, rings_.flags + own_words_ + 8 * (number % slots.num),
+        return wait_word(ctx, operation, WaitStep::kRow, rings_.flags + own_words_ + 8 * slot_of(slots, number),
                          pack_word(operation.epoch, number));
     }
     // The packet has been read. One lane, behind a barrier of the lanes that read.
     CROSSDOCK_DEVICE_RARE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                            uint32_t number) const {
-        raise_word(ctx, c_.reach, peer_, raise_of(rings_.credits, rings_.raised_credits, slots, operation, number));
+        const int size = static_cast<int>(batch_size(slots));
+        const uint32_t batch = number / batch_size(slots);
+        int* const taken = counters(ctx) + counters_ + batch % 2;
+        if (ctx.add_shared(taken, 1) + 1 < size) return;
+        ctx.add_shared(taken, -size);
+        raise_word(ctx, c_.reach, peer_,
+                   raise_of(rings_.credits, rings_.raised_credits, batch % 2, pack_word(operation.epoch, batch)));
     }
 
   private:
+    static CROSSDOCK_DEVICE int* counters(const Ctx& ctx) {
+        return reinterpret_cast<int*>(ctx.shared_memory() + kFarCountersOffset);
+    }
+    static CROSSDOCK_DEVICE uint32_t batch_size(const HtSlots& slots) { return slots.num / 2; }
+    static CROSSDOCK_DEVICE uint32_t slot_of(const HtSlots& slots, uint32_t number) {
+        return number % (2 * batch_size(slots));
+    }
     CROSSDOCK_DEVICE uint64_t words_of(int place, uint32_t channel) const {
         return 8 * (static_cast<uint64_t>(place) * c_.arena.channels + channel) * kMaxRingSlots;
     }
@@ -127,7 +155,7 @@ class FarRing {
         return (static_cast<uint64_t>(place) * c_.arena.channels + channel) * rings.ring_bytes;
     }
     static CROSSDOCK_DEVICE uint64_t slot_bytes(const HtSlots& slots, uint32_t number) {
-        return uint64_t{number % slots.num} * slots.stride;
+        return uint64_t{slot_of(slots, number)} * slots.stride;
     }
     CROSSDOCK_DEVICE std::byte* at(uint64_t offset) const { return c_.reach.network.local + offset; }
     CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const Operation& operation, WaitStep step, uint64_t word,
@@ -137,14 +165,13 @@ class FarRing {
             ctx, c_, operation, step, peer_, expected, [&] { return ctx.load_acquire_system(seen); },
             [&](uint64_t value) { return value == expected; });
     }
-    CROSSDOCK_DEVICE Raise raise_of(uint64_t words, uint64_t raised, const HtSlots& slots, const Operation& operation,
-                                    uint32_t number) const {
-        const uint64_t word = 8 * (number % slots.num);
-        return {words + peer_words_ + word, raised + own_words_ + word, pack_word(operation.epoch, number)};
+    CROSSDOCK_DEVICE Raise raise_of(uint64_t words, uint64_t raised, uint32_t word, uint64_t value) const {
+        return {words + peer_words_ + 8 * word, raised + own_words_ + 8 * word, value};
     }
 
     const HtCommon& c_;
     int peer_;
+    int counters_;  // this ring's first
     uint64_t own_words_;
     uint64_t peer_words_;
     uint64_t outbox_;

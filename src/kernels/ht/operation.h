@@ -15,6 +15,7 @@ struct HtBlockHead {
     uint64_t start_ns;
     uint32_t verdict;
 };
+static_assert(sizeof(HtBlockHead) <= kFarCountersOffset);
 
 CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
     return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());

@@ -35,7 +35,8 @@ struct HtOutbox {
     HtFarRings labels;      // ends: ranks; flags, credits and packets are those of near ranks, too
     uint64_t bytes;         // of the arena with all that
 
-    static constexpr HtOutbox of(const HtGeometry& arena, uint32_t domains) {
+    // rows_bytes: of a ring of rows.
+    static constexpr HtOutbox of(const HtGeometry& arena, uint32_t domains, uint32_t rows_bytes) {
         HtOutbox outbox{};
         uint64_t at = arena.arena_bytes();
         const auto take = [&](uint64_t bytes) {
@@ -59,9 +60,9 @@ struct HtOutbox {
         outbox.rows.credits = take(rail_words);
         outbox.rows.raised_flags = take(rail_words);
         outbox.rows.raised_credits = take(rail_words);
-        outbox.rows.packets = take(rail_rings * arena.ring_bytes);
-        outbox.rows.outbox = take(rail_rings * arena.ring_bytes);
-        outbox.rows.ring_bytes = arena.ring_bytes;
+        outbox.rows.packets = take(rail_rings * rows_bytes);
+        outbox.rows.outbox = take(rail_rings * rows_bytes);
+        outbox.rows.ring_bytes = rows_bytes;
         const uint64_t label_words = 8 * arena.num_rings() * kMaxRingSlots;
         outbox.labels.flags = arena.label_flags_offset();
         outbox.labels.credits = arena.label_credits_offset();
