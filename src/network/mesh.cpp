@@ -129,7 +129,10 @@ void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
     wait_locked(lock, failure_.empty() ? kDrainNs : kFailedDrainNs,
                 [&] { return region->uses == 0 && are_in(last_step); });
     if (region->uses == 0) {
-        regions_[region->id].reset();
+        // A kernel's put that comes behind its group's end still names it.
+        region->base = nullptr;
+        region->words = {};
+        region->remote = {};
     } else {
         // Whoever still has a pointer to it must find it; it ends with the communicator.
         fail_all(fmt::format("memory was deregistered while {} transfers of it did not end", region->uses));

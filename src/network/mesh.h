@@ -209,8 +209,7 @@ class Mesh : private FrameSink {
     Channel& channel(uint32_t context, uint32_t peer) { return channels_[context][peer]; }
     Inlet& inlet(uint32_t context, uint32_t peer);
     Region* find(uint32_t id) {
-        Region* region = id < regions_.size() ? regions_[id].get() : nullptr;
-        return region == nullptr || region->is_leaving ? nullptr : region;
+        return was_registered(id) && !regions_[id]->is_leaving ? regions_[id].get() : nullptr;
     }
     bool was_registered(uint32_t id) const { return id < regions_.size(); }
 
@@ -225,7 +224,7 @@ class Mesh : private FrameSink {
     bool takes_nothing_ = false;  // frames that still come are dropped
     bool device_has_failed_ = false;
     uint32_t num_contexts_ = 0;
-    std::vector<std::unique_ptr<Region>> regions_;  // by number; null where one was deregistered
+    std::vector<std::unique_ptr<Region>> regions_;  // by number; those that were deregistered, too
     std::vector<PeerState> peers_;
     std::vector<std::vector<Channel>> channels_;  // by context and peer
     std::vector<std::vector<Inlet>> inlets_;

@@ -39,7 +39,7 @@ void Mesh::act_on(const FrameHeader& header, Payload& payload) {
 void Mesh::on_announcement(const FrameHeader& header) {
     const RemoteRegion remote{true, static_cast<MemoryKind>(header.context), header.value};
     if (was_registered(header.region)) {
-        if (Region* region = regions_[header.region].get()) region->remote[header.source] = remote;
+        if (Region* region = find(header.region)) region->remote[header.source] = remote;
     } else if (peers_[header.source].early.size() < kMaxEarly) {
         peers_[header.source].early[header.region] = remote;
     }

@@ -15,6 +15,8 @@ uint64_t pieces_of(uint64_t bytes, uint64_t piece_bytes) {
     return bytes <= piece_bytes ? 1 : (bytes + piece_bytes - 1) / piece_bytes;
 }
 
+bool has_left(const Region* region) { return region != nullptr && region->is_leaving; }
+
 }  // namespace
 
 uint64_t Mesh::piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer) const {
@@ -51,16 +53,19 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
     const bool has_signal = signal.region != nullptr;
     require(source.bytes == target.bytes, ncclInvalidArgument, "a put of {} bytes into {}", source.bytes, target.bytes);
     require(peer < num_ranks(), ncclInvalidArgument, "rank {} is out of range: there are {} ranks", peer, num_ranks());
-    if (source.bytes > 0) {
+    // What comes behind the end of its memory goes nowhere.
+    const bool is_late =
+        (source.bytes > 0 && (has_left(source.region) || has_left(target.region))) || has_left(signal.region);
+    if (source.bytes > 0 && !is_late) {
         check_span(source, "source", peer, false);
         check_span(target, "target", peer, true);
     }
-    if (has_signal) check_span({signal.region, signal.offset, kSignalBytes}, "signal", peer, true);
+    if (has_signal && !is_late) check_span({signal.region, signal.offset, kSignalBytes}, "signal", peer, true);
     require(!has_signal || signal.offset % kSignalBytes == 0, ncclInvalidArgument,
             "the signal's offset is {}: it must be a multiple of {}", signal.offset, kSignalBytes);
 
     Operation* operation = start(Operation::Kind::kPut, context, peer);
-    if (source.bytes == 0 && !has_signal) {
+    if (is_late || (source.bytes == 0 && !has_signal)) {
         end(*operation);
         return operation;
     }
@@ -108,10 +113,13 @@ Operation* Mesh::get(uint32_t context, uint32_t peer, const Span& remote, const 
     const std::lock_guard lock(mutex_);
     require(remote.bytes == local.bytes, ncclInvalidArgument, "a get of {} bytes into {}", remote.bytes, local.bytes);
     require(peer < num_ranks(), ncclInvalidArgument, "rank {} is out of range: there are {} ranks", peer, num_ranks());
-    check_span(remote, "remote memory", peer, true);
-    check_span(local, "local memory", peer, false);
+    const bool is_late = has_left(remote.region) || has_left(local.region);
+    if (!is_late) {
+        check_span(remote, "remote memory", peer, true);
+        check_span(local, "local memory", peer, false);
+    }
     Operation* operation = start(Operation::Kind::kGet, context, peer);
-    if (local.bytes == 0) {
+    if (is_late || local.bytes == 0) {
         end(*operation);
         return operation;
     }

@@ -88,6 +88,39 @@ TEST(Registration, LatePutsAreDropped) {
     });
 }
 
+// A kernel's puts may come behind the end of its group: they name memory that this rank has deregistered itself.
+TEST(Registration, PutsFromMemoryThatIsGoneGoNowhere) {
+    run_ranks(2, [](TestRank& rank) {
+        std::vector<std::byte> bytes(100'000);
+        std::vector<uint64_t> words(8);
+        Session session(rank);
+        void* memory = session.add_memory(bytes.data(), bytes.size());
+        auto passing_bytes = std::make_unique<std::vector<std::byte>>(bytes.size(), std::byte{1});
+        void* passing = session.add_memory(passing_bytes->data(), bytes.size());
+        void* signals = session.add_memory(words.data(), 64);
+        session.remove_memory(passing);
+        passing_bytes.reset();
+        rank.barrier();
+        if (rank.rank() == 0) {
+            for (const size_t size : {size_t{8}, bytes.size()}) {
+                session.finish(session.put(1, passing, 0, size, memory, 0));
+                session.finish(session.put_signal(1, passing, 0, size, memory, 0, signals, 0, 5, true));
+                session.finish(session.put_signal(1, memory, 0, size, memory, 0, passing, 0, 5, true));
+                session.finish(session.get(1, passing, 0, size, memory, 0));
+                session.finish(session.get(1, memory, 0, size, passing, 0));
+            }
+            session.finish(session.signal(1, passing, 8, 1));
+            session.finish(session.signal(1, signals, 0, 1));
+        } else {
+            session.await_word(words[0], 1);
+            rank.expect(words[0] == 1, "a put from memory that is gone signalled");
+        }
+        rank.barrier();
+        for (const std::byte each : bytes) rank.expect(each == std::byte{0}, "a put from memory that is gone wrote");
+        rank.barrier();
+    });
+}
+
 TEST(Registration, ManyCommunicatorsAndNothingIsLeft) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<uint64_t> words(64);
