@@ -160,9 +160,10 @@ std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
     const NcclApi& nccl = nccl_api();
     NcclRank self{&nccl, comm};
     const auto check = [&](ncclResult_t result) {
-        require(result == ncclSuccess, ncclInvalidArgument,
+        require(result != ncclInvalidArgument, ncclInvalidArgument,
                 "comm {} is neither a live CPU communicator nor one that NCCL accepts: {}", fmt::ptr(comm),
                 nccl.ncclGetErrorString(result));
+        nccl.check(result, comm, "asking the communicator, which may have failed before,");
     };
     check(nccl.ncclCommCount(comm, &self.num_ranks));
     check(nccl.ncclCommUserRank(comm, &self.rank));
