@@ -6,7 +6,7 @@
  *   - symmetric memory and windows for them (what ncclMemAlloc and ncclCommWindowRegister are on GPUs);
  *   - the sentence that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
- *   - routing in numbers, and labels of rows, for layers on top;
+ *   - routing in numbers, and labels of rows, for layers on top, and rows by expert (crossdock/rows_by_expert.h);
  *   - A2SGD: gradient averaging for data parallelism with 64 bits a rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
@@ -23,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "crossdock/rows_by_expert.h"
 #include "nccl_ep.h"
 
 #ifdef __cplusplus

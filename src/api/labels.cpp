@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock.h: routing in numbers, and labels of rows.
+// crossdock.h: routing in numbers, labels of rows, and rows by expert.
 #include "core/labels.h"
 
 #include "api/boundary.h"
@@ -14,4 +14,16 @@ ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* labels, cudaStream
 
 ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* labels, cudaStream_t stream) {
     return crossdock::boundary([&] { crossdock::unpack_labels(labels, stream); });
+}
+
+ncclResult_t crossdockPlaceRows(const crossdockRowPlaces_t* places, cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::place_rows(places, stream); });
+}
+
+ncclResult_t crossdockExpandRows(const crossdockExpandedRows_t* rows, cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::expand_rows(rows, stream); });
+}
+
+ncclResult_t crossdockReduceRows(const crossdockReducedRows_t* rows, cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::reduce_rows(rows, stream); });
 }

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check_shared_library.sh LIBRARY CROSSDOCK_H SONAME LINK_NAME
-# The shared library exports what symbols.txt lists and what crossdock.h declares, and nothing else; it has its SONAME and
-# link name, needs only system libraries, and carries no search path and one version banner.
+# check_shared_library.sh LIBRARY INCLUDE_FOLDER SONAME LINK_NAME
+# The shared library exports what symbols.txt lists and what crossdock.h and its parts declare, and nothing else; it has
+# its SONAME and link name, needs only system libraries, and carries no search path and one version banner.
 set -euo pipefail
-library=$1 header=$2 soname=$3 link_name=$4
+library=$1 include=$2 soname=$3 link_name=$4
 here=$(dirname "$0")
 failed=0
 
@@ -13,7 +13,8 @@ fail() {
     failed=1
 }
 
-expected=$({ cat "$here/symbols.txt" && grep -oE '\bcrossdock[A-Z][A-Za-z0-9]*\(' "$header" | tr -d '('; } | LC_ALL=C sort -u)
+declared=$(grep -ohE '\bcrossdock[A-Z][A-Za-z0-9]*\(' "$include"/crossdock.h "$include"/crossdock/*.h | tr -d '(')
+expected=$({ cat "$here/symbols.txt" && echo "$declared"; } | LC_ALL=C sort -u)
 exported=$(nm -D --defined-only "$library" | awk '{print $3}' | LC_ALL=C sort -u)
 difference=$(diff <(echo "$expected") <(echo "$exported") || true)
 [ -z "$difference" ] || fail "exported symbols differ (<: missing, >: not meant to be exported)"$'\n'"$difference"

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of routing and labels.
+// The GPU's entry points of routing, labels, and rows by expert.
 #include <cuda_runtime.h>
 
 #include "kernels/labels/count.h"
+#include "kernels/labels/expand.h"
 #include "kernels/labels/launch.h"
 #include "kernels/labels/pack.h"
+#include "kernels/labels/place.h"
+#include "kernels/labels/reduce.h"
 #include "kernels/labels/unpack.h"
 #include "kernels/launch.cuh"
 
@@ -12,6 +15,7 @@ namespace crossdock::cuda {
 namespace {
 
 constexpr int kMostThreads = 512;
+constexpr int kMostPlacingThreads = 1024;
 
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_count_routing(const __grid_constant__ crossdockRoutingCounts_t counts) {
@@ -28,6 +32,21 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     unpack_labels(Ctx{}, labels);
 }
 
+__global__ void __launch_bounds__(kMostPlacingThreads, 1)
+    crossdock_place_rows(const __grid_constant__ crossdockRowPlaces_t places) {
+    place_rows(Ctx{}, places);
+}
+
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_expand_rows(const __grid_constant__ crossdockExpandedRows_t rows) {
+    expand_rows(Ctx{}, rows);
+}
+
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_reduce_rows(const __grid_constant__ crossdockReducedRows_t rows) {
+    reduce_rows(Ctx{}, rows);
+}
+
 }  // namespace
 
 void launch_count_routing(const crossdockRoutingCounts_t& counts, const LaunchShape& shape, cudaStream_t stream) {
@@ -40,6 +59,18 @@ void launch_pack_labels(const crossdockLabelsSent_t& labels, const LaunchShape& 
 
 void launch_unpack_labels(const crossdockLabelsReceived_t& labels, const LaunchShape& shape, cudaStream_t stream) {
     launch<crossdock_unpack_labels>(labels, shape, stream, "unpack labels");
+}
+
+void launch_place_rows(const crossdockRowPlaces_t& places, const LaunchShape& shape, cudaStream_t stream) {
+    launch<crossdock_place_rows>(places, shape, stream, "place rows");
+}
+
+void launch_expand_rows(const crossdockExpandedRows_t& rows, const LaunchShape& shape, cudaStream_t stream) {
+    launch<crossdock_expand_rows>(rows, shape, stream, "expand rows");
+}
+
+void launch_reduce_rows(const crossdockReducedRows_t& rows, const LaunchShape& shape, cudaStream_t stream) {
+    launch<crossdock_reduce_rows>(rows, shape, stream, "reduce rows");
 }
 
 }  // namespace crossdock::cuda

@@ -4,7 +4,10 @@
 #include <algorithm>
 
 #include "kernels/labels/count.h"
+#include "kernels/labels/expand.h"
 #include "kernels/labels/pack.h"
+#include "kernels/labels/place.h"
+#include "kernels/labels/reduce.h"
 #include "kernels/labels/unpack.h"
 #include "runtime/cpu/local_executor.h"
 
@@ -22,8 +25,8 @@ void run_here(const LaunchShape& shape, Kernel&& kernel) {
 }
 
 // GPUs: a warp takes a row, and blocks enough for a whole device many.
+constexpr uint32_t kWarps = 8;
 [[maybe_unused]] LaunchShape shape_of_rows(uint64_t num_rows, size_t shared_bytes) {
-    constexpr uint64_t kWarps = 8;
     constexpr uint64_t kMostBlocks = 512;
     const uint64_t blocks = std::clamp<uint64_t>((num_rows + kWarps - 1) / kWarps, 1, kMostBlocks);
     return {static_cast<int>(blocks), static_cast<int>(kWarps), shared_bytes};
@@ -61,6 +64,40 @@ void launch_unpack_labels(const crossdockLabelsReceived_t& labels, [[maybe_unuse
 #if defined(CROSSDOCK_WITH_CUDA)
     const DeviceGuard guard(labels.device);
     cuda::launch_unpack_labels(labels, shape_of_rows(labels.num_rows, shared_bytes), stream);
+#endif
+}
+
+void launch_place_rows(const crossdockRowPlaces_t& places, [[maybe_unused]] cudaStream_t stream) {
+    LaunchShape shape{1, 1, sizeof(int) * shared_words(placing_slice(places, 0, 1), 1)};
+    if (places.device < 0) return run_here(shape, [&](const Ctx& ctx) { place_rows(ctx, places); });
+#if defined(CROSSDOCK_WITH_CUDA)
+    constexpr uint64_t kMostWarps = 32;
+    const uint64_t pairs = places.num_rows * places.num_topk;
+    const uint64_t warps = std::clamp<uint64_t>((pairs + 127) / 128, 1, kMostWarps);  // a step each, at least
+    shape.num_blocks = static_cast<int>(places.num_experts);
+    shape.warps_per_block = static_cast<int>(warps);
+    shape.shared_bytes = sizeof(int) * shared_words(PlacingSlice{0, 1}, static_cast<uint32_t>(warps));
+    const DeviceGuard guard(places.device);
+    cuda::launch_place_rows(places, shape, stream);
+#endif
+}
+
+void launch_expand_rows(const crossdockExpandedRows_t& rows, [[maybe_unused]] cudaStream_t stream) {
+    if (rows.device < 0) {
+        return run_here({1, 1, sizeof(int) * shared_words(rows, 1)}, [&](const Ctx& ctx) { expand_rows(ctx, rows); });
+    }
+#if defined(CROSSDOCK_WITH_CUDA)
+    const uint64_t num_rows = std::max(rows.num_rows, rows.zeros_in_gaps != 0 ? rows.num_expanded : 0);
+    const DeviceGuard guard(rows.device);
+    cuda::launch_expand_rows(rows, shape_of_rows(num_rows, sizeof(int) * shared_words(rows, 32 * kWarps)), stream);
+#endif
+}
+
+void launch_reduce_rows(const crossdockReducedRows_t& rows, [[maybe_unused]] cudaStream_t stream) {
+    if (rows.device < 0) return run_here({}, [&](const Ctx& ctx) { reduce_rows(ctx, rows); });
+#if defined(CROSSDOCK_WITH_CUDA)
+    const DeviceGuard guard(rows.device);
+    cuda::launch_reduce_rows(rows, shape_of_rows(rows.num_rows, 0), stream);
 #endif
 }
 
