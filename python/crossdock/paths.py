@@ -16,7 +16,7 @@ def _existing(*parts: str) -> Path:
 
 
 def get_include() -> str:
-    """The folder for -I: nccl_ep.h, crossdock.h, crossdock/*.hpp."""
+    """The folder for -I: nccl_ep.h, crossdock.h, and the parts and C++ classes in crossdock."""
     return str(_existing("include"))
 
 

@@ -20,6 +20,7 @@ from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.normal import Tokens, add_up_with
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.row_exchange import Route, RowExchange
+from crossdock.deep_ep.scales import empty_scales
 
 
 @dataclass
@@ -50,7 +51,7 @@ class State:
     """What the library itself goes by, whatever happens to the handle's tensors."""
 
     route: Route
-    local_ids: torch.Tensor  # [N, K], -1 where the expert is elsewhere
+    local_ids: torch.Tensor  # [N, K], -1 where the expert is elsewhere; int32 with an expansion
     expansion: Expansion | None
 
 
@@ -123,7 +124,7 @@ class Elastic:
         values, came = self.exchange.send(route, x, labels.words)
 
         num_rows = route.num_rows
-        make_ids = maker_of(topk_idx.dtype, x.device)
+        make_ids = make.int32 if call.do_expand else maker_of(topk_idx.dtype, x.device)
         local_ids, ids = make_ids(num_rows, topk), None if call.do_expand else make_ids(num_rows, topk)
         sources, ends, rank_ends = make.int32(num_rows, topk + 2), make.int32(local), make.int32(ranks.size)
         came_weights = None if weights is None else make.float32(num_rows, topk)
@@ -155,8 +156,7 @@ class Elastic:
         if call.do_expand:
             most = budget * min(topk, local) + (alignment - 1) * local
             num_expanded = sum(aligned) if is_exact else align(most, alignment)
-            expansion = Expansion.of(local_ids, counts, alignment, num_expanded)
-            sources[:, 2:] = expansion.places
+            expansion = Expansion.of(local_ids, counts, alignment, num_expanded, sources)
         handle = EPHandle(
             do_expand=call.do_expand,
             num_experts=num_experts,
@@ -208,15 +208,13 @@ class Elastic:
         scales: torch.Tensor | None,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
         """Of rows that came: what the call asks for."""
-        expansion, with_zeros = handle._state.expansion, call.do_zero_padding
+        expansion, column_major = handle._state.expansion, call.column_major_scales
         if call.statistics is not None:
             call.statistics.add_(handle.num_unaligned_recv_tokens_per_expert)
         if expansion is not None:
-            values = expansion.spread(values, with_zeros)
-            scales = None if scales is None else expansion.spread(scales, with_zeros)
-            weights = None if weights is None else expansion.spread_columns(weights, with_zeros)
-        if scales is not None and call.column_major_scales:
-            scales = _column_major(scales)
+            values, scales, weights = expansion.spread(values, scales, weights, call.do_zero_padding, column_major)
+        elif scales is not None and column_major:
+            scales = empty_scales(scales, scales.shape[0], True).copy_(scales)
         return values if scales is None else (values, scales), ids, weights, handle
 
     def combine(
@@ -247,31 +245,23 @@ class Elastic:
                 tuple(bias.shape) == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
                 lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
             )
-        weights = self._weights_home(state, topk_weights, num_rows) if topk_weights is not None else None
-        rows = x
+        if topk_weights is not None:
+            _check_weights(topk_weights, (num_rows, state.local_ids.shape[1]) if expansion is None else (num_rows,))
+        rows, weights = x, None
         if expansion is not None:
-            rows = expansion.add_up(x)
-            if rounds_between:
-                rows = rows.to(torch.bfloat16)
+            given = None if topk_weights is None else topk_weights.contiguous()
+            rows, weights = expansion.add_up(x, given, torch.bfloat16 if rounds_between else torch.float32)
+        elif topk_weights is not None:
+            weights = torch.where(state.local_ids >= 0, topk_weights, 0.0)
+        if weights is not None:
+            weights = self.exchange.add_up(route, weights)
         if rows.dtype != torch.bfloat16 and not biases:
             return self.exchange.add_up(route, rows).to(torch.bfloat16), weights
         return add_up_with(self.exchange, route, rows, biases).to(torch.bfloat16), weights
 
-    def _weights_home(self, state: State, topk_weights: torch.Tensor, num_rows: int) -> torch.Tensor:
-        topk = state.local_ids.shape[1]
-        shape = (num_rows, topk) if state.expansion is None else (num_rows,)
-        require(
-            tuple(topk_weights.shape) == shape and topk_weights.dtype == torch.float32,
-            lambda: f"topk_weights is {describe(topk_weights)}, expected {list(shape)} of torch.float32",
-        )
-        if state.expansion is not None:
-            return self.exchange.add_up(state.route, state.expansion.gather_columns(topk_weights))
-        return self.exchange.add_up(state.route, torch.where(state.local_ids >= 0, topk_weights, 0.0))
 
-
-def _column_major(scales: torch.Tensor) -> torch.Tensor:
-    """The same with strides (1, rows rounded up to 4)."""
-    num_rows, columns = scales.shape
-    stored = scales.new_empty(columns, align(num_rows, 4))
-    stored[:, :num_rows] = scales.t()
-    return stored[:, :num_rows].t()
+def _check_weights(topk_weights: torch.Tensor, shape: tuple[int, ...]) -> None:
+    require(
+        tuple(topk_weights.shape) == shape and topk_weights.dtype == torch.float32,
+        lambda: f"topk_weights is {describe(topk_weights)}, expected {list(shape)} of torch.float32",
+    )

@@ -11,66 +11,61 @@ from dataclasses import dataclass
 
 import torch
 
-
-def align_counts(counts: torch.Tensor, alignment: int) -> torch.Tensor:
-    if alignment == 1:
-        return counts
-    return (counts + (alignment - 1)).div(alignment, rounding_mode="floor") * alignment
+from crossdock._core import expand_rows, place_rows, reduce_rows
+from crossdock.deep_ep.makers import maker_of, makers_of
+from crossdock.deep_ep.scales import empty_scales
 
 
-@dataclass
+@dataclass(slots=True)
 class Expansion:
     places: torch.Tensor  # [N, K] int32: the expanded row of each column, -1: none
-    sources: torch.Tensor  # [rows] int64: the pair (row, column) of each expanded row, as row * K + column, -1: none
+    sources: torch.Tensor  # [rows] int32: the pair (row, column) of each expanded row, as row * K + column, -1: none
 
     @staticmethod
-    def of(local_ids: torch.Tensor, counts: torch.Tensor, alignment: int, num_rows: int) -> Expansion:
-        """local_ids [N, K], -1 for none; counts [L] how often each occurs; num_rows: of the expanded tensors."""
-        local, device = counts.shape[0], local_ids.device
-        ids, order = torch.where(local_ids >= 0, local_ids, local).flatten().sort(stable=True)
-        # Expanded row = its zone's beginning + how many of the same expert come before.
-        rows = torch.arange(len(ids), device=device)
-        if alignment > 1:
-            gaps = align_counts(counts, alignment) - counts
-            rows += (gaps.cumsum(0) - gaps)[ids.clamp_max(local - 1)]
-        exists = (ids < local) & (rows < num_rows)
-        rows = torch.where(exists, rows, num_rows)
-        places = torch.empty_like(rows).scatter_(0, order, torch.where(exists, rows, -1))
-        sources = torch.full((num_rows + 1,), -1, dtype=torch.int64, device=device)
-        sources.scatter_(0, rows, order)
-        return Expansion(places.view(local_ids.shape).int(), sources[:num_rows])
+    def of(
+        local_ids: torch.Tensor,
+        counts: torch.Tensor,
+        alignment: int,
+        num_rows: int,
+        metadata: torch.Tensor | None = None,
+    ) -> Expansion:
+        """local_ids [N, K], -1 for none; counts [L] int32, how often each occurs; num_rows: of the expanded tensors.
 
-    def spread(self, rows: torch.Tensor, with_zeros: bool) -> torch.Tensor:
-        """[N, H] to [rows, H]; rows between zones are zeros if asked for, else undefined."""
-        spread = _select(rows, torch.div(self.sources, self.places.shape[1], rounding_mode="floor"))
-        if with_zeros:
-            spread = _bytes(spread).masked_fill((self.sources < 0).unsqueeze(1), 0).view(rows.dtype)
-        return spread
+        metadata [N, K + 2] int32: places are written to its columns, too, from the third on.
+        """
+        make = makers_of(local_ids.device).int32
+        expansion = Expansion(make(*local_ids.shape), make(num_rows))
+        place_rows(local_ids, counts, alignment, expansion.places, expansion.sources, metadata)
+        return expansion
 
-    def spread_columns(self, values: torch.Tensor, with_zeros: bool) -> torch.Tensor:
-        """[N, K] to [rows], each of its own pair."""
-        spread = _select(values.reshape(-1), self.sources)
-        return torch.where(self.sources >= 0, spread, 0) if with_zeros else spread
+    def spread(
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        with_zeros: bool,
+        column_major: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """[N, H], [N, S] and [N, K] to [rows, H], [rows, S] and [rows], each weight of its own pair.
 
-    def gather_columns(self, values: torch.Tensor) -> torch.Tensor:
-        """[rows] to [N, K], 0 where there is none."""
-        found = _select(values, self.places.flatten()).view(self.places.shape)
-        return torch.where(self.places >= 0, found, 0)
+        Rows between zones are zeros if asked for, else undefined. column_major: so the expanded scales lie.
+        """
+        num_rows = self.sources.shape[0]
+        expanded = maker_of(rows.dtype, rows.device)(num_rows, rows.shape[1])
+        of_scales = None if scales is None else empty_scales(scales, num_rows, column_major)
+        of_pairs = None if weights is None else makers_of(rows.device).float32(num_rows)
+        expand_rows(self.places, self.sources, rows, expanded, scales, of_scales, weights, of_pairs, with_zeros)
+        return expanded, of_scales, of_pairs
 
-    def add_up(self, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, H] to [N, H] fp32: sums over a token's experts here, column by column."""
-        sums = torch.zeros(self.places.shape[0], rows.shape[1], dtype=torch.float32, device=rows.device)
-        for places in self.places.unbind(1):
-            sums += torch.where((places >= 0).unsqueeze(1), _select(rows, places), 0)
-        return sums
+    def add_up(
+        self, rows: torch.Tensor, weights: torch.Tensor | None, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[rows, H] bf16 and [rows] fp32 to [N, H] of dtype and [N, K].
 
-
-def _bytes(rows: torch.Tensor) -> torch.Tensor:
-    return rows.view(torch.uint8) if rows.element_size() == 1 else rows
-
-
-def _select(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """rows[index], where negative numbers, and all numbers if there are no rows, select anything."""
-    if rows.shape[0] == 0:
-        return rows.new_zeros((index.shape[0], *rows.shape[1:]))
-    return _bytes(rows).index_select(0, index.clamp_min(0)).view(rows.dtype)
+        Sums over a token's experts here, column by column in fp32, rounded at most once; weights by column, 0 where
+        there is none.
+        """
+        sums = maker_of(dtype, rows.device)(self.places.shape[0], rows.shape[1])
+        of_pairs = None if weights is None else makers_of(rows.device).float32(*self.places.shape)
+        reduce_rows(self.places, rows, sums, weights, of_pairs)
+        return sums, of_pairs

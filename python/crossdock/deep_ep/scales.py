@@ -9,7 +9,17 @@ from typing import Protocol
 
 import torch
 
-from crossdock.deep_ep.makers import shaped_maker
+from crossdock.deep_ep.config import align
+from crossdock.deep_ep.makers import maker_of, shaped_maker
+
+
+def empty_scales(like: torch.Tensor, num_rows: int, column_major: bool) -> torch.Tensor:
+    """For so many rows, [num_rows, S]; column_major: with strides (1, rows rounded up to 4)."""
+    make, columns = maker_of(like.dtype, like.device), like.shape[1]
+    if not column_major:
+        return make(num_rows, columns)
+    aligned = align(num_rows, 4)
+    return make(columns, aligned).as_strided((num_rows, columns), (1, aligned))
 
 
 class Scales(Protocol):
