@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// A routing in numbers, labels there and back, and rows by expert: arrays are as long as the structs say, numbers
+// nearly right or wrong in ways that ask for no longer ones.
+#include <algorithm>
+#include <deque>
+
+#include "fuzz/session.h"
+
+namespace crossdock::fuzz {
+namespace {
+
+// Arrays of one chain of calls, each with an end that AddressSanitizer sees.
+class Arrays {
+  public:
+    template <typename T>
+    T* make(size_t count, uint8_t fill = 0) {
+        std::vector<uint8_t>& made = arrays_.emplace_back(count * sizeof(T), fill);
+        return made.empty() ? nullptr : reinterpret_cast<T*>(made.data());
+    }
+
+  private:
+    std::deque<std::vector<uint8_t>> arrays_;
+};
+
+}  // namespace
+
+// What is common to the structs: rarely a wrong device or type of expert numbers; those take 8 bytes.
+template <class Struct>
+void Session::choose_place(Struct& whole) {
+    whole.device = input_.rarely() ? static_cast<int>(input_.or_edge(0)) | 1 << 30 : -1;
+    whole.id_type = input_.rarely()        ? static_cast<ncclDataType_t>(input_.byte())
+                    : input_.below(2) == 0 ? ncclInt64
+                                           : ncclInt32;
+}
+
+void Session::use_labels() {
+    const uint32_t tokens = input_.below(40), topk = input_.below(5), scales = input_.below(4);
+    const uint32_t ranks = 1 + input_.below(4), rank_experts = 1 + input_.below(4), experts = ranks * rank_experts;
+    const bool has_weights = input_.below(2) == 0;
+    Arrays arrays;
+    auto* const ids = arrays.make<int64_t>(size_t{tokens} * topk);
+    for (uint32_t i = 0; i < tokens * topk; ++i)
+        ids[i] = input_.rarely() ? input_.or_edge(0) : input_.below(experts + 1);
+
+    Padded<crossdockRoutingCounts_t> counts;
+    choose_place(counts.whole);
+    counts.whole.topk_idx = ids;
+    counts.whole.token_stride = topk;
+    counts.whole.choice_stride = 1;
+    counts.whole.num_tokens = tokens;
+    counts.whole.num_topk = topk;
+    counts.whole.num_experts = input_.rarely() ? experts - 1 : experts;
+    counts.whole.num_ranks = ranks;
+    counts.whole.node_ranks = input_.rarely() ? input_.below(8) : ranks;
+    counts.whole.per_rank = input_.rarely() ? nullptr : arrays.make<int32_t>(ranks);
+    counts.whole.per_node = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(ranks);
+    counts.whole.per_expert = arrays.make<int32_t>(experts);
+    counts.whole.is_in_rank = arrays.make<uint8_t>(size_t{tokens} * ranks);
+    expect(crossdockCountRouting(break_struct(counts), nullptr), "crossdockCountRouting");
+
+    const uint32_t words = 1 + topk * (has_weights ? 2 : 1) + scales + input_.below(3);
+    const bool by_rank = input_.below(2) == 0;
+    Padded<crossdockLabelsSent_t> sent;
+    choose_place(sent.whole);
+    sent.whole.topk_idx = ids;
+    sent.whole.token_stride = topk;
+    sent.whole.choice_stride = 1;
+    sent.whole.num_tokens = tokens;
+    sent.whole.num_topk = topk;
+    sent.whole.num_scales = scales;
+    sent.whole.weights = has_weights ? arrays.make<float>(size_t{tokens} * topk + 1) : nullptr;
+    sent.whole.weight_strides[0] = topk;
+    sent.whole.weight_strides[1] = 1;
+    sent.whole.scales = scales == 0 ? nullptr : arrays.make<uint32_t>(size_t{tokens} * scales);
+    sent.whole.scale_strides[0] = 1;
+    sent.whole.scale_strides[1] = tokens;
+    sent.whole.first_number = static_cast<int32_t>(input_.or_edge(0));
+    sent.whole.num_words = input_.rarely() ? input_.below(words) : words;
+    sent.whole.words = arrays.make<uint32_t>(size_t{tokens} * words);
+    sent.whole.num_targets = by_rank ? ranks : topk;
+    sent.whole.targets = input_.rarely() ? nullptr : arrays.make<int32_t>(size_t{tokens} * sent.whole.num_targets);
+    sent.whole.rank_experts = input_.rarely() ? 0 : rank_experts;
+    sent.whole.is_in_rank = by_rank ? counts.whole.is_in_rank : nullptr;
+    sent.whole.num_ranks = ranks;
+    sent.whole.num_zeros = rank_experts + 1;
+    sent.whole.zeros = arrays.make<int32_t>(rank_experts + 1, 0xee);
+    const ncclResult_t result = crossdockPackLabels(break_struct(sent), nullptr);
+    expect(result, "crossdockPackLabels");
+    if (result == ncclSuccess) unpack_labels(sent.whole, words, rank_experts);
+}
+
+void Session::unpack_labels(const crossdockLabelsSent_t& sent, uint32_t words, uint32_t rank_experts) {
+    Arrays arrays;
+    const uint64_t rows = sent.num_tokens;
+    const uint64_t pairs = rows * sent.num_topk;
+    Padded<crossdockLabelsReceived_t> labels;
+    choose_place(labels.whole);
+    labels.whole.words = sent.words;
+    labels.whole.num_rows = rows;
+    labels.whole.num_received = input_.or_edge(static_cast<uint32_t>(rows));
+    // Rows are as many words apart as they were packed with.
+    labels.whole.num_words = sent.num_words <= words ? sent.num_words : words;
+    labels.whole.num_topk = sent.num_topk;
+    labels.whole.num_scales = sent.num_scales;
+    labels.whole.has_weights = sent.weights != nullptr ? 1 : 0;
+    labels.whole.first_expert = input_.or_edge(input_.below(4) * rank_experts);
+    labels.whole.rank_experts = rank_experts;
+    labels.whole.ids = arrays.make<int64_t>(pairs);
+    labels.whole.more_ids = input_.below(2) == 0 ? nullptr : arrays.make<int64_t>(pairs);
+    labels.whole.weights = input_.below(2) == 0 ? nullptr : arrays.make<float>(pairs);
+    labels.whole.zero_foreign_weights = static_cast<int>(input_.or_edge(input_.below(2)));
+    labels.whole.numbers = arrays.make<int32_t>(rows);
+    labels.whole.sources = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(pairs + 2 * rows);
+    labels.whole.scales = arrays.make<uint32_t>(rows * sent.num_scales);
+    labels.whole.scale_strides[0] = sent.num_scales;
+    labels.whole.scale_strides[1] = 1;
+    labels.whole.counts = arrays.make<int32_t>(rank_experts + 1);
+    labels.whole.ends = input_.rarely() ? nullptr : arrays.make<int32_t>(rank_experts);
+    labels.whole.alignment = input_.rarely() ? input_.or_edge(1) : 1 + input_.below(8);
+    const ncclResult_t result = crossdockUnpackLabels(break_struct(labels), nullptr);
+    expect(result, "crossdockUnpackLabels");
+    if (result == ncclSuccess) expand_rows(labels.whole);
+}
+
+void Session::expand_rows(const crossdockLabelsReceived_t& labels) {
+    Arrays arrays;
+    const uint64_t rows = labels.num_rows, pairs = rows * labels.num_topk, most = input_.below(200);
+    Padded<crossdockRowPlaces_t> places;
+    choose_place(places.whole);
+    places.whole.ids = labels.ids;
+    places.whole.num_rows = rows;
+    places.whole.num_expanded = most;
+    places.whole.num_topk = labels.num_topk;
+    places.whole.num_experts = labels.rank_experts;
+    auto* const counts = arrays.make<int32_t>(labels.rank_experts);
+    std::copy_n(labels.counts, labels.rank_experts, counts);
+    if (input_.rarely()) counts[0] = static_cast<int32_t>(input_.or_edge(0));  // others than occur
+    places.whole.counts = counts;
+    places.whole.alignment = input_.rarely() ? input_.or_edge(1) : 1 + input_.below(8);
+    places.whole.places = arrays.make<int32_t>(pairs);
+    places.whole.more_places = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(pairs);
+    places.whole.more_stride = labels.num_topk;
+    places.whole.sources = arrays.make<int32_t>(most);
+    const ncclResult_t result = crossdockPlaceRows(break_struct(places), nullptr);
+    expect(result, "crossdockPlaceRows");
+    if (result != ncclSuccess) return;
+
+    const uint32_t hidden = 1 + input_.below(40);
+    const bool has_weights = input_.below(2) == 0;
+    Padded<crossdockExpandedRows_t> expanded;
+    expanded.whole.device = -1;
+    expanded.whole.zeros_in_gaps = static_cast<int>(input_.or_edge(input_.below(2)));
+    expanded.whole.places = places.whole.places;
+    expanded.whole.sources = places.whole.sources;
+    expanded.whole.num_rows = rows;
+    expanded.whole.num_expanded = most;
+    expanded.whole.num_topk = labels.num_topk;
+    expanded.whole.row_bytes = uint64_t{2} * hidden;
+    expanded.whole.rows = arrays.make<uint16_t>(rows * hidden, 0x3f);
+    auto* const by_expert = arrays.make<uint16_t>(most * hidden);
+    expanded.whole.expanded_rows = input_.rarely() ? nullptr : by_expert;
+    expanded.whole.weights = has_weights ? arrays.make<float>(pairs) : nullptr;
+    expanded.whole.expanded_weights = has_weights ? arrays.make<float>(most) : nullptr;
+    expect(crossdockExpandRows(break_struct(expanded), nullptr), "crossdockExpandRows");
+
+    Padded<crossdockReducedRows_t> reduced;
+    reduced.whole.device = -1;
+    reduced.whole.sum_type = input_.rarely() ? static_cast<ncclDataType_t>(input_.byte()) : ncclFloat32;
+    reduced.whole.places = places.whole.places;
+    reduced.whole.num_rows = rows;
+    reduced.whole.num_expanded = most;
+    reduced.whole.num_topk = labels.num_topk;
+    reduced.whole.hidden = hidden;
+    reduced.whole.rows = by_expert;
+    reduced.whole.sums = arrays.make<float>(rows * hidden);
+    reduced.whole.weights = expanded.whole.expanded_weights;
+    reduced.whole.pair_weights = has_weights ? arrays.make<float>(pairs) : nullptr;
+    expect(crossdockReduceRows(break_struct(reduced), nullptr), "crossdockReduceRows");
+}
+
+}  // namespace crossdock::fuzz
