@@ -208,9 +208,7 @@ class Mesh : private FrameSink {
 
     Channel& channel(uint32_t context, uint32_t peer) { return channels_[context][peer]; }
     Inlet& inlet(uint32_t context, uint32_t peer);
-    Region* find(uint32_t id) {
-        return was_registered(id) && !regions_[id]->is_leaving ? regions_[id].get() : nullptr;
-    }
+    Region* find(uint32_t id) { return was_registered(id) && !regions_[id]->is_leaving ? regions_[id].get() : nullptr; }
     bool was_registered(uint32_t id) const { return id < regions_.size(); }
 
     std::mutex mutex_;
