@@ -198,13 +198,12 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
 }
 
 void HtLayer::check_bounds(const Bytes& seen) {
-    const size_t element_bytes = reference::type_bytes(problem_.combine_type);
+    const std::vector<float> values = reference::decoded(problem_.combine_type, seen);
     for (size_t token = 0; token < num_tokens(); ++token) {
         const reference::BoundedRow row =
             bounded_row(problem_, *routing_, context_.rank(), static_cast<int>(token), domain_ranks_);
         for (size_t i = 0; i < row.sum.size(); ++i) {
-            const double value =
-                reference::decode(problem_.combine_type, &seen[(token * problem_.combine_hidden + i) * element_bytes]);
+            const double value = values[token * problem_.combine_hidden + i];
             if (std::fabs(value - row.sum[i]) <= row.bound[i]) continue;
             RANK_CHECK(
                 context_, false,

@@ -131,12 +131,11 @@ void Layer::check_combine(const ActiveRanks& active) {
 }
 
 void Layer::check_bounds(const Bytes& seen, const ActiveRanks& active) {
-    const size_t element_bytes = reference::type_bytes(problem_.combine_type);
+    const std::vector<float> values = reference::decoded(problem_.combine_type, seen);
     for (int token = 0; token < num_tokens(); ++token) {
         const reference::BoundedRow row = bounded_row(problem_, context_.rank(), token, active);
         for (size_t i = 0; i < row.sum.size(); ++i) {
-            const double value =
-                reference::decode(problem_.combine_type, &seen[(token * problem_.combine_hidden + i) * element_bytes]);
+            const double value = values[token * problem_.combine_hidden + i];
             if (std::fabs(value - row.sum[i]) <= row.bound[i]) continue;
             RANK_CHECK(
                 context_, false,

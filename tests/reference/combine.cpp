@@ -52,28 +52,16 @@ double nvfp4_error(double x, double block_max, double g) {
     return (std::max(half_step * largest_scale / g, saturation) + std::fabs(x) * 0x1p-20) * 1.01;
 }
 
-std::vector<double> decoded(const Problem& problem, const std::vector<std::byte>& row) {
-    std::vector<double> values(problem.combine_hidden);
-    const size_t element_bytes = type_bytes(problem.combine_type);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = decode(problem.combine_type, &row[i * element_bytes]);
-    return values;
-}
-
 }  // namespace
 
 std::vector<std::byte> combined_row(const Problem& problem, int home, int token, const ActiveRanks& active) {
     std::vector<float> sums(problem.combine_hidden, 0.0f);
-    const size_t element_bytes = type_bytes(problem.combine_type);
     for (const Term& term : terms(problem, home, token, active)) {
-        const std::vector<std::byte> row = expert_row(problem, term.target, term.row);
-        for (size_t i = 0; i < sums.size(); ++i) {
-            const float value = decode(problem.combine_type, &row[i * element_bytes]);
-            sums[i] = problem.expert_major() ? std::fma(term.weight, value, sums[i]) : sums[i] + value;
-        }
+        const std::vector<float> values = decoded(problem.combine_type, expert_row(problem, term.target, term.row));
+        for (size_t i = 0; i < sums.size(); ++i)
+            sums[i] = problem.expert_major() ? std::fma(term.weight, values[i], sums[i]) : sums[i] + values[i];
     }
-    std::vector<std::byte> result(problem.combine_row_bytes());
-    for (size_t i = 0; i < sums.size(); ++i) encode(problem.combine_type, sums[i], &result[i * element_bytes]);
-    return result;
+    return encoded(problem.combine_type, sums);
 }
 
 BoundedRow bounded_row(const Problem& problem, int home, int token, const ActiveRanks& active) {
@@ -83,7 +71,7 @@ BoundedRow bounded_row(const Problem& problem, int home, int token, const Active
     std::vector<double> magnitudes(problem.combine_hidden);
     for (const Term& term : terms(problem, home, token, active)) {
         const std::vector<std::byte> row = expert_row(problem, term.target, term.row);
-        const std::vector<double> values = decoded(problem, row);
+        const std::vector<float> values = decoded(problem.combine_type, row);
         const double weight = term.weight;
         for (size_t i = 0; i < values.size(); ++i) {
             result.sum[i] += weight * values[i];
@@ -93,7 +81,7 @@ BoundedRow bounded_row(const Problem& problem, int home, int token, const Active
         const double g = nvfp4_global_scale(problem, row);
         for (size_t block = 0; block < values.size(); block += 16) {
             double block_max = 0;
-            for (size_t i = block; i < block + 16; ++i) block_max = std::max(block_max, std::fabs(values[i]));
+            for (size_t i = block; i < block + 16; ++i) block_max = std::max<double>(block_max, std::fabs(values[i]));
             for (size_t i = block; i < block + 16; ++i) {
                 const double error = std::fabs(weight) * nvfp4_error(values[i], block_max, g);
                 result.bound[i] += error;
@@ -115,7 +103,7 @@ BoundedRow bounded_row(const Problem& problem, int home, int token, const Active
 
 float nvfp4_global_scale(const Problem& problem, const std::vector<std::byte>& row) {
     double amax = 0;
-    for (const double value : decoded(problem, row)) amax = std::max(amax, std::fabs(value));
+    for (const double value : decoded(problem.combine_type, row)) amax = std::max(amax, std::fabs(value));
     return amax == 0 ? 0.0f : 2688.0f / static_cast<float>(amax);
 }
 

@@ -15,13 +15,11 @@ constexpr size_t kFp8Block = 128;
 // Each block of 128 elements: amax = max(1e-4, max |x|), scale = amax / 448, stored value x / scale.
 ArrivedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>& row) {
     ArrivedRow result;
-    result.tokens.resize(problem.hidden);
+    std::vector<float> values = decoded(ncclBfloat16, row);
     result.scales.resize(problem.num_scales * sizeof(float));
     for (size_t block = 0; block < problem.hidden / kFp8Block; ++block) {
         float amax = 1e-4f;
-        for (size_t i = 0; i < kFp8Block; ++i) {
-            amax = std::max(amax, std::fabs(decode(ncclBfloat16, &row[(block * kFp8Block + i) * 2])));
-        }
+        for (size_t i = 0; i < kFp8Block; ++i) amax = std::max(amax, std::fabs(values[block * kFp8Block + i]));
         float scale = amax / 448.0f;
         float multiplier = 448.0f / amax;
         if (problem.round_scales) {
@@ -30,12 +28,10 @@ ArrivedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>
             scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
             multiplier = 1.0f / scale;
         }
-        for (size_t i = 0; i < kFp8Block; ++i) {
-            const size_t element = block * kFp8Block + i;
-            encode(ncclFloat8e4m3, decode(ncclBfloat16, &row[element * 2]) * multiplier, &result.tokens[element]);
-        }
+        for (size_t i = 0; i < kFp8Block; ++i) values[block * kFp8Block + i] *= multiplier;
         std::memcpy(&result.scales[block * sizeof(float)], &scale, sizeof scale);
     }
+    result.tokens = encoded(ncclFloat8e4m3, values);
     return result;
 }
 

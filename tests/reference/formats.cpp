@@ -33,6 +33,23 @@ constexpr Format kE4m3{4, 3, 448.0, Overflow::kSaturate, false};
 constexpr Format kE5m2{5, 2, 57344.0, Overflow::kInfinity, true};
 constexpr Format kE2m1{2, 1, 6.0, Overflow::kSaturate, false};
 
+// Of normal numbers, from and to the bits of a double: what ldexp(1, exponent) and ilogb are, without their calls.
+double power_of_two(int exponent) {
+    const uint64_t bits = static_cast<uint64_t>(exponent + 1023) << 52;
+    double power;
+    std::memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+int exponent_of(double magnitude) {
+    uint64_t bits;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+    return static_cast<int>(bits >> 52) - 1023;
+}
+
+// To the nearest integer, ties to even, as every double of this size is one.
+double nearest_integer(double small) { return (small + 0x1p52) - 0x1p52; }
+
 uint32_t encode_bits(const Format& format, float value) {
     const uint32_t sign = std::signbit(value) ? 1u << format.sign_shift() : 0;
     const uint32_t infinity = format.top_exponent() << format.mantissa_bits;
@@ -40,22 +57,17 @@ uint32_t encode_bits(const Format& format, float value) {
     if (std::isnan(value)) return sign | infinity | ((1u << format.mantissa_bits) - 1);
 
     // Below the smallest normal exponent the spacing of the format's numbers stays the same.
-    const int exponent = magnitude == 0
-                             ? format.smallest_exponent()
-                             : std::max(std::isinf(value) ? 1024 : std::ilogb(magnitude), format.smallest_exponent());
-    const double spacing = std::ldexp(1.0, exponent - format.mantissa_bits);
-    // The quotient is exact, so this is the only rounding: to nearest, ties to even.
-    const double rounded = std::isinf(value) ? magnitude : std::nearbyint(magnitude / spacing) * spacing;
+    const int exponent = std::max(exponent_of(magnitude), format.smallest_exponent());
+    const double spacing = power_of_two(exponent - format.mantissa_bits);
+    // The quotient is exact, so this is the only rounding.
+    const double rounded = std::isinf(value) ? magnitude : nearest_integer(magnitude / spacing) * spacing;
     if (rounded > format.largest) {
         if (format.overflow == Overflow::kInfinity) return sign | infinity;
         return encode_bits(format, std::copysign(static_cast<float>(format.largest), value));
     }
-    const double smallest_normal = std::ldexp(1.0, format.smallest_exponent());
-    if (rounded < smallest_normal) {
-        return sign | static_cast<uint32_t>(std::ldexp(rounded, format.mantissa_bits - format.smallest_exponent()));
-    }
-    const int result_exponent = std::ilogb(rounded);
-    const auto significand = static_cast<uint32_t>(std::ldexp(rounded, format.mantissa_bits - result_exponent));
+    if (rounded < power_of_two(format.smallest_exponent())) return sign | static_cast<uint32_t>(rounded / spacing);
+    const int result_exponent = exponent_of(rounded);
+    const auto significand = static_cast<uint32_t>(rounded / power_of_two(result_exponent - format.mantissa_bits));
     const auto biased = static_cast<uint32_t>(result_exponent + format.bias());
     return sign | (biased << format.mantissa_bits) | (significand - (1u << format.mantissa_bits));
 }
@@ -90,6 +102,19 @@ const Format& format_of(ncclDataType_t type) {
             return kE5m2;
     }
     throw std::logic_error("no small float format for this data type");
+}
+
+// What every pattern of bits says, of formats with 8 and 16 bits.
+const std::vector<float>& table_of(ncclDataType_t type) {
+    static const auto make = [](const Format& format) {
+        std::vector<float> table(size_t{2} << format.sign_shift());
+        for (size_t bits = 0; bits < table.size(); ++bits)
+            table[bits] = decode_bits(format, static_cast<uint32_t>(bits));
+        return table;
+    };
+    static const std::vector<float> bf16 = make(kBf16), fp16 = make(kFp16), e4m3 = make(kE4m3), e5m2 = make(kE5m2);
+    const Format& format = format_of(type);
+    return &format == &kBf16 ? bf16 : &format == &kFp16 ? fp16 : &format == &kE4m3 ? e4m3 : e5m2;
 }
 
 }  // namespace
@@ -163,6 +188,37 @@ void encode(ncclDataType_t type, float value, std::byte* element) {
     }
     const uint32_t bits = encode_bits(format_of(type), value);
     std::memcpy(element, &bits, type_bytes(type));
+}
+
+std::vector<float> decoded(ncclDataType_t type, const std::vector<std::byte>& row) {
+    std::vector<float> values(row.size() / type_bytes(type));
+    if (type == ncclFloat32) {
+        std::memcpy(values.data(), row.data(), row.size());
+        return values;
+    }
+    const float* table = table_of(type).data();
+    const auto* bytes = reinterpret_cast<const uint8_t*>(row.data());
+    if (type_bytes(type) == 1) {
+        for (size_t i = 0; i < values.size(); ++i) values[i] = table[bytes[i]];
+    } else {
+        for (size_t i = 0; i < values.size(); ++i) values[i] = table[bytes[2 * i] | bytes[2 * i + 1] << 8];
+    }
+    return values;
+}
+
+std::vector<std::byte> encoded(ncclDataType_t type, const std::vector<float>& values) {
+    const size_t element_bytes = type_bytes(type);
+    std::vector<std::byte> row(values.size() * element_bytes);
+    if (type == ncclFloat32) {
+        std::memcpy(row.data(), values.data(), row.size());
+        return row;
+    }
+    const Format& format = format_of(type);
+    for (size_t i = 0; i < values.size(); ++i) {
+        const uint32_t bits = encode_bits(format, values[i]);
+        std::memcpy(&row[i * element_bytes], &bits, element_bytes);
+    }
+    return row;
 }
 
 float decode_e2m1(uint8_t bits) { return decode_bits(kE2m1, bits); }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Number formats as their definitions read: sign, exponent, mantissa, round to nearest even. Slow and plain on purpose;
-// nothing here is shared with the library.
+// nothing here is shared with the library. Rows look the same numbers up in tables made of them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "nccl_ep.h"
 
@@ -23,6 +24,10 @@ double smallest_positive(ncclDataType_t type);
 // and the largest finite value in e4m3, which has no infinity.
 float decode(ncclDataType_t type, const std::byte* element);
 void encode(ncclDataType_t type, float value, std::byte* element);
+
+// All elements of a row.
+std::vector<float> decoded(ncclDataType_t type, const std::vector<std::byte>& row);
+std::vector<std::byte> encoded(ncclDataType_t type, const std::vector<float>& values);
 
 // The 4-bit float: sign, two bits of exponent, one of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6. Saturates.
 float decode_e2m1(uint8_t bits);

@@ -11,13 +11,8 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 void add(const Bytes& row, ncclDataType_t type, std::vector<float>& sums) {
-    for (size_t i = 0; i < sums.size(); ++i) sums[i] += decode(type, &row[i * type_bytes(type)]);
-}
-
-Bytes rounded(const std::vector<float>& sums, ncclDataType_t type) {
-    Bytes row(sums.size() * type_bytes(type));
-    for (size_t i = 0; i < sums.size(); ++i) encode(type, sums[i], &row[i * type_bytes(type)]);
-    return row;
+    const std::vector<float> values = decoded(type, row);
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
 }
 
 }  // namespace
@@ -36,11 +31,11 @@ Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home,
             std::vector<float> sums_of_rank(problem.combine_hidden, 0.0f);
             for (; i < arrivals.size() && arrivals[i].target == target; ++i)
                 add(expert_row(problem, target, arrivals[i].source), type, sums_of_rank);
-            add(rounded(sums_of_rank, type), type, is_far ? sums_of_domain : sums);
+            add(encoded(type, sums_of_rank), type, is_far ? sums_of_domain : sums);
         }
-        if (is_far) add(rounded(sums_of_domain, type), type, sums);
+        if (is_far) add(encoded(type, sums_of_domain), type, sums);
     }
-    return rounded(sums, type);
+    return encoded(type, sums);
 }
 
 BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int domain_ranks) {
@@ -50,11 +45,10 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int h
     const ncclDataType_t type = problem.combine_type;
     const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
     for (const HtArrival& arrival : arrivals) {
-        const Bytes row = expert_row(problem, arrival.target, arrival.source);
+        const std::vector<float> values = decoded(type, expert_row(problem, arrival.target, arrival.source));
         for (size_t i = 0; i < result.sum.size(); ++i) {
-            const double value = decode(type, &row[i * type_bytes(type)]);
-            result.sum[i] += value;
-            result.bound[i] += std::fabs(value);  // S, the sum of magnitudes
+            result.sum[i] += values[i];
+            result.bound[i] += std::fabs(values[i]);  // S, the sum of magnitudes
         }
     }
     // With n terms and the unit roundoff u: one rounding in the FLAT layout, one more in the expert-major one and one

@@ -11,12 +11,6 @@
 namespace crossdock::reference {
 namespace {
 
-uint64_t mix(uint64_t value) {
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
-    return value ^ (value >> 31);
-}
-
 enum class Stream : uint64_t { kTokens = 1, kScales, kExperts };
 
 uint64_t row_seed(const Problem& problem, Stream stream, int rank, RowSource row) {
@@ -36,37 +30,47 @@ std::vector<std::byte> random_row(uint64_t seed, size_t bytes) {
 }
 
 // sign | exponent in [center - spread, center + spread] | mantissa, written in the bits of bf16, fp16 or fp32.
-void random_value(ncclDataType_t type, uint64_t bits, int center, int spread, std::byte* element) {
-    const auto exponent = static_cast<uint32_t>(center + static_cast<int>((bits >> 32) % (2 * spread + 1)) - spread);
-    const auto sign = static_cast<uint32_t>(bits & 1);
-    const auto mantissa = static_cast<uint32_t>(bits >> 1);
-    uint32_t result = 0;
-    if (type == ncclFloat32) {
-        result = sign << 31 | (exponent + 127) << 23 | (mantissa & 0x7FFFFF);
-    } else if (type == ncclBfloat16) {
-        result = sign << 15 | (exponent + 127) << 7 | (mantissa & 0x7F);
-    } else {
-        result = sign << 15 | (exponent + 15) << 10 | (mantissa & 0x3FF);
+class RandomValues {
+  public:
+    RandomValues(ncclDataType_t type, int spread)
+        : bytes_(type_bytes(type)),
+          mantissa_bits_(type == ncclFloat32    ? 23
+                         : type == ncclBfloat16 ? 7
+                                                : 10),
+          bias_(type == ncclFloat16 ? 15 : 127),
+          spread_(spread) {}
+
+    void write(uint64_t bits, int center, std::byte* element) const {
+        const auto step = static_cast<int>((bits >> 32) * static_cast<uint32_t>(2 * spread_ + 1) >> 32);
+        const auto exponent = static_cast<uint32_t>(center + step - spread_ + bias_);
+        const auto sign = static_cast<uint32_t>(bits & 1);
+        const auto mantissa = static_cast<uint32_t>(bits >> 1) & ((1u << mantissa_bits_) - 1);
+        const uint32_t result = sign << (8 * bytes_ - 1) | exponent << mantissa_bits_ | mantissa;
+        std::memcpy(element, &result, bytes_);
     }
-    std::memcpy(element, &result, type_bytes(type));
-}
+
+  private:
+    size_t bytes_;
+    int mantissa_bits_;
+    int bias_;
+    int spread_;
+};
 
 // Rows that are quantised: blocks of very different sizes, some of zeros, some so small that the floor of the scale
 // holds.
 std::vector<std::byte> quantisable_row(uint64_t seed, size_t num_elements) {
     std::vector<std::byte> row(num_elements * 2);
+    const RandomValues values(ncclBfloat16, 6);
     for (size_t i = 0; i < num_elements; ++i) {
         const uint64_t block = random_bits(seed, ~(i / 16));
         if (block % 11 == 0) continue;  // zeros
         const int center = static_cast<int>((block >> 8) % 48) - 24;
-        random_value(ncclBfloat16, random_bits(seed, i), center, 6, &row[i * 2]);
+        values.write(random_bits(seed, i), center, &row[i * 2]);
     }
     return row;
 }
 
 }  // namespace
-
-uint64_t random_bits(uint64_t seed, uint64_t index) { return mix(seed + (index + 1) * 0x9E3779B97F4A7C15u); }
 
 ncclDataType_t Problem::received_type() const {
     return recipe == Recipe::kFp8 || recipe == Recipe::kV1Fp8 ? ncclFloat8e4m3 : token_type;
@@ -118,9 +122,9 @@ std::vector<std::byte> expert_row(const Problem& problem, int target, RowSource 
     const bool half = problem.combine_type == ncclFloat16;
     const int spread = problem.values == Values::kModerate ? 3 : half ? 10 : 40;
     const int center = half && problem.values == Values::kWide ? -2 : 0;
-    for (size_t i = 0; i < problem.combine_hidden; ++i) {
-        random_value(problem.combine_type, random_bits(seed, i), center, spread, &result[i * element_bytes]);
-    }
+    const RandomValues values(problem.combine_type, spread);
+    for (size_t i = 0; i < problem.combine_hidden; ++i)
+        values.write(random_bits(seed, i), center, &result[i * element_bytes]);
     return result;
 }
 

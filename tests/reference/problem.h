@@ -13,6 +13,12 @@
 
 namespace crossdock::reference {
 
+inline uint64_t mix(uint64_t value) {
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+    return value ^ (value >> 31);
+}
+
 // What dispatch does to rows, in the order of nccl_ep.h; kV1Fp8 is what version 1 callers get for a scales tensor
 // without a recipe.
 enum class Recipe { kNone, kForward, kFp8, kV1Fp8 };
@@ -90,6 +96,6 @@ std::vector<std::byte> scale_row(const Problem& problem, int source, int token);
 std::vector<std::byte> expert_row(const Problem& problem, int target, RowSource row);
 
 // Of `count` reproducible numbers, number `index`.
-uint64_t random_bits(uint64_t seed, uint64_t index);
+inline uint64_t random_bits(uint64_t seed, uint64_t index) { return mix(seed + (index + 1) * 0x9E3779B97F4A7C15u); }
 
 }  // namespace crossdock::reference

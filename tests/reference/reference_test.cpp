@@ -67,6 +67,25 @@ TEST(Formats, E2m1CountsToSix) {
     EXPECT_EQ(encode_e2m1(100.0f), 7);
 }
 
+TEST(Formats, RowsAreTheirElements) {
+    for (const ncclDataType_t type : {ncclBfloat16, ncclFloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat32}) {
+        const size_t bytes = type_bytes(type);
+        std::vector<std::byte> row(65536 * bytes);
+        for (uint32_t i = 0; i < 65536; ++i) {
+            const uint32_t bits = bytes == 4 ? i * 0x10001u : i;
+            std::memcpy(&row[i * bytes], &bits, bytes);
+        }
+        const std::vector<float> values = decoded(type, row);
+        ASSERT_EQ(values.size(), 65536u);
+        for (size_t i = 0; i < values.size(); ++i) {
+            const float value = decode(type, &row[i * bytes]);
+            ASSERT_EQ(std::memcmp(&values[i], &value, sizeof value), 0) << type_name(type) << " " << i;
+            encode(type, value, &row[i * bytes]);
+        }
+        EXPECT_EQ(encoded(type, values), row) << type_name(type);
+    }
+}
+
 TEST(Formats, EncodingUndoesDecoding) {
     for (const ncclDataType_t type : {ncclBfloat16, ncclFloat16, ncclFloat8e4m3, ncclFloat8e5m2}) {
         const uint32_t num_codes = type_bytes(type) == 1 ? 256 : 65536;
