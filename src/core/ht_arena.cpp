@@ -10,9 +10,10 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kRacyBlocks = 2;     // the deterministic world: several, for their interleavings
-constexpr uint32_t kRacyRingSlots = 2;  // and rings that are often full,
-constexpr uint32_t kRacyFarSlots = 5;   // some in batches of two and with a slot left over
+constexpr uint32_t kRacyBlocks = 2;          // the deterministic world: several, for their interleavings
+constexpr uint32_t kRacyRingSlots = 2;       // and rings that are often full,
+constexpr uint32_t kRacyFarSlots = 4;        // between domains in batches of two,
+constexpr uint32_t kFewestRacyFarSlots = 2;  // or of one where every rank is a domain
 
 // Blocks of an operation on this rank; kernels of ranks that share a device must all be resident at once.
 uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint32_t sms) {
@@ -42,7 +43,7 @@ uint32_t far_ring_bytes(World world, const GroupConfig& config, uint32_t channel
     const uint64_t packet = align_up(config.max_token_bytes, 128);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.domain_ranks) * channels;
     const uint64_t slots = world == World::kDeterministic
-                               ? kRacyFarSlots
+                               ? (config.domain_ranks == 1 ? kFewestRacyFarSlots : kRacyFarSlots)
                                : std::clamp(kHtFarRingBytes / (rings * packet), kHtFewestFarSlots, kHtMostFarSlots);
     return static_cast<uint32_t>(std::min<uint64_t>(slots * packet, align_up(INT32_MAX, 128) - 128));
 }

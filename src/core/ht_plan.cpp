@@ -65,6 +65,13 @@ HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
     return {stride, std::min(kMaxRingSlots, ring_bytes / stride)};
 }
 
+// Of a ring between domains, whose halves have a credit each.
+HtSlots far_slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
+    HtSlots slots = slots_for(ring_bytes, packet_bytes);
+    slots.num -= slots.num % 2;
+    return slots;
+}
+
 // Of the rows of an operation. Deep: all that there are, since senders and receivers take turns at being slower; else
 // so many that the rings stay in a GPU's caches.
 HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_deep) {
@@ -78,7 +85,7 @@ HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_dee
 
 HtSlots slots_of_labels(const HtCommon& common) {
     const uint32_t weights = weights_per_row(common.topk, common.arena.experts_per_rank);
-    return slots_for(kLabelRingBytes, sizeof(float) * kChunkTokens * weights);
+    return far_slots_for(kLabelRingBytes, sizeof(float) * kChunkTokens * weights);
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
 
@@ -239,7 +246,7 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     HtCommon& common = args.common;
     args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
-    args.far_rows = slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
+    args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
     args.labels = slots_of_labels(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // In rings own rows are placed by who sends, so with one peer there is less to receive than to send.
@@ -256,7 +263,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
     args.rows = slots_of_rows(common, args.row_bytes, common.expert_major);
-    args.far_rows = slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
+    args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
     args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? kGpuLabellers : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);

@@ -149,6 +149,10 @@ class Ctx {
 
     // Counters in shared memory.
     CROSSDOCK_DEVICE int add_shared(int* counter, int value) const { return atomicAdd(counter, value); }
+    // Whoever adds next sees what was done before, in whichever warp of the block.
+    CROSSDOCK_DEVICE int add_acq_rel_shared(int* counter, int value) const {
+        return ptx::add_acq_rel_shared(counter, value);
+    }
     CROSSDOCK_DEVICE void max_shared(uint64_t* largest, uint64_t value) const {
         atomicMax(reinterpret_cast<unsigned long long*>(largest), static_cast<unsigned long long>(value));
     }
@@ -285,6 +289,7 @@ class Ctx {
         *counter = before + value;
         return before;
     }
+    int add_acq_rel_shared(int* counter, int value) const { return add_shared(counter, value); }
     void max_shared(uint64_t* largest, uint64_t value) const {
         if (value > *largest) *largest = value;
     }

@@ -145,6 +145,16 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// A counter in the block's shared memory.
+__device__ __forceinline__ int add_acq_rel_shared(int* counter, int value) {
+    int before;
+    asm volatile("atom.add.acq_rel.cta.shared::cta.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "r"(shared_address(counter)), "r"(value)
+                 : "memory");
+    return before;
+}
+
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }

@@ -168,7 +168,8 @@ class Mesh : private FrameSink {
     }
 
     // mesh_outgoing.cpp
-    Operation* start(Operation::Kind kind, uint32_t context, uint32_t peer);
+    // is_late: it goes nowhere, also where the peer has left.
+    Operation* start(Operation::Kind kind, uint32_t context, uint32_t peer, bool is_late = false);
     void check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const;
     uint64_t piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer) const;
     void pump(Operation& operation);

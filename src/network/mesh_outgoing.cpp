@@ -25,19 +25,20 @@ uint64_t Mesh::piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer)
 }
 
 void Mesh::check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const {
-    require(span.region != nullptr, ncclInvalidArgument, "the {} names no registered memory", name);
+    require(span.region != nullptr && !has_left(span.region), ncclInvalidArgument, "the {} names no registered memory",
+            name);
     const uint64_t bytes = is_remote ? span.region->remote[peer].bytes : span.region->bytes;
     require(fits(span.offset, span.bytes, bytes), ncclInvalidArgument,
             "the {} is {} bytes from offset {}, but rank {} registered {} bytes", name, span.bytes, span.offset,
             is_remote ? peer : rank(), bytes);
 }
 
-Operation* Mesh::start(Operation::Kind kind, uint32_t context, uint32_t peer) {
+Operation* Mesh::start(Operation::Kind kind, uint32_t context, uint32_t peer, bool is_late) {
     check_locked();
     require(peer < num_ranks(), ncclInvalidArgument, "rank {} is out of range: there are {} ranks", peer, num_ranks());
     require(context < num_contexts_, ncclInvalidArgument, "context {} is out of range: there are {}", context,
             num_contexts_);
-    require(transport_.is_there(peer), ncclRemoteError, "rank {} has left", peer);
+    require(is_late || transport_.is_there(peer), ncclRemoteError, "rank {} has left", peer);
     Operation* operation = operations_.take();
     operation->kind = kind;
     operation->context = context;
@@ -64,7 +65,7 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
     require(!has_signal || signal.offset % kSignalBytes == 0, ncclInvalidArgument,
             "the signal's offset is {}: it must be a multiple of {}", signal.offset, kSignalBytes);
 
-    Operation* operation = start(Operation::Kind::kPut, context, peer);
+    Operation* operation = start(Operation::Kind::kPut, context, peer, is_late);
     if (is_late || (source.bytes == 0 && !has_signal)) {
         end(*operation);
         return operation;
@@ -118,7 +119,7 @@ Operation* Mesh::get(uint32_t context, uint32_t peer, const Span& remote, const 
         check_span(remote, "remote memory", peer, true);
         check_span(local, "local memory", peer, false);
     }
-    Operation* operation = start(Operation::Kind::kGet, context, peer);
+    Operation* operation = start(Operation::Kind::kGet, context, peer, is_late);
     if (is_late || local.bytes == 0) {
         end(*operation);
         return operation;

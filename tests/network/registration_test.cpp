@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <dirent.h>
+#include <chrono>
 
 #include <atomic>
 #include <cstring>
@@ -117,6 +118,17 @@ TEST(Registration, PutsFromMemoryThatIsGoneGoNowhere) {
         }
         rank.barrier();
         for (const std::byte each : bytes) rank.expect(each == std::byte{0}, "a put from memory that is gone wrote");
+        rank.barrier();
+        // Nor does it matter whether the peer is still there.
+        if (rank.rank() == 1) session.close();
+        rank.barrier();
+        if (rank.rank() == 0) {
+            const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+            while (std::chrono::steady_clock::now() < end) session.progress();  // its goodbye comes
+            session.finish(session.put(1, passing, 0, 8, memory, 0));
+            session.finish(session.get(1, memory, 0, 8, passing, 0));
+            session.finish(session.signal(1, passing, 8, 1));
+        }
         rank.barrier();
     });
 }

@@ -62,9 +62,9 @@ CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction
 
 // This rank's end of a ring to and from a rank of another domain: what goes there, and what comes from there. Offsets
 // are those of one channel's first slot.
-// A credit is for a batch of packets, half the slots (of an odd number one is left alone), which the warp gives that
-// has taken the last of them; who that is a counter in the block's shared memory says. Two counters and two credit
-// words do for a ring: no packet of a batch sets out before the second batch before it is done.
+// A credit is for a batch of packets, half the slots, of which there is an even number. The warp gives it that has
+// taken the last of them; who that is a counter in the block's shared memory says. Two counters and two credit words do
+// for a ring: no packet of a batch sets out before the second batch before it is done.
 class FarRing {
   public:
     // peer's place among the ends of this rank's rings of that kind, and this rank's among the peer's; first_counter:
@@ -134,7 +134,7 @@ class FarRing {
         const int size = static_cast<int>(batch_size(slots));
         const uint32_t batch = number / batch_size(slots);
         int* const taken = counters(ctx) + counters_ + batch % 2;
-        if (ctx.add_shared(taken, 1) + 1 < size) return;
+        if (ctx.add_acq_rel_shared(taken, 1) + 1 < size) return;
         ctx.add_shared(taken, -size);
         raise_word(ctx, c_.reach, peer_,
                    raise_of(rings_.credits, rings_.raised_credits, batch % 2, pack_word(operation.epoch, batch)));
@@ -145,9 +145,7 @@ class FarRing {
         return reinterpret_cast<int*>(ctx.shared_memory() + kFarCountersOffset);
     }
     static CROSSDOCK_DEVICE uint32_t batch_size(const HtSlots& slots) { return slots.num / 2; }
-    static CROSSDOCK_DEVICE uint32_t slot_of(const HtSlots& slots, uint32_t number) {
-        return number % (2 * batch_size(slots));
-    }
+    static CROSSDOCK_DEVICE uint32_t slot_of(const HtSlots& slots, uint32_t number) { return number % slots.num; }
     CROSSDOCK_DEVICE uint64_t words_of(int place, uint32_t channel) const {
         return 8 * (static_cast<uint64_t>(place) * c_.arena.channels + channel) * kMaxRingSlots;
     }
