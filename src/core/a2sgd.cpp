@@ -79,7 +79,8 @@ std::shared_ptr<A2sgd> A2sgd::create(std::shared_ptr<Communicator> communicator,
     DeviceScope device(communicator->runtime());
     std::shared_ptr<A2sgd> a2sgd(new A2sgd(std::move(communicator), settings, std::move(checked)));
     // Nobody's kernels may start to wait for the others while these still set up memory.
-    a2sgd->communicator_->barrier("crossdockA2sgdCreate", settings.timeout_ns);
+    Communicator& peers = *a2sgd->communicator_;
+    peers.barrier("crossdockA2sgdCreate", peers.setup_timeout_ns(settings.timeout_ns));
     return a2sgd;
 }
 

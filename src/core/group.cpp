@@ -27,7 +27,8 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     config.expect_equal_on_all_ranks(*communicator);
     std::shared_ptr<Group> group(new Group(std::move(communicator), config));
     group->preallocate();
-    group->communicator().barrier("ncclEpCreateGroup", config.timeout_ns);  // as in Handle::create
+    // As in LlHandle::create.
+    group->communicator().barrier("ncclEpCreateGroup", group->communicator().setup_timeout_ns(config.timeout_ns));
     if (environment.is_verbose && group->rank() == 0) {
         warn(fmt::format(
             "settings: {} ranks, {} experts, {} tokens a rank, {} bytes a token, SMs dispatch {} combine {}, timeout "

@@ -42,7 +42,8 @@ std::shared_ptr<Handle> LlHandle::create(const std::shared_ptr<Group>& group, nc
     // Nobody's kernels may start to wait for the others while these still set up memory: on a shared device they could
     // not finish.
     if (group->num_arenas() != arenas_before) {
-        group->communicator().barrier("ncclEpInitHandle", group->config().timeout_ns);
+        Communicator& communicator = group->communicator();
+        communicator.barrier("ncclEpInitHandle", communicator.setup_timeout_ns(group->config().timeout_ns));
     }
     handle->join_group();
     return handle;

@@ -49,6 +49,8 @@ class Communicator {
     // ncclRemoteError that says which ranks did not come to `what`.
     virtual void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) = 0;
     void barrier(const char* what, uint64_t timeout_ns);
+    // How long to wait for ranks that may still be setting up memory, for a caller who would otherwise wait timeout_ns.
+    virtual uint64_t setup_timeout_ns(uint64_t timeout_ns) const { return timeout_ns; }
 
     // Collective, blocking, bounded like all_gather.
     virtual std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) = 0;

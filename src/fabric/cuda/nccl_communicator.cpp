@@ -15,9 +15,9 @@
 namespace crossdock {
 namespace {
 
-// What NCCL does with all ranks by itself, connecting them and registering memory, has this long at least. It takes
-// seconds for many ranks of a machine, far more than a caller may want to wait for a peer's kernel, and who gives up
-// cannot stop it.
+// What NCCL does with all ranks by itself, connecting them and registering memory, has this long at least, and so has a
+// wait for ranks that do it. It takes seconds for many ranks of a machine, far more than a caller may want to wait for
+// a peer's kernel, and who gives up cannot stop it.
 constexpr uint64_t kLeastSetupNs = 60'000'000'000;
 
 Deadline deadline_after(uint64_t timeout_ns) {
@@ -25,8 +25,6 @@ Deadline deadline_after(uint64_t timeout_ns) {
     constexpr uint64_t kLongestNs = uint64_t{1'000'000'000} * 86'400 * 365;
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kLongestNs));
 }
-
-Deadline setup_deadline(uint64_t timeout_ns) { return deadline_after(std::max(timeout_ns, kLeastSetupNs)); }
 
 class NcclCommunicator final : public Communicator {
   public:
@@ -38,6 +36,7 @@ class NcclCommunicator final : public Communicator {
     int domain_ranks() const override { return self_.domain_ranks; }
     Runtime& runtime() override { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
+    uint64_t setup_timeout_ns(uint64_t timeout_ns) const override { return std::max(timeout_ns, kLeastSetupNs); }
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
     WindowView window(ncclWindow_t handle) override;
     NetworkHandle network_of(const SymmetricMemory& memory) override;
@@ -45,6 +44,7 @@ class NcclCommunicator final : public Communicator {
 
   private:
     void connect(const char* what, uint64_t timeout_ns) const;
+    Deadline setup_deadline(uint64_t timeout_ns) const;
     void expect_device_api() const;
     const void* gin(Deadline deadline) const;
 
@@ -52,6 +52,7 @@ class NcclCommunicator final : public Communicator {
     mutable CudaRuntime runtime_;
     mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
     mutable int ranks_on_device_ = 0;
+    mutable uint64_t longest_timeout_ns_ = 0;               // that a caller has given
     mutable std::unique_ptr<GinConnection> gin_;            // made when several domains are first needed
     std::unordered_map<ncclWindow_t, WindowView> windows_;  // as last seen
 };
@@ -77,7 +78,7 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
     }
     const uint8_t has_memory = problem == ncclSuccess;
     std::vector<uint8_t> all_have_memory(static_cast<size_t>(self_.num_ranks));
-    mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, deadline_after(timeout_ns));
+    mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, setup_deadline(timeout_ns));
     require(problem == ncclSuccess, problem, "{} bytes of symmetric memory: {}", bytes, sentence);
     const auto poor = std::find(all_have_memory.begin(), all_have_memory.end(), 0);
     require(poor == all_have_memory.end(), ncclRemoteError, "rank {} could not allocate {} bytes of symmetric memory",
@@ -118,6 +119,12 @@ const void* NcclCommunicator::gin(Deadline deadline) const {
 int NcclCommunicator::ranks_on_device() const {
     connect("counting the ranks of a GPU", 0);
     return ranks_on_device_;
+}
+
+// Of all that is made for one communicator, the most patient caller's.
+Deadline NcclCommunicator::setup_deadline(uint64_t timeout_ns) const {
+    longest_timeout_ns_ = std::max(longest_timeout_ns_, timeout_ns);
+    return deadline_after(setup_timeout_ns(longest_timeout_ns_));
 }
 
 void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
