@@ -116,7 +116,13 @@ void Session::unpack_labels(const crossdockLabelsSent_t& sent, uint32_t words, u
     labels.whole.scale_strides[1] = 1;
     labels.whole.counts = arrays.make<int32_t>(rank_experts + 1);
     labels.whole.ends = input_.rarely() ? nullptr : arrays.make<int32_t>(rank_experts);
+    labels.whole.ends_of_rows = static_cast<int>(input_.below(2));
     labels.whole.alignment = input_.rarely() ? input_.or_edge(1) : 1 + input_.below(8);
+    int32_t received = static_cast<int32_t>(input_.or_edge(static_cast<uint32_t>(rows)));
+    labels.whole.received = input_.below(2) == 0 ? nullptr : &received;
+    labels.whole.num_ranks = 1 + input_.below(4);
+    labels.whole.rank_ends = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(labels.whole.num_ranks);
+    labels.whole.rank_numbers = input_.or_edge(1 + input_.below(8));
     const ncclResult_t result = crossdockUnpackLabels(break_struct(labels), nullptr);
     expect(result, "crossdockUnpackLabels");
     if (result == ncclSuccess) expand_rows(labels.whole);
@@ -159,6 +165,14 @@ void Session::expand_rows(const crossdockLabelsReceived_t& labels) {
     expanded.whole.rows = arrays.make<uint16_t>(rows * hidden, 0x3f);
     auto* const by_expert = arrays.make<uint16_t>(most * hidden);
     expanded.whole.expanded_rows = input_.rarely() ? nullptr : by_expert;
+    const uint32_t num_scales = input_.below(4);
+    expanded.whole.num_scales = num_scales;
+    expanded.whole.scales = num_scales == 0 ? nullptr : arrays.make<uint32_t>(rows * num_scales);
+    expanded.whole.scale_strides[0] = num_scales;
+    expanded.whole.scale_strides[1] = 1;
+    expanded.whole.expanded_scales = num_scales == 0 ? nullptr : arrays.make<uint32_t>(most * num_scales);
+    expanded.whole.expanded_scale_strides[0] = 1;
+    expanded.whole.expanded_scale_strides[1] = static_cast<int64_t>(most);
     expanded.whole.weights = has_weights ? arrays.make<float>(pairs) : nullptr;
     expanded.whole.expanded_weights = has_weights ? arrays.make<float>(most) : nullptr;
     expect(crossdockExpandRows(break_struct(expanded), nullptr), "crossdockExpandRows");

@@ -346,8 +346,8 @@ typedef struct {
                                   the call needs; or NULL, and ends are not written */
     int32_t* ends;             /* out [L]: where the rows of each expert end, if those of one follow those of the one
                                   before, in zones rounded up to alignment: its zone's end, or its last row's ... */
-    int ends_of_rows;          /* ... if this is 1 */
-    unsigned int alignment;    /* of the zones, at least 1 */
+    int ends_of_rows;          /* ... if this is 1; what lies above 2^31 - 1 is said to be that */
+    unsigned int alignment;    /* of the zones, 1 .. 2^31 - 1 */
     int32_t* rank_ends;        /* out [R]: rows with numbers below (r + 1) * rank_numbers, where numbers ascend */
     unsigned int num_ranks;    /* R */
     unsigned int rank_numbers; /* how many numbers each rank has */

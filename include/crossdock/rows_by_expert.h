@@ -36,14 +36,15 @@ typedef struct {
     const void* ids;          /* in [N, K]: 0 .. L - 1; what is none, such as -1, has no place */
     uint64_t num_rows;        /* N */
     uint64_t num_expanded;    /* M */
-    unsigned int num_topk;    /* K; N * K and M are below 2^31 */
-    unsigned int num_experts; /* L */
+    unsigned int num_topk;    /* K, at most 65536; N * K and M are below 2^31 */
+    unsigned int num_experts; /* L, 1 .. 32768 */
     const int32_t* counts;    /* in [L]: how often each expert occurs in ids */
-    unsigned int alignment;   /* of the zones, at least 1 */
+    unsigned int alignment;   /* of the zones, 1 .. 2^31 - 1 */
     int32_t* places;          /* out [N, K]: the row by expert of each pair, -1: none */
     int32_t* more_places;     /* out: the same again, K columns of rows that are ... */
     int64_t more_stride;      /* ... so many elements apart; or NULL */
-    int32_t* sources;         /* out [M]: the pair of each row by expert, -1: none */
+    int32_t* sources;         /* out [M]: the pair of each row by expert; -1: none, it fills up a zone; -2: none, it is
+                                 behind all zones */
 } crossdockRowPlaces_t;
 
 /* InvalidArgument: NULL where an array is needed, a number that is not allowed, a type or device that is not there. */
@@ -54,12 +55,12 @@ typedef struct {
     unsigned int size;                 /* sizeof(crossdockExpandedRows_t) */
     unsigned int magic;                /* NCCL_EP_MAGIC */
     int device;                        /* as above */
-    int zeros_in_gaps;                 /* 1: rows by expert without a pair become zeros; 0: they stay as they are */
+    int zeros_in_gaps;                 /* 1: rows that fill up zones become zeros; 0: they stay as they are */
     const int32_t* places;             /* in [N, K], as crossdockPlaceRows makes them */
     const int32_t* sources;            /* in [M], likewise; with zeros_in_gaps */
     uint64_t num_rows;                 /* N */
     uint64_t num_expanded;             /* M */
-    unsigned int num_topk;             /* K */
+    unsigned int num_topk;             /* K, at most 65536; N * K and M are below 2^31 */
     unsigned int num_scales;           /* S */
     uint64_t row_bytes;                /* any number below 2^31 */
     const void* rows;                  /* in [N, row_bytes] */
@@ -85,7 +86,7 @@ typedef struct {
     const int32_t* places;   /* in [N, K], as crossdockPlaceRows makes them */
     uint64_t num_rows;       /* N */
     uint64_t num_expanded;   /* M */
-    unsigned int num_topk;   /* K */
+    unsigned int num_topk;   /* K, at most 65536; N * K and M are below 2^31 */
     unsigned int hidden;     /* H, below 2^30 */
     const void* rows;        /* in [M, H] bf16 */
     void* sums;              /* out [N, H] */

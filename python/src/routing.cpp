@@ -19,6 +19,13 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
+// A field of 32 bits.
+unsigned int number_from(int64_t value, const char* name) {
+    if (value < 0 || value > UINT32_MAX)
+        invalid_argument(std::string(name) + " is " + std::to_string(value) + ", allowed: 0..4294967295");
+    return static_cast<unsigned int>(value);
+}
+
 template <class Struct>
 Struct begin_struct(int device) {
     Struct made{};
@@ -187,7 +194,7 @@ void pack_labels(nb::handle words, int32_t first_number, nb::handle topk_idx, nb
         const Strided found = tensors.table(targets, "targets", sizeof(int32_t), num_tokens);
         labels.targets = tensors.dense<int32_t>(targets, "targets", found.size());
         labels.num_targets = static_cast<unsigned int>(found.shape[1]);
-        labels.rank_experts = static_cast<unsigned int>(rank_experts);
+        labels.rank_experts = number_from(rank_experts, "rank_experts");
     }
     if (!is_in_rank.is_none()) {
         const Strided found = tensors.table(is_in_rank, "is_in_rank", sizeof(uint8_t), num_tokens);
@@ -221,10 +228,10 @@ void unpack_labels(nb::handle words, int64_t num_rows, nb::handle received, int6
     } else {
         labels.received = tensors.dense<int32_t>(received, "received", 1);
     }
-    labels.num_topk = static_cast<unsigned int>(topk);
+    labels.num_topk = number_from(topk, "topk");
     labels.has_weights = has_weights ? 1 : 0;
-    labels.first_expert = static_cast<unsigned int>(first_expert);
-    labels.rank_experts = static_cast<unsigned int>(rank_experts);
+    labels.first_expert = number_from(first_expert, "first_expert");
+    labels.rank_experts = number_from(rank_experts, "rank_experts");
     labels.id_type = ncclInt64;
     if (!ids.is_none()) {
         Strided found;
@@ -250,11 +257,11 @@ void unpack_labels(nb::handle words, int64_t num_rows, nb::handle received, int6
     labels.counts = tensors.dense<int32_t>(counts, "counts", rank_experts + 1);
     labels.ends = tensors.dense<int32_t>(ends, "ends", rank_experts);
     labels.ends_of_rows = ends_of_rows ? 1 : 0;
-    labels.alignment = static_cast<unsigned int>(alignment);
+    labels.alignment = number_from(alignment, "alignment");
     if (!rank_ends.is_none()) {
         labels.num_ranks = static_cast<unsigned int>(tensors.strided(rank_ends, "rank_ends", sizeof(int32_t)).size());
         labels.rank_ends = tensors.dense<int32_t>(rank_ends, "rank_ends", labels.num_ranks);
-        labels.rank_numbers = static_cast<unsigned int>(rank_numbers);
+        labels.rank_numbers = number_from(rank_numbers, "rank_numbers");
     }
     run(&crossdockUnpackLabels, labels);
 }
@@ -288,7 +295,7 @@ void place_rows(nb::handle ids, nb::handle counts, int64_t alignment, nb::handle
     made.id_type = *chosen.type;
     made.num_experts = static_cast<unsigned int>(tensors.strided(counts, "counts", sizeof(int32_t)).size());
     made.counts = tensors.dense<int32_t>(counts, "counts", made.num_experts);
-    made.alignment = static_cast<unsigned int>(alignment);
+    made.alignment = number_from(alignment, "alignment");
     made.places = tensors.dense<int32_t>(places, "places", chosen.size());
     made.sources = tensors.dense<int32_t>(sources, "sources", static_cast<int64_t>(made.num_expanded));
     if (!metadata.is_none()) {

@@ -131,7 +131,9 @@ def test_rows_by_expert(several_sums: bool, alignment: int, do_cpu_sync: bool) -
             assert torch.equal(places, torch.arange(first, end, dtype=torch.int32))
             used[first:end] = True
             by_expert[first:end] = rows[row] * expert_factor(rank * problem.local + expert)
-        assert (received[~used] == 0).all() and (found_weights[~used] == 0).all()
+        gaps = ~used
+        gaps[int(aligned.sum()) :] = False  # what is behind all zones is undefined
+        assert (received[gaps] == 0).all() and (found_weights[gaps] == 0).all()
         ends = [first + int(count) for first, count in zip(starts, counts, strict=True)]
         assert handle.psum_num_recv_tokens_per_expert.tolist() == ends
         assert torch.equal(handle.num_unaligned_recv_tokens_per_expert, counts.int())
@@ -149,7 +151,9 @@ def test_rows_by_expert(several_sums: bool, alignment: int, do_cpu_sync: bool) -
         again, _, again_weights, _, _ = buffer.dispatch(
             x, topk_weights=weights * 2, handle=handle, do_expand=True, do_zero_padding=True
         )
-        assert torch.equal(again, received) and torch.equal(again_weights, found_weights * 2)
+        zones = slice(int(aligned.sum()))
+        assert torch.equal(again[zones], received[zones])
+        assert torch.equal(again_weights[zones], found_weights[zones] * 2)
         buffer.destroy()
 
     ep.run_threads(RANKS, program)
@@ -215,6 +219,41 @@ def test_sizes_that_differ_and_names() -> None:
     ep.run_threads(RANKS, program)
 
 
+def test_overlapped_calls_keep_what_handles_hold() -> None:
+    """Tensors that another stream reads, or that it made, are said to the one who keeps them."""
+    problem = Problem(1, [40], experts_per_rank=4)
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, num_max_tokens_per_rank=40)
+        kept: list[set[int]] = [set(), set()]
+
+        def run(device: Any, work: Any, inputs: Any, outputs: Any, *rest: Any) -> Any:
+            result = work()
+            for addresses, tensors in zip(kept, (inputs, outputs(result)), strict=True):
+                addresses.clear()
+                addresses.update(tensor.data_ptr() for tensor in tensors if tensor is not None)
+            return result, deep_ep.EventOverlap()
+
+        buffer.runtime.turns.run = run
+        overlapped = {"async_with_compute_stream": True}
+        for do_expand in (False, True):
+            fresh = {"num_experts": problem.num_experts, "do_expand": do_expand, **overlapped}
+            rows, _, weights, handle, _ = buffer.dispatch(problem.x[0], problem.ids[0], problem.weights[0], **fresh)
+            state = handle._state
+            read = {state.local_ids, handle.num_unaligned_recv_tokens_per_expert}
+            if do_expand:
+                read |= {state.expansion.places, state.expansion.sources}
+            made = {value for value in vars(handle).values() if isinstance(value, torch.Tensor)}
+            assert len(made) == 5 and {tensor.data_ptr() for tensor in read | made} <= kept[1]
+            buffer.combine(rows, handle, weights, **overlapped)
+            assert {tensor.data_ptr() for tensor in read | {rows, weights}} <= kept[0]
+            buffer.dispatch(problem.x[0], handle=handle, do_expand=do_expand, **overlapped)
+            assert {tensor.data_ptr() for tensor in read} <= kept[0]
+        buffer.destroy()
+
+    ep.run_threads(1, program)
+
+
 def test_wrong_use() -> None:
     problem = Problem(2, [6, 6])
 
@@ -223,12 +262,20 @@ def test_wrong_use() -> None:
         x, ids, num = problem.x[comm.rank], problem.ids[comm.rank], problem.num_experts
         rows, _, _, handle, _ = buffer.dispatch(x, ids, num_experts=num)
         dispatch = buffer.dispatch
+
+        def aligned(alignment: int, **form: bool) -> Any:
+            return dispatch(x, ids, num_experts=num, expert_alignment=alignment, **form)
+
         cases: list[tuple[Callable[[], Any], str]] = [
             (lambda: dispatch(x), "topk_idx is None"),
             (lambda: dispatch(x, ids), "num_experts is None"),
             (lambda: dispatch(x, ids, num_experts=7), "num_experts is 7, allowed: positive multiples of the 2 ranks"),
             (lambda: dispatch(x, ids, num_experts=num, num_max_tokens_per_rank=5), "x has 6 rows, allowed: at most"),
-            (lambda: dispatch(x, ids, num_experts=num, expert_alignment=0), "expert_alignment is 0"),
+            (lambda: aligned(0), r"expert_alignment is 0, allowed: 1\.\.2147483647"),
+            (lambda: aligned(2**31), "expert_alignment is 2147483648, allowed"),
+            (lambda: aligned(2**32 + 1), "expert_alignment is 4294967297, allowed"),
+            (lambda: aligned(2**30, do_expand=True), "expert_alignment is 1073741824: 214.* rows by expert could come"),
+            (lambda: aligned(2**30, do_expand=True, do_cpu_sync=False), "rows by expert could come, allowed: at most"),
             (lambda: dispatch(x, ids, num_experts=num, do_zero_padding=True), "do_zero_padding is True and do_expand"),
             (lambda: dispatch(x, ids[:4], num_experts=num), "x has 6 rows, expected those of topk_idx: 4"),
             (lambda: dispatch(x, ids, handle=handle), "topk_idx is not allowed with a handle"),

@@ -30,7 +30,9 @@ class Reference:
         exists = (ids < local) & (rows < num_rows)
         rows = torch.where(exists, rows, num_rows)
         places = torch.empty_like(rows).scatter_(0, order, torch.where(exists, rows, -1))
-        sources = torch.full((num_rows + 1,), -1).scatter_(0, rows, order)
+        sources = torch.full((num_rows + 1,), -1)
+        sources[int((counts + gaps).sum()) :] = -2
+        sources.scatter_(0, rows, order)
         self.places, self.sources = places.view(local_ids.shape), sources[:num_rows]
 
     def spread(self, rows: Any) -> Any:
@@ -77,7 +79,7 @@ def test_places_and_rows(shape: tuple[int, int, int, int], dtype: Any) -> None:
         assert torch.equal(expansion.sources, reference.sources.int())
         assert torch.equal(metadata[:, 2:], expansion.places) and (metadata[:, :2] == 7).all()
         num_rows, weights = len(expansion.places), torch.rand(expansion.places.shape)
-        exists = expansion.sources >= 0
+        exists, in_zones = expansion.sources >= 0, expansion.sources >= -1
         for rows in (torch.randn(num_rows, 16).bfloat16(), torch.randn(num_rows, 5), torch.randn(num_rows, 7).half()):
             scales = torch.rand(3, num_rows).t()
             expected = [reference.spread(rows), reference.spread(scales), reference.spread_columns(weights)]
@@ -85,16 +87,17 @@ def test_places_and_rows(shape: tuple[int, int, int, int], dtype: Any) -> None:
                 for one, wanted in zip(
                     expansion.spread(rows, scales, weights, True, column_major), expected, strict=True
                 ):
-                    assert one is not None and torch.equal(one, wanted)
+                    assert one is not None and torch.equal(one[in_zones], wanted[in_zones])
                 for one, wanted in zip(
                     expansion.spread(rows, scales, weights, False, column_major), expected, strict=True
                 ):
                     assert one is not None and torch.equal(one[exists], wanted[exists])
             found, no_scales, no_weights = expansion.spread(rows, None, None, True)
-            assert torch.equal(found, expected[0]) and no_scales is None and no_weights is None
+            assert torch.equal(found[in_zones], expected[0][in_zones]) and no_scales is None and no_weights is None
         eight_bits = torch.randint(0, 256, (num_rows, 24), dtype=torch.uint8)
         found = expansion.spread(eight_bits.view(torch.float8_e4m3fn), None, None, True)[0]
-        assert found.dtype == torch.float8_e4m3fn and torch.equal(found.view(torch.uint8), reference.spread(eight_bits))
+        assert found.dtype == torch.float8_e4m3fn
+        assert torch.equal(found.view(torch.uint8)[in_zones], reference.spread(eight_bits)[in_zones])
 
 
 @pytest.mark.parametrize("hidden", [1, 24, 264])

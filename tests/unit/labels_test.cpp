@@ -230,6 +230,31 @@ TEST(Labels, ComeBackAsTheyWent) {
     }
 }
 
+TEST(Labels, EndsBeyondWhatTheirTypeHoldsAreItsLargest) {
+    const std::vector<uint32_t> words = {0, 0, 1, 0};  // number 0, and choices 0, 1, 0
+    std::vector<int32_t> counts(3, 0), ends(2, 9);
+    auto came = begin_struct<crossdockLabelsReceived_t>();
+    came.id_type = ncclInt32;
+    came.words = words.data();
+    came.num_rows = came.num_received = 1;
+    came.num_words = 4;
+    came.num_topk = 3;
+    came.rank_experts = 2;
+    came.counts = counts.data();
+    came.ends = ends.data();
+    const auto ends_with = [&](unsigned int alignment, int of_rows) {
+        std::fill(counts.begin(), counts.end(), 0);
+        came.alignment = alignment;
+        came.ends_of_rows = of_rows;
+        EXPECT_EQ(crossdockUnpackLabels(&came, nullptr), ncclSuccess) << crossdockGetLastError();
+        return ends;
+    };
+    EXPECT_EQ(ends_with(4, 0), (std::vector<int32_t>{4, 8}));
+    EXPECT_EQ(ends_with(1U << 30, 0), (std::vector<int32_t>{1 << 30, INT32_MAX}));
+    EXPECT_EQ(ends_with(1U << 30, 1), (std::vector<int32_t>{2, (1 << 30) + 1}));
+    EXPECT_EQ(ends_with(INT32_MAX, 0), (std::vector<int32_t>{INT32_MAX, INT32_MAX}));
+}
+
 TEST(Labels, WrongArgumentsAreSentences) {
     const std::vector<int64_t> ids = random_ids();
     Counts counts;

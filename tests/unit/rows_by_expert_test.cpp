@@ -58,7 +58,8 @@ struct Routing {
         int32_t end = 0;
         for (const int32_t count : counts) end += static_cast<int32_t>(zone_of(count));
         expanded = static_cast<uint32_t>(std::max(0, end - dropped));
-        sources.assign(expanded, -1);
+        sources.assign(expanded, -2);
+        std::fill_n(sources.begin(), std::min<size_t>(sources.size(), static_cast<size_t>(end)), -1);
         uint32_t begin = 0;
         for (uint32_t expert = 0; expert < experts; ++expert) {
             uint32_t next = begin;
@@ -174,7 +175,7 @@ struct Spread {
     void expect_right(const crossdockExpandedRows_t& r) const {
         for (uint32_t place = 0; place < routing.expanded; ++place) {
             const int32_t pair = routing.sources[place];
-            const uint8_t gap = r.zeros_in_gaps != 0 ? 0 : 9;
+            const uint8_t gap = r.zeros_in_gaps != 0 && pair == -1 ? 0 : 9;
             const uint32_t row = pair < 0 ? 0 : static_cast<uint32_t>(pair) / routing.topk;
             for (uint32_t i = 0; i < row_bytes; ++i) {
                 ASSERT_EQ(expanded[place * row_bytes + i], pair < 0 ? gap : rows[row * row_bytes + i])

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from crossdock._core import Forms
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle
+from crossdock.deep_ep.elastic_dispatch import INT32_MAX, Call, Elastic, EPHandle, state_of
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.layout import describe
@@ -221,7 +221,8 @@ class ElasticBuffer:
         if handle is not None:
             self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
             self._check_labels(handle.topk_idx, topk_weights, tokens, call.statistics, handle.num_experts)
-            known = handle
+            state_of(handle, runtime.elastic.exchange)
+            known, also_read = handle, handle.read_again()
 
             def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
                 return runtime.elastic.dispatch_again(call, known)
@@ -233,7 +234,9 @@ class ElasticBuffer:
             self._check_labels(topk_idx, topk_weights, tokens, call.statistics, num_experts)
             layout.check_values(topk_idx, num_experts)
             alignment = 1 if expert_alignment is None else expert_alignment
-            require(alignment >= 1, lambda: f"expert_alignment is {alignment}, allowed: 1 and more")
+            require(
+                1 <= alignment <= INT32_MAX, lambda: f"expert_alignment is {alignment}, allowed: 1..{INT32_MAX}"
+            )
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             is_exact = do_cpu_sync is None or do_cpu_sync
             require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
@@ -244,6 +247,7 @@ class ElasticBuffer:
                 lambda: f"x has {tokens.values.shape[0]} rows, allowed: at most num_max_tokens_per_rank ({most})",
             )
             ids, experts = topk_idx, num_experts
+            also_read = []
             sms = num_sms or self.get_theoretical_num_sms(experts, topk_idx.shape[1])
 
             def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
@@ -255,8 +259,8 @@ class ElasticBuffer:
         result, event = runtime.turns.run(
             tokens.values.device,
             work,
-            [tokens.values, tokens.scales, topk_idx, topk_weights, call.statistics],
-            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3]],
+            [tokens.values, tokens.scales, topk_idx, topk_weights, call.statistics, *also_read],
+            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3], *made[3].tensors()],
             previous_event,
             async_with_compute_stream,
             previous_event_before_epilogue,
@@ -345,10 +349,11 @@ class ElasticBuffer:
         rounds = self.allow_multiple_reduction
         if not (overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)):
             return *runtime.elastic.combine(x, handle, topk_weights, biases, rounds), EventOverlap()
+        state_of(handle, runtime.elastic.exchange)
         result, event = runtime.turns.run(
             x.device,
             lambda: runtime.elastic.combine(x, handle, topk_weights, biases, rounds),
-            [x, topk_weights, *biases],
+            [x, topk_weights, *biases, *handle.read_again()],
             lambda made: made,
             previous_event,
             async_with_compute_stream,

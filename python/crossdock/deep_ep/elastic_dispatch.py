@@ -23,6 +23,9 @@ from crossdock.deep_ep.row_exchange import Route, RowExchange
 from crossdock.deep_ep.scales import empty_scales
 
 
+INT32_MAX = 2**31 - 1
+
+
 @dataclass
 class EPHandle:
     """What a dispatch of ElasticBuffer leaves for combines and repeated dispatches; plain values and tensors."""
@@ -44,6 +47,22 @@ class EPHandle:
     token_metadata_at_forward: torch.Tensor | None = None
     channel_linked_list: torch.Tensor | None = None
     _state: Any = field(default=None, repr=False)
+
+    def read_again(self) -> list[torch.Tensor]:
+        """What combines and repeated dispatches read."""
+        state: State = self._state
+        expansion = state.expansion
+        placed = [] if expansion is None else [expansion.places, expansion.sources]
+        return [state.local_ids, self.num_unaligned_recv_tokens_per_expert, *placed]
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [
+            *self.read_again(),
+            self.topk_idx,
+            self.psum_num_recv_tokens_per_scaleup_rank,
+            self.psum_num_recv_tokens_per_expert,
+            self.recv_src_metadata,
+        ]
 
 
 @dataclass(slots=True)
@@ -116,7 +135,17 @@ class Elastic:
         elif is_in_rank is None:
             is_in_rank = layout.counts_of(topk_idx, num_experts, ranks.size).is_in_rank
 
-        make = makers_of(x.device)
+        make, num_expanded = makers_of(x.device), 0
+        if call.do_expand:
+            # What all ranks know, so that all refuse.
+            most = ranks.size * max_tokens * min(topk, local) + (alignment - 1) * local
+            require(
+                most <= INT32_MAX,
+                lambda: (
+                    f"expert_alignment is {alignment}: {most} rows by expert could come, allowed: at most {INT32_MAX}"
+                ),
+            )
+            num_expanded = sum(aligned) if is_exact else align(most, alignment)
         counting, first = make.int32(local + 1), ranks.rank * max_tokens
         labels = Labels.of(x, topk_idx, weights, scales, first, local, is_in_rank, counting)
         words = num_words(topk, num_scales)
@@ -152,10 +181,8 @@ class Elastic:
             max(1, max_tokens),
         )
         counts = counting[:local]
-        expansion, num_expanded = None, 0
+        expansion = None
         if call.do_expand:
-            most = budget * min(topk, local) + (alignment - 1) * local
-            num_expanded = sum(aligned) if is_exact else align(most, alignment)
             expansion = Expansion.of(local_ids, counts, alignment, num_expanded, sources)
         handle = EPHandle(
             do_expand=call.do_expand,

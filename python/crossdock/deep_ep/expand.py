@@ -19,7 +19,7 @@ from crossdock.deep_ep.scales import empty_scales
 @dataclass(slots=True)
 class Expansion:
     places: torch.Tensor  # [N, K] int32: the expanded row of each column, -1: none
-    sources: torch.Tensor  # [rows] int32: the pair (row, column) of each expanded row, as row * K + column, -1: none
+    sources: torch.Tensor  # [rows] int32: the pair (row, column) of each expanded row, as row * K + column; or negative
 
     @staticmethod
     def of(
@@ -48,7 +48,7 @@ class Expansion:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """[N, H], [N, S] and [N, K] to [rows, H], [rows, S] and [rows], each weight of its own pair.
 
-        Rows between zones are zeros if asked for, else undefined. column_major: so the expanded scales lie.
+        Rows that fill up zones are zeros if asked for, else undefined. column_major: so the expanded scales lie.
         """
         num_rows = self.sources.shape[0]
         expanded = maker_of(rows.dtype, rows.device)(num_rows, rows.shape[1])

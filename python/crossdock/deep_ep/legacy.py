@@ -266,7 +266,7 @@ class Buffer:
             tokens.values.device,
             work,
             [*tokens, topk_idx, topk_weights, in_rank],
-            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3]],
+            lambda made: [*(made[0] if isinstance(made[0], tuple) else (made[0],)), *made[1:3], made[4].numbers],
             previous_event,
             async_finish,
         )

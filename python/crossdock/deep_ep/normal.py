@@ -74,6 +74,7 @@ class DispatchHandle(LazyTuple):
 
     route: Route
     agreed: Agreement | None  # None: the device alone knows the counts
+    numbers: torch.Tensor  # item 3
     column: int | slice  # of the sums over sources
     device: torch.device
     _prefix: torch.Tensor | None = None
@@ -218,7 +219,7 @@ def _handle_of(
     if has_nodes:
         items = (is_token_in_rank, route, None, tokens, None, None, _PREFIX, None, None, None)
     handle = DispatchHandle(items)
-    handle.route, handle.agreed, handle.device = route, agreed, tokens.device
+    handle.route, handle.agreed, handle.numbers, handle.device = route, agreed, tokens, tokens.device
     handle.column = route.owner.ranks.rank if has_nodes else slice(None)
     return handle
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies rows to their places by expert, with what belongs to them. A warp takes a row, which it reads once for all of
-// its places; warps look for places without a row afterwards, where these are to be zeros.
+// its places; warps look for gaps in the zones afterwards, where these are to be zeros.
 #pragma once
 
 #include "device/row_copy.h"
@@ -27,6 +27,7 @@ CROSSDOCK_DEVICE void put_parts(const Ctx& ctx, const std::byte* source, uint32_
 // A row, NULL: zeros, to each of the places.
 CROSSDOCK_DEVICE void put_row(const Ctx& ctx, const crossdockExpandedRows_t& r, const std::byte* source,
                               const uint32_t* places, uint32_t num_places) {
+    if (r.row_bytes == 0) return;
     std::byte* targets = static_cast<std::byte*>(r.expanded_rows);
     const uint32_t bytes = static_cast<uint32_t>(r.row_bytes);
     const auto target_of = [&](uint32_t n) { return targets + uint64_t{places[n]} * bytes; };
@@ -79,7 +80,7 @@ CROSSDOCK_DEVICE void zero_gaps(const Ctx& ctx, const crossdockExpandedRows_t& r
     CROSSDOCK_ROLLED
     for (uint64_t first = first_warp(ctx); first < r.num_expanded; first += warps * kLanes) {
         const uint64_t own = first + static_cast<uint64_t>(ctx.lane()) * warps;
-        const bool is_gap = own < r.num_expanded && r.sources[own] < 0;
+        const bool is_gap = own < r.num_expanded && r.sources[own] == -1;
         if (is_gap && r.expanded_weights != nullptr) r.expanded_weights[own] = 0.0F;
         CROSSDOCK_ROLLED
         for (uint32_t gaps = ctx.warp_ballot(is_gap); gaps != 0; gaps &= gaps - 1) {

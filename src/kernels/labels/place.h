@@ -103,12 +103,14 @@ CROSSDOCK_DEVICE void count_pairs(const Ctx& ctx, const crossdockRowPlaces_t& p,
     });
 }
 
-// No source for the places [first, end), which are at most num_expanded; the threads take every so many-th.
-CROSSDOCK_DEVICE void leave_empty(const crossdockRowPlaces_t& p, uint64_t first, uint64_t end, uint64_t thread,
-                                  uint64_t threads) {
+// The places [first, end), as far as there are any, say why they have no source; the threads take every so many-th.
+constexpr int32_t kGap = -1;
+constexpr int32_t kBehindZones = -2;
+CROSSDOCK_DEVICE void leave_empty(const crossdockRowPlaces_t& p, int32_t reason, uint64_t first, uint64_t end,
+                                  uint64_t thread, uint64_t threads) {
     if (end > p.num_expanded) end = p.num_expanded;
     CROSSDOCK_ROLLED
-    for (uint64_t place = first + thread; place < end; place += threads) p.sources[place] = -1;
+    for (uint64_t place = first + thread; place < end; place += threads) p.sources[place] = reason;
 }
 
 // Where this warp's pairs begin in the zones of the slice, and what is empty behind the rows there.
@@ -126,7 +128,7 @@ CROSSDOCK_DEVICE void begin_zones(const Ctx& ctx, const crossdockRowPlaces_t& p,
         const uint64_t first = begin < p.num_expanded ? begin : p.num_expanded;
         if (is_leader(ctx)) counters.next[i] = static_cast<uint32_t>(first) + static_cast<uint32_t>(before);
         const uint64_t end = begin + zone_rows(p, slice.first_expert + i);
-        leave_empty(p, begin + static_cast<uint32_t>(p.counts[slice.first_expert + i]), end,
+        leave_empty(p, kGap, begin + static_cast<uint32_t>(p.counts[slice.first_expert + i]), end,
                     static_cast<uint64_t>(thread_idx(ctx)), static_cast<uint64_t>(num_threads(ctx)));
         begin = end;
     }
@@ -170,9 +172,8 @@ CROSSDOCK_DEVICE void place_rows(const Ctx& ctx, const crossdockRowPlaces_t& p) 
     }
     begin_zones(ctx, p, slice, shared, counters);
     place_pairs(ctx, p, slice, counters);
-    // Behind the last zone.
     const uint64_t threads = static_cast<uint64_t>(num_threads(ctx));
-    leave_empty(p, zone_begin(ctx, p, p.num_experts), p.num_expanded,
+    leave_empty(p, kBehindZones, zone_begin(ctx, p, p.num_experts), p.num_expanded,
                 block * threads + static_cast<uint64_t>(thread_idx(ctx)), blocks * threads);
 }
 

@@ -102,13 +102,13 @@ CROSSDOCK_DEVICE void write_ends(const Ctx& ctx, const crossdockLabelsReceived_t
         shared[i] = static_cast<int>(ctx.load_relaxed_device(counts + i));
     ctx.block_sync();
     if (thread != 0) return;
-    int32_t begin = 0;
+    uint64_t begin = 0;
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < l.rank_experts; ++i) {
-        const int32_t count = shared[i];
-        const int32_t unit = static_cast<int32_t>(l.alignment);
-        const int32_t end = begin + (count + unit - 1) / unit * unit;
-        l.ends[i] = l.ends_of_rows != 0 ? begin + count : end;
+        const uint64_t rows_end = begin + static_cast<uint32_t>(shared[i]);
+        const uint64_t end = begin + (rows_end - begin + l.alignment - 1) / l.alignment * l.alignment;
+        const uint64_t said = l.ends_of_rows != 0 ? rows_end : end;
+        l.ends[i] = static_cast<int32_t>(said < INT32_MAX ? said : INT32_MAX);
         begin = end;
     }
 }
