@@ -183,10 +183,10 @@ bool Mesh::progress_locked() {
     // While there is no staging for what has come, nothing more is taken from the network: senders feel it. But what
     // has staging and is still being fetched needs the network.
     const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
-    if (!failed_sends_.empty()) {
-        // A rank that ends because another is lost also takes nothing more: the other is to be named.
+    if (!failed_transfers_.empty()) {
+        // A rank that ends because another is lost also takes and gives nothing more: the other is to be named.
         transport_.look_after_peers();
-        for (auto& [peer, sentence] : std::exchange(failed_sends_, {})) blame(peer, std::move(sentence));
+        for (auto& [peer, sentence] : std::exchange(failed_transfers_, {})) blame(peer, std::move(sentence));
     }
     if (!dropped_.empty()) {
         for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);

@@ -246,7 +246,7 @@ class Mesh : private FrameSink {
     uint64_t num_fetches_ = 0;
     uint64_t num_frames_out_ = 0;
     uint64_t next_look_ns_ = 0;
-    std::vector<std::pair<uint32_t, std::string>> failed_sends_;
+    std::vector<std::pair<uint32_t, std::string>> failed_transfers_;
     uint32_t failed_rank_ = kNoRank;  // whose loss is failure_
     std::vector<uint32_t> dropped_;   // lost ranks whose connections are still to be ended
 

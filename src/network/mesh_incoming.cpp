@@ -141,8 +141,9 @@ void Mesh::on_fetched(void* argument, ucs_status_t status) {
     Mesh& mesh = *landing->mesh;
     --mesh.num_fetches_;
     if (status != UCS_OK) {
-        mesh.blame(landing->header.source, fmt::format("receiving from rank {} failed: {}", landing->header.source,
-                                                       ucx().ucs_status_string(status)));
+        const uint32_t source = landing->header.source;
+        mesh.failed_transfers_.emplace_back(
+            source, fmt::format("receiving from rank {} failed: {}", source, ucx().ucs_status_string(status)));
         if (landing->staging != nullptr) mesh.staging_in_.give_back(landing->staging);
         --landing->region->uses;
         delete landing;

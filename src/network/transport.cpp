@@ -126,9 +126,11 @@ void Transport::depart(const Departure& departure) {
 }
 
 void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
+    // Who is still sending or receiving here looks for a goodbye when that fails.
+    if (because_of != kNoRank) watch_->say_goodbye(because_of);
     if (near_) near_->disconnect(is_there_, timeout_ns);
     if (far_) far_->disconnect(is_there_, timeout_ns);
-    watch_->say_goodbye(because_of);
+    if (because_of == kNoRank) watch_->say_goodbye(because_of);
     // What it still sends to itself has no receiver any more.
     for (const LocalFrame& frame : std::exchange(local_, {})) frame.send->done(*frame.send, UCS_ERR_CANCELED);
 }
