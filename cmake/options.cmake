@@ -11,6 +11,11 @@ target_compile_options(crossdock_options INTERFACE
     # The namespace of the world that a source is compiled for is inline where it is declared first, and only there.
     $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-inline-namespace-reopened-noninline>)
 
+# crossdock_runs_once(SOURCES...): they read options and write reports, in templates that take long to optimise.
+function(crossdock_runs_once)
+    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+endfunction()
+
 if(CROSSDOCK_SANITIZE)
     set(sanitize_flags -fno-sanitize-recover=all -fno-omit-frame-pointer)
     # Tests are not searched for undefined behaviour beside another sanitizer: that would double the time to build them.
