@@ -82,8 +82,11 @@ struct Crossing {
     int channels;
     int batch;
 
-    explicit Crossing(WorldKind kind)
-        : channels(kind == WorldKind::kDeterministic ? 2 : 1), batch(kind == WorldKind::kDeterministic ? 2 : 8) {}
+    Crossing(WorldKind kind, int domain_ranks)
+        : channels(kind == WorldKind::kDeterministic ? 2 : 1),
+          batch(kind != WorldKind::kDeterministic ? 8
+                : domain_ranks == 1               ? 1
+                                                  : 2) {}
 
     // For a home's tokens that cross to a domain.
     uint64_t credits(const HtProblem& problem, int home, int domain, int domain_ranks) const {
@@ -168,7 +171,7 @@ TEST(HtDomain, TrafficIsWhatTheModelSays) {
                     HtLayer layer(context, group.get(), problem);
                     layer.pass(NCCL_EP_FWD_PASS);
                     const crossdockTraffic_t expected =
-                        expected_traffic(problem, context.rank(), domain_ranks, Crossing(spec.kind));
+                        expected_traffic(problem, context.rank(), domain_ranks, Crossing(spec.kind, domain_ranks));
                     crossdockTraffic_t seen = CROSSDOCK_TRAFFIC_INIT;
                     RANK_OK(context, crossdockGroupTraffic(group.get(), &seen));
                     RANK_CHECK(context, seen.rows_crossed == expected.rows_crossed, "{}, expected {}",
