@@ -138,7 +138,7 @@ class Elastic:
         make, num_expanded = makers_of(x.device), 0
         if call.do_expand:
             # What all ranks know, so that all refuse.
-            most = ranks.size * max_tokens * min(topk, local) + (alignment - 1) * local
+            most = ranks.size * most_tokens * min(topk, local) + (alignment - 1) * local
             require(
                 most <= INT32_MAX,
                 lambda: (
