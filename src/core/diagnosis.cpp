@@ -5,6 +5,8 @@
 
 #include <cstring>
 
+#include "kernels/agreement.h"
+
 namespace crossdock {
 namespace {
 
@@ -58,7 +60,129 @@ const char* name_of(WaitStep step) {
     return "";
 }
 
+// As a caller of this API knows it.
+const char* name_of(Term term) {
+    switch (term) {
+        case Term::kOperation:
+            return "the operation";
+        case Term::kTopk:
+            return "top_k";
+        case Term::kRowUnits:
+            return "the bytes of a row";
+        case Term::kDtype:
+            return "the datatype of the tokens";
+        case Term::kLayout:
+            return "the layout";
+        case Term::kRecipe:
+            return "the quantization recipe";
+        case Term::kDirection:
+            return "the direction";
+        case Term::kBudget:
+            return "the overflow policy";
+        case Term::kNumExperts:
+            return "num_experts";
+        case Term::kNumTerms:
+            break;
+    }
+    return "";
+}
+
+const char* name_of(DType dtype) {
+    switch (dtype) {
+        case DType::kBf16:
+            return "ncclBfloat16";
+        case DType::kF16:
+            return "ncclFloat16";
+        case DType::kF32:
+            return "ncclFloat32";
+    }
+    return "another";
+}
+
+const char* name_of(ncclEpLayout_t layout) {
+    switch (layout) {
+        case NCCL_EP_LAYOUT_UNSET:
+            return "unset";
+        case NCCL_EP_LAYOUT_EXPERT_MAJOR:
+            return "expert-major";
+        case NCCL_EP_LAYOUT_RANK_MAJOR:
+            return "rank-major";
+        case NCCL_EP_LAYOUT_FLAT:
+            return "flat";
+    }
+    return "another";
+}
+
+std::string value_of(Term term, uint64_t value) {
+    switch (term) {
+        case Term::kOperation:
+            return name_of(static_cast<OperationKind>(value));
+        case Term::kRowUnits:
+            return fmt::format("{}", value * kRowUnitBytes);
+        case Term::kDtype:
+            return name_of(static_cast<DType>(value));
+        case Term::kLayout:
+            return name_of(static_cast<ncclEpLayout_t>(value));
+        case Term::kDirection:
+            return value == 0 ? "forward" : "backward";
+        case Term::kTopk:
+        case Term::kRecipe:
+        case Term::kBudget:
+        case Term::kNumExperts:
+        case Term::kNumTerms:
+            break;
+    }
+    return fmt::format("{}", value);
+}
+
+// A rank that announced something: "announced 70000 rows".
+const char* name_of(PeerNumber number) {
+    switch (number) {
+        case PeerNumber::kNone:
+            return "";
+        case PeerNumber::kRows:
+            return "rows";
+        case PeerNumber::kChoices:
+            return "rows for one expert";
+        case PeerNumber::kToken:
+            return "as a token's index";
+        case PeerNumber::kPlace:
+            return "as a rank's place among its token's ranks";
+        case PeerNumber::kRowOfExpert:
+            return "as a row's index at its expert";
+        case PeerNumber::kExpert:
+            return "as an expert's id";
+        case PeerNumber::kTokens:
+            return "tokens";
+        case PeerNumber::kBase:
+            return "as the index of its first row";
+        case PeerNumber::kMask:
+            return "as the mask of a chunk's tokens";
+    }
+    return "";
+}
+
 }  // namespace
+
+std::string describe(const PeerFault& fault, int rank) {
+    const std::string where =
+        fmt::format("{} (operation {}, handle {})", name_of(fault.operation), fault.epoch, fault.handle);
+    if (fault.kind == PeerFaultKind::kOutOfRange) {
+        return fmt::format("the group has failed: rank {} announced {} {} to rank {}, allowed: at most {}; in {}",
+                           fault.peer, fault.seen, name_of(fault.number), rank, fault.expected, where);
+    }
+    std::string differences;
+    for (uint32_t i = 0; i < static_cast<uint32_t>(Term::kNumTerms); ++i) {
+        const Term term = static_cast<Term>(i);
+        const uint64_t ours = Terms{fault.expected}.get(term);
+        const uint64_t theirs = Terms{fault.seen}.get(term);
+        if (ours == theirs) continue;
+        differences += fmt::format("{}{} is {} on rank {}, {} on rank {}", differences.empty() ? "" : "; ",
+                                   name_of(term), value_of(term, ours), rank, value_of(term, theirs), fault.peer);
+        if (term == Term::kOperation) break;  // what else they pass has no common meaning
+    }
+    return fmt::format("the group has failed: {}; all ranks must pass the same to {}", differences, where);
+}
 
 void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& diagnosis) {
     if (__atomic_load_n(&record.complete, __ATOMIC_ACQUIRE) == 0) return;

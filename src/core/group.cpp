@@ -118,6 +118,10 @@ void Group::expect_working() const {
         "the group has failed: {} rows (expert-major: padded slots) came to rank {}, whose max_recv_tokens_per_rank "
         "is {}: raise it, or set overflow_policy to drop",
         overflow.total, overflow.rank, overflow.budget);
+    const PeerFault& fault = status_->fault;
+    require(__atomic_load_n(&fault.complete, __ATOMIC_ACQUIRE) == 0,
+            fault.kind == PeerFaultKind::kDisagrees ? ncclInvalidUsage : ncclRemoteError, "{}",
+            describe(fault, rank()));
     const crossdockDiagnosis_t what = diagnosis();
     const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
     throw Error(ncclRemoteError, describe(what) + (gone.empty() ? "" : fmt::format("; {}", gone)));

@@ -49,12 +49,46 @@ struct Overflow {
     uint32_t budget;
 };
 
+// What a rank can see in a peer's words that no rank of this library that was called alike would write.
+enum class PeerFaultKind : uint32_t {
+    kNone,
+    kDisagrees,   // seen, expected: both ranks' Terms (kernels/agreement.h)
+    kOutOfRange,  // seen: the number; expected: the largest one allowed
+};
+enum class PeerNumber : uint32_t {
+    kNone,
+    kRows,
+    kChoices,
+    kToken,
+    kPlace,
+    kRowOfExpert,
+    kExpert,
+    kTokens,
+    kBase,
+    kMask
+};
+
+// The first fault that this rank saw in a peer's words.
+struct PeerFault {
+    uint32_t claimed;
+    uint32_t complete;
+    PeerFaultKind kind;
+    PeerNumber number;  // of kOutOfRange: what it counts
+    OperationKind operation;
+    uint32_t peer;
+    uint64_t handle;
+    uint64_t epoch;
+    uint64_t expected;
+    uint64_t seen;
+};
+
 // The group's words that the host reads without touching the device.
 struct HostVisibleStatus {
-    uint32_t failed;       // an expired wait without masks, no free buffer, or an overflow: the group is over
-    uint32_t async_error;  // an expired wait with masks
+    uint32_t failed;  // an expired wait or a fault without masks, no free buffer, or an overflow: the group is over
+    uint32_t async_error;  // an expired wait or a fault with masks
     ExpiredWait expired;
     Overflow overflow;
+    PeerFault fault;
 };
 
 // The group's words in device memory that every wait consults.
@@ -96,6 +130,21 @@ CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {
     return ctx.is_killed() || ctx.load_relaxed_device(&scope.control->failed) != 0;
 }
 
+// Every later wait of this rank ends, and every later call fails.
+CROSSDOCK_DEVICE_RARE void fail_group(const Ctx& ctx, const WaitScope& scope) {
+    ctx.store_relaxed_device(&scope.control->failed, 1);
+    ctx.store_relaxed_device(&scope.status->failed, 1);
+    ctx.fence_system();
+}
+
+CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, int peer) {
+    // The order matters to whoever sees the peer masked at an operation's end: the loss is counted first.
+    ctx.add_acq_rel_device(&scope.control->losses, 1);
+    ctx.store_relaxed_device(scope.mask + peer, 0);
+    ctx.store_relaxed_device(&scope.status->async_error, 1);
+    ctx.fence_system();
+}
+
 CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
                                                WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     ExpiredWait& record = scope.status->expired;
@@ -112,15 +161,35 @@ CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& 
         ctx.store_relaxed_device(&record.complete, 1);
     }
     if (scope.masking != 0) {
-        // The order matters to whoever sees the peer masked at an operation's end: the loss is counted first.
-        ctx.add_acq_rel_device(&scope.control->losses, 1);
-        ctx.store_relaxed_device(scope.mask + peer, 0);
-        ctx.store_relaxed_device(&scope.status->async_error, 1);
+        mask_peer(ctx, scope, peer);
     } else {
-        ctx.store_relaxed_device(&scope.control->failed, 1);
-        ctx.store_relaxed_device(&scope.status->failed, 1);
+        fail_group(ctx, scope);
     }
-    ctx.fence_system();
+}
+
+// A peer's words cannot be used. Ranks that disagree fail the group: masks leave out ranks that are lost, not calls
+// that are wrong. A number out of range is taken for a loss where masks are on.
+CROSSDOCK_DEVICE_RARE void record_peer_fault(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+                                             PeerFaultKind kind, PeerNumber number, int peer, uint64_t expected,
+                                             uint64_t seen) {
+    PeerFault& record = scope.status->fault;
+    if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
+        record.kind = kind;
+        record.number = number;
+        record.operation = scope.operation;
+        record.peer = static_cast<uint32_t>(peer);
+        record.handle = scope.handle;
+        record.epoch = operation.epoch;
+        record.expected = expected;
+        record.seen = seen;
+        ctx.fence_system();
+        ctx.store_relaxed_device(&record.complete, 1);
+    }
+    if (scope.masking != 0 && kind == PeerFaultKind::kOutOfRange) {
+        mask_peer(ctx, scope, peer);
+    } else {
+        fail_group(ctx, scope);
+    }
 }
 
 CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scope, int rank, uint32_t total,
@@ -133,9 +202,7 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
         ctx.fence_system();
         ctx.store_relaxed_device(&record.complete, 1);
     }
-    ctx.store_relaxed_device(&scope.control->failed, 1);
-    ctx.store_relaxed_device(&scope.status->failed, 1);
-    ctx.fence_system();
+    fail_group(ctx, scope);
 }
 
 // After some vain polls. False: the peer is masked, the group has failed, or the operation's time is over.
