@@ -10,8 +10,8 @@
 
 namespace crossdock {
 
-// Runs body and turns what it throws into a result code and the thread's last error. Nothing is printed unless
-// NCCL_EP_DEBUG is on.
+// Runs body and turns what it throws into a result code and the thread's last error, which is printed where NCCL_DEBUG
+// or NCCL_EP_DEBUG asks for it.
 template <typename Body>
 ncclResult_t boundary(Body&& body) noexcept {
     try {

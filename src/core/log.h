@@ -8,7 +8,8 @@
 
 namespace crossdock {
 
-// Remembers the sentence as the thread's last error, prints it when NCCL_EP_DEBUG is on, returns code.
+// Remembers the message as the thread's last error and returns code. Prints the message where NCCL_DEBUG makes NCCL
+// print warnings, in NCCL's form, or else when NCCL_EP_DEBUG is on.
 ncclResult_t report_failure(ncclResult_t code, const char* sentence) noexcept;
 const char* last_error() noexcept;
 
