@@ -343,7 +343,8 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // Makes a group on a communicator, which is borrowed and must outlive it; several groups may share one. Collective,
 // blocking, not capturable. *ep_group is written on success only.
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
-// later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. NCCL's own part in making a group, connecting
+// later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. On a GPU that happens between two calls, so
+// the message is also printed to stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting
 // all ranks and registering memory, has 60 s at least.
 // ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E; an unknown enum value; HT:
 // C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator hook without the other;

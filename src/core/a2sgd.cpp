@@ -69,7 +69,8 @@ A2sgd::Settings A2sgd::resolve(const Communicator& communicator, const crossdock
     const Environment environment = Environment::read();
     return {sums == CROSSDOCK_A2SGD_SUMS_FP64, given.skip_nonfinite != 0,
             resolve_timeout_ns(environment, given.timeout_ns),
-            resolve_domain_ranks(communicator, environment, given.domain_ranks, "config->domain_ranks")};
+            resolve_domain_ranks(communicator, environment, given.domain_ranks, "config->domain_ranks"),
+            environment.is_quiet};
 }
 
 std::shared_ptr<A2sgd> A2sgd::create(std::shared_ptr<Communicator> communicator, const crossdockA2sgdPiece_t* pieces,
@@ -81,6 +82,9 @@ std::shared_ptr<A2sgd> A2sgd::create(std::shared_ptr<Communicator> communicator,
     // Nobody's kernels may start to wait for the others while these still set up memory.
     Communicator& peers = *a2sgd->communicator_;
     peers.barrier("crossdockA2sgdCreate", peers.setup_timeout_ns(settings.timeout_ns));
+    if (a2sgd->runtime().cpu_executor() == nullptr && !settings.is_quiet) {
+        a2sgd->watch_ = FailureWatch::watch(*a2sgd->status_, [own = a2sgd.get()] { warn(own->failure()->what()); });
+    }
     return a2sgd;
 }
 
@@ -105,6 +109,7 @@ A2sgd::A2sgd(std::shared_ptr<Communicator> communicator, const Settings& setting
 }
 
 A2sgd::~A2sgd() {
+    watch_.reset();
     if (status_ != nullptr) runtime().free_host_visible(status_);
     if (report_ != nullptr) runtime().free_host_visible(report_);
 }
@@ -114,6 +119,7 @@ void A2sgd::destroy() noexcept {
     try {
         DeviceScope scope(runtime());
         runtime().synchronize_device();
+        watch_.reset();
         // Peers may still send into this rank's memory until they have drained, too.
         if (!communicator_->is_killed()) communicator_->barrier("crossdockA2sgdDestroy", settings_.timeout_ns);
     } catch (const std::exception& error) {
@@ -159,15 +165,19 @@ void A2sgd::expect_working() const {
     require(!is_destroyed_, ncclInvalidUsage, "the a2sgd object has been destroyed");
     require(!communicator_->is_killed(), ncclSystemError, "rank {} was killed by fault injection",
             communicator_->rank());
-    if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return;
+    if (const auto error = failure()) throw *error;
+}
+
+std::optional<Error> A2sgd::failure() const {
+    if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return std::nullopt;
     crossdockDiagnosis_t what = CROSSDOCK_DIAGNOSIS_INIT;
     read_diagnosis(status_->expired, communicator_->rank(), what);
     const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
-    fail(ncclRemoteError,
-         "the a2sgd object has failed: rank {} waited {} us for the means of rank {} in step {} (the last that came "
-         "were "
-         "of step {}){}{}",
-         what.rank, what.elapsed_us, what.peer, what.expected, what.seen, gone.empty() ? "" : "; ", gone);
+    return Error(
+        ncclRemoteError,
+        fmt::format("the a2sgd object has failed: rank {} waited {} us for the means of rank {} in step {} (the last "
+                    "that came were of step {}){}{}",
+                    what.rank, what.elapsed_us, what.peer, what.expected, what.seen, gone.empty() ? "" : "; ", gone));
 }
 
 void A2sgd::use(std::vector<A2sgdPiece> pieces) {

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/domain_view.h"
+#include "core/error.h"
+#include "core/failure_watch.h"
 #include "core/memory.h"
 #include "crossdock.h"
 #include "kernels/a2sgd/arguments.h"
@@ -45,12 +48,14 @@ class A2sgd {
         bool skips_nonfinite = false;
         uint64_t timeout_ns = 0;
         uint32_t domain_ranks = 0;
+        bool is_quiet = false;
     };
     static Settings resolve(const Communicator& communicator, const crossdockA2sgdConfig_t* caller);
 
     A2sgd(std::shared_ptr<Communicator> communicator, const Settings& settings, std::vector<A2sgdPiece> pieces);
     void expect_equal_on_all_ranks() const;
     void expect_working() const;
+    std::optional<Error> failure() const;      // why the object is over, if it is
     void use(std::vector<A2sgdPiece> pieces);  // builds the chunks
     A2sgdArgs args() const;
     LaunchShape pass_shape(uint64_t turns, size_t shared_bytes) const;
@@ -72,6 +77,7 @@ class A2sgd {
     std::unique_ptr<SymmetricMemory> memory_;
     std::unique_ptr<DomainView> domain_;
     std::unique_ptr<StreamOrder> order_;
+    FailureWatch::Place watch_;  // as a group's
 };
 
 }  // namespace crossdock

@@ -62,6 +62,7 @@ Environment Environment::read() {
     if (const auto ranks = positive_number("CROSSDOCK_DOMAIN_RANKS", INT32_MAX))
         environment.domain_ranks = static_cast<uint32_t>(*ranks);
     environment.is_verbose = flag("NCCL_EP_ENV_VERBOSE");
+    environment.is_quiet = flag("NCCL_EP_QUIET");
     environment.has_local_dup = flag("NCCL_EP_HT_EM_LOCAL_DUP");
     environment.has_nvlink_dup = flag("NCCL_EP_HT_EM_NVLINK_DUP");
     environment.sums_at_sender = flag("CROSSDOCK_SENDER_SUMS");

@@ -15,6 +15,7 @@ struct Environment {
     std::optional<uint32_t> combine_sms;   // NCCL_EP_COMBINE_SMS
     std::optional<uint32_t> domain_ranks;  // CROSSDOCK_DOMAIN_RANKS
     bool is_verbose = false;               // NCCL_EP_ENV_VERBOSE
+    bool is_quiet = false;                 // NCCL_EP_QUIET
     bool has_local_dup = false;            // NCCL_EP_HT_EM_LOCAL_DUP
     bool has_nvlink_dup = false;           // NCCL_EP_HT_EM_NVLINK_DUP
     bool sums_at_sender = false;           // CROSSDOCK_SENDER_SUMS

@@ -29,6 +29,9 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     group->preallocate();
     // As in LlHandle::create.
     group->communicator().barrier("ncclEpCreateGroup", group->communicator().setup_timeout_ns(config.timeout_ns));
+    if (group->runtime().cpu_executor() == nullptr && !environment.is_quiet) {
+        group->watch_ = FailureWatch::watch(*group->status_, [own = group.get()] { warn(own->failure()->what()); });
+    }
     if (environment.is_verbose && group->rank() == 0) {
         warn(fmt::format(
             "settings: {} ranks, {} experts, {} tokens a rank, {} bytes a token, SMs dispatch {} combine {}, timeout "
@@ -51,6 +54,7 @@ Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& conf
 }
 
 Group::~Group() {
+    watch_.reset();
     for (void* memory : retired_host_visible_) runtime().free_host_visible(memory);
     if (status_ != nullptr) runtime().free_host_visible(status_);
 }
@@ -83,6 +87,7 @@ void Group::destroy() noexcept {
     try {
         DeviceScope scope(device);
         device.synchronize_device();
+        watch_.reset();
 #if defined(CROSSDOCK_TIMELINE)
         if (device.cpu_executor() == nullptr)
             config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? cuda::write_phases(rank())
@@ -111,20 +116,26 @@ void Group::destroy() noexcept {
 void Group::expect_working() const {
     require(!is_destroyed_, ncclInvalidUsage, "the group has been destroyed");
     require(!communicator_->is_killed(), ncclSystemError, "rank {} was killed by fault injection", rank());
-    if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return;
+    if (const auto error = failure()) throw *error;
+}
+
+std::optional<Error> Group::failure() const {
+    if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return std::nullopt;
     const Overflow& overflow = status_->overflow;
-    require(
-        __atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) == 0, ncclInvalidUsage,
-        "the group has failed: {} rows (expert-major: padded slots) came to rank {}, whose max_recv_tokens_per_rank "
-        "is {}: raise it, or set overflow_policy to drop",
-        overflow.total, overflow.rank, overflow.budget);
+    if (__atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0) {
+        return Error(ncclInvalidUsage,
+                     fmt::format("the group has failed: {} rows (expert-major: padded slots) came to rank {}, whose "
+                                 "max_recv_tokens_per_rank is {}: raise it, or set overflow_policy to drop",
+                                 overflow.total, overflow.rank, overflow.budget));
+    }
     const PeerFault& fault = status_->fault;
-    require(__atomic_load_n(&fault.complete, __ATOMIC_ACQUIRE) == 0,
-            fault.kind == PeerFaultKind::kDisagrees ? ncclInvalidUsage : ncclRemoteError, "{}",
-            describe(fault, rank()));
+    if (__atomic_load_n(&fault.complete, __ATOMIC_ACQUIRE) != 0) {
+        return Error(fault.kind == PeerFaultKind::kDisagrees ? ncclInvalidUsage : ncclRemoteError,
+                     describe(fault, rank()));
+    }
     const crossdockDiagnosis_t what = diagnosis();
     const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
-    throw Error(ncclRemoteError, describe(what) + (gone.empty() ? "" : fmt::format("; {}", gone)));
+    return Error(ncclRemoteError, describe(what) + (gone.empty() ? "" : fmt::format("; {}", gone)));
 }
 
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {

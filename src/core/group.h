@@ -4,8 +4,11 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "core/error.h"
+#include "core/failure_watch.h"
 #include "core/group_config.h"
 #include "core/ht_arena.h"
 #include "core/ll_arena.h"
@@ -76,6 +79,8 @@ class Group {
 
   private:
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
+    // Why the group is over, if it is.
+    std::optional<Error> failure() const;
     void expect_masks() const;
     MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const;
     void preallocate();
@@ -94,6 +99,7 @@ class Group {
     uint64_t num_handles_ever_ = 0;
     uint32_t num_cleans_ = 0;
     bool is_destroyed_ = false;
+    FailureWatch::Place watch_;  // on GPUs, where a group may fail between two calls
 };
 
 }  // namespace crossdock

@@ -4,10 +4,15 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <time.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
+#include <thread>
 
 #include "fault_support.h"
 
@@ -188,6 +193,70 @@ TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
             }
             context.barrier();
         });
+    });
+}
+
+// What this process and its forked ranks write to stderr goes to a file while this lives.
+class StderrInFile {
+  public:
+    StderrInFile() : file_(tmpfile()), stderr_(dup(STDERR_FILENO)) { dup2(fileno(file_), STDERR_FILENO); }
+    ~StderrInFile() {
+        dup2(stderr_, STDERR_FILENO);
+        close(stderr_);
+        fclose(file_);
+    }
+    StderrInFile(const StderrInFile&) = delete;
+    StderrInFile& operator=(const StderrInFile&) = delete;
+
+    int count(const std::string& words) const {
+        std::string text(1 << 16, '\0');
+        text.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(fileno(file_), text.data(), text.size(), 0))));
+        int found = 0;
+        for (size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++found;
+        return found;
+    }
+
+  private:
+    FILE* file_;
+    int stderr_;
+};
+
+// On a GPU a failure is printed when it happens, once per group, before any further call. On a CPU the failed call
+// returns it, and prints nothing.
+TEST(Fault, AFailureIsToldWhenItHappens) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const bool quiet : {false, true}) {
+            setenv("NCCL_EP_QUIET", quiet ? "1" : "0", 1);
+            int printed = 0;
+            bool is_gpu = false;
+            {
+                const StderrInFile log;
+                expect_clean(spec, 2, std::nullopt, [&, quiet](RankContext& context) {
+                    const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_RANK_MAJOR, 5);
+                    Group group(context, context.comm(), short_config(context, problem));
+                    Layer layer(context, group.get(), problem);
+                    if (context.rank() == 0) {
+                        layer.prepare_dispatch();
+                        (void)layer.dispatch();
+                        context.synchronize(layer.stream());
+                        const auto deadline = Clock::now() + std::chrono::seconds(10);
+                        while (context.is_gpu() && !quiet && log.count("rank 0 waited") == 0 &&
+                               Clock::now() < deadline) {
+                            std::this_thread::yield();
+                        }
+                        const int expected = context.is_gpu() && !quiet ? 1 : 0;
+                        RANK_CHECK(context, log.count("rank 0 waited") == expected, "printed {} times",
+                                   log.count("rank 0 waited"));
+                        check_failed_group(context, layer, group.get());
+                    }
+                    context.barrier();
+                });
+                printed = log.count("the group has failed");
+                is_gpu = spec.kind == WorldKind::kGpu || spec.kind == WorldKind::kGpuProcesses;
+            }
+            EXPECT_EQ(printed, is_gpu && !quiet ? 1 : 0);
+        }
+        unsetenv("NCCL_EP_QUIET");
     });
 }
 

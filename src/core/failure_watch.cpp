@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/failure_watch.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace crossdock {
+namespace {
+
+// A person who waits for the message does not notice it, and neither does the CPU.
+constexpr auto kPeriod = std::chrono::milliseconds(50);
+
+struct Watched {
+    const HostVisibleStatus& status;
+    std::function<void()> tell;
+    bool is_seen = false;
+    bool is_told = false;
+
+    // One round after the failure, when the kernel has also written down why, or at the end.
+    void look(bool is_last) {
+        if (is_told || __atomic_load_n(&status.failed, __ATOMIC_ACQUIRE) == 0) return;
+        is_told = is_seen || is_last;
+        is_seen = true;
+        if (is_told) tell();
+    }
+};
+
+// One thread for all groups of the process, which lives while there is one.
+class Rounds {
+  public:
+    ~Rounds() { stop(); }
+
+    void stop() {
+        if (is_in_child()) {
+            // A forked process has the object, but not the thread, which may have held the mutex.
+            if (thread_.joinable()) thread_.detach();
+            return;
+        }
+        {
+            const std::lock_guard lock(mutex_);
+            is_over_ = true;
+        }
+        changed_.notify_all();
+        if (thread_.joinable()) thread_.join();
+    }
+
+    std::list<Watched>::iterator add(const HostVisibleStatus& status, std::function<void()> tell) {
+        const std::lock_guard lock(mutex_);
+        if (!thread_.joinable()) start();
+        return watched_.insert(watched_.end(), Watched{status, std::move(tell)});
+    }
+
+    void remove(std::list<Watched>::iterator place) {
+        if (is_in_child()) return;
+        const std::lock_guard lock(mutex_);
+        place->look(true);
+        watched_.erase(place);
+    }
+
+    bool is_in_child() const { return process_ != getpid(); }
+
+  private:
+    // The program's signals are for its own threads.
+    void start() {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        thread_ = std::thread([this] { run(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    void run() {
+        std::unique_lock lock(mutex_);
+        while (!is_over_) {
+            for (Watched& group : watched_) group.look(false);
+            changed_.wait_for(lock, kPeriod);
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool is_over_ = false;
+    std::list<Watched> watched_;
+    const pid_t process_ = getpid();
+    std::thread thread_;
+};
+
+struct Current {
+    // At the process's end, before CUDA takes back the memory that the thread reads.
+    ~Current() {
+        if (const auto rounds = object.lock()) rounds->stop();
+    }
+    std::mutex mutex;
+    std::weak_ptr<Rounds> object;
+};
+
+}  // namespace
+
+FailureWatch::Place FailureWatch::watch(const HostVisibleStatus& status, std::function<void()> tell) {
+    static Current current;
+    const std::lock_guard lock(current.mutex);
+    std::shared_ptr<Rounds> rounds = current.object.lock();
+    if (rounds == nullptr || rounds->is_in_child()) current.object = rounds = std::make_shared<Rounds>();
+    const auto place = rounds->add(status, std::move(tell));
+    return Place(nullptr, [rounds, place](void*) { rounds->remove(place); });
+}
+
+}  // namespace crossdock
