@@ -2,7 +2,7 @@
 // Rows between memories that the calling warp reaches, 16 bytes a lane.
 #pragma once
 
-#include "device/context.h"
+#include "device/row_stage.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
@@ -36,6 +36,20 @@ CROSSDOCK_DEVICE void copy_row(const Ctx& ctx, const std::byte* source, uint32_t
 #endif
 }
 
+// The same for addresses of any alignment, if all targets are aligned alike: rows of scales.
+template <typename Target>
+CROSSDOCK_DEVICE void copy_scales(const Ctx& ctx, const std::byte* source, uint32_t bytes, uint32_t num_targets,
+                                  Target target_of) {
+    if (num_targets == 0) return;
+    if (RowStage::takes(source) && RowStage::takes(target_of(0)))
+        return copy_row(ctx, source, bytes, num_targets, target_of);
+    CROSSDOCK_ROLLED
+    for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < bytes; at += kLanes) {
+        CROSSDOCK_ROLLED
+        for (uint32_t n = 0; n < num_targets; ++n) target_of(n)[at] = source[at];
+    }
+}
+
 CROSSDOCK_DEVICE void wait_row_copies(const Ctx& ctx) {
 #if !defined(__CUDACC__)
     ctx.warp().wait_copies(0);
@@ -51,6 +65,12 @@ CROSSDOCK_DEVICE void zero_row(const Ctx& ctx, std::byte* target, uint32_t bytes
     static_cast<void>(ctx);
     std::memset(target, 0, bytes);
 #endif
+}
+
+CROSSDOCK_DEVICE void zero_scales(const Ctx& ctx, std::byte* target, uint32_t bytes) {
+    if (RowStage::takes(target)) return zero_row(ctx, target, bytes);
+    CROSSDOCK_ROLLED
+    for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < bytes; at += kLanes) target[at] = std::byte{0};
 }
 
 }  // namespace CROSSDOCK_WORLD

@@ -35,6 +35,9 @@ class RowStage {
         ptx::fence_proxy_async_shared();
     }
 
+    // Loads from there, and stores to there, are possible.
+    CROSSDOCK_DEVICE static bool takes(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; }
+
     CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes) const {
         ptx::mbarrier_arrive_expect_bytes(barrier_, bytes);
         ptx::bulk_load(data_, source, bytes, barrier_);
@@ -98,6 +101,7 @@ class RowStage {
 
     void init() const { *head_ = Head{}; }
     static void initialised() {}
+    static constexpr bool takes(const void*) { return true; }
 
     void load(const Ctx& ctx, const std::byte* source, uint32_t bytes) const { load(ctx, source, bytes, nullptr, 0); }
     void load(const Ctx& ctx, const std::byte* source, uint32_t bytes, const std::byte* tail,

@@ -16,7 +16,9 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c);
-    wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), true);
+    // Own rows pass a ring only where bulk stores cannot write their scales.
+    const bool own_is_direct = args.scale_bytes == 0 || RowStage::takes(args.out_scales);
+    wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct);
     if (!block_goes_on(ctx, c)) return;
     const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());

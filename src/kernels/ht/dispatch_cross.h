@@ -33,8 +33,8 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
                 copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1,
                          [&](uint32_t) { return packet; });
                 if (args.scale_bytes > 0)
-                    copy_row(ctx, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes, 1,
-                             [&](uint32_t) { return packet + row_bytes; });
+                    copy_scales(ctx, args.scales + uint64_t{token} * args.scale_bytes, args.scale_bytes, 1,
+                                [&](uint32_t) { return packet + row_bytes; });
             }
             wait_row_copies(ctx);
             if (is_leader(ctx)) {
@@ -133,8 +133,8 @@ class RowForwarder {
         copy_row(ctx, packet, args_.row_bytes, num,
                  [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; });
         if (args_.scale_bytes > 0) {
-            copy_row(ctx, packet + args_.row_bytes, args_.scale_bytes, num,
-                     [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
+            copy_scales(ctx, packet + args_.row_bytes, args_.scale_bytes, num,
+                        [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
         wait_row_copies(ctx);
     }
@@ -142,7 +142,7 @@ class RowForwarder {
     CROSSDOCK_DEVICE void copy(const Ctx& ctx, const std::byte* packet, std::byte* row, std::byte* scales) const {
         copy_row(ctx, packet, args_.row_bytes, 1, [&](uint32_t) { return row; });
         if (args_.scale_bytes > 0)
-            copy_row(ctx, packet + args_.row_bytes, args_.scale_bytes, 1, [&](uint32_t) { return scales; });
+            copy_scales(ctx, packet + args_.row_bytes, args_.scale_bytes, 1, [&](uint32_t) { return scales; });
         wait_row_copies(ctx);
     }
 

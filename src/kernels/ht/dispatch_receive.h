@@ -63,7 +63,7 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args
 // Zeros to a row of the tensors. One warp.
 CROSSDOCK_DEVICE void zero_place(const Ctx& ctx, const HtDispatchArgs& args, uint64_t row) {
     zero_row(ctx, args.out_tokens + row * args.row_bytes, args.row_bytes);
-    if (args.scale_bytes > 0) zero_row(ctx, args.out_scales + row * args.scale_bytes, args.scale_bytes);
+    if (args.scale_bytes > 0) zero_scales(ctx, args.out_scales + row * args.scale_bytes, args.scale_bytes);
 }
 
 // The same to several. One warp.
@@ -111,8 +111,8 @@ class RowReceiver {
             return ctx.warp_sync();
         }
         if (args_.scale_bytes > 0) {
-            copy_row(ctx, packet_of(ctx, row) + args_.row_bytes, args_.scale_bytes, row.num_slots,
-                     [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
+            copy_scales(ctx, packet_of(ctx, row) + args_.row_bytes, args_.scale_bytes, row.num_slots,
+                        [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
         const auto place = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
         if (args_.crew.consumer_stages > 0) {

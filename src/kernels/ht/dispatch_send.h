@@ -7,6 +7,7 @@
 // for what comes earlier in that order. So there is always somebody who can go on, however small the rings are.
 #pragma once
 
+#include "device/row_copy.h"
 #include "kernels/ht/flag_batch.h"
 #include "kernels/ht/labels.h"
 
@@ -114,10 +115,16 @@ class RowSender {
         const RowStage to = stage(ctx, round);
         to.wait_reusable(ctx, args_.crew.producer_stages > 2 ? 1 : 0);
         ctx.warp_sync();
+        bool with_scales = args_.scale_bytes > 0 && step.is_last(args_);
+        const std::byte* scales = with_scales ? args_.scales + uint64_t{step.token} * args_.scale_bytes : nullptr;
+        if (!RowStage::takes(scales)) {
+            copy_scales(ctx, scales, args_.scale_bytes, 1, [&](uint32_t) { return to.data() + step.bytes(args_); });
+            to.filled();
+            ctx.warp_sync();
+            with_scales = false;
+        }
         if (!is_leader(ctx)) return;
-        const bool with_scales = args_.scale_bytes > 0 && step.is_last(args_);
-        to.load(ctx, args_.tokens + uint64_t{step.token} * args_.row_bytes + step.first, step.bytes(args_),
-                with_scales ? args_.scales + uint64_t{step.token} * args_.scale_bytes : nullptr,
+        to.load(ctx, args_.tokens + uint64_t{step.token} * args_.row_bytes + step.first, step.bytes(args_), scales,
                 with_scales ? args_.scale_bytes : 0);
     }
     CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }

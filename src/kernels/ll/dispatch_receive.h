@@ -240,13 +240,13 @@ CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placeme
     CROSSDOCK_ROLLED
     for (int i = 0; i < *placement.num; ++i) {
         const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
-        uint32_t* all = reinterpret_cast<uint32_t*>(args.out_scales);
         CROSSDOCK_ROLLED
         for (uint32_t j = 0; j < bytes / 4 && first / 4 + j < scales; ++j) {
             const uint32_t value = static_cast<uint32_t>((j < 2 ? part.low : part.high) >> (32 * (j % 2)));
             const uint64_t scale = first / 4 + j;
-            all[args.transposed_scales ? (row / capacity * scales + scale) * capacity + row % capacity
-                                       : row * scales + scale] = value;
+            const uint64_t word = args.transposed_scales ? (row / capacity * scales + scale) * capacity + row % capacity
+                                                         : row * scales + scale;
+            store_word(args.out_scales + 4 * word, value);
         }
     }
 }

@@ -365,12 +365,30 @@ struct ArrivingRow {
     }
 };
 
-// Bytes in words of 4 by all lanes.
+// Rows of scales begin where their elements allow.
+CROSSDOCK_DEVICE bool is_word(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 4 == 0; }
+
+// A multiple of 4 bytes by all lanes.
 CROSSDOCK_DEVICE void copy_words(const Ctx& ctx, void* target, const void* source, uint32_t bytes) {
+    if (!is_word(target) || !is_word(source)) {
+        CROSSDOCK_ROLLED
+        for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < bytes; i += kLanes)
+            static_cast<std::byte*>(target)[i] = static_cast<const std::byte*>(source)[i];
+        return;
+    }
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < bytes / 4; i += kLanes) {
         static_cast<uint32_t*>(target)[i] = static_cast<const uint32_t*>(source)[i];
     }
+}
+
+CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value) {
+    if (is_word(target)) {
+        *reinterpret_cast<uint32_t*>(target) = value;
+        return;
+    }
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) target[i] = static_cast<std::byte>(value >> (8 * i));
 }
 
 }  // namespace CROSSDOCK_WORLD
