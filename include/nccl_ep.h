@@ -412,14 +412,17 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // ncclFloat4x2; inputs->scales [B, S] and outputs->scales, shaped like outputs->tokens with S for H, fp32, fp16, bf16,
 // e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
 // elements amax = max(1e-4, max |x|), scale amax / 448 (round_scales: rounded up to a power of two), stored value
-// x / scale in e4m3, nearest even. Rows are multiples of 16 bytes, 16-byte aligned.
+// x / scale in e4m3, nearest even. Rows of tokens and of forwarded scales are multiples of 16 bytes. Tokens begin at a
+// multiple of 16 bytes, every other tensor, scales too, at one of its element; of windows, peers write only those
+// straight that begin at a multiple of 16. No output may share bytes with an input.
 //
 // Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
 // any rank may start the operation.
 // send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
 // A group can have three send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy
 // is on; more are ncclInvalidUsage.
-// ncclInvalidArgument: a tensor missing, forbidden here or of other shape or type; rows larger than max_token_bytes.
+// ncclInvalidArgument: a tensor missing, forbidden here, misaligned or of other shape or type; an output over an input;
+// rows larger than max_token_bytes.
 // ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture,
 // but for a backward pass whose number of rows the caller has asked for since the update.
 ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t* inputs,
@@ -440,7 +443,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   inputs->topk_weights as dispatch's outputs were shaped and returns outputs->topk_weights [B, K] fp32.
 //
 // NVFP4 (LL): bf16 tokens, H a multiple of 32, inputs->scales [.., 1] fp32 with 2688 / amax of each row, or 0.
-// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions, and as for ncclEpDispatch.
+// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), and as for ncclEpDispatch.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
                            const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
                            cudaStream_t stream);

@@ -45,7 +45,9 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
                 config.max_token_bytes);
         expect_aligned(*tensor);
     }
-    require(!overlap(tokens, target), ncclInvalidArgument, "outputs->tokens overlaps inputs->tokens");
+    CallMemory memory;
+    memory.reads(tokens);
+    memory.writes(target);
     expect_absent(inputs.scales, "inputs->scales", "in HT mode");
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || tokens.window || tokens.num_elements() == 0,
             ncclInvalidArgument, "the group's zero_copy is on: inputs->tokens must be window-backed");
@@ -77,12 +79,15 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         expect_dtype(out_weights, {ncclFloat32});
         expect_shape(out_weights, {*num_tokens_, *num_tokens_ == 0 ? kAnySize : routed_topk_},
                      "[rows of topk_idx, the handle's top-k]");
+        memory.reads(weights);
+        memory.writes(out_weights);
         args.weights = reinterpret_cast<const float*>(weights.data);
         args.out_weights = reinterpret_cast<float*>(out_weights.data);
         args.with_weights = true;
     } else {
         expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a forward pass");
     }
+    memory.expect_apart();
     // Expert-major rows of a token are summed before they travel.
     args.common.has_windows = !is_expert_major() && tokens.window.has_value();
     if (args.common.has_windows) args.token_windows = *tokens.window;

@@ -14,7 +14,6 @@ void expect_rows_of_granules(const Tensor& tensor) {
     require(tensor.sizes[0] == 0 || (tensor.row_bytes() > 0 && tensor.row_bytes() % kRowGranule == 0),
             ncclInvalidArgument, "{} has rows of {} bytes, allowed: positive multiples of {}", tensor.name,
             tensor.row_bytes(), kRowGranule);
-    expect_aligned(tensor);
 }
 
 // Bytes of a row of two tensors that carry the same rows, either of which may be empty.
@@ -57,22 +56,24 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     const bool is_v1 = group_->config().api_version == 1 &&
                        (caller_config == nullptr || caller_config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE);
     HtDispatchArgs args{};
+    CallMemory memory;
     const HtBlocks& blocks = group_->ht_arena().blocks;
     args.common = common(OperationKind::kDispatch, is_expert_major() ? blocks.dispatch : blocks.flat_dispatch);
     read_dispatch_tensors(inputs, outputs, recipe == NCCL_EP_DISP_QUANT_FWD, args,
-                          !is_eager() && (!is_v1 || is_capturing));
+                          !is_eager() && (!is_v1 || is_capturing), memory);
     if (direction == NCCL_EP_BWD_PASS) {
         expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a backward pass");
         expect_absent(outputs.topk_weights, "outputs->topk_weights", "in a backward pass");
         expect_absent(outputs.topk_idx, "outputs->topk_idx", "in a backward pass");
     } else {
-        read_dispatch_labels(inputs, outputs, args);
+        read_dispatch_labels(inputs, outputs, args, memory);
         const unsigned int id_kind = is_expert_major() ? 0u : enum_bits(info.recv_topk_idx_kind);
         require(id_kind <= NCCL_EP_EXPERT_ID_GLOBAL, ncclInvalidArgument,
                 "layout_info->recv_topk_idx_kind is {}, allowed: 0 (auto), 1 (local), 2 (global)", id_kind);
         args.global_ids = id_kind == NCCL_EP_EXPERT_ID_GLOBAL;
-        if (is_expert_major()) args.counters = read_counters(info);
+        if (is_expert_major()) args.counters = read_counters(info, memory);
     }
+    memory.expect_apart();
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
     group_->before_operation(stream);
     launch_ht_dispatch(group_->runtime(), args, shape, stream);
@@ -96,7 +97,7 @@ void HtHandle::expect_rows(const Tensor& tensor, bool needs_all_rows) {
 }
 
 void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                     bool with_scales, HtDispatchArgs& args, bool needs_all_rows) {
+                                     bool with_scales, HtDispatchArgs& args, bool needs_all_rows, CallMemory& memory) {
     const GroupConfig& config = group_->config();
     Communicator& communicator = group_->communicator();
     const Tensor source = read_tensor(communicator, inputs.tokens, "inputs->tokens");
@@ -111,6 +112,10 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     expect_shape(target, {kAnySize, kAnySize}, "[received rows, hidden]");
     expect_rows_of_granules(source);
     expect_rows_of_granules(target);
+    expect_aligned(source);
+    expect_aligned(target);
+    memory.reads(source);
+    memory.writes(target);
     const size_t row_bytes = shared_row_bytes(source, target);
     require(row_bytes <= config.max_token_bytes, ncclInvalidArgument,
             "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", row_bytes,
@@ -143,9 +148,12 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
                 ncclInvalidArgument,
                 "outputs->tokens and outputs->scales: either both are window-backed or neither, here only {}",
                 target.window ? "outputs->tokens" : "outputs->scales");
+        memory.reads(scales);
+        memory.writes(out_scales);
         args.scales = scales.data;
         args.out_scales = out_scales.data;
-        scale_window = out_scales.window;
+        // Peers write rows and scales by bulk copies. Windows that these cannot write are filled by this rank.
+        if (is_aligned(out_scales)) scale_window = out_scales.window;
     }
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || target.window || target.num_elements() == 0,
             ncclInvalidArgument, "the group's zero_copy is on: outputs->tokens must be window-backed");
@@ -155,7 +163,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
 }
 
 void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                    HtDispatchArgs& args) {
+                                    HtDispatchArgs& args, CallMemory& memory) {
     Communicator& communicator = group_->communicator();
     const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
     expect_dtype(weights, {ncclFloat32});
@@ -178,11 +186,14 @@ void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const 
         expect_dtype(out_ids, {ncclInt64});
         expect_shape(out_ids, {out_weights.sizes[0], is_empty ? kAnySize : routed_topk_},
                      "[rows of outputs->topk_weights, the handle's top-k]");
+        memory.writes(out_ids);
         args.out_topk_idx = reinterpret_cast<int64_t*>(out_ids.data);
     }
     // Labels have as many rows as the budget even for callers whose tokens may have fewer.
     expect_rows(out_weights, !is_eager());
     args.label_rows = out_weights.num_elements() == 0 ? 0 : out_weights.sizes[0];
+    memory.reads(weights);
+    memory.writes(out_weights);
     args.topk_weights = reinterpret_cast<const float*>(weights.data);
     args.out_weights = reinterpret_cast<float*>(out_weights.data);
     args.is_labelled = true;

@@ -112,7 +112,7 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     return common;
 }
 
-HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info) const {
+HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info, CallMemory& memory) const {
     HtCounters counters{};
     std::optional<ncclDataType_t> shared_dtype;
     const auto read = [&](const ncclEpTensor_t* caller, const char* name, size_t extent, bool allows_64) -> void* {
@@ -130,6 +130,7 @@ HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info) const {
                 "{} is of type {}, expected that of the other counters: {}", name, dtype_name(tensor.dtype),
                 dtype_name(shared_dtype.value_or(ncclInt32)));
         shared_dtype = tensor.dtype;
+        memory.writes(tensor);
         return tensor.data;
     };
     const size_t experts = group_->config().experts_per_rank();
@@ -160,7 +161,10 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
             "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", topk_idx.sizes[0],
             config.max_tokens);
     const auto info = optional_struct(caller_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, "layout_info");
-    const HtCounters counters = read_counters(info);
+    CallMemory memory;
+    memory.reads(topk_idx);
+    const HtCounters counters = read_counters(info, memory);
+    memory.expect_apart();
 
     routed_topk_ = static_cast<uint32_t>(topk_idx.sizes[1]);
     num_tokens_ = static_cast<uint32_t>(topk_idx.sizes[0]);

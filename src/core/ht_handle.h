@@ -47,11 +47,11 @@ class HtHandle final : public Handle {
     void expect_routing(cudaStream_t stream);
     void read_routing(cudaStream_t stream);
     void learn_total(bool wait);
-    HtCounters read_counters(const ncclEpLayoutInfo_t& info) const;
+    HtCounters read_counters(const ncclEpLayoutInfo_t& info, CallMemory& memory) const;
     void read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                               bool with_scales, HtDispatchArgs& args, bool needs_all_rows);
+                               bool with_scales, HtDispatchArgs& args, bool needs_all_rows, CallMemory& memory);
     void read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              HtDispatchArgs& args);
+                              HtDispatchArgs& args, CallMemory& memory);
     void expect_rows(const Tensor& tensor, bool needs_all_rows);
 
     uint32_t alignment_ = 1;

@@ -33,6 +33,14 @@ void expect_array(const void* array, bool is_needed, const char* name) {
     require(array != nullptr || !is_needed, ncclInvalidArgument, "{} is NULL, expected an array", name);
 }
 
+// Expert ids: an array of that type.
+void expect_ids(const void* array, ncclDataType_t type, bool is_needed, const char* name) {
+    expect_array(array, is_needed, name);
+    const size_t element = type == ncclInt64 ? sizeof(int64_t) : sizeof(int32_t);
+    require(reinterpret_cast<uintptr_t>(array) % element == 0, ncclInvalidArgument,
+            "{} is at address {}, expected a multiple of {}", name, array, element);
+}
+
 void expect_within(uint64_t value, uint64_t least, uint64_t most, const char* name) {
     require(value >= least && value <= most, ncclInvalidArgument, "{} is {}, allowed: {}..{}", name, value, least,
             most);
@@ -65,7 +73,7 @@ void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) 
     expect_within(c.num_experts / c.num_ranks, 1, kMostCounters, "num_experts a rank");
     require(c.node_ranks > 0 && c.num_ranks % c.node_ranks == 0, ncclInvalidArgument,
             "node_ranks is {}, allowed: divisors of num_ranks ({})", c.node_ranks, c.num_ranks);
-    expect_array(c.topk_idx, c.num_tokens > 0 && c.num_topk > 0, "topk_idx");
+    expect_ids(c.topk_idx, c.id_type, c.num_tokens > 0 && c.num_topk > 0, "topk_idx");
     expect_array(c.per_rank, true, "per_rank");
     expect_array(c.per_expert, true, "per_expert");
     expect_array(c.is_in_rank, c.num_tokens > 0, "is_in_rank");
@@ -79,7 +87,7 @@ void pack_labels(const crossdockLabelsSent_t* caller, cudaStream_t stream) {
     expect_within(l.num_topk, 0, kMostTopk, "num_topk");
     expect_words(l.num_words, 1 + uint64_t{l.num_topk} * (l.weights == nullptr ? 1 : 2) + l.num_scales);
     const bool are_tokens = l.num_tokens > 0;
-    expect_array(l.topk_idx, are_tokens && l.num_topk > 0, "topk_idx");
+    expect_ids(l.topk_idx, l.id_type, are_tokens && l.num_topk > 0, "topk_idx");
     expect_array(l.scales, are_tokens && l.num_scales > 0, "scales");
     expect_array(l.words, are_tokens, "words");
     expect_array(l.zeros, l.num_zeros > 0, "zeros");
@@ -97,6 +105,8 @@ void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream)
     expect_within(l.num_topk, 0, kMostTopk, "num_topk");
     expect_words(l.num_words, 1 + uint64_t{l.num_topk} * (l.has_weights == 0 ? 1 : 2) + l.num_scales);
     expect_array(l.words, l.num_rows > 0, "words");
+    expect_ids(l.ids, l.id_type, false, "ids");
+    expect_ids(l.more_ids, l.id_type, false, "more_ids");
     require(l.weights == nullptr || l.has_weights != 0, ncclInvalidArgument,
             "weights is an array and has_weights 0, expected NULL: the labels have no weights");
     if (l.counts != nullptr) {
@@ -115,7 +125,7 @@ void place_rows(const crossdockRowPlaces_t* caller, cudaStream_t stream) {
     expect_within(p.num_experts, 1, kMostCounters, "num_experts");
     expect_within(p.alignment, 1, INT32_MAX, "alignment");
     const bool are_pairs = p.num_rows > 0 && p.num_topk > 0;
-    expect_array(p.ids, are_pairs, "ids");
+    expect_ids(p.ids, p.id_type, are_pairs, "ids");
     expect_array(p.counts, true, "counts");
     expect_array(p.places, are_pairs, "places");
     expect_array(p.sources, p.num_expanded > 0, "sources");

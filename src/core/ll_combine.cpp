@@ -10,22 +10,25 @@
 #include "device/nvfp4.h"
 
 namespace crossdock {
-namespace {
-
-// GPUs that convert to E2M1; a CPU (0) does it in software.
-bool has_fp4(int compute_capability) {
+void expect_fp4(int compute_capability) {
     constexpr std::array kCapable{0, 100, 103, 110, 120, 121};
-    return std::find(kCapable.begin(), kCapable.end(), compute_capability) != kCapable.end();
+    require(std::find(kCapable.begin(), kCapable.end(), compute_capability) != kCapable.end(), ncclInvalidUsage,
+            "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; "
+            "this one has {}.{}",
+            compute_capability / 10, compute_capability % 10);
 }
-
-}  // namespace
 
 void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
+    // First whether this device can do it at all: a caller asks by trying.
+    const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
+    const unsigned int recipe = enum_bits(settings.quant_recipe);
+    require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument,
+            "config->quant_recipe is {}, allowed: 0 (none), 1 (NVFP4)", recipe);
+    if (recipe == NCCL_EP_COMB_QUANT_NVFP4) expect_fp4(group_->runtime().compute_capability());
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
-    const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
     expect_routing();
     require(has_dispatched_, ncclInvalidUsage, "nothing was dispatched with this handle: call ncclEpDispatch first");
     const unsigned int direction = enum_bits(settings.pass_direction);
@@ -58,7 +61,9 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     for (const Tensor* tensor : {&tokens, &target}) {
         expect_aligned(*tensor);
     }
-    require(!overlap(tokens, target), ncclInvalidArgument, "outputs->tokens overlaps inputs->tokens");
+    CallMemory memory;
+    memory.reads(tokens);
+    memory.writes(target);
 
     LlCombineArgs args{};
     args.common = common(OperationKind::kCombine, settings.send_only != 0);
@@ -68,35 +73,31 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     args.wire_bytes = args.row_bytes;
     args.wire = sums_ == CROSSDOCK_SUMS_SENDER ? LlCombineWire::kSums : LlCombineWire::kRows;
     args.out_tokens = target.data;
-    read_combine_recipe(inputs, enum_bits(settings.quant_recipe), tokens, args);
+    read_combine_recipe(inputs, recipe, tokens, args, memory);
     if (is_expert_major()) {
         const Tensor weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
         expect_dtype(weights, {ncclFloat32});
         expect_shape(weights, {num_tokens_, topk_}, "[rows of topk_idx, the handle's top-k]");
         args.topk_weights = reinterpret_cast<const float*>(weights.data);
+        memory.reads(weights);
     }
+    memory.expect_apart();
     run(args, stream);
 }
 
 void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
-                                   LlCombineArgs& args) const {
-    require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument,
-            "config->quant_recipe is {}, allowed: 0 (none), 1 (NVFP4)", recipe);
+                                   LlCombineArgs& args, CallMemory& memory) const {
     if (recipe == NCCL_EP_COMB_QUANT_NONE) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
         return;
     }
-    const int capability = group_->runtime().compute_capability();
-    require(has_fp4(capability), ncclInvalidUsage,
-            "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; "
-            "this one has {}.{}",
-            capability / 10, capability % 10);
     expect_dtype(tokens, {ncclBfloat16});
     require(tokens.sizes[2] % 32 == 0, ncclInvalidArgument,
             "inputs->tokens has rows of {} elements, allowed with NVFP4: multiples of 32", tokens.sizes[2]);
     const Tensor scales = read_tensor(group_->communicator(), inputs.scales, "inputs->scales");
     expect_dtype(scales, {ncclFloat32});
     expect_shape(scales, {tokens.sizes[0], tokens.sizes[1], 1}, "[as inputs->tokens, 1]");
+    memory.reads(scales);
     args.row_scales = reinterpret_cast<const float*>(scales.data);
     args.wire = LlCombineWire::kNvfp4;
     args.wire_bytes = nvfp4_wire_bytes(static_cast<uint32_t>(tokens.sizes[2]));

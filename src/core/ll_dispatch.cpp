@@ -47,22 +47,25 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
 
     std::optional<PeerMap> token_window;
     std::optional<PeerMap> scale_window;
-    read_dispatch_tokens(inputs, outputs, recipe, args, token_window);
-    read_dispatch_scales(inputs, outputs, recipe, args, scale_window);
-    read_dispatch_routing(inputs, outputs, layout_info, args);
+    CallMemory memory;
+    read_dispatch_tokens(inputs, outputs, recipe, args, token_window, memory);
+    read_dispatch_scales(inputs, outputs, recipe, args, scale_window, memory);
+    read_dispatch_routing(inputs, outputs, layout_info, args, memory);
+    memory.expect_apart();
 
     const bool may_be_direct = !is_expert_major() && args.recipe == LlRecipe::kBytes;
     if (may_be_direct && token_window) args.direct |= kDirectTokens, args.token_windows = *token_window;
     if (may_be_direct && scale_window) args.direct |= kDirectScales, args.scale_windows = *scale_window;
     require(group_->config().zero_copy != NCCL_EP_ZERO_COPY_ON || args.direct != 0, ncclInvalidArgument,
-            "the group's zero_copy is on: outputs->tokens or outputs->scales must be window-backed, with rank-major "
-            "layout and recipe none or forward");
+            "the group's zero_copy is on: outputs->tokens or outputs->scales must be window-backed (scales: at a "
+            "multiple of {} bytes), with rank-major layout and recipe none or forward",
+            kRowGranule);
     run(args, stream);
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                     ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                                    std::optional<PeerMap>& token_window) const {
+                                    std::optional<PeerMap>& token_window, CallMemory& memory) const {
     const GroupConfig& config = group_->config();
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
@@ -101,6 +104,8 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
             config.max_token_bytes);
     expect_aligned(source);
     expect_aligned(target);
+    memory.reads(source);
+    memory.writes(target);
     args.tokens = source.data;
     args.source_row_bytes = static_cast<uint32_t>(source_row);
     args.out_tokens = target.data;
@@ -110,7 +115,7 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
 
 void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                     ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                                    std::optional<PeerMap>& scale_window) const {
+                                    std::optional<PeerMap>& scale_window, CallMemory& memory) const {
     const GroupConfig& config = group_->config();
     if (recipe == NCCL_EP_DISP_QUANT_NONE) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
@@ -135,11 +140,12 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
         require(target.row_bytes() > 0 && target.row_bytes() % kRowGranule == 0, ncclInvalidArgument,
                 "outputs->scales has rows of {} bytes, allowed: positive multiples of {}", target.row_bytes(),
                 kRowGranule);
-        expect_aligned(source);
+        memory.reads(source);
         args.scales = source.data;
-        scale_window = target.window;
+        // Peers write scales by bulk copies. A window that these cannot write is filled by this rank.
+        if (is_aligned(target)) scale_window = target.window;
     }
-    expect_aligned(target);
+    memory.writes(target);
     require(args.row_bytes + target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
             "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", args.row_bytes,
             target.row_bytes(), config.max_token_bytes);
@@ -148,7 +154,8 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
 }
 
 void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                     const ncclEpLayoutInfo_t* caller_info, LlDispatchArgs& args) const {
+                                     const ncclEpLayoutInfo_t* caller_info, LlDispatchArgs& args,
+                                     CallMemory& memory) const {
     const GroupConfig& config = group_->config();
     Communicator& communicator = group_->communicator();
     const auto info = optional_struct(caller_info, NCCL_EP_LAYOUT_INFO_V1_SIZE, "layout_info");
@@ -162,6 +169,7 @@ void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const
         require(counters.ndim == 1 && counters.sizes[0] >= config.experts_per_rank(), ncclInvalidArgument,
                 "layout_info->expert_counters has {} dimensions and {} elements, expected 1 dimension and at least {}",
                 counters.ndim, counters.num_elements(), config.experts_per_rank());
+        memory.writes(counters);
         args.counters = reinterpret_cast<int32_t*>(counters.data);
         return;
     }
@@ -177,6 +185,7 @@ void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const
             counters.ndim == 1 && counters.sizes[0] >= config.num_ranks, ncclInvalidArgument,
             "layout_info->src_rank_counters has {} dimensions and {} elements, expected 1 dimension and at least {}",
             counters.ndim, counters.num_elements(), config.num_ranks);
+        memory.writes(counters);
         args.counters = reinterpret_cast<int32_t*>(counters.data);
     }
     const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
@@ -190,6 +199,9 @@ void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const
     expect_dtype(out_ids, {ncclInt32});
     expect_shape(out_ids, {config.num_ranks, config.max_tokens, topk_},
                  "[ranks, max_dispatch_tokens_per_rank, the handle's top-k]");
+    memory.reads(weights);
+    memory.writes(out_weights);
+    memory.writes(out_ids);
     args.topk_weights = reinterpret_cast<const float*>(weights.data);
     args.out_weights = reinterpret_cast<float*>(out_weights.data);
     args.out_topk_idx = reinterpret_cast<int32_t*>(out_ids.data);

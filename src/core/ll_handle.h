@@ -10,6 +10,9 @@
 
 namespace crossdock {
 
+// InvalidUsage on a GPU that cannot convert to E2M1, as an NVFP4 combine must; a CPU (0) does it in software.
+void expect_fp4(int compute_capability);
+
 class LlHandle final : public Handle {
   public:
     static size_t memory_bytes(const Group& group, ncclEpLayout_t layout, int num_topk);
@@ -39,15 +42,15 @@ class LlHandle final : public Handle {
     void expect_routing() const;
     void expect_may_start(bool send_only) const;
     void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                              std::optional<PeerMap>& token_window) const;
+                              ncclEpDispQuant_t recipe, LlDispatchArgs& args, std::optional<PeerMap>& token_window,
+                              CallMemory& memory) const;
     void read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                              std::optional<PeerMap>& scale_window) const;
+                              ncclEpDispQuant_t recipe, LlDispatchArgs& args, std::optional<PeerMap>& scale_window,
+                              CallMemory& memory) const;
     void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                               const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args) const;
+                               const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args, CallMemory& memory) const;
     void read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
-                             LlCombineArgs& args) const;
+                             LlCombineArgs& args, CallMemory& memory) const;
     void run(LlDispatchArgs& args, cudaStream_t stream);
     void run(LlCombineArgs& args, cudaStream_t stream);
     // After a send half was issued: what Complete needs.

@@ -87,6 +87,11 @@ Tensor read_descriptor(const ncclEpTensor_t* caller, const char* name, ncclEpTen
     return tensor;
 }
 
+void expect_elements_aligned(const Tensor& tensor) {
+    const size_t element = dtype_size(tensor.dtype);
+    if (element > 1 && tensor.num_elements() > 0) expect_aligned(tensor, static_cast<uint32_t>(element));
+}
+
 }  // namespace
 
 uint64_t Tensor::num_elements() const {
@@ -133,21 +138,39 @@ DType kernel_dtype(ncclDataType_t dtype) {
     return dtype == ncclFloat32 ? DType::kF32 : dtype == ncclFloat16 ? DType::kF16 : DType::kBf16;
 }
 
-bool overlap(const Tensor& a, const Tensor& b) {
-    const uint64_t a_bytes = a.num_elements() * dtype_size(a.dtype);
-    const uint64_t b_bytes = b.num_elements() * dtype_size(b.dtype);
-    return a_bytes > 0 && b_bytes > 0 && a.data < b.data + b_bytes && b.data < a.data + a_bytes;
+CallMemory::Range CallMemory::Range::of(const Tensor& tensor) {
+    return {tensor.name, tensor.data, tensor.data + tensor.num_elements() * dtype_size(tensor.dtype)};
+}
+
+void CallMemory::expect_apart() const {
+    for (size_t out = 0; out < num_outputs_; ++out) {
+        const Range& output = outputs_[out];
+        for (size_t in = 0; in < num_inputs_; ++in) {
+            const Range& input = inputs_[in];
+            const bool is_apart = input.begin == input.end || output.begin == output.end || input.end <= output.begin ||
+                                  output.end <= input.begin;
+            require(is_apart, ncclInvalidArgument,
+                    "{} overlaps {}: bytes [{}, {}) and [{}, {}), expected memory of its own", output.name, input.name,
+                    static_cast<const void*>(output.begin), static_cast<const void*>(output.end),
+                    static_cast<const void*>(input.begin), static_cast<const void*>(input.end));
+        }
+    }
 }
 
 Tensor read_local_tensor(const ncclEpTensor_t* caller, const char* name) {
     ncclEpTensor_t copy;
-    return read_descriptor(caller, name, copy);
+    Tensor tensor = read_descriptor(caller, name, copy);
+    expect_elements_aligned(tensor);
+    return tensor;
 }
 
 Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name) {
     ncclEpTensor_t copy;
     Tensor tensor = read_descriptor(caller, name, copy);
-    if (copy.win_hdl == nullptr) return tensor;
+    if (copy.win_hdl == nullptr) {
+        expect_elements_aligned(tensor);
+        return tensor;
+    }
     const WindowView window = communicator.window(copy.win_hdl);
     const uint64_t bytes = tensor.num_elements() * dtype_size(tensor.dtype);
     require(copy.win_offset <= window.bytes && bytes <= window.bytes - copy.win_offset, ncclInvalidArgument,
@@ -158,6 +181,7 @@ Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, con
             "{}: data is {}, but win_hdl and win_offset name {}: set one of them, or both alike", name,
             static_cast<void*>(tensor.data), static_cast<void*>(in_window));
     tensor.data = in_window;
+    expect_elements_aligned(tensor);
     PeerMap peers = window.peers;
     peers.offset += copy.win_offset;
     tensor.window = peers;
@@ -190,10 +214,11 @@ void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> al
          static_cast<int>(tensor.dtype), names);
 }
 
-void expect_aligned(const Tensor& tensor) {
-    require(reinterpret_cast<uintptr_t>(tensor.data) % kRowGranule == 0, ncclInvalidArgument,
-            "{} is at address {}, expected a multiple of {}", tensor.name, static_cast<void*>(tensor.data),
-            kRowGranule);
+bool is_aligned(const Tensor& tensor, uint32_t bytes) { return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0; }
+
+void expect_aligned(const Tensor& tensor, uint32_t bytes) {
+    require(is_aligned(tensor, bytes), ncclInvalidArgument, "{} is at address {}, expected a multiple of {}",
+            tensor.name, static_cast<void*>(tensor.data), bytes);
 }
 
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why) {

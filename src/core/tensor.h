@@ -33,15 +33,33 @@ const char* dtype_name(ncclDataType_t dtype);
 // As kernels that sum call it: of bfloat16, float16 and float32.
 DType kernel_dtype(ncclDataType_t dtype);
 
-// InvalidArgument where the tensor does not begin at a multiple of that many bytes, which is what a bulk copy moves.
+// What a bulk copy moves is a multiple of so many bytes, at multiples of as many.
 inline constexpr uint32_t kRowGranule = 16;
-void expect_aligned(const Tensor& tensor);
+bool is_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);
+void expect_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);  // InvalidArgument where it is not
 
-// They share bytes.
-bool overlap(const Tensor& a, const Tensor& b);
+// The memory of a call's tensors: nothing that the call reads may lie where it writes.
+class CallMemory {
+  public:
+    void reads(const Tensor& tensor) { inputs_[num_inputs_++] = Range::of(tensor); }
+    void writes(const Tensor& tensor) { outputs_[num_outputs_++] = Range::of(tensor); }
+    void expect_apart() const;  // InvalidArgument that names two tensors that share bytes
+
+  private:
+    struct Range {
+        const char* name = "";
+        const std::byte* begin = nullptr;
+        const std::byte* end = nullptr;
+        static Range of(const Tensor& tensor);
+    };
+    std::array<Range, 4> inputs_;
+    std::array<Range, 8> outputs_;
+    size_t num_inputs_ = 0;
+    size_t num_outputs_ = 0;
+};
 
 // InvalidArgument where the descriptor is NULL or malformed, names neither data nor window, or names two different
-// places.
+// places, or where the memory does not begin at a multiple of an element's size.
 Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 

@@ -62,6 +62,21 @@ const Row kNvfp4[] = {
     {"48 elements", [](Call c) { c.quantise(), c.rows.sizes[2] = c.combined.sizes[1] = 48; }, "32"},
 };
 
+// Whoever asks for NVFP4 where the device cannot learns that, whatever else is wrong.
+TEST(BadCombine, Fp4OnADeviceWithoutItIsRefusedFirst) {
+    on_each_world({WorldKind::kGpu, WorldKind::kGpuProcesses}, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            Victim victim(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
+            CombineCall call(victim);
+            call.quantise();
+            call.inputs.tokens = nullptr;
+            const ncclResult_t result = call();
+            const bool is_capable = result == ncclInvalidArgument;
+            if (!is_capable) RANK_REFUSED(context, ncclInvalidUsage, "compute capability 10.0", call());
+        });
+    });
+}
+
 TEST(BadCombine, Tensors) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt,

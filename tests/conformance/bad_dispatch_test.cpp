@@ -75,6 +75,13 @@ const Row kCommon[] = {
     {"forbidden source counters", [](Call c) { c.info.src_rank_counters = &c.counters.tensor; }, "src_rank_counters"},
     {"no counters", [](Call c) { c.info.expert_counters = nullptr; }, "expert_counters"},
     {"counters of another type", [](Call c) { c.counters.tensor.datatype = ncclInt64; }, "expert_counters"},
+    {"counters misaligned", [](Call c) { c.counters.tensor.data = c.victim.output() + 2; }, "a multiple of 4"},
+    {"output over its input", [](Call c) { c.tokens.tensor.data = c.victim.output(); },
+     "outputs->tokens overlaps inputs->tokens"},
+    {"output over its input's end", [](Call c) { c.received.tensor.data = c.victim.input() + 2 * 128 + 112; },
+     "outputs->tokens overlaps inputs->tokens"},
+    {"counters over the input", [](Call c) { c.counters.tensor.data = c.victim.input() + 128; },
+     "expert_counters overlaps inputs->tokens"},
     {"counters too short", [](Call c) { c.counters.sizes[0] -= 1; }, "expert_counters"},
     {"counters 2-D", [](Call c) { c.counters.tensor.ndim = 2, c.counters.sizes[1] = 1; }, "expert_counters"},
 };
@@ -87,6 +94,13 @@ const Row kRankMajor[] = {
     {"weights of another width", [](Call c) { c.weights.sizes[1] = 3; }, "topk_weights"},
     {"weights with other rows", [](Call c) { c.weights.sizes[0] = 2; }, "topk_weights"},
     {"no output weights", [](Call c) { c.outputs.topk_weights = nullptr; }, "topk_weights"},
+    {"weights misaligned", [](Call c) { c.weights.tensor.data = c.victim.input() + 2; }, "a multiple of 4"},
+    {"output weights over weights", [](Call c) { c.received_weights.tensor.data = c.victim.input() + 4; },
+     "outputs->topk_weights overlaps inputs->"},
+    {"output ids over weights", [](Call c) { c.received_ids.tensor.data = c.victim.input() + 4; },
+     "outputs->topk_idx overlaps inputs->"},
+    {"output over weights", [](Call c) { c.weights.tensor.data = c.victim.output() + 64; },
+     "outputs->tokens overlaps inputs->topk_weights"},
     {"output weights 2-D", [](Call c) { c.received_weights.tensor.ndim = 2; }, "topk_weights"},
     {"output weights of another width", [](Call c) { c.received_weights.sizes[2] = 1; }, "topk_weights"},
     {"output weights of another type", [](Call c) { c.received_weights.tensor.datatype = ncclInt32; }, "topk_weights"},
@@ -118,7 +132,28 @@ const Row kForwarding[] = {
      "16"},
     {"no scales in a row", [](Call c) { c.forward_scales(), c.scales.sizes[1] = c.received_scales.sizes[2] = 0; },
      "scales"},
-    {"misaligned scales", [](Call c) { c.forward_scales(), c.scales.tensor.data = c.victim.input() + 4; }, "16"},
+    {"misaligned scales",
+     [](Call c) {
+         c.forward_scales();
+         c.scales.tensor.datatype = c.received_scales.tensor.datatype = ncclFloat32;
+         c.scales.sizes[1] = c.received_scales.sizes[2] = 32;
+         c.scales.tensor.data = c.victim.input() + 2;
+     },
+     "a multiple of 4"},
+    {"misaligned FP8 scales", [](Call c) { c.quantise(), c.received_scales.tensor.data = c.victim.output() + 1; },
+     "a multiple of 4"},
+    {"output scales over scales",
+     [](Call c) {
+         c.forward_scales(), c.scales.tensor.data = c.victim.output() + 128;
+         c.received.tensor.data = c.victim.output() + Victim::kBufferBytes / 2;
+     },
+     "outputs->scales overlaps inputs->scales"},
+    {"output over scales",
+     [](Call c) {
+         c.forward_scales(), c.scales.tensor.data = c.victim.output();
+         c.received_scales.tensor.data = c.victim.output() + Victim::kBufferBytes / 2;
+     },
+     "outputs->tokens overlaps inputs->scales"},
     {"row and scales together too large",
      [](Call c) { c.forward_scales(), c.tokens.sizes[1] = c.received.sizes[2] = 592; }, "max_token_bytes"},
     {"rounded scales", [](Call c) { c.forward_scales(), c.config.round_scales = 1; }, "round_scales"},

@@ -261,6 +261,15 @@ TEST(BadGroup, Routings) {
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclInt32, {3, 2, 1}));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclInt32, {3, 3}));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", update(ncclInt32, {5, 2}));
+            ids.set(ncclInt32, {3, 2}, victim.input() + 2);
+            RANK_REFUSED(context, ncclInvalidArgument, "a multiple of 4",
+                         ncclEpUpdateHandle(victim.handle(), &ids.tensor, nullptr, nullptr));
+            ids.set(ncclInt64, {3, 2}, victim.input() + 4);
+            RANK_REFUSED(context, ncclInvalidArgument, "a multiple of 8",
+                         ncclEpUpdateHandle(victim.handle(), &ids.tensor, nullptr, nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "a multiple of 8",
+                         ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_RANK_MAJOR, &ids.tensor, nullptr,
+                                            nullptr, nullptr));
             ids.set(ncclInt32, {3, 2}, victim.input());
             RANK_REFUSED(context, ncclInvalidArgument, "handle",
                          ncclEpUpdateHandle(nullptr, &ids.tensor, nullptr, nullptr));

@@ -68,6 +68,11 @@ const Row kCommon[] = {
     {"a recipe of low latency", [](Call c) { c.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4; }, "quant_recipe"},
     {"unknown direction", [](Call c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(9); }, "pass_direction"},
     {"no weights", [](Call c) { c.inputs.topk_weights = nullptr; }, "topk_weights"},
+    {"output over its input's end", [](Call c) { c.received.tensor.data = c.victim.input() + 2 * 128 + 112; },
+     "outputs->tokens overlaps inputs->tokens"},
+    {"output weights over weights", [](Call c) { c.received_weights.tensor.data = c.victim.input() + 4; },
+     "outputs->topk_weights overlaps inputs->"},
+    {"weights misaligned", [](Call c) { c.weights.tensor.data = c.victim.input() + 2; }, "a multiple of 4"},
     {"weights of another type", [](Call c) { c.weights.tensor.datatype = ncclBfloat16; }, "topk_weights"},
     {"weights of another width", [](Call c) { c.weights.sizes[1] = 3; }, "topk_weights"},
     {"weights with other rows", [](Call c) { c.weights.sizes[0] = 2; }, "topk_weights"},
@@ -152,7 +157,18 @@ const Row kForwarding[] = {
     {"token and scales larger than max_token_bytes",
      [](Call c) { c.forward_scales(), c.tokens.sizes[1] = c.received.sizes[1] = 584; }, "max_token_bytes"},
     {"rounded scales", [](Call c) { c.forward_scales(), c.config.round_scales = 1; }, "round_scales"},
-    {"scales misaligned", [](Call c) { c.forward_scales(), c.scales.tensor.data = c.victim.input() + 4; }, "16"},
+    {"scales misaligned",
+     [](Call c) {
+         c.forward_scales();
+         c.scales.tensor.datatype = c.received_scales.tensor.datatype = ncclFloat32;
+         c.scales.sizes[1] = c.received_scales.sizes[1] = 32;
+         c.scales.tensor.data = c.victim.input() + 2;
+     },
+     "a multiple of 4"},
+    {"output scales over scales", [](Call c) { c.forward_scales(), c.scales.tensor.data = c.victim.output() + 128; },
+     "outputs->"},
+    {"output over its input", [](Call c) { c.forward_scales(), c.tokens.tensor.data = c.victim.output(); },
+     "outputs->tokens overlaps inputs->tokens"},
 };
 
 TEST(HtBadDispatch, Forwarding) {

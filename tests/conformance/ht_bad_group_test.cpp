@@ -236,6 +236,7 @@ const Row kUpdates[] = {
     {"another K", [](Call c) { c.ids.sizes[1] = 3; }, "topk_idx"},
     {"too many tokens", [](Call c) { c.ids.sizes[0] = 5; }, "topk_idx"},
     {"ids without memory", [](Call c) { c.ids.tensor.data = nullptr; }, "topk_idx"},
+    {"ids misaligned", [](Call c) { c.ids.tensor.data = c.victim.input() + 4; }, "a multiple of 8"},
     {"ids without extents", [](Call c) { c.ids.tensor.sizes = nullptr; }, "sizes"},
     {"ids' magic", [](Call c) { c.ids.tensor.magic = 1; }, "magic"},
     {"layout_info too small", [](Call c) { c.info.size = 39; }, "size"},

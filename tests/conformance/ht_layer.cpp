@@ -63,8 +63,8 @@ HtLayer::~HtLayer() {
                crossdockGetLastError());
 }
 
-std::unique_ptr<Buffer> HtLayer::make_buffer(size_t bytes, bool in_window) {
-    return std::make_unique<Buffer>(context_, stream_, bytes, in_window ? options_.arena : nullptr);
+std::unique_ptr<Buffer> HtLayer::make_buffer(size_t bytes, bool in_window, size_t shift) {
+    return std::make_unique<Buffer>(context_, stream_, bytes, in_window ? options_.arena : nullptr, shift);
 }
 
 HtLayer::Numbers HtLayer::make_numbers() {
@@ -88,8 +88,9 @@ void HtLayer::make_buffers() {
     weights_ = make_buffer(max_tokens * topk() * sizeof(float), other);
     received_ = make_buffer(rows * problem_.received_row_bytes(), options_.output_windows);
     if (problem_.has_scales()) {
-        scales_ = make_buffer(max_tokens * problem_.scale_row_bytes(), other);
-        received_scales_ = make_buffer(rows * problem_.scale_row_bytes(), options_.output_windows);
+        const size_t shift = options_.odd_scales ? problem_.scale_row_bytes() / problem_.num_scales : 0;
+        scales_ = make_buffer(max_tokens * problem_.scale_row_bytes(), other, shift);
+        received_scales_ = make_buffer(rows * problem_.scale_row_bytes(), options_.output_windows, shift);
     }
     received_weights_ = make_buffer(most_weights * sizeof(float), other);
     if (!problem_.expert_major()) received_ids_ = make_buffer(metadata_rows * topk() * sizeof(int64_t), other);

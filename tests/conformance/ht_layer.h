@@ -28,6 +28,7 @@ struct HtOptions {
     bool own_handle_memory = false;
     Buffer* handle_memory = nullptr;  // the memory to make the handle over
     bool without_update = false;      // the handle is made without one: that memory is routed, or an update follows
+    bool odd_scales = false;          // scales begin at no multiple of more than their element
     bool in_place = false;            // combine reads the tensor that dispatch filled, where its type and width allow
     bool null_configs = false;        // NULL for configs that hold defaults only
     bool version_1_structs = false;   // config and layout structs end where version 1's did
@@ -116,7 +117,7 @@ class HtLayer {
     size_t num_combine_rows() const;
     ncclDataType_t type_of_counters() const { return problem_.expert_major() ? options_.counter_type : ncclInt32; }
 
-    std::unique_ptr<Buffer> make_buffer(size_t bytes, bool in_window);
+    std::unique_ptr<Buffer> make_buffer(size_t bytes, bool in_window, size_t shift = 0);
     Numbers make_numbers();
     void make_buffers();
     ncclResult_t make_handle();

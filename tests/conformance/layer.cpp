@@ -67,8 +67,11 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
     tokens_ = make_buffer(max_tokens * problem.token_row_bytes());
     weights_ = make_buffer(max_tokens * topk * sizeof(float));
     received_ = make_buffer(rows * problem.received_row_bytes());
-    if (problem.has_scales()) received_scales_ = make_buffer(rows * problem.scale_row_bytes());
-    if (problem.recipe == Recipe::kForward) scales_ = make_buffer(max_tokens * problem.scale_row_bytes());
+    if (problem.has_scales()) {
+        const size_t shift = options_.odd_scales ? problem.scale_row_bytes() / problem.num_scales : 0;
+        received_scales_ = make_buffer(rows * problem.scale_row_bytes(), shift);
+        if (problem.recipe == Recipe::kForward) scales_ = make_buffer(max_tokens * problem.scale_row_bytes(), shift);
+    }
     counters_ = make_buffer(static_cast<size_t>(problem.num_blocks()) * sizeof(int32_t));
     if (!problem.expert_major()) {
         received_weights_ = make_buffer(rows * topk * sizeof(float));
@@ -93,8 +96,8 @@ Layer::~Layer() {
                crossdockGetLastError());
 }
 
-std::unique_ptr<Buffer> Layer::make_buffer(size_t bytes) {
-    return std::make_unique<Buffer>(context_, stream_, bytes, options_.arena);
+std::unique_ptr<Buffer> Layer::make_buffer(size_t bytes, size_t shift) {
+    return std::make_unique<Buffer>(context_, stream_, bytes, options_.arena, shift);
 }
 
 ncclResult_t Layer::make_handle() {

@@ -43,6 +43,7 @@ struct LayerOptions {
     Naming naming = Naming::kData;
     bool create_in_one_call = false;  // ncclEpCreateHandle
     bool own_handle_memory = false;   // the caller's, for ncclEpInitHandle
+    bool odd_scales = false;          // scales begin at no multiple of more than their element
     bool in_place = false;            // combine reads the tensor that dispatch filled, where its type and width allow
     bool source_counters = true;      // rank-major: asks for them
     bool version_1_structs = false;   // config and layout structs end where version 1's did
@@ -89,7 +90,7 @@ class Layer {
 
   private:
     int num_tokens() const { return problem_.ranks[context_.rank()].num_tokens; }
-    std::unique_ptr<Buffer> make_buffer(size_t bytes);
+    std::unique_ptr<Buffer> make_buffer(size_t bytes, size_t shift = 0);
     ncclResult_t make_handle();
     ncclResult_t update_handle();
     void write_inputs();

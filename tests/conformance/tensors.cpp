@@ -14,9 +14,9 @@ size_t rounded_up(size_t bytes) { return (bytes + kBufferAlignment - 1) / kBuffe
 
 }  // namespace
 
-Buffer::Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowArena* arena)
-    : context_(context), stream_(stream), bytes_(bytes), arena_(arena) {
-    const size_t total = bytes + 2 * kGuardBytes;
+Buffer::Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowArena* arena, size_t shift)
+    : context_(context), stream_(stream), bytes_(bytes), shift_(shift), arena_(arena) {
+    const size_t total = bytes + 2 * kGuardBytes + shift;
     if (arena_ != nullptr) {
         if (arena_->used + total > arena_->window.bytes) throw std::logic_error("the test's window is too small");
         base_ = arena_->window.memory + arena_->used;
@@ -25,7 +25,7 @@ Buffer::Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowAr
         base_ = static_cast<std::byte*>(context.allocate(total));
     }
     std::vector<std::byte> fill(total, kGuard);
-    std::fill_n(fill.begin() + kGuardBytes, bytes, kPoison);
+    std::fill_n(fill.begin() + static_cast<ptrdiff_t>(kGuardBytes + shift), bytes, kPoison);
     context.copy_to_device(base_, fill.data(), total, stream);
 }
 

@@ -18,15 +18,16 @@ struct WindowArena {
     size_t used = 0;
 };
 
-// Device memory between two guard zones. Lives in a window if an arena is given.
+// Device memory between two guard zones. Lives in a window if an arena is given. Begins that many bytes behind a
+// multiple of 256.
 class Buffer {
   public:
-    Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowArena* arena = nullptr);
+    Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowArena* arena = nullptr, size_t shift = 0);
     ~Buffer();
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
 
-    std::byte* data() const { return base_ + kGuardBytes; }
+    std::byte* data() const { return base_ + kGuardBytes + shift_; }
     size_t bytes() const { return bytes_; }
     const WindowArena* arena() const { return arena_; }
     uint64_t window_offset() const { return static_cast<uint64_t>(data() - arena_->window.memory); }
@@ -48,6 +49,7 @@ class Buffer {
     RankContext& context_;
     cudaStream_t stream_;
     size_t bytes_;
+    size_t shift_;
     WindowArena* arena_;
     std::byte* base_;
 };

@@ -270,6 +270,8 @@ TEST(Labels, WrongArgumentsAreSentences) {
     EXPECT_TRUE(is_refused([](auto& c) { c.num_experts = 7; }, "num_experts is 7, allowed: positive multiples of"));
     EXPECT_TRUE(is_refused([](auto& c) { c.node_ranks = 4; }, "node_ranks is 4, allowed: divisors of num_ranks (6)"));
     EXPECT_TRUE(is_refused([](auto& c) { c.per_rank = nullptr; }, "per_rank is NULL"));
+    EXPECT_TRUE(is_refused([&](auto& c) { c.topk_idx = reinterpret_cast<const std::byte*>(ids.data()) + 4; },
+                           "expected a multiple of 8"));
     EXPECT_EQ(crossdockPackLabels(nullptr, nullptr), ncclInvalidArgument);
     Trip trip;
     crossdockLabelsSent_t sent = trip.sent();

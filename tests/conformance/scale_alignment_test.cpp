@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scales may begin wherever their type allows, in plain memory and in windows: slices of a larger tensor do.
+#include <gtest/gtest.h>
+
+#include "ht_random_problem.h"
+#include "options.h"
+#include "random_problem.h"
+#include "scoped_arena.h"
+#include "with_domain.h"
+
+namespace crossdock::testing {
+namespace {
+
+using reference::Recipe;
+
+struct Scales {
+    Recipe recipe;
+    ncclDataType_t type;
+    size_t num;  // a row
+};
+
+constexpr Scales kForwarded[] = {
+    {Recipe::kForward, ncclFloat32, 4}, {Recipe::kForward, ncclFloat16, 40}, {Recipe::kForward, ncclUint8, 16}};
+constexpr Scales kComputed[] = {{Recipe::kFp8, ncclFloat32, 4}};
+
+// All ranks in one load/store domain, and each in one of its own where the network is simulated.
+void with_domains(const WorldSpec& spec, const auto& run) {
+    run();
+    if (spec.kind != WorldKind::kDeterministic) return;
+    const WithDomain alone(1);
+    run();
+}
+
+void check_low_latency(RankContext& context, const Scales& scales, ncclEpLayout_t layout, int max_tokens,
+                       bool in_window) {
+    Problem problem;
+    problem.num_ranks = context.num_ranks();
+    problem.num_experts = 2 * problem.num_ranks;
+    problem.max_tokens = max_tokens;
+    problem.num_topk = 3;
+    problem.layout = layout;
+    problem.recipe = scales.recipe;
+    problem.hidden = 512;
+    problem.token_type = scales.recipe == Recipe::kForward ? ncclFloat8e4m3 : ncclBfloat16;
+    problem.scale_type = scales.type;
+    problem.num_scales = scales.num;
+    problem = rerouted(problem, 7);
+    ScopedArena arena(context, 4u << 20);
+    {
+        Group group(context, problem);
+        Layer layer(context, group.get(), problem,
+                    {.arena = in_window ? arena.get() : nullptr,
+                     .naming = in_window ? Naming::kWindowOnly : Naming::kData,
+                     .odd_scales = true});
+        for (uint64_t step = 0; step < 3; ++step) {
+            layer.round_trip();
+            layer.route(rerouted(problem, 8 + step));
+        }
+        context.barrier();
+    }
+}
+
+void check_low_latency_everywhere(const WorldSpec& spec, const auto& table) {
+    for (const Scales& scales : table) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            for (const int max_tokens : {6, 40}) {  // on GPUs rows of few tokens travel in another form
+                for (const bool in_window : {false, true}) {
+                    expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                        check_low_latency(context, scales, layout, max_tokens, in_window);
+                    });
+                }
+            }
+        }
+    }
+}
+
+TEST(ScaleAlignment, LowLatencyForwards) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        with_domains(spec, [&] { check_low_latency_everywhere(spec, kForwarded); });
+    });
+}
+
+TEST(ScaleAlignment, LowLatencyQuantises) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        with_domains(spec, [&] { check_low_latency_everywhere(spec, kComputed); });
+    });
+}
+
+TEST(ScaleAlignment, HighThroughput) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        with_domains(spec, [&] {
+            for (const Scales& scales : kForwarded) {
+                for (const ncclEpLayout_t layout : kHtLayouts) {
+                    for (const bool in_window : {false, true}) {
+                        expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                            HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 12);
+                            problem.recipe = scales.recipe;
+                            problem.token_type = ncclFloat8e4m3;
+                            problem.hidden = 256;
+                            problem.scale_type = scales.type;
+                            problem.num_scales = scales.num;
+                            ScopedArena arena(context, kHtWindowBytes);
+                            {
+                                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                                HtLayer layer(context, group.get(), problem,
+                                              {.arena = arena.get(),
+                                               .output_windows = in_window,
+                                               .other_windows = in_window,
+                                               .odd_scales = true});
+                                for (uint64_t step = 0; step < 3; ++step) {
+                                    layer.round_trip();
+                                    layer.route(rerouted(problem, 120 + step));
+                                }
+                                context.barrier();
+                            }
+                        });
+                    }
+                }
+            }
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing
