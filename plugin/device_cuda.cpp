@@ -34,6 +34,8 @@ constexpr uint32_t kVainLooks = 512;  // at a watched copy, before the stream is
     F(cuStreamCreateWithPriority)        \
     F(cuStreamDestroy)                   \
     F(cuStreamWriteValue64)              \
+    F(cuMemAlloc)                        \
+    F(cuMemFree)                         \
     F(cuMemHostAlloc)                    \
     F(cuMemFreeHost)                     \
     F(cuMemHostGetDevicePointer)         \
@@ -193,7 +195,10 @@ class Direction {
 
 class CudaMemory : public network::DeviceMemory {
   public:
-    explicit CudaMemory(CUcontext context) : context_(context) {}
+    explicit CudaMemory(CUcontext context) : context_(context) { warm_up(); }
+    ~CudaMemory() override { driver().cuMemFree_function(scratch_); }
+    CudaMemory(const CudaMemory&) = delete;
+    CudaMemory& operator=(const CudaMemory&) = delete;
 
     std::span<std::byte> staging_in() override { return in_.staging(); }
     std::span<std::byte> staging_out() override { return out_.staging(); }
@@ -230,9 +235,27 @@ class CudaMemory : public network::DeviceMemory {
     }
 
   private:
+    // Each call once, in sizes that CUDA may treat differently: what it prepares at a call's first use is prepared now,
+    // before kernels wait for these copies.
+    void warm_up() {
+        CROSSDOCK_CALL(cuMemAlloc, &scratch_, kLargestWarmUp);
+        void* device = reinterpret_cast<void*>(scratch_);
+        uint64_t last = 0;
+        for (const uint64_t bytes : {uint64_t{sizeof(uint64_t)}, uint64_t{4096}, kLargestWarmUp}) {
+            copy_in(device, in_.staging().data(), bytes);
+            write_word(device, 0);
+            last = copy_out(out_.staging().data(), device, bytes);
+        }
+        read_word(device);
+        while (done_out() < last) sched_yield();
+    }
+
+    static constexpr uint64_t kLargestWarmUp = uint64_t{1} << 20;
+
     CUcontext context_;
     Direction in_;
     Direction out_;
+    CUdeviceptr scratch_ = 0;  // freed at the end, since that waits for kernels
 };
 
 }  // namespace

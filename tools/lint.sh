@@ -44,6 +44,8 @@ licence() {
 assembly() { sources | grep -vE '^src/device/ptx.cuh$|^src/(device|runtime)/cpu/' | xargs -r grep -nE '\b(asm|__asm__)\b *(volatile|__volatile__)? *\(' /dev/null; }
 conditionals() { files 'src/kernels/*.h' 'src/kernels/*.cuh' | xargs -r grep -nE '^ *# *(if|ifdef|ifndef|elif)\b' /dev/null; }
 cuda_in_core() { files 'src/core/*' | xargs -r grep -nE '#include [<"](cuda|nccl_device)' /dev/null; }
+# A kernel that is launched in another way is not loaded when a group is made (src/runtime/cuda/kernel_list.h).
+launches() { files 'src/*' | grep -v '^src/runtime/cuda/launch.cuh$' | xargs -r grep -nE '<<<|c(uda|u)LaunchKernel|cudaLaunchCooperative' /dev/null; }
 # Only what the build compiles can be looked at.
 tidy() {
     files 'src/api/*.cpp' 'src/core/*.cpp' |
@@ -57,6 +59,7 @@ section "a licence line in every file" none licence
 section "GPU assembly in src/device/ptx.cuh only" none assembly
 section "no conditional compilation in kernels" none conditionals
 section "no CUDA header in src/core" none cuda_in_core
+section "kernels are launched through src/runtime/cuda/launch.cuh" none launches
 section "shellcheck" shell
 section "clang-tidy on src/api and src/core" tidy
 exit $failed

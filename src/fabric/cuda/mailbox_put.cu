@@ -2,6 +2,7 @@
 #include "fabric/cuda/mailbox_put.h"
 
 #include "device/network.h"
+#include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda {
 namespace {
@@ -17,9 +18,8 @@ __global__ void crossdock_mailbox_put(const __grid_constant__ MailboxPut put) {
 
 }  // namespace
 
-cudaError_t launch_mailbox_put(const MailboxPut& put, cudaStream_t stream) {
-    crossdock_mailbox_put<<<1, 32, 0, stream>>>(put);
-    return cudaGetLastError();
+void launch_mailbox_put(const MailboxPut& put, cudaStream_t stream) {
+    launch<crossdock_mailbox_put>(put, {}, stream, "the exchange between LSA teams");
 }
 
 }  // namespace crossdock::cuda

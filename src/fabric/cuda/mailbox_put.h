@@ -20,7 +20,7 @@ struct MailboxPut {
 };
 
 namespace cuda {
-cudaError_t launch_mailbox_put(const MailboxPut& put, cudaStream_t stream);
+void launch_mailbox_put(const MailboxPut& put, cudaStream_t stream);
 }
 
 }  // namespace crossdock

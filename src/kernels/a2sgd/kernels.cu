@@ -6,7 +6,7 @@
 #include "kernels/a2sgd/launch.h"
 #include "kernels/a2sgd/means.h"
 #include "kernels/a2sgd/sums.h"
-#include "kernels/launch.cuh"
+#include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda {
 namespace {

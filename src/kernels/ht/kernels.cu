@@ -11,7 +11,7 @@
 #include "kernels/ht/dispatch.h"
 #include "kernels/ht/launch.h"
 #include "kernels/ht/update.h"
-#include "kernels/launch.cuh"
+#include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda {
 namespace {

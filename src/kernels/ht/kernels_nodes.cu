@@ -5,7 +5,7 @@
 #include "kernels/ht/dispatch.h"
 #include "kernels/ht/launch.h"
 #include "kernels/ht/update.h"
-#include "kernels/launch.cuh"
+#include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda::nodes {
 namespace {

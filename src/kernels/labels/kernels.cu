@@ -9,7 +9,7 @@
 #include "kernels/labels/place.h"
 #include "kernels/labels/reduce.h"
 #include "kernels/labels/unpack.h"
-#include "kernels/launch.cuh"
+#include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda {
 namespace {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/launch.cuh"
+#include "runtime/cuda/launch.cuh"
 #include "kernels/ll/combine.h"
 #include "kernels/ll/dispatch.h"
 #include "kernels/ll/launch.h"

@@ -3,7 +3,7 @@
 // is defined for this file).
 #include <cuda_runtime.h>
 
-#include "kernels/launch.cuh"
+#include "runtime/cuda/launch.cuh"
 #include "kernels/ll/combine.h"
 #include "kernels/ll/dispatch.h"
 #include "kernels/ll/launch.h"

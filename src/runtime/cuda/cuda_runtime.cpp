@@ -2,9 +2,11 @@
 #include "runtime/cuda/cuda_runtime.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "runtime/cuda/cuda_check.h"
+#include "runtime/cuda/kernel_list.h"
 #include "runtime/cuda/stream_order.h"
 
 namespace crossdock {
@@ -16,10 +18,28 @@ int attribute(cudaDeviceAttr which, int device) {
     return value;
 }
 
+// CUDA prepares its own copies and fills at their first use, too, and that may wait as loading a kernel does.
+void warm_up_copies(CudaRuntime& runtime) {
+    static std::atomic<uint64_t> done{0};  // bit: device
+    const uint64_t bit = uint64_t{1} << (runtime.device() % 64);
+    if ((done.load(std::memory_order_acquire) & bit) != 0) return;
+    const cudaStream_t stream = runtime.internal_stream();
+    for (const size_t bytes : {size_t{8}, size_t{64} << 10}) {
+        std::vector<std::byte> host(bytes);
+        auto* memory = static_cast<std::byte*>(runtime.allocate(2 * bytes));  // fills
+        runtime.copy_to_device(memory, host.data(), bytes, stream);
+        runtime.copy_on_device(memory + bytes, memory, bytes, stream);
+        runtime.copy_to_host(host.data(), memory, bytes, stream);
+        runtime.free(memory);
+    }
+    done.fetch_or(bit, std::memory_order_release);
+}
+
 }  // namespace
 
 CudaRuntime::CudaRuntime(int device) : device_(device) {
     DeviceGuard guard(device_);
+    load_kernels(device_);
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device_);
     max_shared_bytes_ = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device_));
     compute_capability_ = 10 * attribute(cudaDevAttrComputeCapabilityMajor, device_) +
@@ -31,6 +51,12 @@ CudaRuntime::CudaRuntime(int device) : device_(device) {
                "cudaDeviceGetStreamPriorityRange");
     check_cuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest_priority),
                "cudaStreamCreateWithPriority");
+    try {
+        warm_up_copies(*this);
+    } catch (...) {
+        (void)cudaStreamDestroy(stream_);
+        throw;
+    }
 }
 
 CudaRuntime::~CudaRuntime() {

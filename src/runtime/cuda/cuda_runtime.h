@@ -14,6 +14,8 @@ namespace crossdock {
 // ncclUnhandledCudaError. To be used by one thread at a time.
 class CudaRuntime final : public Runtime {
   public:
+    // Loads all that kernels and copies of the library need from CUDA, so that nothing is loaded while an operation
+    // runs.
     explicit CudaRuntime(int device);
     ~CudaRuntime() override;
     CudaRuntime(const CudaRuntime&) = delete;

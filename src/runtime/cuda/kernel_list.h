@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library's kernels, listed by the code that launches them, so that all can be loaded ahead of their first launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/runtime.h"
+
+namespace crossdock {
+
+// CUDA loads a kernel at its first launch (CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2). Loading waits for
+// what runs on the device and keeps other threads out of the driver meanwhile. An operation that runs may be waiting
+// for exactly this launch, or for a copy of the network's thread: then all wait until the timeout.
+class ListedKernel {
+  public:
+    // Static objects only; made while the library is loaded.
+    explicit ListedKernel(const void* function) noexcept;
+
+    // Loads the kernel on the current device and lets its blocks use all shared memory that the device gives.
+    cudaError_t prepare() noexcept;
+    // The same, once per device.
+    cudaError_t ensure_prepared() noexcept;
+
+    const void* function() const { return function_; }
+
+  private:
+    const void* function_;
+    std::atomic<uint64_t> prepared_{0};  // bit: device
+};
+
+// Every kernel that some code of this library can launch.
+const std::vector<ListedKernel*>& listed_kernels();
+
+// Loads all of them on the device. Does nothing where they are loaded. Error with ncclUnhandledCudaError.
+void load_kernels(int device);
+
+// Throws an Error with ncclUnhandledCudaError.
+[[noreturn]] void fail_launch(const char* kernel, const LaunchShape& shape, cudaError_t reason);
+
+}  // namespace crossdock

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a kernel is put on a stream.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "device/platform.h"
+#include "runtime/cuda/kernel_list.h"
+#include "runtime/runtime.h"
+
+namespace crossdock::cuda {
+
+// Whoever calls launch<kernel> thereby lists the kernel.
+template <auto kKernel>
+inline ListedKernel listed_kernel{reinterpret_cast<const void*>(kKernel)};
+
+template <auto kKernel, typename Args>
+void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
+    cudaError_t result = listed_kernel<kKernel>.ensure_prepared();
+    if (result == cudaSuccess) {
+        cudaLaunchAttribute overlap{};
+        overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        overlap.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config{};
+        config.attrs = &overlap;
+        config.numAttrs = shape.overlaps_previous ? 1 : 0;
+        config.gridDim = dim3(static_cast<unsigned>(shape.unused_blocks + shape.num_blocks));
+        config.blockDim = dim3(static_cast<unsigned>(shape.warps_per_block * kLanes));
+        config.dynamicSmemBytes = shape.shared_bytes;
+        config.stream = stream;
+        result = cudaLaunchKernelEx(&config, kKernel, args);
+    }
+    if (result == cudaSuccess) return;
+    const cudaError_t cleared = cudaGetLastError();
+    static_cast<void>(cleared);
+    fail_launch(name, shape, result);
+}
+
+}  // namespace crossdock::cuda
