@@ -25,22 +25,28 @@ class Registry {
     }
 
     std::shared_ptr<Object> find(const void* pointer) const {
-        require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name_);
         std::shared_lock lock(mutex_);
-        const auto found = live_.find(pointer);
-        require(found != live_.end(), ncclInvalidArgument,
-                "{} {} is not a live {}: never created, or already destroyed", name_, pointer, name_);
-        return found->second;
+        return place_of(pointer)->second;
     }
 
+    // Of several threads that remove one object, one gets it, and the others the error.
     std::shared_ptr<Object> remove(const void* pointer) {
-        std::shared_ptr<Object> object = find(pointer);
         std::unique_lock lock(mutex_);
-        live_.erase(pointer);
+        const auto place = place_of(pointer);
+        std::shared_ptr<Object> object = place->second;
+        live_.erase(place);
         return object;
     }
 
   private:
+    auto place_of(const void* pointer) const {
+        require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name_);
+        const auto found = live_.find(pointer);
+        require(found != live_.end(), ncclInvalidArgument,
+                "{} {} is not a live {}: never created, or already destroyed", name_, pointer, name_);
+        return found;
+    }
+
     const char* name_;
     mutable std::shared_mutex mutex_;
     std::unordered_map<const void*, std::shared_ptr<Object>> live_;
