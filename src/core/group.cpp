@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <random>
 
 #include "core/diagnosis.h"
 #include "core/error.h"
@@ -16,6 +18,12 @@ namespace {
 
 constexpr size_t kMaskOffset = 16;      // behind WaitControl
 constexpr uint32_t kExplicitTopk = 32;  // the largest that an explicit buffer size is taken to be meant for
+
+// Starts at a random number, so that memory that another process has left holds none of this one's.
+uint64_t next_group_number() {
+    static std::atomic<uint64_t> next{uint64_t{std::random_device{}()} << 32 | 1};
+    return next++;
+}
 
 }  // namespace
 
@@ -43,8 +51,11 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
 }
 
 Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config)
-    : communicator_(std::move(communicator)), config_(config) {
-    words_ = allocate(kMaskOffset + sizeof(uint32_t) * config.num_ranks, true);
+    : number_(next_group_number()),
+      communicator_(std::move(communicator)),
+      config_(config),
+      handle_memory_(communicator_->runtime(), config.alloc) {
+    words_ = DeviceMemory(runtime(), config_.alloc, kMaskOffset + sizeof(uint32_t) * config.num_ranks);
     const std::vector<uint32_t> all_active(config.num_ranks, 1);
     runtime().copy_to_device(words_.data() + kMaskOffset, all_active.data(), sizeof(uint32_t) * all_active.size(),
                              nullptr);
@@ -55,7 +66,6 @@ Group::Group(std::shared_ptr<Communicator> communicator, const GroupConfig& conf
 
 Group::~Group() {
     watch_.reset();
-    for (void* memory : retired_host_visible_) runtime().free_host_visible(memory);
     if (status_ != nullptr) runtime().free_host_visible(status_);
 }
 
@@ -101,7 +111,7 @@ void Group::destroy() noexcept {
     try {
         DeviceScope scope(device);
         for (Handle* handle : handles_) handle->release_memory();
-        sweep_retired();
+        handle_memory_.clear();
         arenas_.clear();
         ht_arena_.reset();
         order_.reset();
@@ -172,27 +182,13 @@ void Group::remove_handle(Handle* handle) {
     handles_.erase(std::remove(handles_.begin(), handles_.end(), handle), handles_.end());
 }
 
-void Group::retire(DeviceMemory memory) {
-    if (is_destroyed_ || memory.data() == nullptr) return;
-    retired_.push_back(std::move(memory));
-    sweep_retired();
+void Group::give_back(DeviceMemory memory, bool is_in_graphs) {
+    if (is_destroyed_) return;
+    handle_memory_.give_back(std::move(memory), is_in_graphs);
+    if (handle_memory_.has_retired() && (order_ == nullptr || order_->is_idle())) handle_memory_.return_to_hooks();
 }
 
-void Group::retire_host_visible(void* memory) {
-    retired_host_visible_.push_back(memory);
-    sweep_retired();
-}
-
-void Group::sweep_retired() {
-    if (!is_destroyed_ && order_ != nullptr && !order_->is_idle()) return;
-    retired_.clear();
-    for (void* memory : retired_host_visible_) runtime().free_host_visible(memory);
-    retired_host_visible_.clear();
-}
-
-void Group::before_operation(cudaStream_t stream) {
-    if (order_ != nullptr) order_->before_operation(stream);
-}
+bool Group::before_operation(cudaStream_t stream) { return order_ != nullptr && order_->before_operation(stream); }
 
 void Group::after_operation(cudaStream_t stream) {
     if (order_ != nullptr) order_->after_operation(stream);

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/failure_watch.h"
 #include "core/group_config.h"
+#include "core/handle_memory.h"
 #include "core/ht_arena.h"
 #include "core/ll_arena.h"
 #include "core/memory.h"
@@ -39,6 +40,7 @@ class Group {
     Runtime& runtime() const { return communicator_->runtime(); }
     const GroupConfig& config() const { return config_; }
     int rank() const { return communicator_->rank(); }
+    uint64_t number() const { return number_; }  // no other group of this process ever has the same
 
     // RemoteError with who waited for whom, if the group has failed; InvalidUsage if it is destroyed.
     void expect_working() const;
@@ -50,17 +52,18 @@ class Group {
 
     const HtArena& ht_arena() const { return *ht_arena_; }  // of HT groups
 
-    DeviceMemory allocate(size_t bytes, bool zeroed) { return DeviceMemory(runtime(), config_.alloc, bytes, zeroed); }
+    HandleMemory& handle_memory() { return handle_memory_; }
     WaitScope wait_scope(OperationKind operation, uint64_t handle_number) const;
 
     uint64_t add_handle(Handle* handle);  // returns its number, from 1
     void remove_handle(Handle* handle);
-    // Memory that kernels may still use: freed when they are done, at the latest with the group.
-    void retire(DeviceMemory memory);
-    void retire_host_visible(void* memory);
+    // The next number of an update, from 1: no two updates of a group's handles have the same.
+    uint32_t next_update() { return ++num_updates_ != 0 ? num_updates_ : ++num_updates_; }
+    // Where operations may still be queued, memory of the caller's allocator waits for the next call.
+    void give_back(DeviceMemory memory, bool is_in_graphs);
 
-    // Around every launch on the group's behalf.
-    void before_operation(cudaStream_t stream);
+    // Around every launch on the group's behalf. True: the operation is captured into a graph.
+    bool before_operation(cudaStream_t stream);
     void after_operation(cudaStream_t stream);
     // Waits for all that were issued, on whichever streams.
     void await_operations();
@@ -84,8 +87,8 @@ class Group {
     void expect_masks() const;
     MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const;
     void preallocate();
-    void sweep_retired();
 
+    const uint64_t number_;
     std::shared_ptr<Communicator> communicator_;
     GroupConfig config_;
     HostVisibleStatus* status_ = nullptr;
@@ -94,9 +97,9 @@ class Group {
     std::vector<std::shared_ptr<LlArena>> arenas_;
     std::unique_ptr<HtArena> ht_arena_;
     std::vector<Handle*> handles_;
-    std::vector<DeviceMemory> retired_;
-    std::vector<void*> retired_host_visible_;
+    HandleMemory handle_memory_;
     uint64_t num_handles_ever_ = 0;
+    uint32_t num_updates_ = 0;
     uint32_t num_cleans_ = 0;
     bool is_destroyed_ = false;
     FailureWatch::Place watch_;  // on GPUs, where a group may fail between two calls

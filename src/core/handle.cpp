@@ -46,14 +46,13 @@ Handle::Handle(std::shared_ptr<Group> group, ncclEpLayout_t layout, uint32_t top
     : group_(std::move(group)), layout_(layout), topk_(topk) {}
 
 Handle::~Handle() {
-    if (number_ == 0) return;
-    group_->remove_handle(this);
-    group_->retire(std::move(owned_memory_));
+    if (number_ != 0) group_->remove_handle(this);
+    group_->give_back(std::move(owned_memory_), is_in_graphs_);
 }
 
 void Handle::bind_memory(const ncclEpTensor_t* handle_mem, size_t bytes) {
     if (handle_mem == nullptr) {
-        owned_memory_ = group_->allocate(bytes, false);
+        owned_memory_ = group_->handle_memory().take(bytes);
         memory_ = owned_memory_.data();
         return;
     }

@@ -49,6 +49,8 @@ class Handle {
     // The caller's memory, checked, or the group's allocator's.
     void bind_memory(const ncclEpTensor_t* handle_mem, size_t bytes);
     void join_group() { number_ = group_->add_handle(this); }
+    // Before every launch that uses the handle's memory.
+    void before_operation(cudaStream_t stream) { is_in_graphs_ |= group_->before_operation(stream); }
 
     std::shared_ptr<Group> group_;
     ncclEpLayout_t layout_;
@@ -57,6 +59,7 @@ class Handle {
     DeviceMemory owned_memory_;
     std::byte* memory_ = nullptr;
     bool has_routing_ = false;
+    bool is_in_graphs_ = false;  // a captured operation uses the memory
 };
 
 }  // namespace crossdock

@@ -92,7 +92,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     args.common.has_windows = !is_expert_major() && tokens.window.has_value();
     if (args.common.has_windows) args.token_windows = *tokens.window;
     const LaunchShape shape = plan_ht_combine(*group_, args);
-    group_->before_operation(stream);
+    before_operation(stream);
     launch_ht_combine(group_->runtime(), args, shape, stream);
     group_->after_operation(stream);
 }

@@ -75,7 +75,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     }
     memory.expect_apart();
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
-    group_->before_operation(stream);
+    before_operation(stream);
     launch_ht_dispatch(group_->runtime(), args, shape, stream);
     group_->after_operation(stream);
 }

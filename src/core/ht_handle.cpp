@@ -57,7 +57,7 @@ std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, nc
             "config->dispatch_output_per_expert_alignment is {}, allowed with {} experts a rank: at most {}", alignment,
             experts, most);
     std::shared_ptr<HtHandle> handle(new HtHandle(group, layout, topk));
-    handle->alignment_ = alignment == 0 ? 1 : static_cast<uint32_t>(alignment);
+    if (handle->is_expert_major() && alignment > 0) handle->alignment_ = static_cast<uint32_t>(alignment);
     if (handle->is_expert_major() && handle->is_eager()) {
         require(group->config().num_topk > 0, ncclInvalidUsage,
                 "an expert-major handle of a group without max_recv_tokens_per_rank (eager) needs config->num_topk of "
@@ -67,19 +67,19 @@ std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, nc
     handle->routed_topk_ = topk;
     handle->bind_memory(handle_mem, handle->geometry().bytes());
     handle->may_relocate_ = handle_mem != nullptr;
-    handle->host_total_ = static_cast<uint64_t*>(group->runtime().allocate_host_visible(sizeof(uint64_t)));
+    handle->host_total_ = {group->handle_memory().take_word(),
+                           [group](uint64_t* word) { group->handle_memory().give_back(word); }};
     handle->join_group();
+    if (handle->may_relocate_) handle->join_sharers();
     return handle;
 }
 
-HtHandle::~HtHandle() {
-    if (host_total_ != nullptr) group_->retire_host_visible(host_total_);
-}
+HtHandle::~HtHandle() { leave_sharers(); }
 
 void HtHandle::release_memory() {
     Handle::release_memory();
-    if (host_total_ != nullptr) group_->runtime().free_host_visible(host_total_);
-    host_total_ = nullptr;
+    host_total_.reset();
+    total_word_.reset();
 }
 
 HtHandleGeometry HtHandle::geometry() const { return geometry_of(group_->config(), topk_); }
@@ -173,28 +173,32 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     args.common = common(OperationKind::kUpdate, group_->ht_arena().update_blocks);
     args.topk_idx = topk_idx.data;
     args.ids_are_64_bit = topk_idx.dtype == ncclInt64;
-    args.alignment = is_expert_major() ? alignment_ : 1;
+    args.alignment = alignment_;
     args.drops = config.overflow_policy == NCCL_EP_OVERFLOW_DROP;
     args.counters = counters;
     DeviceScope device(group_->runtime());
     // In a graph the same number comes again with every replay; then the host does not rely on it.
-    args.host_total = group_->runtime().is_capturing(stream) ? nullptr : host_total_;
-    args.update_number = ++num_updates_ & UINT32_MAX;
+    args.host_total = group_->runtime().is_capturing(stream) ? nullptr : host_total_.get();
+    update_number_ = group_->next_update();
+    args.update_number = update_number_;
     routed_cleans_ = args.host_total == nullptr ? kAnyClean : group_->num_cleans();
     args.cleans = routed_cleans_;
+    args.maker = maker();
     const LaunchShape shape = plan_ht_update(*group_, args);
-    group_->before_operation(stream);
+    before_operation(stream);
     launch_ht_update(group_->runtime(), args, shape, stream);
     has_routing_ = true;
     was_captured_ = args.host_total == nullptr;
+    total_word_ = host_total_;
+    tell_sharers();
     group_->after_operation(stream);
 }
 
 void HtHandle::learn_total(bool wait) {
-    if (total_ || was_captured_ || num_updates_ == 0) return;
+    if (total_ || was_captured_ || total_word_ == nullptr) return;
     const auto look = [&] {
-        const uint64_t seen = __atomic_load_n(host_total_, __ATOMIC_ACQUIRE);
-        if (seen >> 32 == (num_updates_ & UINT32_MAX)) total_ = static_cast<uint32_t>(seen);
+        const uint64_t seen = __atomic_load_n(total_word_.get(), __ATOMIC_ACQUIRE);
+        if (seen >> 32 == update_number_) total_ = static_cast<uint32_t>(seen);
     };
     look();
     if (total_ || !wait) return;
@@ -204,31 +208,10 @@ void HtHandle::learn_total(bool wait) {
 }
 
 void HtHandle::expect_routing(cudaStream_t stream) {
+    expect_not_overwritten();
     if (!has_routing_) read_routing(stream);
     require(routed_cleans_ == kAnyClean || routed_cleans_ == group_->num_cleans(), ncclInvalidUsage,
             "the handle's routing is from before the latest ncclEpMaskClean: call ncclEpUpdateHandle first");
-}
-
-// What a handle over the same memory has left there.
-void HtHandle::read_routing(cudaStream_t stream) {
-    require(may_relocate_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
-    DeviceScope device(group_->runtime());
-    require(
-        !group_->runtime().is_capturing(stream), ncclInvalidUsage,
-        "the routing in handle_mem must be known before a capture: call ncclEpUpdateHandle, or use the handle once");
-    HtRouting routing{};
-    group_->await_operations();
-    group_->runtime().copy_to_host(&routing, memory_, sizeof(routing), stream);
-    require(routing.magic == kHtRoutingMagic && routing.topk <= topk_ && (is_topk_open_ || routing.topk == topk_) &&
-                routing.alignment == (is_expert_major() ? alignment_ : 1),
-            ncclInvalidUsage,
-            "the handle has no routing, and handle_mem holds none of a handle with the same layout, top-k and "
-            "alignment: call ncclEpUpdateHandle first");
-    routed_topk_ = routing.topk;
-    num_tokens_ = routing.num_tokens;
-    total_ = routing.total;
-    routed_cleans_ = routing.cleans;
-    has_routing_ = true;
 }
 
 uint32_t HtHandle::num_received(cudaStream_t stream) {
@@ -257,7 +240,10 @@ void HtHandle::dropped_tokens(uint64_t* count, cudaStream_t stream) {
     require(count != nullptr, ncclInvalidArgument, "count is NULL");
     DeviceScope device(group_->runtime());
     expect_routing(stream);
+    // In the order of the operations, since the memory may be another handle's after this one.
+    before_operation(stream);
     group_->runtime().copy_on_device(count, memory_ + offsetof(HtRouting, dropped), sizeof(*count), stream);
+    group_->after_operation(stream);
 }
 
 }  // namespace crossdock

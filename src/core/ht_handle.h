@@ -3,6 +3,7 @@
 // needs to check arguments, as far as it knows it.
 #pragma once
 
+#include <atomic>
 #include <optional>
 
 #include "core/handle.h"
@@ -45,6 +46,15 @@ class HtHandle final : public Handle {
     uint32_t budget() const;
     // After them the number of tokens is known, and the total if that needs no waiting (or wait is set).
     void expect_routing(cudaStream_t stream);
+    // Relocation (ht_relocation.cpp): handles in the same memory of the caller know of each other's updates.
+    HtRoutingMaker maker() const;
+    bool overlaps(const HtHandle& other) const;
+    bool can_share_with(const HtHandle& other) const;
+    void join_sharers();
+    void leave_sharers() noexcept;
+    void tell_sharers();
+    void adopt(const HtHandle& other);
+    void expect_not_overwritten() const;
     void read_routing(cudaStream_t stream);
     void learn_total(bool wait);
     HtCounters read_counters(const ncclEpLayoutInfo_t& info, CallMemory& memory) const;
@@ -55,12 +65,15 @@ class HtHandle final : public Handle {
     void expect_rows(const Tensor& tensor, bool needs_all_rows);
 
     uint32_t alignment_ = 1;
-    bool is_topk_open_ = false;       // created with num_topk -1: each Update brings its own, up to topk_
-    uint32_t routed_topk_ = 0;        // of the current routing
-    bool may_relocate_ = false;       // the memory is the caller's: another handle may have written a routing there
-    uint64_t* host_total_ = nullptr;  // host-visible: (number of the update, total)
-    uint64_t num_updates_ = 0;
-    uint32_t routed_cleans_ = 0;  // of the group's masks, before the current routing
+    bool is_topk_open_ = false;  // created with num_topk -1: each Update brings its own, up to topk_
+    uint32_t routed_topk_ = 0;   // of the current routing
+    bool may_relocate_ = false;  // the memory is the caller's: another handle may have written a routing there
+    std::shared_ptr<uint64_t> host_total_;        // host-visible: (number of the update, total)
+    std::shared_ptr<const uint64_t> total_word_;  // the word of the handle that made the current routing
+    uint32_t update_number_ = 0;                  // of the current routing
+    uint32_t routed_cleans_ = 0;                  // of the group's masks, before the current routing
+    enum class Writer { kSharer, kOtherLayout, kOtherGroup };
+    std::atomic<Writer> overwritten_by_{Writer::kSharer};
 
     bool was_captured_ = false;           // the latest Update is part of a graph
     std::optional<uint32_t> num_tokens_;  // of the current routing

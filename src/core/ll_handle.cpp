@@ -133,7 +133,7 @@ void LlHandle::keep_pending(const Args& args) {
 void LlHandle::run(LlDispatchArgs& args, cudaStream_t stream) {
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
     DeviceScope device(group_->runtime());
-    group_->before_operation(stream);
+    before_operation(stream);
     launch_ll_dispatch(group_->runtime(), args, shape, stream);
     has_dispatched_ = true;
     if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
@@ -143,7 +143,7 @@ void LlHandle::run(LlDispatchArgs& args, cudaStream_t stream) {
 void LlHandle::run(LlCombineArgs& args, cudaStream_t stream) {
     const LaunchShape shape = plan_ll_combine(*group_, args);
     DeviceScope device(group_->runtime());
-    group_->before_operation(stream);
+    before_operation(stream);
     launch_ll_combine(group_->runtime(), args, shape, stream);
     if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
     group_->after_operation(stream);
@@ -202,7 +202,7 @@ void LlHandle::sources(const ncclEpTensor_t* caller_tokens, const ncclEpTensor_t
     args.tokens = reinterpret_cast<int32_t*>(tokens.data);
     args.ranges = reinterpret_cast<int64_t*>(ranges.data);
     DeviceScope device(group_->runtime());
-    group_->before_operation(stream);
+    before_operation(stream);
     launch_ll_sources(group_->runtime(), args, stream);
     group_->after_operation(stream);
 }

@@ -53,6 +53,76 @@ TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
     });
 }
 
+// A persistent second handle follows the updates of the first, without being told.
+TEST(HtRelocation, ASecondHandleFollowsUpdatesOfTheFirst) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
+            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
+            HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
+            HtLayer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true});
+            for (uint64_t step = 0; step < 3; ++step) {
+                const HtProblem routed = rerouted(problem, 11 + step);
+                first.route(routed);
+                first.pass(NCCL_EP_FWD_PASS);
+                second.refill(routed);
+                second.pass(NCCL_EP_BWD_PASS);
+            }
+        });
+    });
+}
+
+HtProblem with_other_layout(const HtProblem& problem) {
+    HtProblem other = problem;
+    other.layout = problem.layout == NCCL_EP_LAYOUT_FLAT ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
+    return other;
+}
+
+void expect_refused(RankContext& context, HtLayer& layer, const char* word) {
+    layer.prepare_dispatch();
+    RANK_REFUSED(context, ncclInvalidUsage, word, layer.dispatch());
+    layer.prepare_combine();
+    RANK_REFUSED(context, ncclInvalidUsage, word, layer.combine());
+}
+
+// Routing that a handle of another group or layout has written is refused, whether that handle still lives or not.
+TEST(HtRelocation, RoutingOfAnotherGroupOrLayoutIsRefused) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const bool first_stays : {false, true}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
+                const HtProblem by_expert = with_other_layout(flat);
+                const ncclEpGroupConfig_t config = ht_config_for(context, {&flat, &by_expert});
+                Group group(context, context.comm(), config);
+                Group other_group(context, context.comm(), config);
+                const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), flat, nullptr);
+                auto first =
+                    std::make_unique<HtLayer>(context, group.get(), flat, HtOptions{.handle_memory = memory.get()});
+                first->pass(NCCL_EP_FWD_PASS);
+                if (!first_stays) first.reset();
+                HtLayer elsewhere(context, other_group.get(), flat,
+                                  {.handle_memory = memory.get(), .without_update = true});
+                expect_refused(context, elsewhere, "another group");
+                HtLayer otherwise(context, group.get(), by_expert,
+                                  {.handle_memory = memory.get(), .without_update = true});
+                expect_refused(context, otherwise, "layout");
+                // What they write themselves is theirs, and no longer the first one's.
+                elsewhere.route(rerouted(flat, 7));
+                elsewhere.pass(NCCL_EP_FWD_PASS);
+                if (!first_stays) return;
+                expect_refused(context, *first, "another group");
+                otherwise.route(rerouted(by_expert, 8));
+                otherwise.pass(NCCL_EP_FWD_PASS);
+                expect_refused(context, elsewhere, "another group");
+                expect_refused(context, *first, "layout");
+                first->route(rerouted(flat, 9));
+                first->pass(NCCL_EP_FWD_PASS);
+            });
+        }
+    });
+}
+
 // Combine relies on the update only, and dispatch on nothing else either: any number of them, in any order.
 TEST(HtRelocation, BackwardComesWithoutForward) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {

@@ -146,8 +146,9 @@ struct HtUpdateArgs {
     uint32_t alignment;  // of an expert's zone
     bool drops;          // more than the budget is dropped; else it fails the group
     uint32_t cleans;     // of the group's masks so far
+    HtRoutingMaker maker;
     HtCounters counters;
-    uint64_t* host_total;  // host-visible: the total, behind the handle's number of updates; may be null
+    uint64_t* host_total;  // host-visible: the total, behind the update's number; may be null
     uint64_t update_number;
 };
 

@@ -79,6 +79,16 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return rings_offset() + num_rings() * ring_bytes; }
 };
 
+// Who wrote a routing: only a handle with the same may read it.
+struct HtRoutingMaker {
+    uint64_t group;  // no two groups of a process have the same, 0: none
+    uint32_t layout;
+    uint32_t topk;  // that the memory is laid out for
+    friend CROSSDOCK_HOST_DEVICE constexpr bool operator==(const HtRoutingMaker& a, const HtRoutingMaker& b) {
+        return a.group == b.group && a.layout == b.layout && a.topk == b.topk;
+    }
+};
+
 // What an Update found out, in the handle's memory: everything that dispatch and combine need, so that another handle
 // over the same memory can go on with it.
 struct HtRouting {
@@ -90,6 +100,7 @@ struct HtRouting {
     uint32_t total;       // rows (flat) or padded slots (expert-major), dropped ones included
     uint32_t cleans;      // of the group's masks, before it
     uint64_t dropped;     // pairs of an own token and a masked rank to which it should have gone
+    HtRoutingMaker maker;
 };
 inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
 
@@ -107,7 +118,7 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t domains() const { return num_ranks / domain_ranks; }
 
-    // HtRouting comes first.
+    static_assert(sizeof(HtRouting) <= 64, "HtRouting lies before the ids");
     CROSSDOCK_HOST_DEVICE constexpr uint64_t ids_offset() const { return 64; }  // i32 [tokens][topk], -1: dropped
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // u32 [ranks]: of this rank's rows at each rank
         return align_up(ids_offset() + 4 * uint64_t{max_tokens} * topk, 16);

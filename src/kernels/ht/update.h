@@ -260,6 +260,7 @@ CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args) {
         t.routing->total = c.expert_major ? slots : t.routing->num_rows;
         t.routing->cleans = args.cleans;
         t.routing->dropped = 0;
+        t.routing->maker = args.maker;
     }
     ctx.warp_sync();
 }

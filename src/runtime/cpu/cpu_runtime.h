@@ -7,7 +7,7 @@
 
 namespace crossdock::cpu {
 
-class CpuRuntime final : public Runtime {
+class CpuRuntime : public Runtime {
   public:
     // The executor outlives the runtime.
     explicit CpuRuntime(Executor& executor) : executor_(&executor) {}

@@ -19,18 +19,19 @@ CudaStreamOrder::~CudaStreamOrder() {
 
 // An operation's cost on the host counts: CUDA is asked no more than once for what it knows, and not at all for what
 // the caller has seen to (the current device).
-void CudaStreamOrder::before_operation(cudaStream_t stream) {
+bool CudaStreamOrder::before_operation(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     now_ = {};
     check_cuda(cudaStreamGetCaptureInfo(stream, &status, &now_.capture), "cudaStreamGetCaptureInfo");
     if (status == cudaStreamCaptureStatusActive) {
         if (now_.capture == capture_) check_cuda(cudaStreamWaitEvent(stream, last_captured_), "cudaStreamWaitEvent");
-        return;
+        return true;
     }
     now_.capture = 0;
     check_cuda(cudaStreamGetId(stream, &now_.stream), "cudaStreamGetId");
     if (eager_stream_ != 0 && eager_stream_ != now_.stream)
         check_cuda(cudaStreamWaitEvent(stream, last_eager_), "cudaStreamWaitEvent");
+    return false;
 }
 
 void CudaStreamOrder::after_operation(cudaStream_t stream) {

@@ -17,7 +17,7 @@ class CudaStreamOrder final : public StreamOrder {
     CudaStreamOrder(const CudaStreamOrder&) = delete;
     CudaStreamOrder& operator=(const CudaStreamOrder&) = delete;
 
-    void before_operation(cudaStream_t stream) override;
+    bool before_operation(cudaStream_t stream) override;
     void after_operation(cudaStream_t stream) override;
     bool is_idle() override;
     void synchronize() override;

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routing that several handles of the high-throughput mode share, since they live in the same memory of the caller.
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+#include "core/error.h"
+#include "core/ht_handle.h"
+#include "core/structs.h"
+
+namespace crossdock {
+namespace {
+
+// The live handles in memory of the caller, of all groups.
+struct Sharers {
+    std::mutex mutex;
+    std::vector<HtHandle*> handles;
+};
+
+Sharers& sharers() {
+    static auto& instance = *new Sharers;
+    return instance;
+}
+
+}  // namespace
+
+HtRoutingMaker HtHandle::maker() const { return {group_->number(), enum_bits(layout_), topk_}; }
+
+bool HtHandle::overlaps(const HtHandle& other) const {
+    return memory_ < other.memory_ + other.geometry().bytes() && other.memory_ < memory_ + geometry().bytes();
+}
+
+bool HtHandle::can_share_with(const HtHandle& other) const {
+    return memory_ == other.memory_ && maker() == other.maker() && alignment_ == other.alignment_;
+}
+
+void HtHandle::join_sharers() {
+    const std::lock_guard lock(sharers().mutex);
+    for (const HtHandle* other : sharers().handles) {
+        if (can_share_with(*other) && other->has_routing_ && other->overwritten_by_ == Writer::kSharer) adopt(*other);
+    }
+    sharers().handles.push_back(this);
+}
+
+void HtHandle::leave_sharers() noexcept {
+    if (!may_relocate_) return;
+    const std::lock_guard lock(sharers().mutex);
+    auto& handles = sharers().handles;
+    handles.erase(std::remove(handles.begin(), handles.end(), this), handles.end());
+}
+
+void HtHandle::tell_sharers() {
+    overwritten_by_ = Writer::kSharer;
+    if (!may_relocate_) return;
+    const std::lock_guard lock(sharers().mutex);
+    for (HtHandle* other : sharers().handles) {
+        if (other == this || !overlaps(*other)) continue;
+        if (other->can_share_with(*this)) {
+            other->adopt(*this);  // of the same group, whose calls do not run at once
+        } else {
+            other->overwritten_by_ = other->group_ == group_ ? Writer::kOtherLayout : Writer::kOtherGroup;
+        }
+    }
+}
+
+// What the other one knows of the routing in the memory.
+void HtHandle::adopt(const HtHandle& other) {
+    routed_topk_ = other.routed_topk_;
+    num_tokens_ = other.num_tokens_;
+    total_ = other.total_;
+    total_word_ = other.total_word_;
+    update_number_ = other.update_number_;
+    routed_cleans_ = other.routed_cleans_;
+    was_captured_ = other.was_captured_;
+    has_routing_ = true;
+    overwritten_by_ = Writer::kSharer;
+}
+
+void HtHandle::expect_not_overwritten() const {
+    const Writer writer = overwritten_by_;
+    require(writer == Writer::kSharer, ncclInvalidUsage,
+            "the routing in handle_mem ({}) was overwritten by an update of a handle of another {}: call "
+            "ncclEpUpdateHandle first",
+            static_cast<const void*>(memory_),
+            writer == Writer::kOtherGroup ? "group" : "layout, top-k or alignment, or at another address");
+}
+
+// What a handle that is gone, or a copy of its memory, has left there.
+void HtHandle::read_routing(cudaStream_t stream) {
+    require(may_relocate_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
+    DeviceScope device(group_->runtime());
+    require(
+        !group_->runtime().is_capturing(stream), ncclInvalidUsage,
+        "the routing in handle_mem must be known before a capture: call ncclEpUpdateHandle, use the handle once, or "
+        "keep the handle that was updated until this one has been made");
+    HtRouting routing{};
+    group_->await_operations();
+    group_->runtime().copy_to_host(&routing, memory_, sizeof(routing), stream);
+    require(routing.magic == kHtRoutingMagic, ncclInvalidUsage,
+            "the handle has no routing, and handle_mem holds none: call ncclEpUpdateHandle first");
+    require(routing.maker.group == group_->number(), ncclInvalidUsage,
+            "the routing in handle_mem was written by a handle of another group: call ncclEpUpdateHandle first");
+    require(
+        routing.maker == maker() && (is_topk_open_ || routing.topk == topk_) && routing.alignment == alignment_,
+        ncclInvalidUsage,
+        "the routing in handle_mem was written with layout {}, top-k {} and alignment {}, the handle has layout {}, "
+        "top-k {} and alignment {}: call ncclEpUpdateHandle first",
+        routing.maker.layout, routing.topk, routing.alignment, enum_bits(layout_), topk_, alignment_);
+    const uint32_t max_tokens = group_->config().max_tokens;
+    require(routing.topk <= topk_ && routing.num_tokens <= max_tokens, ncclInvalidUsage,
+            "handle_mem has been overwritten: it says {} tokens with top-k {}, allowed: at most {} with {}",
+            routing.num_tokens, routing.topk, max_tokens, topk_);
+    routed_topk_ = routing.topk;
+    num_tokens_ = routing.num_tokens;
+    total_ = routing.total;
+    routed_cleans_ = routing.cleans;
+    has_routing_ = true;
+}
+
+}  // namespace crossdock
