@@ -15,6 +15,7 @@
 #include "fabric/cpu/window_memory.h"
 #include "fabric/hosts/communicator.h"
 #include "fabric/hosts/launcher.h"
+#include "runtime/cpu/machine_memory.h"
 
 namespace crossdock {
 namespace {
@@ -159,7 +160,10 @@ ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void
         const auto communicator = cpu_communicator_of(comm, "ncclAllGather");
         // Peers' bytes come in one after the other: outputs are written once all are there.
         const auto num_ranks = static_cast<size_t>(communicator->num_ranks());
-        require(bytes <= SIZE_MAX / num_ranks, ncclInvalidArgument, "bytes is {}, more than memory can hold", bytes);
+        require(bytes <= cpu::machine_memory() / num_ranks, ncclInvalidArgument,
+                "bytes is {}, allowed with {} ranks: at most {}, since all of them must fit into the {} bytes that the "
+                "machine has for this process",
+                bytes, num_ranks, cpu::machine_memory() / num_ranks, cpu::machine_memory());
         std::vector<std::byte> gathered(bytes * num_ranks);
         communicator->all_gather(own_bytes, gathered.data(), bytes, "crossdockCommAllGather", cpu::join_timeout_ns());
         std::copy(gathered.begin(), gathered.end(), static_cast<std::byte*>(all_bytes));

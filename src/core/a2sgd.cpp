@@ -53,7 +53,10 @@ std::vector<A2sgdPiece> checked_pieces(const crossdockA2sgdPiece_t* caller, size
 
 uint64_t entries_of(const std::vector<A2sgdPiece>& pieces) {
     uint64_t count = 0;
-    for (const A2sgdPiece& piece : pieces) count += piece.count;
+    for (const A2sgdPiece& piece : pieces) {
+        require(!__builtin_add_overflow(count, piece.count, &count) && count <= SIZE_MAX / 8, ncclInvalidArgument,
+                "{} has {} entries, with which the pieces hold more than memory can", piece.name, piece.count);
+    }
     return count;
 }
 
@@ -182,6 +185,7 @@ std::optional<Error> A2sgd::failure() const {
 
 void A2sgd::use(std::vector<A2sgdPiece> pieces) {
     std::vector<A2sgdChunk> chunks;
+    chunks.reserve(entries_of(pieces) / kSignChunk + pieces.size());  // fails at once where it must
     for (size_t i = 0; i < pieces.size(); ++i) {
         const A2sgdPiece& piece = pieces[i];
         for (uint64_t first = 0; first < piece.count; first += kSignChunk) {

@@ -32,6 +32,10 @@ constexpr uint32_t kHtSms = 32;      // expert-major: rows are copied to their e
 constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/performance.md has the curves
 constexpr uint32_t kHtUpdateSms = 64;
 
+// So that no product of these numbers leaves 64 bits. Far more than any model has.
+constexpr uint32_t kMostExperts = 1u << 20;
+constexpr uint32_t kMostTokenBytes = 1u << 30;
+
 // per-operation variable, NCCL_EP_COMM_SMS, per-operation field, max_num_sms, the mode's own.
 uint32_t resolve_sms(const std::optional<uint32_t>& operation_variable, const std::optional<uint32_t>& variable,
                      uint32_t field, uint32_t max_num_sms, uint32_t mode_sms, uint32_t device_sms) {
@@ -90,6 +94,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "options->ht_masks is 1, allowed for algorithm 1 (high throughput): set config->enable_mask");
     require(given.num_experts > 0 && given.num_experts % num_ranks == 0, ncclInvalidArgument,
             "config->num_experts is {}, allowed: positive multiples of the {} ranks", given.num_experts, num_ranks);
+    require(given.num_experts <= kMostExperts, ncclInvalidArgument, "config->num_experts is {}, allowed: at most {}",
+            given.num_experts, kMostExperts);
     // Kernels find an expert's rank by a product that must keep its upper bits.
     const uint32_t experts_per_rank = given.num_experts / num_ranks;
     constexpr uint64_t kMaxProduct = (uint64_t{1} << kRankOfExpertShift) - 1;
@@ -99,6 +105,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     require(given.max_dispatch_tokens_per_rank > 0, ncclInvalidArgument,
             "config->max_dispatch_tokens_per_rank is 0, allowed: 1 and more");
     require(given.max_token_bytes > 0, ncclInvalidArgument, "config->max_token_bytes is 0, allowed: 1 and more");
+    require(given.max_token_bytes <= kMostTokenBytes, ncclInvalidArgument,
+            "config->max_token_bytes is {}, allowed: at most {}", given.max_token_bytes, kMostTokenBytes);
     require(!is_ht || given.max_token_bytes % 16 == 0, ncclInvalidArgument,
             "config->max_token_bytes is {}, allowed in HT mode: multiples of 16", given.max_token_bytes);
     require(!is_ht || given.max_recv_tokens_per_rank == 0 ||
@@ -132,13 +140,13 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->overflow_policy drop needs a budget: set max_recv_tokens_per_rank");
     require(!(environment.has_local_dup && environment.has_nvlink_dup), ncclInvalidUsage,
             "NCCL_EP_HT_EM_LOCAL_DUP and NCCL_EP_HT_EM_NVLINK_DUP are both on: they exclude each other");
+    require(!is_ht || uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks <= INT32_MAX, ncclInvalidArgument,
+            "config->max_dispatch_tokens_per_rank is {}, allowed: at most {} with {} ranks",
+            given.max_dispatch_tokens_per_rank, INT32_MAX / num_ranks, num_ranks);
     const uint64_t eager_rows = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks * std::max(1u, given.num_topk);
     require(!is_ht || given.max_recv_tokens_per_rank != 0 || eager_rows <= INT32_MAX, ncclInvalidUsage,
             "config->max_recv_tokens_per_rank is 0 (eager): {} rows may come, allowed: at most {}", eager_rows,
             INT32_MAX);
-    require(!is_ht || uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks <= INT32_MAX, ncclInvalidArgument,
-            "config->max_dispatch_tokens_per_rank is {}, allowed: at most {} with {} ranks",
-            given.max_dispatch_tokens_per_rank, INT32_MAX / num_ranks, num_ranks);
     // Row numbers of one operation are 32-bit, a source's counts travel in 24 bits. What a row's label holds is larger.
     static_assert(kMaxPayload / kMaxTopk <= kMaxTokensOfRank && kMaxPayload <= kMaxChoicesOfRank);
     const uint64_t slots = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks;

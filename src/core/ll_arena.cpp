@@ -75,9 +75,7 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLa
     geometry.num_buffers = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kFewestBuffers : kNumBuffers;
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
-    require(config.max_token_bytes <= (1u << 30) &&
-                geometry.num_rows() < kLargestBytes / geometry.row_stride() / kNumBuffers,
-            ncclInvalidArgument,
+    require(geometry.num_rows() < kLargestBytes / geometry.row_stride() / kNumBuffers, ncclInvalidArgument,
             "config->max_token_bytes {} with {} tokens a rank, {} ranks and top-{} needs more than 2^48 bytes",
             config.max_token_bytes, config.max_tokens, config.num_ranks, topk);
     // Kernels number what arrives on a rank with 32 bits: choices, and the rows of its experts.
@@ -91,8 +89,8 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLa
 }
 
 bool ll_size_is_enough(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk) {
-    return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk),
-                                               ll_geometry(config, line_tokens, layout, topk).arena_bytes());
+    const uint64_t own_need = ll_geometry(config, line_tokens, layout, topk).arena_bytes();  // judges the numbers first
+    return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk), own_need);
 }
 
 }  // namespace crossdock

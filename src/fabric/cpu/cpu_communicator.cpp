@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "fabric/cpu/registry.h"
 #include "runtime/cpu/idle_backoff.h"
+#include "runtime/cpu/machine_memory.h"
 
 namespace crossdock::cpu {
 namespace {
@@ -121,6 +122,14 @@ void CpuCommunicator::require_same_size(const std::vector<uint64_t>& bytes, cons
                 "{}: rank {} gave {} bytes, rank 0 {}; all ranks give the same size", what, peer,
                 bytes[static_cast<size_t>(peer)], bytes[0]);
     }
+}
+
+void CpuCommunicator::expect_room(size_t bytes) const {
+    const auto ranks = static_cast<uint64_t>(domain_ranks());
+    require(bytes <= machine_memory() / ranks, ncclSystemError,
+            "{} bytes of symmetric memory are needed for each of the {} ranks on this machine, which has {} bytes for "
+            "all of this process: lower max_dispatch_tokens_per_rank or max_token_bytes, or run fewer ranks here",
+            bytes, ranks, machine_memory());
 }
 
 ncclWindow_t CpuCommunicator::register_window(void* memory, size_t bytes, uint64_t timeout_ns) {

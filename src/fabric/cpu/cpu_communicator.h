@@ -49,6 +49,9 @@ class CpuCommunicator : public Communicator {
 
     void require_same_size(const std::vector<uint64_t>& bytes, const char* what) const;
 
+    // SystemError where so much symmetric memory for each rank of this machine is more than the machine has.
+    void expect_room(size_t bytes) const;
+
   private:
     void gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride, size_t chunk_bytes,
                       uint64_t start_ns, uint64_t deadline_ns);

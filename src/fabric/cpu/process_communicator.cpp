@@ -67,6 +67,7 @@ std::unique_ptr<SymmetricMemory> ProcessCommunicator::allocate_symmetric(size_t 
     Mapping mapping;
     std::string reason;
     try {
+        expect_room(bytes);
         file = make_memory_file(bytes);
         mapping = Mapping(file.get(), bytes);
         offer.fd = file.get();

@@ -71,6 +71,7 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
     ncclResult_t problem = ncclSuccess;
     std::string sentence;
     try {
+        runtime_.expect_room(bytes);
         memory = std::make_unique<RegisteredMemory>(self_, bytes, runtime_.internal_stream());
     } catch (const Error& error) {
         problem = error.code();

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "runtime/cpu/machine_memory.h"
 
 namespace crossdock::cpu {
 namespace {
@@ -14,7 +15,9 @@ constexpr size_t kAlignment = 256;  // what GPU allocations have at least
 }  // namespace
 
 void* CpuRuntime::allocate(size_t bytes) {
-    require(bytes <= SIZE_MAX - kAlignment, ncclSystemError, "no memory for {} bytes", bytes);
+    // More than that would come from the system, and end the process when it is zeroed.
+    require(bytes <= machine_memory(), ncclSystemError,
+            "no memory for {} bytes: the machine has {} bytes for this process", bytes, machine_memory());
     const size_t rounded_bytes = bytes == 0 ? kAlignment : (bytes + kAlignment - 1) / kAlignment * kAlignment;
     void* memory = std::aligned_alloc(kAlignment, rounded_bytes);
     require(memory != nullptr, ncclSystemError, "no memory for {} bytes", bytes);

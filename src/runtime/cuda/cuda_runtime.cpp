@@ -98,6 +98,20 @@ void* CudaRuntime::allocate(size_t bytes) {
     return block.memory;
 }
 
+void CudaRuntime::expect_room(size_t bytes) const {
+    DeviceGuard guard(device_);
+    size_t free_bytes = 0;
+    size_t all_bytes = 0;
+    check_cuda(cudaMemGetInfo(&free_bytes, &all_bytes), "cudaMemGetInfo");
+    if (bytes > free_bytes) {
+        free_retired();
+        check_cuda(cudaMemGetInfo(&free_bytes, &all_bytes), "cudaMemGetInfo");
+    }
+    require(bytes <= free_bytes, ncclSystemError,
+            "GPU {} has {} bytes free of {}: lower max_dispatch_tokens_per_rank or max_token_bytes", device_,
+            free_bytes, all_bytes);
+}
+
 void* CudaRuntime::allocate_host_visible(size_t bytes) {
     DeviceGuard guard(device_);
     blocks_.reserve(blocks_.size() + 1);

@@ -45,6 +45,9 @@ class CudaRuntime final : public Runtime {
 
     int device() const { return device_; }
 
+    // SystemError where the GPU has fewer bytes left, retired ones included.
+    void expect_room(size_t bytes) const;
+
     // A stream of the library's own, for what happens outside the user's streams: never blocked by the default stream.
     cudaStream_t internal_stream() const { return stream_; }
 

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much memory there is at all: more than that need not be asked for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "device/platform.h"
+
+namespace crossdock::cpu {
+
+// Bytes that this machine has, or that this process's control group (a container's, a job's) may take where that is
+// less. Read once.
+uint64_t machine_memory();
+
+// The limit of the control group whose file system (versions 1 and 2) is mounted at `root`; `own` is the text of
+// /proc/self/cgroup. UINT64_MAX: none.
+uint64_t control_group_limit(const std::string& root, const std::string& own);
+
+}  // namespace crossdock::cpu
