@@ -44,6 +44,19 @@ CROSSDOCK_EXPORT int ncclEpHandle_test_getNRanksPerNode(ncclEpHandle* handle) {
 CROSSDOCK_EXPORT int ncclEpHandle_test_getExpertsPerRank(ncclEpHandle* handle) {
     return number_of(handle, [](const crossdock::Handle& h) { return h.group().config().experts_per_rank(); });
 }
+
+// Shared memory that a block of the group's kernels may take from the next operation on, on this rank: 1 byte to what
+// the device has. Kernels then keep fewer rows in flight; an operation that cannot fit at all is InvalidArgument.
+CROSSDOCK_EXPORT ncclResult_t ncclEpGroup_test_setMaxDynamicSmem(ncclEpGroup* group, int bytes) {
+    return crossdock::boundary([&] { crossdock::groups().find(group)->limit_shared_bytes(bytes); });
+}
+// Warps per block of this rank's latest low-latency combine; 0: there was none; -1: the group is none.
+CROSSDOCK_EXPORT int ncclEpGroup_test_getLastLlCombineWarpsPerGroup(ncclEpGroup* group) {
+    int warps = -1;
+    static_cast<void>(crossdock::boundary([&] { warps = crossdock::groups().find(group)->last_combine_warps(); }));
+    return warps;
+}
+
 CROSSDOCK_EXPORT void ncclEpHandle_test_clearTopkIdx(ncclEpHandle* handle) {
     static_cast<void>(crossdock::boundary([&] { crossdock::handles().find(handle)->forget_routing(); }));
 }

@@ -188,6 +188,16 @@ void Group::give_back(DeviceMemory memory, bool is_in_graphs) {
     if (handle_memory_.has_retired() && (order_ == nullptr || order_->is_idle())) handle_memory_.return_to_hooks();
 }
 
+size_t Group::max_shared_bytes() const { return std::min(runtime().max_shared_bytes(), shared_bytes_limit_); }
+
+void Group::limit_shared_bytes(int bytes) {
+    require(!is_destroyed_, ncclInvalidUsage, "the group has been destroyed");
+    require(bytes > 0 && static_cast<size_t>(bytes) <= runtime().max_shared_bytes(), ncclInvalidArgument,
+            "the limit of shared memory is {} bytes, allowed: 1..{}, which the device has for a block", bytes,
+            runtime().max_shared_bytes());
+    shared_bytes_limit_ = static_cast<size_t>(bytes);
+}
+
 bool Group::before_operation(cudaStream_t stream) { return order_ != nullptr && order_->before_operation(stream); }
 
 void Group::after_operation(cudaStream_t stream) {

@@ -62,6 +62,13 @@ class Group {
     // Where operations may still be queued, memory of the caller's allocator waits for the next call.
     void give_back(DeviceMemory memory, bool is_in_graphs);
 
+    // Shared memory that a block of the group's kernels may take: the device's, or less from the next operation on.
+    size_t max_shared_bytes() const;
+    void limit_shared_bytes(int bytes);
+    // Of the latest low-latency combine; 0: there was none.
+    int last_combine_warps() const { return last_combine_warps_; }
+    void note_combine_warps(int warps) { last_combine_warps_ = warps; }
+
     // Around every launch on the group's behalf. True: the operation is captured into a graph.
     bool before_operation(cudaStream_t stream);
     void after_operation(cudaStream_t stream);
@@ -101,6 +108,8 @@ class Group {
     uint64_t num_handles_ever_ = 0;
     uint32_t num_updates_ = 0;
     uint32_t num_cleans_ = 0;
+    size_t shared_bytes_limit_ = SIZE_MAX;
+    int last_combine_warps_ = 0;
     bool is_destroyed_ = false;
     FailureWatch::Place watch_;  // on GPUs, where a group may fail between two calls
 };

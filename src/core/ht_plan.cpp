@@ -93,8 +93,7 @@ static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
 uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_bytes, uint64_t bytes) {
     if (crew.summers == 0) return 0;
     const bool is_gpu = group.communicator().world() == World::kCuda;
-    const uint64_t free =
-        group.runtime().max_shared_bytes() - std::min<uint64_t>(bytes, group.runtime().max_shared_bytes());
+    const uint64_t free = group.max_shared_bytes() - std::min<uint64_t>(bytes, group.max_shared_bytes());
     const uint32_t stages = static_cast<uint32_t>(
         std::clamp<uint64_t>(free / stage_bytes, 1, is_gpu ? kGpuMostSharedStages : kSimulatedSharedStages));
     return std::max(stages, crew.producers * crew.producer_stages);
@@ -129,15 +128,14 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
         return shared.bytes;
     };
     const HtCrew wanted = crew;
-    while (compute() > group.runtime().max_shared_bytes() && crew.summers == 0 &&
-           (crew.producers > 1 || crew.consumers > 1)) {
+    while (compute() > group.max_shared_bytes() && crew.summers == 0 && (crew.producers > 1 || crew.consumers > 1)) {
         const bool sheds_receivers = crew.consumer_stages > 0 && crew.consumers > 1 &&
                                      crew.consumers * wanted.producers > crew.producers * wanted.consumers;
         --(sheds_receivers || crew.producers == 1 ? crew.consumers : crew.producers);
     }
-    require(shared.bytes <= group.runtime().max_shared_bytes(), ncclInvalidArgument,
+    require(shared.bytes <= group.max_shared_bytes(), ncclInvalidArgument,
             "{}: a block needs {} bytes of shared memory for stages of {} bytes, the device has {}", what, shared.bytes,
-            crew.chunk_bytes + tail_bytes, group.runtime().max_shared_bytes());
+            crew.chunk_bytes + tail_bytes, group.max_shared_bytes());
     return shared;
 }
 

@@ -145,6 +145,7 @@ void LlHandle::run(LlCombineArgs& args, cudaStream_t stream) {
     DeviceScope device(group_->runtime());
     before_operation(stream);
     launch_ll_combine(group_->runtime(), args, shape, stream);
+    group_->note_combine_warps(shape.warps_per_block);
     if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
     group_->after_operation(stream);
 }

@@ -81,9 +81,9 @@ uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
 
 LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_bytes, uint32_t shared_bytes,
                      uint32_t blocks, const char* what) {
-    require(shared_bytes <= group.runtime().max_shared_bytes(), ncclInvalidArgument,
+    require(shared_bytes <= group.max_shared_bytes(), ncclInvalidArgument,
             "{}: a block needs {} bytes of shared memory for one row's scales and {} experts, the device has {}", what,
-            shared_bytes, common.arena.num_experts, group.runtime().max_shared_bytes());
+            shared_bytes, common.arena.num_experts, group.max_shared_bytes());
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
@@ -113,7 +113,7 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
         args.shared = LlDispatchShared::of(common.arena, crew, common.topk, args.scale_bytes);
         return args.shared.bytes;
     };
-    while (lay_out() > group.runtime().max_shared_bytes() && crew.num_stages + crew.receive_stages > 2) {
+    while (lay_out() > group.max_shared_bytes() && crew.num_stages + crew.receive_stages > 2) {
         --(crew.receive_stages > crew.num_stages ? crew.receive_stages : crew.num_stages);
     }
     return shape_of(group, common, args.row_bytes, args.shared.bytes, blocks, "dispatch");
@@ -141,7 +141,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
         args.shared = LlCombineShared::of(common.arena, crew, common.topk, group.config().has_several_domains());
         return args.shared.bytes;
     };
-    while (lay_out() > group.runtime().max_shared_bytes() && crew.num_stages > 1) --crew.num_stages;
+    while (lay_out() > group.max_shared_bytes() && crew.num_stages > 1) --crew.num_stages;
     return shape_of(group, common, args.row_bytes, args.shared.bytes, blocks, "combine");
 }
 

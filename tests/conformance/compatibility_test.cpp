@@ -9,6 +9,10 @@
 #include "options.h"
 #include "random_problem.h"
 
+// As in NVIDIA's tests: not in a public header.
+ncclResult_t ncclEpGroup_test_setMaxDynamicSmem(ncclEpGroup* group, int bytes);
+int ncclEpGroup_test_getLastLlCombineWarpsPerGroup(ncclEpGroup* group);
+
 namespace crossdock::testing {
 namespace {
 
@@ -61,6 +65,40 @@ TEST(Compatibility, Version1AndVersion2CallersShareAProcess) {
             old_fp8.route(old_problem);
             old_fp8.round_trip();
         });
+    });
+}
+
+// With less shared memory kernels keep fewer rows in flight and compute the same; with too little they are refused.
+TEST(Compatibility, SharedMemoryCanBeLimited) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const Problem problem = small_problem(context.num_ranks(), layout, 5);
+                Group group(context, problem);
+                const auto warps = [&] { return ncclEpGroup_test_getLastLlCombineWarpsPerGroup(group.get()); };
+                RANK_CHECK(context, warps() == 0, "{} warps before any combine", warps());
+                Layer layer(context, group.get(), problem);
+                layer.round_trip();
+                const int before = warps();
+                RANK_CHECK(context, before >= 1, "{} warps", before);
+                const std::vector<std::byte> combined = layer.combined();
+                // Room for a block's tables and a stage or two.
+                RANK_OK(context, ncclEpGroup_test_setMaxDynamicSmem(group.get(), 16 << 10));
+                layer.round_trip();
+                RANK_CHECK(context, layer.combined() == combined, "other bits with less shared memory");
+                RANK_CHECK(context, warps() >= 1 && warps() <= before, "{} warps, {} before", warps(), before);
+                context.barrier();
+                RANK_OK(context, ncclEpGroup_test_setMaxDynamicSmem(group.get(), 64));
+                layer.prepare_dispatch();
+                RANK_REFUSED(context, ncclInvalidArgument, "shared memory", layer.dispatch());
+                RANK_REFUSED(context, ncclInvalidArgument, "allowed: 1..",
+                             ncclEpGroup_test_setMaxDynamicSmem(group.get(), 0));
+                RANK_REFUSED(context, ncclInvalidArgument, "allowed: 1..",
+                             ncclEpGroup_test_setMaxDynamicSmem(group.get(), INT32_MAX));
+                RANK_OK(context, ncclEpGroup_test_setMaxDynamicSmem(group.get(), 16 << 10));
+                layer.round_trip();
+            });
+        }
     });
 }
 
