@@ -35,14 +35,17 @@ struct Watched {
 // One thread for all groups of the process, which lives while there is one.
 class Rounds {
   public:
+    static std::shared_ptr<Rounds> make() {
+        return std::shared_ptr<Rounds>(new Rounds, [](Rounds* rounds) {
+            // A forked process has the object, but not the thread, which may hold the mutex, and for whose end the
+            // destructor of the condition variable would wait.
+            if (!rounds->is_in_child()) delete rounds;
+        });
+    }
     ~Rounds() { stop(); }
 
     void stop() {
-        if (is_in_child()) {
-            // A forked process has the object, but not the thread, which may have held the mutex.
-            if (thread_.joinable()) thread_.detach();
-            return;
-        }
+        if (is_in_child()) return;
         {
             const std::lock_guard lock(mutex_);
             is_over_ = true;
@@ -107,7 +110,7 @@ FailureWatch::Place FailureWatch::watch(const HostVisibleStatus& status, std::fu
     static Current current;
     const std::lock_guard lock(current.mutex);
     std::shared_ptr<Rounds> rounds = current.object.lock();
-    if (rounds == nullptr || rounds->is_in_child()) current.object = rounds = std::make_shared<Rounds>();
+    if (rounds == nullptr || rounds->is_in_child()) current.object = rounds = Rounds::make();
     const auto place = rounds->add(status, std::move(tell));
     return Place(nullptr, [rounds, place](void*) { rounds->remove(place); });
 }
