@@ -92,10 +92,10 @@ class Ctx {
     CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // Announces bytes whose stores this thread has awaited (RowStage::wait_stores): they have left, but not arrived.
-    // The release waits until they have, and with them all that the GPU has under way. It needs the fence of
-    // asynchronous copies for global memory, which waits for nothing; that for all memory waits for the device. A
-    // relaxed store behind either was tried: rows were seen to come after their flags.
+    // A flag for bytes whose stores of this thread have landed (RowStage): whoever sees it sees them. The fence orders
+    // asynchronous writes to global memory before the release and waits for nothing (that for all memory waits for the
+    // device); the release waits until peers would see the bytes, and all else that the GPU has under way. A relaxed
+    // store behind either fence was tried: rows were seen to come after their flags.
     CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
         ptx::fence_proxy_async_global();
         ptx::store_release_system(word, value);
@@ -133,8 +133,8 @@ class Ctx {
         return ptx::add_acq_rel_device(word, value);
     }
     CROSSDOCK_DEVICE void fence_system() const { __threadfence_system(); }
-    // Bytes whose stores this thread has awaited (RowStage::wait_stores) come before all words that it stores from now
-    // on (with store_entered_system), and before its puts.
+    // Bytes whose stores of this thread have landed (RowStage) come before all words that it stores from now on (with
+    // store_entered_system), and before its puts.
     CROSSDOCK_DEVICE void fence_landed() const {
         ptx::fence_proxy_async_global();
         ptx::fence_acq_rel_system();

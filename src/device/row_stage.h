@@ -2,9 +2,14 @@
 // A staging area in shared memory, through which rows move asynchronously: bulk loads in, bulk stores out.
 //
 // One thread (a warp's leader) loads and stores. The order is: load + wait_loaded, or fill + filled; then stores; then
-// wait_stores (their data is at the target, a flag may follow) or wait_reusable (the stage may be filled again). A
-// stage that one warp loads and others store from: the loading warp calls loaded_for_block before the block's next
-// barrier, the others wait_loaded after it.
+// wait_stores (the stores have landed) or wait_reusable (the stage may be filled again). A stage that one warp loads
+// and others store from: the loading warp calls loaded_for_block before the block's next barrier, the others
+// wait_loaded after it.
+//
+// *Landed* means completed: the writes are visible to the thread that issued the stores (PTX:
+// cp.async.bulk.wait_group), and to nobody else yet. A peer that sees a flag sees them only if the flag is stored by
+// Ctx::store_landed_system, or behind Ctx::fence_landed: these order the asynchronous writes before the flag, at system
+// scope.
 //
 // On the CPU a load remembers where its source is instead of copying it, so a row is copied once; its source must
 // therefore stay unchanged until the stores are awaited, which the GPU's rules (contract: inputs stay unmodified during
@@ -65,7 +70,7 @@ class RowStage {
         ptx::bulk_store(target, data_ + at, bytes);
     }
     CROSSDOCK_DEVICE static void end_group(const Ctx&) { ptx::bulk_commit_group(); }
-    // All but the latest max_pending groups of this thread have arrived. Waiting for more than asked is always right.
+    // All but the latest max_pending groups of this thread have landed. Waiting for more than asked is always right.
     CROSSDOCK_DEVICE static void wait_stores(const Ctx&, int max_pending = 0) {
         if (max_pending >= 4) {
             ptx::bulk_wait_group<4>();
