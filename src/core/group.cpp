@@ -16,7 +16,8 @@
 namespace crossdock {
 namespace {
 
-constexpr size_t kMaskOffset = 16;      // behind WaitControl
+constexpr size_t kMaskOffset = 16;
+static_assert(sizeof(WaitControl) <= kMaskOffset, "the mask lies behind it");
 constexpr uint32_t kExplicitTopk = 32;  // the largest that an explicit buffer size is taken to be meant for
 
 // Starts at a random number, so that memory that another process has left holds none of this one's.

@@ -140,9 +140,11 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->overflow_policy drop needs a budget: set max_recv_tokens_per_rank");
     require(!(environment.has_local_dup && environment.has_nvlink_dup), ncclInvalidUsage,
             "NCCL_EP_HT_EM_LOCAL_DUP and NCCL_EP_HT_EM_NVLINK_DUP are both on: they exclude each other");
-    require(!is_ht || uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks <= INT32_MAX, ncclInvalidArgument,
+    // Row numbers are 32-bit, and the number of a packet in its ring, of which a token has one at most, is a payload.
+    const uint64_t most_ht_tokens = std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload);
+    require(!is_ht || given.max_dispatch_tokens_per_rank <= most_ht_tokens, ncclInvalidArgument,
             "config->max_dispatch_tokens_per_rank is {}, allowed: at most {} with {} ranks",
-            given.max_dispatch_tokens_per_rank, INT32_MAX / num_ranks, num_ranks);
+            given.max_dispatch_tokens_per_rank, most_ht_tokens, num_ranks);
     const uint64_t eager_rows = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks * std::max(1u, given.num_topk);
     require(!is_ht || given.max_recv_tokens_per_rank != 0 || eager_rows <= INT32_MAX, ncclInvalidUsage,
             "config->max_recv_tokens_per_rank is 0 (eager): {} rows may come, allowed: at most {}", eager_rows,

@@ -169,6 +169,7 @@ CROSSDOCK_DEVICE uint64_t packed_element(float value, uint32_t i) {
 template <DType kDType, uint32_t kNum>
 CROSSDOCK_DEVICE void load_elements(const std::byte* row, uint32_t first, float (&values)[kNum]) {
     constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
+    static_assert(kNum > 0 && kNum % kPerWord == 0, "whole words of 8 bytes are loaded, from the first one on");
     const uint64_t* words = reinterpret_cast<const uint64_t*>(row) + first / kPerWord;
     for (uint32_t i = 0; i < kNum; ++i) values[i] = element_of<kDType>(words[i / kPerWord], i % kPerWord);
 }
@@ -176,6 +177,7 @@ CROSSDOCK_DEVICE void load_elements(const std::byte* row, uint32_t first, float 
 // values * multiplier as e4m3, four to a 32-bit word.
 template <uint32_t kNum>
 CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, std::byte* target) {
+    static_assert(kNum > 0 && kNum % 4 == 0, "whole words of four are stored: fewer values would be left out");
     for (uint32_t word = 0; word < kNum / 4; ++word) {
         float scaled[4];
         for (uint32_t i = 0; i < 4; ++i) scaled[i] = values[4 * word + i] * multiplier;

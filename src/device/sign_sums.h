@@ -47,6 +47,8 @@ struct SignRow {
     static constexpr uint32_t kPerLoad = 16 / dtype_bytes(kDType);
     static constexpr uint32_t kLoads = kSignSlots / kPerLoad;
     static constexpr uint32_t kRowsAtOnce = kSignLoadsAtOnce / kLoads;
+    static_assert(kLoads * kPerLoad == kSignSlots && kRowsAtOnce * kLoads == kSignLoadsAtOnce,
+                  "a lane's columns are whole loads, and the loads under way whole rows");
     Bytes16 words[kLoads];
 
     CROSSDOCK_DEVICE static uint64_t offset(int lane, uint32_t load) {

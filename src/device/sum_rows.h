@@ -93,6 +93,7 @@ class PartSum {
 
   private:
     static constexpr uint32_t kVectors = kMostBytes / (16 * kLanes);  // of a lane
+    static_assert(kVectors * 16 * kLanes == kMostBytes, "the lanes' vectors make up a part");
     CROSSDOCK_DEVICE static uint32_t place(const Ctx& ctx, uint32_t v) {
         return (v * kLanes + static_cast<uint32_t>(ctx.lane())) * 16;
     }

@@ -14,6 +14,15 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t align_up(uint64_t value, uint64_t align
     return (value + alignment - 1) / alignment * alignment;
 }
 
+// How many bits the numbers below `count` take.
+CROSSDOCK_HOST_DEVICE constexpr uint32_t bits_below(uint32_t count) {
+    uint32_t bits = 0;
+    while (uint64_t{1} << bits < count) ++bits;
+    return bits;
+}
+
+inline constexpr uint32_t kEpochBits = 64 - kPayloadBits;
+
 // An announcing word: a reader that sees this epoch sees this payload, and a word of an earlier operation can never
 // look new.
 CROSSDOCK_HOST_DEVICE constexpr uint64_t pack_word(uint64_t epoch, uint64_t payload) {

@@ -35,10 +35,15 @@ const ConfigRow kGroups[] = {
     {"an eager bound beyond 32 bits",
      [](ncclEpGroupConfig_t& c) {
          c.max_recv_tokens_per_rank = 0;
-         c.max_dispatch_tokens_per_rank = 0x7FFFFFFF;
-         c.num_topk = c.num_experts;
+         c.max_dispatch_tokens_per_rank = 0xFFFFFF;
+         c.num_topk = c.num_experts *= 64;
      },
      "max_recv_tokens_per_rank", ncclInvalidUsage},
+    {"more tokens than a packet's number counts",
+     [](ncclEpGroupConfig_t& c) { c.max_dispatch_tokens_per_rank = c.max_recv_tokens_per_rank = 1 << 24; },
+     "at most 16777215"},
+    {"experts beyond all reason", [](ncclEpGroupConfig_t& c) { c.num_experts <<= 20; }, "at most 1048576"},
+    {"rows beyond all reason", [](ncclEpGroupConfig_t& c) { c.max_token_bytes = 0xFFFFFFF0; }, "at most 1073741824"},
     {"free without alloc", [](ncclEpGroupConfig_t& c) { c.alloc.free_fn = [](void*, void*) { return cudaSuccess; }; },
      "alloc", ncclInvalidUsage},
 };

@@ -21,6 +21,7 @@ struct HtState {
     uint64_t signs;       // of life that waits have given; only grows
 };
 inline constexpr uint32_t kHtTicketBits = 18;
+static_assert(64 - kHtTicketBits >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
 
 // The handle's memory, taken apart. A table [ranks][chunks] has `chunks` entries a rank, of which a source with fewer
 // tokens uses the first ones.

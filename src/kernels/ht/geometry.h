@@ -13,7 +13,10 @@ namespace crossdock {
 
 inline constexpr uint32_t kChunkTokens = 32;
 inline constexpr uint32_t kMaxRingSlots = 64;
-inline constexpr uint32_t kLabelRingBytes = 16384;  // holds the weights of two chunks at the largest top-k
+inline constexpr uint32_t kLabelRingBytes = 16384;
+static_assert(kChunkTokens == 32, "a chunk's mask is a uint32_t, a bit per token");
+static_assert(2 * kChunkTokens * kMaxTopk * sizeof(float) <= kLabelRingBytes,
+              "a ring of labels holds the weights of two chunks at the largest top-k");
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t num_chunks(uint32_t tokens) {
     return (tokens + kChunkTokens - 1) / kChunkTokens;

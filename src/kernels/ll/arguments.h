@@ -19,7 +19,7 @@ enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 // Every block takes a ticket: one atomic addition tells it epoch and buffer and counts it. Whoever takes the last
 // ticket of a grid writes the next operation's clock: by then nobody needs this one any more.
 struct LlArenaState {
-    uint64_t clock;  // epoch (40 bits), next buffer (2), held buffers (4 bits), tickets taken (18 bits)
+    uint64_t clock;  // LlClock
     // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by
     // the operation of that epoch, written by the one before it.
     uint64_t free_from[2][kNumBuffers];
@@ -29,6 +29,7 @@ struct LlArenaState {
 
 inline constexpr uint32_t kTicketBits = 18;
 
+// In one word, from the upper end: epoch, next buffer, held buffers, tickets taken.
 struct LlClock {
     uint64_t epoch;
     uint32_t next_buffer;
@@ -36,15 +37,21 @@ struct LlClock {
     uint32_t ticket;
 
     CROSSDOCK_HOST_DEVICE static constexpr LlClock of(uint64_t word) {
-        return {word >> (kTicketBits + 6), static_cast<uint32_t>(word >> (kTicketBits + 4)) & 3,
-                static_cast<uint32_t>(word >> kTicketBits) & 15,
+        return {word >> kEpochShift, static_cast<uint32_t>(word >> kNextBufferShift) & ((1u << kNextBufferBits) - 1),
+                static_cast<uint32_t>(word >> kTicketBits) & ((1u << kNumBuffers) - 1),
                 static_cast<uint32_t>(word) & ((1u << kTicketBits) - 1)};
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t word() const {
-        return epoch << (kTicketBits + 6) | uint64_t{next_buffer} << (kTicketBits + 4) |
+        return epoch << kEpochShift | uint64_t{next_buffer} << kNextBufferShift |
                uint64_t{held_buffers} << kTicketBits | ticket;
     }
+
+    static constexpr uint32_t kNextBufferBits = bits_below(kNumBuffers);
+    static constexpr uint32_t kNextBufferShift = kTicketBits + kNumBuffers;
+    static constexpr uint32_t kEpochShift = kNextBufferShift + kNextBufferBits;
 };
+static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
+static_assert(kNumBuffers < 32, "a bit of 32 per buffer");
 
 struct LlCommon {
     LlGeometry arena;
@@ -79,6 +86,7 @@ struct LlCommon {
 };
 
 inline constexpr uint32_t kRankOfExpertShift = 31;
+static_assert(kRankOfExpertShift < 32, "the factor for one expert per rank, 2^shift, is a uint32_t");
 
 // Plain bytes (NONE, FWD) or e4m3 with one scale a block of 128 elements.
 enum class LlRecipe : uint32_t { kBytes, kFp8 };

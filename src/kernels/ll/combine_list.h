@@ -12,6 +12,7 @@ namespace crossdock {
 
 // Beside the epoch in a cell's flag, or in its words' tags.
 enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
+static_assert(kCellNothing < 1 << kLineContentBits, "a line's tag holds it");
 
 inline namespace CROSSDOCK_WORLD {
 

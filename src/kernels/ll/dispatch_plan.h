@@ -94,7 +94,7 @@ CROSSDOCK_DEVICE TokenIds load_ids(const LlCommon& c, uint32_t token, uint32_t e
 // first token. Followed by a barrier of the block.
 CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t begin, uint32_t end, TokenIds first,
                                    const RoutingCounts& counts) {
-    constexpr uint32_t kRanksInMask = 64;
+    constexpr uint32_t kRanksInMask = 64;  // bits of `ranks`
     if (c.arena.num_ranks > kRanksInMask) return count_tokens_of_many_ranks(ctx, c, begin, end, counts);
     CROSSDOCK_ROLLED
     for (uint32_t warp_token = begin + static_cast<uint32_t>(ctx.warp_idx() * kLanes); warp_token < end;

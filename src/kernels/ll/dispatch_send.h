@@ -39,6 +39,7 @@ CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlCommon& c, const O
 
 // One block of 128 bf16 elements as e4m3 with one fp32 scale. One warp; a lane has its share of the elements.
 inline constexpr uint32_t kFp8PerLane = kFp8Block / kLanes;
+static_assert(kFp8PerLane * kLanes == kFp8Block, "a block's elements are the lanes' shares");
 
 CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const float (&values)[kFp8PerLane], bool round_scales,
                                          std::byte* target, float* scale_target) {

@@ -28,30 +28,41 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t lines_of(uint32_t bytes) { return (byte
 // What a source wrote straight into the receiver's tensors.
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
 inline constexpr uint32_t kHasEntered = 4;  // in an entry word, beside those parts: it is written even if they are none
+static_assert((kDirectTokens | kDirectScales) < kHasEntered && kHasEntered <= kMaxPayload,
+              "an entry word holds the parts and, in another bit, the entry");
 
 // A row's first tagged word says which token it is; word 1 + k holds choice k: its global expert id (-1: dropped) in
 // the lower half, in the upper half its place among this source's rows for that expert (expert-major) or its weight
 // (rank-major).
 inline constexpr uint32_t kTokenBits = 23;
+inline constexpr uint32_t kPlaceBits = 7;
+inline constexpr uint32_t kDirectBits = 3;
+inline constexpr uint32_t kFirstChoiceBits = 31;
 inline constexpr uint32_t kMaxTokensOfRank = (1u << kTokenBits) - 1;
-inline constexpr uint32_t kMaxChoicesOfRank = (1u << 31) - 1;  // tokens times topk
+inline constexpr uint32_t kMaxChoicesOfRank = (1u << kFirstChoiceBits) - 1;  // tokens times topk
+static_assert(kTokenBits + kPlaceBits + kDirectBits + kFirstChoiceBits <= 64, "a row's label is one 64-bit payload");
+static_assert(kMaxTopk <= 1 << kPlaceBits, "a label counts a token's ranks, of which there are at most top-k");
+static_assert((kDirectTokens | kDirectScales) < 1 << kDirectBits, "a label holds every DirectPart");
 
 struct RowLabel {
     uint32_t token_idx;
-    uint32_t place;   // 7 bits: of the receiving rank among the token's ranks, in the order of their first choices
-    uint32_t direct;  // 3 bits: DirectPart
-    uint32_t
-        first_choice;  // 31 bits: of the source's earlier choices, so many are for the receiving rank; expert-major
+    uint32_t place;         // of the receiving rank among the token's ranks, in the order of their first choices
+    uint32_t direct;        // DirectPart
+    uint32_t first_choice;  // of the source's earlier choices, so many are for the receiving rank; expert-major
 
     CROSSDOCK_HOST_DEVICE static constexpr RowLabel of(uint64_t payload) {
-        return {static_cast<uint32_t>(payload) & kMaxTokensOfRank, static_cast<uint32_t>(payload >> kTokenBits) & 0x7F,
-                static_cast<uint32_t>(payload >> (kTokenBits + 7)) & 0x7,
-                static_cast<uint32_t>(payload >> (kTokenBits + 10))};
+        return {static_cast<uint32_t>(payload) & kMaxTokensOfRank,
+                static_cast<uint32_t>(payload >> kTokenBits) & ((1u << kPlaceBits) - 1),
+                static_cast<uint32_t>(payload >> kDirectShift) & ((1u << kDirectBits) - 1),
+                static_cast<uint32_t>(payload >> kFirstChoiceShift)};
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t payload() const {
-        return uint64_t{first_choice} << (kTokenBits + 10) | uint64_t{direct} << (kTokenBits + 7) |
+        return uint64_t{first_choice} << kFirstChoiceShift | uint64_t{direct} << kDirectShift |
                uint64_t{place} << kTokenBits | token_idx;
     }
+
+    static constexpr uint32_t kDirectShift = kTokenBits + kPlaceBits;
+    static constexpr uint32_t kFirstChoiceShift = kDirectShift + kDirectBits;
 };
 
 // What the arena was made for. Handles with fewer choices use the same strides.
@@ -176,6 +187,7 @@ struct LlChoice {
 };
 
 inline constexpr uint64_t kReceivedOffset = 64;
+static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_bytes)");
 
 // A handle's own memory: what a combine must know of the dispatch before it.
 struct LlHandleGeometry {
@@ -215,5 +227,6 @@ struct LlPending {
     uint64_t epoch;
     uint32_t buffer;
 };
+static_assert(sizeof(LlPending) <= kReceivedOffset, "it lies before what was received");
 
 }  // namespace crossdock

@@ -17,9 +17,11 @@
 namespace crossdock {
 
 inline constexpr uint64_t kLineRows = uint64_t{1} << (kPayloadBits - 1);  // in a row count: they are in line form
+static_assert(kMaxPayload / kMaxTopk < kLineRows, "a count of a rank's rows leaves that bit alone");
 
 inline constexpr uint32_t kLineContentBits = 8;
 inline constexpr uint64_t kLineTagPattern = 0xFFFFA96C35E2D74B;
+static_assert(kEpochBits + kLineContentBits <= 48, "a tag's upper 16 bits stay a NaN");
 
 CROSSDOCK_HOST_DEVICE constexpr uint64_t line_tag(uint64_t epoch, uint64_t content) {
     return kLineTagPattern ^ (epoch << kLineContentBits | content);
@@ -37,6 +39,10 @@ inline constexpr uint32_t kPiecesOfLine = 8;
 // A warp moves a group of lines at once.
 inline constexpr uint32_t kLinesOfGroup = uint32_t{kLanes} < kPiecesOfLine ? 1 : uint32_t{kLanes} / kPiecesOfLine;
 inline constexpr uint32_t kPiecesOfLane = kLinesOfGroup * kPiecesOfLine / uint32_t{kLanes};
+static_assert(16 * kPiecesOfLine == kLineBytes && kLinePayload + 8 == kLineBytes,
+              "a line is pieces of 16 bytes, of the last one half is the tag");
+static_assert(kPiecesOfLane * kLanes == kLinesOfGroup * kPiecesOfLine && kPiecesOfLine % kPiecesOfLane == 0,
+              "every lane has as many pieces, of one line: at most its last one has a tag");
 
 // Where 16 bytes of a line are. The first seven pieces of all lines hold the row's beginning, the halves beside the
 // tags its end: so all that is copied is aligned.
@@ -168,6 +174,7 @@ struct LineGroup {
 // Several groups on their way in, polled together until all are here.
 template <uint32_t kMost>
 struct LineWait {
+    static_assert(kMost < 32, "a bit of 32 per group");
     LineGroup groups[kMost];
     uint32_t missing;  // bits; the same for all lanes
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What several numbers are packed into gives each of them back, at the largest values that it may have.
+#include <gtest/gtest.h>
+
+#include "kernels/ll/arguments.h"
+
+namespace crossdock {
+namespace {
+
+TEST(Packings, TheLowLatencyClockHoldsEveryBuffer) {
+    constexpr uint64_t kLastEpoch = (uint64_t{1} << kEpochBits) - 1;
+    for (uint32_t buffer = 0; buffer < kNumBuffers; ++buffer) {
+        const LlClock packed{kLastEpoch, buffer, (1u << kNumBuffers) - 1, (1u << kTicketBits) - 1};
+        const LlClock seen = LlClock::of(packed.word());
+        EXPECT_EQ(seen.epoch, packed.epoch);
+        EXPECT_EQ(seen.next_buffer, packed.next_buffer);
+        EXPECT_EQ(seen.held_buffers, packed.held_buffers);
+        EXPECT_EQ(seen.ticket, packed.ticket);
+    }
+}
+
+TEST(Packings, ARowsLabelHoldsItsNumbers) {
+    const RowLabel packed{kMaxTokensOfRank, kMaxTopk - 1, kDirectTokens | kDirectScales, kMaxChoicesOfRank};
+    const RowLabel seen = RowLabel::of(packed.payload());
+    EXPECT_EQ(seen.token_idx, packed.token_idx);
+    EXPECT_EQ(seen.place, packed.place);
+    EXPECT_EQ(seen.direct, packed.direct);
+    EXPECT_EQ(seen.first_choice, packed.first_choice);
+}
+
+TEST(Packings, AnAnnouncingWordHoldsEpochAndPayload) {
+    const uint64_t epoch = (uint64_t{1} << kEpochBits) - 1;
+    EXPECT_EQ(word_epoch(pack_word(epoch, kMaxPayload)), epoch);
+    EXPECT_EQ(word_payload(pack_word(epoch, kMaxPayload)), kMaxPayload);
+}
+
+}  // namespace
+}  // namespace crossdock
