@@ -107,11 +107,11 @@ std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device& device) {
     return std::make_unique<EventStopwatch>(device);
 }
 
-size_t free_gpu_memory() {
+size_t used_gpu_memory() {
     size_t free_bytes = 0;
     size_t all_bytes = 0;
     check_cuda(cudaMemGetInfo(&free_bytes, &all_bytes), "cudaMemGetInfo");
-    return free_bytes;
+    return all_bytes - free_bytes;
 }
 
 std::string describe_gpu() {

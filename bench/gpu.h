@@ -60,8 +60,8 @@ class GpuFloor {
 std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
                                          uint64_t max_bytes);
 
-// Of the current GPU, bytes.
-size_t free_gpu_memory();
+// Of the current GPU, by all processes; bytes.
+size_t used_gpu_memory();
 
 // "NVIDIA H200, driver ..., NCCL 2.30.7".
 std::string describe_gpu();

@@ -22,7 +22,7 @@ std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext&, ncclComm_t, 
 std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext&, ncclComm_t, tools::Device&) { refuse(); }
 std::unique_ptr<KernelClock> make_kernel_clock(tools::Device&, std::string&) { refuse(); }
 std::unique_ptr<GpuOverlap> make_gpu_overlap(tools::Device&, GpuGate&, std::string&) { refuse(); }
-size_t free_gpu_memory() { refuse(); }
+size_t used_gpu_memory() { refuse(); }
 std::string describe_gpu() { return ""; }
 
 }  // namespace crossdock::bench

@@ -202,6 +202,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
     app.add_flag("--kernels", options.kernels, "--world gpu: also how long the kernels ran, by CUPTI");
     app.add_flag("--overlap", options.overlap, "--world gpu: also what a matrix product loses between the halves");
+    app.add_option("--handles", options.num_handles, "also time so many passes, each with a handle of its own (0)")
+        ->check(integer_range(0, 10000000));
     app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");
     app.add_option("--json", options.json_path, "also write the results for machines to FILE")
         ->check(tools::writable_file());

@@ -57,6 +57,7 @@ struct Options {
     bool validate = false;
     bool kernels = false;
     bool overlap = false;
+    int num_handles = 0;
     std::string library_path;  // another library to time beside ours
     std::string json_path;
     std::string command_line;

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "bench/floor.h"
+#include "bench/handles.h"
 #include "bench/library.h"
 #include "bench/measure.h"
 #include "bench/report.h"
@@ -105,6 +106,13 @@ class BenchRank {
             for (size_t index = 0; index < timings.size(); ++index) {
                 result.libraries[i].kernels[static_cast<int>(operations[index])] = timings[index];
             }
+        }
+    }
+
+    void time_handles(int num_tokens) {
+        for (const auto& workload : workloads_) {
+            workload->select(num_tokens);
+            measure_handles(context_, options_, device_, *workload);
         }
     }
 
@@ -283,6 +291,9 @@ void run_rank(const tools::RankContext& context, const Options& options) {
             if (reports) {
                 print_case(setting, results.back());
                 write_json(options, machine, results);
+            }
+            if (setting.num_handles > 0) {
+                ranks.back()->time_handles(num_tokens);
             }
         }
     }

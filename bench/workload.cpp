@@ -39,19 +39,37 @@ void Workload::make_handle(ncclEpGroupConfig_t config, const ncclEpHandleConfig_
     const auto create_group = [&] {
         library_.check(library_.create_group(&group_, comm(), &config), "ncclEpCreateGroup");
     };
-    const auto init_handle = [&] {
-        library_.check(library_.init_handle(&handle_, group_, options_.layout, handle_config, options_.topk, nullptr),
-                       "ncclEpInitHandle");
-    };
-    free_before_ = options_.world == World::kGpu ? free_gpu_memory() : 0;
+    if (handle_config != nullptr) {
+        handle_config_ = *handle_config;
+    }
+    used_before_ = options_.world == World::kGpu ? used_gpu_memory() : 0;
     start_up_.group = time_us(create_group) * 1e-3;
-    start_up_.handle = time_us(init_handle) * 1e-3;
+    start_up_.handle = time_us([this] { init_handle(); }) * 1e-3;
     note_memory();
 }
 
+void Workload::init_handle() {
+    library_.check(library_.init_handle(&handle_, group_, options_.layout, handle_config_ ? &*handle_config_ : nullptr,
+                                        options_.topk, nullptr),
+                   "ncclEpInitHandle");
+}
+
+void Workload::start_pass() {
+    kept_handle_ = handle_;
+    init_handle();
+    update();
+    dispatch(false);
+    combine(false);
+}
+
+void Workload::end_pass() {
+    library_.check(library_.handle_destroy(handle_), "ncclEpHandleDestroy");
+    handle_ = kept_handle_;
+}
+
 void Workload::note_memory() {
-    const size_t free_now = options_.world == World::kGpu ? free_gpu_memory() : 0;
-    device_bytes_ = free_before_ > free_now ? free_before_ - free_now : 0;
+    const size_t used_now = options_.world == World::kGpu ? used_gpu_memory() : 0;
+    device_bytes_ = used_now > used_before_ ? used_now - used_before_ : 0;
 }
 
 Work Workload::work(Operation operation) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "bench/validate.h"
@@ -36,6 +37,10 @@ class Workload {
     // The halves of a dispatch or combine.
     void send(Operation operation);
     void complete();
+
+    // A pass with a handle of its own: all but its end, and its end.
+    void start_pass();
+    void end_pass();
 
     // Runs a pair over num_tokens tokens a rank and checks it: this rank's part. Collective. routing: all ranks',
     // [ranks][max_tokens][topk].
@@ -79,8 +84,12 @@ class Workload {
     ncclEpHandle_t handle_ = nullptr;
 
   private:
+    void init_handle();
+
     std::vector<std::unique_ptr<TensorMemory>> memories_;  // outlive the group
-    size_t free_before_ = 0;
+    std::optional<ncclEpHandleConfig_t> handle_config_;
+    ncclEpHandle_t kept_handle_ = nullptr;  // during a pass
+    size_t used_before_ = 0;
     size_t device_bytes_ = 0;
 };
 

@@ -37,8 +37,8 @@ export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$here/lib
 if ! "$here/bin/ep_bench" --help >/dev/null 2>&1; then LD_LIBRARY_PATH+=:$here/lib/fallback; fi
 # Several ranks may share a GPU; multicast is not available to them.
 export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0
-# Kernels of different ranks wait for each other: all of them must be able to start, and be loaded before.
-export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER
+# Kernels of different ranks wait for each other: all of them must be able to start.
+export CUDA_DEVICE_MAX_CONNECTIONS=32
 
 nvidia-smi --query-gpu=index,name,driver_version,compute_cap --format=csv,noheader 2>/dev/null || { echo "run: no GPU here" >&2; exit 1; }
 echo "NCCL: ${CROSSDOCK_NCCL_LIBRARY:-libnccl.so.2 of the loader}"

@@ -20,8 +20,6 @@ namespace {
 void set_environment() {
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
     setenv("NCCL_NVLS_ENABLE", "0", 0);
-    // Loading a kernel at its first launch may wait for other ranks' kernels.
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 }
 
 // 0: fine; else the number of what is missing.
