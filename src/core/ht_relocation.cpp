@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/ht_handle.h"
+#include "core/process.h"
 #include "core/structs.h"
 
 namespace crossdock {
@@ -13,7 +14,7 @@ namespace {
 
 // The live handles in memory of the caller, of all groups.
 struct Sharers {
-    std::mutex mutex;
+    ForkSafeMutex mutex;
     std::vector<HtHandle*> handles;
 };
 

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live objects behind the API's opaque pointers. A pointer that is not listed is refused with a sentence, so use after
-// destroy is an error, not a crash.
+// Live objects behind the API's opaque pointers. A pointer that is not listed is refused with a message, so use after
+// destroy is an error, not a crash; so is use in a forked child of what its parent made.
 #pragma once
 
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/process.h"
 
 namespace crossdock {
 
@@ -20,36 +19,42 @@ class Registry {
     void* add(std::shared_ptr<Object> object) {
         void* pointer = object.get();
         std::unique_lock lock(mutex_);
-        live_.emplace(pointer, std::move(object));
+        live_.insert_or_assign(pointer, Entry{std::move(object), {}});
         return pointer;
     }
 
     std::shared_ptr<Object> find(const void* pointer) const {
         std::shared_lock lock(mutex_);
-        return place_of(pointer)->second;
+        return place_of(pointer)->second.object;
     }
 
     // Of several threads that remove one object, one gets it, and the others the error.
     std::shared_ptr<Object> remove(const void* pointer) {
         std::unique_lock lock(mutex_);
         const auto place = place_of(pointer);
-        std::shared_ptr<Object> object = place->second;
+        std::shared_ptr<Object> object = place->second.object;
         live_.erase(place);
         return object;
     }
 
   private:
+    struct Entry {
+        std::shared_ptr<Object> object;
+        MakerProcess maker;
+    };
+
     auto place_of(const void* pointer) const {
         require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name_);
         const auto found = live_.find(pointer);
         require(found != live_.end(), ncclInvalidArgument,
                 "{} {} is not a live {}: never created, or already destroyed", name_, pointer, name_);
+        if (!found->second.maker.is_this()) found->second.maker.expect_this(fmt::format("{} {}", name_, pointer));
         return found;
     }
 
     const char* name_;
-    mutable std::shared_mutex mutex_;
-    std::unordered_map<const void*, std::shared_ptr<Object>> live_;
+    mutable ForkSafeMutex mutex_;
+    std::unordered_map<const void*, Entry> live_;
 };
 
 }  // namespace crossdock

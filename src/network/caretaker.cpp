@@ -25,9 +25,11 @@ class Rounds {
   public:
     ~Rounds() { stop(); }
 
+    bool is_inherited() const { return process_ != getpid(); }
+
     // No mesh is looked after any more.
     void stop() {
-        if (process_ != getpid()) {
+        if (is_inherited()) {
             // A forked process has the object, but not the thread, which may have held the mutex.
             if (thread_.joinable()) thread_.detach();
             return;
@@ -93,7 +95,7 @@ Caretaker::Place Caretaker::look_after(Mesh& mesh) {
     static Current current;
     const std::lock_guard lock(current.mutex);
     std::shared_ptr<Rounds> rounds = current.object.lock();
-    if (rounds == nullptr) current.object = rounds = std::make_shared<Rounds>();
+    if (rounds == nullptr || rounds->is_inherited()) current.object = rounds = std::make_shared<Rounds>();
     rounds->add(mesh);
     return Place(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
 }

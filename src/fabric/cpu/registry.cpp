@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "core/error.h"
+#include "core/process.h"
 #include "fabric/cpu/cpu_communicator.h"
 
 namespace crossdock::cpu {
@@ -13,9 +15,14 @@ namespace {
 constexpr uintptr_t kTokenTag = uintptr_t{0xcd0c} << 48;  // beyond every user-space address
 constexpr uintptr_t kTokenTagMask = uintptr_t{0xffff} << 48;
 
+struct Entry {
+    std::shared_ptr<CpuCommunicator> communicator;
+    MakerProcess maker;
+};
+
 struct Registry {
-    std::mutex mutex;
-    std::map<ncclComm_t, std::shared_ptr<CpuCommunicator>> communicators;
+    ForkSafeMutex mutex;
+    std::map<ncclComm_t, Entry> communicators;
 };
 
 // Never destroyed: threads may still use communicators while the process exits.
@@ -36,14 +43,16 @@ bool is_token(const void* value) { return (reinterpret_cast<uintptr_t>(value) & 
 ncclComm_t publish(std::shared_ptr<CpuCommunicator> communicator) {
     const auto handle = static_cast<ncclComm_t>(new_token());
     const std::lock_guard lock(registry().mutex);
-    registry().communicators.emplace(handle, std::move(communicator));
+    registry().communicators.emplace(handle, Entry{std::move(communicator), {}});
     return handle;
 }
 
 std::shared_ptr<CpuCommunicator> find_communicator(ncclComm_t handle) {
     const std::lock_guard lock(registry().mutex);
     const auto found = registry().communicators.find(handle);
-    return found == registry().communicators.end() ? nullptr : found->second;
+    if (found == registry().communicators.end()) return nullptr;
+    if (!found->second.maker.is_this()) found->second.maker.expect_this(fmt::format("comm {}", fmt::ptr(handle)));
+    return found->second.communicator;
 }
 
 bool withdraw(ncclComm_t handle) {
@@ -51,7 +60,7 @@ bool withdraw(ncclComm_t handle) {
     const std::lock_guard lock(registry().mutex);
     const auto found = registry().communicators.find(handle);
     if (found == registry().communicators.end()) return false;
-    last_reference = std::move(found->second);
+    last_reference = std::move(found->second.communicator);
     registry().communicators.erase(found);
     return true;
 }

@@ -19,7 +19,8 @@ bool is_token(const void* value);
 
 // The communicator's public handle, valid until withdraw().
 ncclComm_t publish(std::shared_ptr<CpuCommunicator> communicator);
-// Null if handle is none of ours, or no longer.
+// Null if handle is none of ours, or no longer. Error with ncclInvalidUsage in a forked child of the process that
+// published it.
 std::shared_ptr<CpuCommunicator> find_communicator(ncclComm_t handle);
 // False if it was not there.
 bool withdraw(ncclComm_t handle);

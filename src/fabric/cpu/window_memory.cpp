@@ -4,6 +4,8 @@
 #include <map>
 #include <mutex>
 
+#include "core/process.h"
+
 namespace crossdock::cpu {
 namespace {
 
@@ -13,7 +15,7 @@ struct Allocation {
 };
 
 struct Allocations {
-    std::mutex mutex;
+    ForkSafeMutex mutex;
     std::map<uintptr_t, Allocation> by_address;
 };
 

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/process.h"
 #include "fabric/cuda/gin_connection.h"
 #include "fabric/cuda/mailbox.h"
 #include "runtime/cuda/cuda_check.h"
@@ -165,6 +166,9 @@ void NcclCommunicator::expect_device_api() const {
 
 std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
     require(comm != nullptr, ncclInvalidArgument, "comm is NULL");
+    // CUDA does not survive a fork, and NCCL's communicators do not either.
+    static const MakerProcess first_user;
+    first_user.expect_this(fmt::format("comm {}, or another one of NCCL,", fmt::ptr(comm)));
     const NcclApi& nccl = nccl_api();
     NcclRank self{&nccl, comm};
     const auto check = [&](ncclResult_t result) {

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/process.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+#include "core/error.h"
+
+namespace crossdock {
+namespace {
+
+// One for all forks of the process. Never destroyed: threads may fork while the process ends.
+struct Forks {
+    unsigned generation = 0;  // grows by one in every child
+    std::mutex mutex;         // of the list
+    std::vector<ForkSafeMutex*> mutexes;
+};
+
+Forks& forks();
+
+void before_fork() {
+    forks().mutex.lock();
+    for (ForkSafeMutex* mutex : forks().mutexes) mutex->lock();
+}
+
+void in_parent() {
+    for (ForkSafeMutex* mutex : forks().mutexes) mutex->unlock();
+    forks().mutex.unlock();
+}
+
+void in_child() {
+    ++forks().generation;
+    for (ForkSafeMutex* mutex : forks().mutexes) mutex->renew();
+    forks().mutex.unlock();
+}
+
+Forks& forks() {
+    static Forks& instance = []() -> Forks& {
+        auto* made = new Forks;
+        pthread_atfork(before_fork, in_parent, in_child);
+        return *made;
+    }();
+    return instance;
+}
+
+}  // namespace
+
+MakerProcess::MakerProcess() : generation_(forks().generation), process_(getpid()) {}
+
+bool MakerProcess::is_this() const { return generation_ == forks().generation; }
+
+void MakerProcess::expect_this(const std::string& subject) const {
+    require(
+        is_this(), ncclInvalidUsage,
+        "{} was made by process {} before fork(): this process, {}, must make its own, and cannot use or destroy it",
+        subject, process_, getpid());
+}
+
+ForkSafeMutex::ForkSafeMutex() {
+    const std::lock_guard lock(forks().mutex);
+    forks().mutexes.push_back(this);
+}
+
+ForkSafeMutex::~ForkSafeMutex() {
+    const std::lock_guard lock(forks().mutex);
+    std::erase(forks().mutexes, this);
+}
+
+// The C library would not let the child unlock what its parent's thread has locked.
+void ForkSafeMutex::renew() noexcept { new (&mutex_) std::shared_mutex; }
+
+}  // namespace crossdock

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// fork(): a child process has copies of its parent's objects, but not the threads, connections and seats behind them,
+// which stay the parent's.
+#pragma once
+
+#include <sys/types.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+
+namespace crossdock {
+
+// Where an object was made.
+class MakerProcess {
+  public:
+    MakerProcess();
+    // Error with ncclInvalidUsage that names both processes, if this is a forked child of the one where it was made.
+    // subject: "comm 0x..".
+    void expect_this(const std::string& subject) const;
+    bool is_this() const;
+
+  private:
+    unsigned generation_;
+    pid_t process_;
+};
+
+// A mutex that no thread holds in a forked child, where the thread that held it would be missing. It must not be held
+// while another one is taken.
+class ForkSafeMutex {
+  public:
+    ForkSafeMutex();
+    ~ForkSafeMutex();
+    ForkSafeMutex(const ForkSafeMutex&) = delete;
+    ForkSafeMutex& operator=(const ForkSafeMutex&) = delete;
+
+    void lock() { mutex_.lock(); }
+    void unlock() { mutex_.unlock(); }
+    void lock_shared() { mutex_.lock_shared(); }
+    void unlock_shared() { mutex_.unlock_shared(); }
+
+    void renew() noexcept;  // in the child: whoever held it, nobody does
+
+  private:
+    std::shared_mutex mutex_;
+};
+
+}  // namespace crossdock
