@@ -13,6 +13,8 @@
  * leaves a sentence for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in
  * the same order.
  *
+ * fork(). As in nccl_ep.h: a child is refused its parent's communicators and A2SGD objects (InvalidUsage), too.
+ *
  * Streams on CPUs. An operation on a CPU communicator has finished when the call returns (a send_only operation: its
  * send half has). The stream argument of nccl_ep.h's functions is ignored there; pass NULL. "Device memory" is ordinary
  * memory there.
@@ -439,7 +441,8 @@ typedef struct {
 /* Local; waits for the steps that were issued. Replays of graphs are the caller's to wait for. */
 ncclResult_t crossdockA2sgdReport(crossdockA2sgd_t a2sgd, crossdockA2sgdReport_t* report);
 
-/* Collective, bounded by the timeout: a rank that does not come is not waited for beyond it. NULL: nothing. */
+/* Collective: waits until the device has done all work of this process, then at most the timeout for the other ranks.
+ * NULL: nothing. */
 ncclResult_t crossdockA2sgdDestroy(crossdockA2sgd_t a2sgd);
 
 #if defined(__GNUC__)

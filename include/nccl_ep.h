@@ -29,6 +29,14 @@
 //   that tensors point to must live until the enqueued work is done.
 // - "Capturable" calls may be recorded into a CUDA graph. Replays may repeat, and alternate with other graphs and with
 //   eager calls, as long as all ranks run the same sequence.
+// - Objects belong to the process that made them. After fork() every call of the child on a communicator, group or
+//   handle of its parent is ncclInvalidUsage, and the child's end touches nothing of the parent's. The child may make
+//   its own; on GPUs it may not, since CUDA does not survive a fork.
+// - Waits for peers are bounded by the timeout T (timeout_ns of the group), so that a lost rank is an error. LL: all
+//   waits of an operation end T after it has begun on this rank's device. HT: a wait ends when its peer has been silent
+//   for T. A peer that waits for a lost rank itself is not silent; such a wait lasts 2 T at most, with masks
+//   4 (R + 1) T, since ranks may be lost one after the other. ncclEpMaskClean: 3 T in HT, in LL for each communication
+//   buffer of the group. Work of the caller's own on the device or the stream has no bound here.
 // - The communicator may also be one of crossdock.h, whose ranks are threads or processes of CPUs. "Device memory" is
 //   then the memory of that world.
 #ifndef NCCL_EP_H_
@@ -118,7 +126,7 @@ typedef struct {
     unsigned int max_num_sms;            // most SMs an operation occupies, 1 .. those of the device, or NCCL_EP_AUTO
     ncclEpAllocConfig_t alloc;
     unsigned int enable_mask;  // LL; a rank that does not answer is masked instead of failing the group
-    uint64_t timeout_ns;       // bound of every wait for a peer; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
+    uint64_t timeout_ns;       // T, see above; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
     // Version 2
     ncclEpZeroCopyMode_t zero_copy;
     ncclEpOverflowPolicy_t overflow_policy;  // HT
@@ -352,8 +360,10 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // the device API; contradicting environment variables.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config);
 
-// Destroys a group: collective, drains the device, not capturable, never waits longer than the timeout. Graphs that
-// hold operations of the group must not be launched afterwards. NULL is a success.
+// Destroys a group: collective, not capturable. Waits until the device has done all work of this process, of whichever
+// stream (the group's own operations end within their bounds), then at most T for the other ranks. Graphs that hold
+// operations of the group must not be launched afterwards. NULL is a success. Of several threads that destroy one group
+// or handle, one does, and the others get ncclInvalidArgument.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
 // The bytes of device memory that a handle needs, if it is to live in memory of the caller: positive, the same on all
@@ -362,11 +372,19 @@ ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
                                  size_t* size_out, int num_topk);
 
-// Makes a handle without routing. Local, not capturable; live handles, running operations and captured graphs are not
+// Makes a handle without routing. Not capturable; live handles, running operations and captured graphs are not
 // disturbed. On failure *handle is NULL.
+// HT: local. LL: local where the group has communication memory for it: for every K up to the group's num_topk, where
+// that is set; for what rdma_buffer_size is enough for, where that is set; and for what an earlier handle needed. Else
+// it is collective and blocks until all ranks have come, like ncclEpCreateGroup: callers that set neither make such
+// handles on all ranks, in the same order.
 // handle_mem: NULL, or a 1-D ncclUint8 tensor of at least ncclEpHandleMemSize bytes that the caller keeps, untouched,
-// until ncclEpHandleDestroy. HT keeps all routing in it: a second handle made over the same memory with the same
-// layout, K and alignment works with the routing of the first, without an update.
+// until ncclEpHandleDestroy. NULL: the group's memory, that of destroyed handles first. HT keeps all routing in
+// handle_mem: a second handle of the same group over the same memory, or over a copy of it, with the same layout, K and
+// alignment, works with the routing of the first, without an update. Its first use reads the routing, which waits for
+// the stream and is ncclInvalidUsage in a capture, before anything is captured; not so where the first handle still
+// lives when the second is made. Routing that a handle of another group, layout, K or alignment has written is
+// ncclInvalidUsage when it is used.
 // num_topk: K, 1 .. E; -1 in HT takes the group's num_topk.
 // ncclInvalidArgument: a layout that the algorithm does not have, an alignment that is no power of two, a K out of
 // range, a handle_mem of wrong shape, type or size. ncclInvalidUsage: K above the group's num_topk (HT).
@@ -390,7 +408,10 @@ ncclResult_t ncclEpCreateHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, 
                                 const ncclEpTensor_t* topk_idx, const ncclEpLayoutInfo_t* layout_info,
                                 const ncclEpHandleConfig_t* config, cudaStream_t stream);
 
-// Destroys a handle, also while its work is queued or a send_only operation of it is pending. Local. NULL is a success.
+// Destroys a handle, also while its work is queued or a send_only operation of it is pending. Local, does not wait. Its
+// memory serves later handles of the group; memory of the caller's allocator returns there, at the latest in
+// ncclEpGroupDestroy. Graphs that hold its operations may still be launched, over handle_mem while that lives. NULL is
+// a success.
 ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 
 // Sends this rank's B tokens to the ranks of their experts and receives what others send here. Collective, enqueues,

@@ -33,6 +33,12 @@ void relocate(RankContext& context, const HtProblem& problem, bool first_stays) 
         second.pass(NCCL_EP_FWD_PASS);
         second.pass(NCCL_EP_BWD_PASS);
         memory->check_guards("the handle's memory");
+        // A copy at another address will do.
+        const HtProblem current = second.problem();
+        const std::unique_ptr<Buffer> copy = make_handle_memory(context, group.get(), problem, stream);
+        copy->write(memory->read());
+        HtLayer third(context, group.get(), current, {.handle_memory = copy.get(), .without_update = true}, stream);
+        third.pass(NCCL_EP_BWD_PASS);
     }
 }
 
