@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "core/tensor.h"
 #include "kernels/agreement.h"
 
 namespace crossdock {
@@ -56,6 +57,8 @@ const char* name_of(WaitStep step) {
             return "report";
         case WaitStep::kMeans:
             return "means";
+        case WaitStep::kRefused:
+            return "refused";
     }
     return "";
 }
@@ -77,26 +80,14 @@ const char* name_of(Term term) {
             return "the quantization recipe";
         case Term::kDirection:
             return "the direction";
-        case Term::kBudget:
-            return "the overflow policy";
-        case Term::kNumExperts:
-            return "num_experts";
+        case Term::kScaleBytes:
+            return "the bytes of a row's scales";
+        case Term::kRouting:
+            return "the routing (the number of the update that made it)";
         case Term::kNumTerms:
             break;
     }
     return "";
-}
-
-const char* name_of(DType dtype) {
-    switch (dtype) {
-        case DType::kBf16:
-            return "ncclBfloat16";
-        case DType::kF16:
-            return "ncclFloat16";
-        case DType::kF32:
-            return "ncclFloat32";
-    }
-    return "another";
 }
 
 const char* name_of(ncclEpLayout_t layout) {
@@ -120,15 +111,15 @@ std::string value_of(Term term, uint64_t value) {
         case Term::kRowUnits:
             return fmt::format("{}", value * kRowUnitBytes);
         case Term::kDtype:
-            return name_of(static_cast<DType>(value));
+            return dtype_name(static_cast<ncclDataType_t>(value));
         case Term::kLayout:
             return name_of(static_cast<ncclEpLayout_t>(value));
         case Term::kDirection:
             return value == 0 ? "forward" : "backward";
         case Term::kTopk:
         case Term::kRecipe:
-        case Term::kBudget:
-        case Term::kNumExperts:
+        case Term::kScaleBytes:
+        case Term::kRouting:
         case Term::kNumTerms:
             break;
     }
@@ -158,6 +149,10 @@ const char* name_of(PeerNumber number) {
             return "as the index of its first row";
         case PeerNumber::kMask:
             return "as the mask of a chunk's tokens";
+        case PeerNumber::kExpertsOfToken:
+            return "experts for one token";
+        case PeerNumber::kWindowOffset:
+            return "as its tensor's win_offset";
     }
     return "";
 }

@@ -91,6 +91,11 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     // Expert-major rows of a token are summed before they travel.
     args.common.has_windows = !is_expert_major() && tokens.window.has_value();
     if (args.common.has_windows) args.token_windows = *tokens.window;
+    Terms& terms = args.common.terms;
+    terms = terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
+    // Who has no rows may not know what they are like, but between domains it passes on those of others.
+    if (wide.num_elements() > 0 || config.has_several_domains())
+        terms = terms.with(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
     const LaunchShape shape = plan_ht_combine(*group_, args);
     before_operation(stream);
     launch_ht_combine(group_->runtime(), args, shape, stream);

@@ -74,6 +74,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
         if (is_expert_major()) args.counters = read_counters(info, memory);
     }
     memory.expect_apart();
+    args.common.terms = args.common.terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
     before_operation(stream);
     launch_ht_dispatch(group_->runtime(), args, shape, stream);
@@ -121,6 +122,11 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
             "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", row_bytes,
             config.max_token_bytes);
     args.row_bytes = static_cast<uint32_t>(row_bytes);
+    const bool has_rows = source.num_elements() > 0 || target.num_elements() > 0;
+    if (has_rows || config.has_several_domains()) {
+        args.common.terms =
+            args.common.terms.with(Term::kRowUnits, row_bytes / kRowUnitBytes).with(Term::kDtype, source.dtype);
+    }
     expect_rows(target, needs_all_rows);
     args.tokens = source.data;
     args.out_tokens = target.data;
@@ -144,6 +150,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
                 "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", row_bytes, scale_bytes,
                 config.max_token_bytes);
         args.scale_bytes = static_cast<uint32_t>(scale_bytes);
+        args.common.terms = args.common.terms.with(Term::kScaleBytes, scale_bytes);
         require(target.window.has_value() == out_scales.window.has_value() || target.num_elements() == 0,
                 ncclInvalidArgument,
                 "outputs->tokens and outputs->scales: either both are window-backed or neither, here only {}",

@@ -104,6 +104,10 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     common.state = reinterpret_cast<HtState*>(arena.state.data());
     common.tables = HtTables::of(geometry(), memory_);
     common.scope = group_->wait_scope(operation, number_);
+    common.terms = Terms{}
+                       .with(Term::kOperation, static_cast<uint64_t>(operation))
+                       .with(Term::kTopk, routed_topk_)
+                       .with(Term::kLayout, enum_bits(layout_));
     common.expert_major = is_expert_major();
     common.topk = routed_topk_;
     common.num_tokens = num_tokens_.value_or(0);

@@ -21,7 +21,8 @@ enum class WaitStep : uint32_t {
     kRouting,
     kFinished,
     kReport,
-    kMeans
+    kMeans,
+    kRefused  // another rank could not use the peer's words
 };
 
 // Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared
@@ -65,7 +66,9 @@ enum class PeerNumber : uint32_t {
     kExpert,
     kTokens,
     kBase,
-    kMask
+    kMask,
+    kExpertsOfToken,
+    kWindowOffset
 };
 
 // The first fault that this rank saw in a peer's words.

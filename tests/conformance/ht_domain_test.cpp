@@ -134,7 +134,7 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int doma
         put_and_raise(8);          // how many rows come here
         const bool is_rail = peer % domain_ranks == rank % domain_ranks;
         if (is_rail) put(4 * static_cast<uint64_t>(domain_ranks) * ((problem.max_tokens + 31) / 32));
-        raise(3);  // it has come to the three operations
+        for (int operation = 0; operation < 3; ++operation) put_and_raise(8);       // it has come, with these terms
         for (int chunk = 0; chunk < problem.ranks[rank].num_tokens; chunk += 32) {  // the weights of a chunk
             uint64_t rows = 0;
             for (int token = chunk; token < std::min(chunk + 32, problem.ranks[rank].num_tokens); ++token)

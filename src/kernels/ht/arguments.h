@@ -6,6 +6,7 @@
 #include "device/peer_map.h"
 #include "device/row_stage.h"
 #include "device/wait.h"
+#include "kernels/agreement.h"
 #include "kernels/ht/outbox.h"
 #include "kernels/reach.h"
 
@@ -80,6 +81,7 @@ struct HtRings {
 
 struct HtOffsets {
     uint64_t entered;
+    uint64_t terms;
     uint64_t finished;
     uint64_t alarms;
     uint64_t tokens;
@@ -92,6 +94,7 @@ struct HtOffsets {
     static constexpr HtOffsets of(const HtGeometry& arena) {
         return {
             arena.entered_offset(),
+            arena.terms_offset(),
             arena.finished_offset(),
             arena.alarms_offset(),
             arena.tokens_offset(),
@@ -114,6 +117,7 @@ struct HtCommon {
     HtTables tables;
     WaitScope scope;
 
+    Terms terms;  // what all ranks must pass alike; the routing in use is added by the kernel
     bool expert_major;
     uint32_t topk;
     uint32_t num_tokens;     // of this rank

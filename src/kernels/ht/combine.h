@@ -48,12 +48,12 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
 }
 
 // Who may have a row of a sum, in ascending order: the ranks of this domain, and the other domains as wholes.
-struct Term {
+struct Summand {
     int rank;    // -1: a domain
     int domain;  // -1: a rank
 
     CROSSDOCK_DEVICE static int num(const HtCommon& c) { return num_near(c) + num_domains(c) - 1; }
-    CROSSDOCK_DEVICE static Term of(const HtCommon& c, int i) {
+    CROSSDOCK_DEVICE static Summand of(const HtCommon& c, int i) {
         if constexpr (!kSeveralDomains) return {i, -1};
         const int own = own_domain(c);
         if (i >= own && i < own + num_near(c)) return {first_near(c) + i - own, -1};
@@ -71,10 +71,10 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.enter(Phase::kCombineRows);
     uint32_t num = 0;
     CROSSDOCK_ROLLED
-    for (int base = 0; base < Term::num(c); base += kLanes) {
+    for (int base = 0; base < Summand::num(c); base += kLanes) {
         const int i = base + ctx.lane();
-        const bool is_term = i < Term::num(c);
-        const Term term = is_term ? Term::of(c, i) : Term{0, -1};
+        const bool is_term = i < Summand::num(c);
+        const Summand term = is_term ? Summand::of(c, i) : Summand{0, -1};
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
         if (is_term && term.domain >= 0) {
@@ -98,7 +98,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.enter(Phase::kCombineCredit);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
-        const Term term = Term::of(c, static_cast<int>(plan.origins[i]));
+        const Summand term = Summand::of(c, static_cast<int>(plan.origins[i]));
         if (term.domain >= 0) {
             FarRing::of_rows(c, term.domain, channel).give_credit(ctx, operation, args.far_rows, plan.slots[i]);
         } else if (states[term.rank] == kEntered) {

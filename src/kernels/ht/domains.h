@@ -42,6 +42,12 @@ CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int home, int near_rank) {
 // The home of a domain for which this rank is the agent.
 CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int domain) { return domain * num_near(c) + c.rank - first_near(c); }
 
+// What this rank puts, or what has been put to it, at an offset of its own arena.
+template <typename T>
+CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
+    return reinterpret_cast<T*>(c.reach.network.local + offset);
+}
+
 // ---- what crosses ----
 
 enum class Crossing : uint32_t {
@@ -109,8 +115,7 @@ class FarRing {
                                       uint32_t number) const {
         const uint32_t batch = number / batch_size(slots);
         if (batch < 2 || ctx.skips_credit()) return true;
-        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (batch % 2),
-                         pack_word(operation.epoch, batch - 2));
+        return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (batch % 2), batch - 2);
     }
     // The packet's first bytes, which this lane's warp has written, set out with their flag. One lane, behind a barrier
     // of the warp. Not inlined, nor is give_credit: kernels would spill more of what they hold in registers.
@@ -126,7 +131,7 @@ class FarRing {
     CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
         return wait_word(ctx, operation, WaitStep::kRow, rings_.flags + own_words_ + 8 * slot_of(slots, number),
-                         pack_word(operation.epoch, number));
+                         number);
     }
     // The packet has been read. One lane, behind a barrier of the lanes that read.
     CROSSDOCK_DEVICE_RARE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
@@ -157,11 +162,8 @@ class FarRing {
     }
     CROSSDOCK_DEVICE std::byte* at(uint64_t offset) const { return c_.reach.network.local + offset; }
     CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const Operation& operation, WaitStep step, uint64_t word,
-                                    uint64_t expected) const {
-        const uint64_t* seen = reinterpret_cast<const uint64_t*>(at(word));
-        return wait_for(
-            ctx, c_, operation, step, peer_, expected, [&] { return ctx.load_acquire_system(seen); },
-            [&](uint64_t value) { return value == expected; });
+                                    uint32_t number) const {
+        return wait_ring_word(ctx, c_, operation, step, peer_, reinterpret_cast<const uint64_t*>(at(word)), number);
     }
     CROSSDOCK_DEVICE Raise raise_of(uint64_t words, uint64_t raised, uint32_t word, uint64_t value) const {
         return {words + peer_words_ + 8 * word, raised + own_words_ + 8 * word, value};

@@ -40,8 +40,11 @@ struct HtGeometry {
 
     // Byte offsets; each is the end of the part before it.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t entered_offset() const { return 0; }  // u64 [2][ranks]
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t finished_offset() const {             // u64 [ranks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t terms_offset() const {                // TaggedWord [2][ranks]
         return align_up(entered_offset() + 16 * uint64_t{num_ranks}, 128);
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t finished_offset() const {  // u64 [ranks]
+        return align_up(terms_offset() + 32 * uint64_t{num_ranks}, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t barrier_offset() const {  // u64 [2][ranks]
         return align_up(finished_offset() + 8 * uint64_t{num_ranks}, 128);
@@ -104,6 +107,7 @@ struct HtRouting {
     uint32_t cleans;      // of the group's masks, before it
     uint64_t dropped;     // pairs of an own token and a masked rank to which it should have gone
     HtRoutingMaker maker;
+    uint64_t update;      // the number of the operation that made it: the same on every rank
 };
 inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
 

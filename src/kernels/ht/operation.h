@@ -13,6 +13,7 @@ inline namespace CROSSDOCK_WORLD {
 struct HtBlockHead {
     uint64_t epoch;
     uint64_t start_ns;
+    Terms terms;  // this rank's
     uint32_t verdict;
 };
 static_assert(sizeof(HtBlockHead) <= kFarCountersOffset);
@@ -21,9 +22,16 @@ CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
     return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());
 }
 
+CROSSDOCK_DEVICE Terms terms_of(const HtCommon& c) {
+    if (c.scope.operation == OperationKind::kUpdate) return c.terms;
+    constexpr uint64_t kRouting = Terms::mask_of(Term::kRouting);
+    constexpr uint32_t kShift = Terms::shift_of(Term::kRouting);
+    return {c.terms.word | (c.tables.routing->update << kShift & kRouting)};
+}
+
 // The operation's number, the same on every rank. The first block tells every peer that this rank has come to it:
-// whatever was announced to it before has been read, and what its stream wrote before may be read. Ends with a barrier
-// of the block.
+// whatever was announced to it before has been read, and what its stream wrote before may be read; and its terms. Ends
+// with a barrier of the block.
 CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
     HtBlockHead* head = ht_block_head(ctx);
     if (thread_idx(ctx) == 0) {
@@ -35,6 +43,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
         }
         head->epoch = epoch;
         head->start_ns = ctx.now_ns();
+        head->terms = terms_of(c);
     }
     ctx.block_sync();
     Operation operation;
@@ -46,14 +55,33 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
         for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
             if (!is_active(ctx, c.scope, peer)) continue;
             if (is_remote(c.reach, peer)) {
-                raise_signal(ctx, c.reach, Signal::kEntered, peer, operation.epoch);
+                put_value_and_raise(ctx, c.reach, peer, terms_offset(c, operation, c.rank), head->terms.word,
+                                    raise_of(c.reach, Signal::kEntered, peer, operation.epoch));
             } else {
                 ctx.store_release_system(entered_word(c, operation, peer, c.rank),
                                          pack_word(operation.epoch, c.has_windows ? kDirect : kEntered));
+                // Behind it: a release would wait until these have landed.
+                ctx.store_tagged(terms_word(c, operation, peer, c.rank), head->terms.word,
+                                 pack_word(operation.epoch, 0));
             }
         }
     }
     return operation;
+}
+
+// Nothing of a peer with other terms may be used: the group fails. A rank without rows may not know what they are like,
+// which is nobody's concern unless it passes on those of others.
+CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer, Terms theirs) {
+    const Terms own = ht_block_head(ctx)->terms;
+    uint64_t differ = own.word ^ theirs.word;
+    if (differ == 0) return true;
+    constexpr uint64_t kUnits = Terms::mask_of(Term::kRowUnits);
+    constexpr uint64_t kOfRows = kUnits | Terms::mask_of(Term::kScaleBytes) | Terms::mask_of(Term::kDtype);
+    if (!kSeveralDomains && ((own.word & kUnits) == 0 || (theirs.word & kUnits) == 0)) differ &= ~kOfRows;
+    if (differ == 0) return true;
+    record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees, PeerNumber::kNone, peer, own.word,
+                      own.word ^ differ);
+    return false;
 }
 
 // The peer's state once it has entered this operation: then its words, rings and windows may be written. own_is_direct:
@@ -71,6 +99,11 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
         },
         [&](uint64_t epoch) { return epoch == operation.epoch; });
     if (!came) return kAbsent;
+    Terms theirs;
+    if (peer != c.rank && (!wait_tagged_word(ctx, c, operation, WaitStep::kEntry, peer,
+                                             terms_word(c, operation, c.rank, peer), theirs.word) ||
+                           !agrees(ctx, c, operation, peer, theirs)))
+        return kAbsent;
     const bool is_direct = peer == c.rank ? own_is_direct : c.has_windows && word_payload(seen) == kDirect;
     return is_direct ? kDirect : kEntered;
 }
@@ -92,10 +125,11 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
         if (is_remote(c.reach, peer)) {
+            const bool came =
+                !has_failed(ctx, c.scope) && wait_far(ctx, c, operation, WaitStep::kEntry, Signal::kEntered, peer);
+            const uint64_t at = terms_offset(c, operation, peer) + offsetof(TaggedWord, payload);
             peers[peer] =
-                !has_failed(ctx, c.scope) && wait_far(ctx, c, operation, WaitStep::kEntry, Signal::kEntered, peer)
-                    ? kEntered
-                    : kAbsent;
+                came && agrees(ctx, c, operation, peer, {*in_own_arena<uint64_t>(c, at)}) ? kEntered : kAbsent;
         } else {
             peers[peer] = wait_entered(ctx, c, operation, peer, own_is_direct);
         }
@@ -390,11 +424,8 @@ CROSSDOCK_DEVICE uint64_t* credit_word(const HtCommon& c, const HtRings& rings, 
 CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
                                   int receiver, int index, uint32_t channel, uint32_t packet, uint32_t slots) {
     if (packet < slots || ctx.skips_credit()) return is_active(ctx, c.scope, receiver);
-    const uint64_t* word = credit_word(c, rings, c.rank, index, channel, packet % slots);
-    const uint64_t expected = pack_word(operation.epoch, packet - slots);
-    return wait_for(
-        ctx, c, operation, WaitStep::kCredit, receiver, expected, [&] { return ctx.load_acquire_system(word); },
-        [&](uint64_t seen) { return seen == expected; });
+    return wait_ring_word(ctx, c, operation, WaitStep::kCredit, receiver,
+                          credit_word(c, rings, c.rank, index, channel, packet % slots), packet - slots);
 }
 CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRings& rings, const Operation& operation,
                                  int index, uint32_t channel, uint32_t packet, uint32_t slots) {
@@ -406,11 +437,7 @@ CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRing
 CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Operation& operation, int sender,
                                   const Ring& ring, uint32_t packet, uint32_t slots) {
     if (!is_active(ctx, c.scope, sender)) return false;
-    const uint64_t* word = ring.flags + packet % slots;
-    const uint64_t expected = pack_word(operation.epoch, packet);
-    return wait_for(
-        ctx, c, operation, WaitStep::kRow, sender, expected, [&] { return ctx.load_acquire_system(word); },
-        [&](uint64_t seen) { return seen == expected; });
+    return wait_ring_word(ctx, c, operation, WaitStep::kRow, sender, ring.flags + packet % slots, packet);
 }
 
 CROSSDOCK_DEVICE void note_packet_written(const Ctx& ctx, const HtCommon& c, const HtRings& rings,

@@ -113,7 +113,8 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
 
 // ---- receive ----
 
-// How many tokens a source has; 0: it is lost. What a far one has put is here when that is known. The calling lane.
+// How many tokens a source has; 0: it is lost, or has said nonsense. What a far one has put is here when that is known.
+// The calling lane.
 CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source) {
     if (!is_active(ctx, c.scope, source)) return 0;
     uint64_t tokens = 0;
@@ -124,7 +125,29 @@ CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const O
         const TaggedWord* word = tokens_word(c, c.rank, source);
         if (!wait_tagged_word(ctx, c, operation, WaitStep::kCounts, source, word, tokens)) return 0;
     }
-    return static_cast<uint32_t>(tokens);
+    if (tokens <= c.arena.max_tokens) return static_cast<uint32_t>(tokens);
+    refuse_number(ctx, c, operation, PeerNumber::kTokens, source, c.arena.max_tokens, tokens);
+    return 0;
+}
+
+// The experts of a token among 64 of this rank's, of which there are `experts`, as its source has told; 0: it is lost,
+// or has said nonsense. before: the words of the experts before. The calling lane.
+CROSSDOCK_DEVICE uint64_t wait_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+                                      uint32_t token, const uint64_t* before, uint32_t word, uint32_t experts) {
+    uint64_t bits = 0;
+    const TaggedWord* const seen = bitmap_words(c, c.rank, source, token) + word;
+    if (!wait_tagged_word(ctx, c, operation, WaitStep::kRouting, source, seen, bits)) return 0;
+    if (experts < 64 && bits >> experts != 0) {
+        refuse_number(ctx, c, operation, PeerNumber::kExpert, source, c.arena.experts_per_rank - 1,
+                      64 * word + experts + lowest_one(bits >> experts));
+        return 0;
+    }
+    uint32_t choices = static_cast<uint32_t>(number_of_ones(bits));
+    CROSSDOCK_ROLLED
+    for (uint32_t w = 0; w < word; ++w) choices += static_cast<uint32_t>(number_of_ones(before[w]));
+    if (choices <= c.topk) return bits;
+    refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
+    return 0;
 }
 
 // A chunk of a source's tokens: keeps their bitmaps, and for each local expert which of the tokens come. One warp.
@@ -140,18 +163,17 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
     uint32_t rows = 0;
     CROSSDOCK_ROLLED
     for (uint32_t w = 0; w < t.words; ++w) {
+        const uint32_t experts = c.arena.experts_per_rank - 64 * w < 64 ? c.arena.experts_per_rank - 64 * w : 64;
         uint64_t own = 0;  // this lane's first token's
         CROSSDOCK_ROLLED
         for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
-            uint64_t bits = 0;
-            const TaggedWord* word = bitmap_words(c, c.rank, source, first + bit) + w;
-            if (!wait_tagged_word(ctx, c, operation, WaitStep::kRouting, source, word, bits)) bits = 0;
+            const uint64_t bits =
+                wait_bitmap(ctx, c, operation, source, first + bit, bitmaps + bit * t.words, w, experts);
             bitmaps[bit * t.words + w] = bits;
             if (bits != 0) rows |= 1u << bit;
             if (bit == static_cast<uint32_t>(ctx.lane())) own = bits;
         }
         ctx.warp_sync();
-        const uint32_t experts = c.arena.experts_per_rank - 64 * w < 64 ? c.arena.experts_per_rank - 64 * w : 64;
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < experts; base += kLanes) {
             uint32_t mine = 0;  // the mask of the lane's expert
@@ -237,7 +259,7 @@ CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at,
 }
 
 // The zones' first slots and the totals. One warp.
-CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args) {
+CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
     uint32_t slots = 0;
@@ -261,6 +283,7 @@ CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args) {
         t.routing->cleans = args.cleans;
         t.routing->dropped = 0;
         t.routing->maker = args.maker;
+        t.routing->update = operation.epoch;
     }
     ctx.warp_sync();
 }
@@ -312,11 +335,25 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
     if (dropped > 0) ctx.add_relaxed_device(&t.routing->dropped, dropped);
 }
 
+// With that base the rows of a lane are among those that can come to the near rank at all.
+CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation,
+                                       const UpdateShared& shared, int lane, int peer, uint32_t base) {
+    const HtTables& t = c.tables;
+    const uint64_t at = static_cast<uint64_t>(lane) * (t.chunks + 1);
+    const uint32_t rows = lane / num_near(c) == own_domain(c)
+                              ? t.sent_firsts[at + num_chunks(c.num_tokens)]
+                              : t.rail_firsts[at + num_chunks(shared.tokens[rail_peer(c, lane / num_near(c))])];
+    const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows;
+    if (base <= most) return true;
+    refuse_number(ctx, c, operation, PeerNumber::kBase, peer, most, base);
+    return false;
+}
+
 CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                     const UpdateShared& shared) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
-    if (ctx.warp_idx() == 0) lay_out_zones(ctx, args);
+    if (ctx.warp_idx() == 0) lay_out_zones(ctx, args, operation);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
          i += static_cast<uint32_t>(num_threads(ctx)))
@@ -343,9 +380,11 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
         const int peer = first_near(c) + static_cast<int>(i) % num_near(c);
         uint64_t base = 0;
         const bool came =
-            is_active(ctx, c.scope, peer) && wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer,
-                                                              base_word(c, c.rank, static_cast<int>(i)), base);
-        t.bases[i] = static_cast<uint32_t>(base);
+            is_active(ctx, c.scope, peer) &&
+            wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, static_cast<int>(i)),
+                             base) &&
+            is_base_possible(ctx, c, operation, shared, static_cast<int>(i), peer, static_cast<uint32_t>(base));
+        t.bases[i] = came ? static_cast<uint32_t>(base) : 0;
         const uint32_t their_total = static_cast<uint32_t>(base >> 32);
         if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
         if (is_remote(c.reach, static_cast<int>(i))) learn_far_total(ctx, args, operation, static_cast<int>(i));
@@ -372,6 +411,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
         keep_choices(ctx, args, chunk);
     const Operation operation = begin_operation(ctx, c);
     wait_all_entered(ctx, c, operation, shared.peers, true);
+    if (!block_goes_on(ctx, c)) return;
 
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); ctx.block_idx() == 0 && peer < num_ranks; peer += num_threads(ctx)) {
@@ -385,7 +425,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
 
     CROSSDOCK_ROLLED
     for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx))
-        shared.tokens[source] = wait_tokens(ctx, c, operation, source);
+        c.tables.source_tokens[source] = shared.tokens[source] = wait_tokens(ctx, c, operation, source);
     ctx.block_sync();
     CROSSDOCK_ROLLED
     for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {
@@ -395,10 +435,18 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
             receive_chunk(ctx, args, operation, source, chunk, shared.tokens[source]);
     }
     const bool met = meet_blocks(ctx, c, operation);
-    // Blocks may have lost a source at different moments; from here on they agree.
+    // Blocks may have lost a source at different moments; from here on they agree. None goes on with another number
+    // than the others, which only a word that has changed meanwhile can have told.
     CROSSDOCK_ROLLED
     for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
-        if (!is_active(ctx, c.scope, source)) shared.tokens[source] = 0;
+        const uint32_t agreed = ctx.load_relaxed_device(c.tables.source_tokens + source);
+        if (!is_active(ctx, c.scope, source)) {
+            shared.tokens[source] = 0;
+        } else if (shared.tokens[source] != agreed) {
+            refuse_number(ctx, c, operation, PeerNumber::kTokens, source, agreed, shared.tokens[source]);
+            fail_group(ctx, c.scope);  // with masks, too
+            shared.tokens[source] = 0;
+        }
     }
     ctx.block_sync();
     const uint32_t columns = 1 + c.arena.experts_per_rank;
@@ -410,7 +458,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
         } else if (i < columns + c.arena.num_ranks) {
             number_sent(ctx, c, i - columns);
         } else {
-            number_crossing(ctx, c, shared, i - columns - c.arena.num_ranks);
+            number_crossing(ctx, c, operation, shared, i - columns - c.arena.num_ranks);
         }
     }
     if (is_last_block(ctx, c) && met) finish_update(ctx, args, operation, shared);

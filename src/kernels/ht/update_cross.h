@@ -42,19 +42,25 @@ CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
     if constexpr (!kSeveralDomains) return 0;
     return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_domains(c));
 }
-CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t i) {
+CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const Operation& operation,
+                                      const UpdateShared& shared, uint32_t i) {
     if constexpr (!kSeveralDomains) return;
     const HtTables& t = c.tables;
-    const uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
-    const auto chunks_of = [&](int home) { return num_chunks(shared.tokens[home]); };
+    uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
     if (i < c.arena.num_ranks) {
         const int domain = static_cast<int>(i) / num_near(c);
         if (domain == own_domain(c)) return;
-        const uint32_t chunks = chunks_of(rail_peer(c, domain));
+        const uint32_t tokens = shared.tokens[rail_peer(c, domain)];
         CROSSDOCK_ROLLED
-        for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes)
-            t.rail_masks[i * t.chunks + chunk] = rail_masks[i * t.chunks + chunk];
-        number_chunks(ctx, rail_masks + i * t.chunks, t.rail_firsts + i * (t.chunks + 1), chunks);
+        for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < num_chunks(tokens); chunk += kLanes) {
+            const uint32_t mask = ctx.load_relaxed_device(rail_masks + i * t.chunks + chunk);
+            const uint32_t possible = tokens_of_chunk(tokens, chunk);
+            if ((mask & ~possible) != 0)
+                refuse_number(ctx, c, operation, PeerNumber::kMask, rail_peer(c, domain), possible, mask);
+            t.rail_masks[i * t.chunks + chunk] = mask & possible;
+        }
+        ctx.warp_sync();
+        number_chunks(ctx, t.rail_masks + i * t.chunks, t.rail_firsts + i * (t.chunks + 1), num_chunks(tokens));
         return;
     }
     const int at = static_cast<int>(i - c.arena.num_ranks);
@@ -62,9 +68,9 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const U
     const int domain = at % num_domains(c);
     if (domain == own_domain(c)) return;
     const bool is_out = direction == Crossing::kOut;
-    const uint32_t chunks = is_out ? num_chunks(c.num_tokens) : chunks_of(rail_peer(c, domain));
-    const uint32_t* from =
-        (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(domain * num_near(c)) * t.chunks;
+    const uint32_t tokens = is_out ? c.num_tokens : shared.tokens[rail_peer(c, domain)];
+    const uint32_t chunks = num_chunks(tokens);
+    uint32_t* from = (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(domain * num_near(c)) * t.chunks;
     uint32_t* masks = crossing_masks(c, direction, domain);
     CROSSDOCK_ROLLED
     for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes) {
@@ -72,7 +78,7 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const U
         CROSSDOCK_ROLLED
         for (uint32_t rank = 0; rank < static_cast<uint32_t>(num_near(c)); ++rank)
             mask |= from[rank * t.chunks + chunk];
-        masks[chunk] = mask;
+        masks[chunk] = mask & tokens_of_chunk(tokens, chunk);
     }
     ctx.warp_sync();
     number_chunks(ctx, masks, crossing_firsts(c, direction, domain), chunks);

@@ -7,12 +7,6 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-// What this rank puts, or what has been put to it, at an offset of its own arena.
-template <typename T>
-CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
-    return reinterpret_cast<T*>(c.reach.network.local + offset);
-}
-
 CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
 }
@@ -35,21 +29,6 @@ CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, int peer, 
 // Where a rank's rows begin at a receiver, and what the receiver gets in all.
 CROSSDOCK_DEVICE uint64_t pack_base(uint32_t base, uint32_t total) { return uint64_t{total} << 32 | base; }
 
-CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
-                                       int peer, const TaggedWord* word, uint64_t& payload) {
-    const uint64_t tag = pack_word(operation.epoch, 0);
-    TaggedWord seen{};
-    const bool came = wait_for(
-        ctx, c, operation, step, peer, tag,
-        [&] {
-            seen = ctx.load_tagged(word);
-            return seen.tag;
-        },
-        [&](uint64_t value) { return value == tag; });
-    payload = seen.payload;
-    return came;
-}
-
 // In a block's shared memory, behind its head.
 struct UpdateShared {
     uint32_t* peers;   // [ranks] PeerState
@@ -69,6 +48,12 @@ CROSSDOCK_DEVICE uint32_t warp_of_grid(const Ctx& ctx) {
 }
 CROSSDOCK_DEVICE uint32_t warps_of_grid(const Ctx& ctx) {
     return static_cast<uint32_t>(ctx.num_warps() * ctx.num_blocks());
+}
+
+// Those of a source's tokens that are in a chunk, as a mask.
+CROSSDOCK_DEVICE uint32_t tokens_of_chunk(uint32_t tokens, uint32_t chunk) {
+    const uint32_t num = tokens - chunk * kChunkTokens;
+    return num < kChunkTokens ? (1u << num) - 1 : ~0u;
 }
 
 // Of a chunk: where its mask lies, and whether that has any meaning.

@@ -26,15 +26,39 @@ CROSSDOCK_DEVICE uint64_t* blame_word(const HtCommon& c, int owner) {
 CROSSDOCK_DEVICE uint64_t* alive_word(const HtCommon& c, int owner, int writer) {
     return blame_word(c, owner) + 1 + writer;
 }
-// Never zero.
-CROSSDOCK_DEVICE uint64_t pack_blame(int reporter, int culprit) {
-    return uint64_t{1} << 63 | uint64_t{static_cast<uint32_t>(reporter)} << 32 | static_cast<uint32_t>(culprit);
-}
+// What a rank whose group fails tells its peers: whom it blames, and whether it waited in vain or refused a number.
+struct Blame {
+    bool exists;
+    bool is_refusal;
+    int reporter;
+    int culprit;
+
+    // Never zero.
+    CROSSDOCK_DEVICE uint64_t pack() const {
+        return uint64_t{1} << 63 | uint64_t{is_refusal} << 62 | uint64_t{static_cast<uint32_t>(reporter)} << 32 |
+               static_cast<uint32_t>(culprit);
+    }
+    // A word that no rank of this library writes blames nobody.
+    CROSSDOCK_DEVICE static Blame of(const HtCommon& c, uint64_t word) {
+        const uint64_t reporter = word >> 32 & ((uint64_t{1} << 30) - 1);
+        const uint64_t culprit = word & UINT32_MAX;
+        const bool exists = word >> 63 != 0 && reporter < c.arena.num_ranks && culprit < c.arena.num_ranks;
+        return {exists, (word >> 62 & 1) != 0, static_cast<int>(reporter), static_cast<int>(culprit)};
+    }
+};
 
 // Two words a peer, taken in turn: nobody enters the operation after next before all have left this one.
 CROSSDOCK_DEVICE uint64_t* entered_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) +
            (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
+}
+// The terms of who has entered, likewise.
+CROSSDOCK_DEVICE uint64_t terms_offset(const HtCommon& c, const Operation& operation, int writer) {
+    return c.offsets.terms +
+           sizeof(TaggedWord) * (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
+}
+CROSSDOCK_DEVICE TaggedWord* terms_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, terms_offset(c, operation, writer)));
 }
 
 // How many timeouts a wait may last while its peer says that it is alive: lost ranks may cost peers one after the
@@ -58,13 +82,18 @@ CROSSDOCK_DEVICE_RARE void say_alive(const Ctx& ctx, const HtCommon& c) {
     }
 }
 
-// told: what another rank has said of it; 0: this one has waited itself.
-CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
-                                   int peer, uint64_t expected, uint64_t seen, uint64_t told) {
+// The scope in which a peer is given up: this rank itself is never masked.
+CROSSDOCK_DEVICE WaitScope scope_of_peer(const HtCommon& c, int peer) {
     WaitScope scope = c.scope;
     if (peer == c.rank) scope.masking = 0;
-    record_expired_wait(ctx, scope, operation, step, peer, expected, seen);
-    if (scope.masking != 0) {
+    return scope;
+}
+
+// Behind the record of why. With masks the peer is told that it is lost, otherwise all others whom to blame.
+CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
+                                      uint64_t blame) {
+    if (peer == c.rank) return;
+    if (c.scope.masking != 0) {
         // A lost rank that is only late must not take this one for present any more, and write to it.
         Operation other = operation;
         ++other.epoch;
@@ -72,8 +101,6 @@ CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Oper
         ctx.store_relaxed_system(entered_word(c, other, peer, c.rank), 0);
         return;
     }
-    if (peer == c.rank) return;
-    const uint64_t blame = told != 0 ? told : pack_blame(c.rank, peer);
     CROSSDOCK_ROLLED
     for (int other = 0; other < static_cast<int>(c.arena.num_ranks); ++other) {
         if (other == c.rank) continue;
@@ -83,6 +110,20 @@ CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Oper
             ctx.store_release_system(blame_word(c, other), blame);
         }
     }
+}
+
+// told: what another rank has said of it; 0: this one has waited itself.
+CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
+                                   int peer, uint64_t expected, uint64_t seen, uint64_t told) {
+    record_expired_wait(ctx, scope_of_peer(c, peer), operation, step, peer, expected, seen);
+    leave_peer(ctx, c, operation, peer, told != 0 ? told : Blame{true, false, c.rank, peer}.pack());
+}
+
+// A number of the peer's is larger than `most`: nothing of it may be used.
+CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const HtCommon& c, const Operation& operation,
+                                         PeerNumber number, int peer, uint64_t most, uint64_t seen) {
+    record_peer_fault(ctx, scope_of_peer(c, peer), operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
+    leave_peer(ctx, c, operation, peer, Blame{true, true, c.rank, peer}.pack());
 }
 
 // After some vain polls. False: the peer is masked, the group has failed, or the wait's time is over.
@@ -97,13 +138,13 @@ CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const 
         wait.heard = heard;
         wait.heard_ns = now_ns;
     }
-    const uint64_t blame = scope.masking != 0 ? 0 : ctx.load_acquire_system(blame_word(c, c.rank));
-    if (blame != 0) {
-        const int reporter = static_cast<int>(blame >> 32 & INT32_MAX);
-        const int culprit = static_cast<int>(blame & UINT32_MAX);
+    const uint64_t word = scope.masking != 0 ? 0 : ctx.load_acquire_system(blame_word(c, c.rank));
+    const Blame blame = Blame::of(c, word);
+    if (blame.exists) {
         // Whoever is to blame itself names who has given it up.
-        give_up(ctx, c, operation, WaitStep::kReport, culprit == c.rank ? reporter : culprit, expected,
-                static_cast<uint64_t>(reporter), blame);
+        give_up(ctx, c, operation, blame.is_refusal ? WaitStep::kRefused : WaitStep::kReport,
+                blame.culprit == c.rank ? blame.reporter : blame.culprit, expected,
+                static_cast<uint64_t>(blame.reporter), word);
         return false;
     }
     const uint64_t last_ns = wait.start_ns + scope.timeout_ns * most_timeouts(c, peer);
@@ -132,6 +173,36 @@ CROSSDOCK_DEVICE bool wait_for(const Ctx& ctx, const HtCommon& c, const Operatio
     HtWait wait;
     return poll_until(ctx, load, ready,
                       [&](uint64_t seen) { return may_wait_on(ctx, c, operation, wait, step, peer, expected, seen); });
+}
+
+// The same for a tagged word of this operation.
+CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
+                                       int peer, const TaggedWord* word, uint64_t& payload) {
+    TaggedWord seen{};
+    const bool came = wait_for(
+        ctx, c, operation, step, peer, operation.epoch,
+        [&] {
+            seen = ctx.load_tagged(word);
+            return word_epoch(seen.tag);
+        },
+        [&](uint64_t epoch) { return epoch == operation.epoch; });
+    payload = seen.payload;
+    return came;
+}
+
+// The same for a word of a ring that says that something was done with its packet (of FarRing's credits: its batch) of
+// that number. A diagnosis counts packets from 1; 0: none in this operation.
+CROSSDOCK_DEVICE bool wait_ring_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
+                                     int peer, const uint64_t* word, uint32_t number) {
+    const uint64_t expected = pack_word(operation.epoch, number);
+    const auto load = [&] { return ctx.load_acquire_system(word); };
+    const auto ready = [&](uint64_t seen) { return seen == expected; };
+    if (ready(load())) return true;
+    HtWait wait;
+    return poll_until(ctx, load, ready, [&](uint64_t seen) {
+        const uint64_t number_seen = word_epoch(seen) == operation.epoch ? word_payload(seen) + 1 : 0;
+        return may_wait_on(ctx, c, operation, wait, step, peer, uint64_t{number} + 1, number_seen);
+    });
 }
 
 }  // namespace CROSSDOCK_WORLD
