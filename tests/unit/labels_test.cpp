@@ -105,6 +105,25 @@ TEST(Labels, RoutingIsCountedByAnyNumberOfBlocks) {
     EXPECT_EQ(counts, expected);
 }
 
+// Numbers of no expert, in tensors that may have come from other ranks, at every end of their range.
+constexpr int64_t kNobodys[] = {-1,        kExperts,           INT32_MAX, int64_t{1} << 32, (int64_t{1} << 32) + 3,
+                                INT64_MAX, int64_t{INT32_MIN}, INT64_MIN, INT64_MIN + 3,    -(int64_t{1} << 32) + 3};
+
+TEST(Labels, NumbersOfNoExpertAreNotCounted) {
+    std::vector<int64_t> ids = random_ids();
+    std::vector<int64_t> known = ids;
+    for (size_t i = 0; i < ids.size(); i += 3) {
+        ids[i] = kNobodys[i / 3 % std::size(kNobodys)];
+        known[i] = -1;
+    }
+    for (const LaunchShape& shape : kShapes) {
+        Counts counts;
+        const crossdockRoutingCounts_t arguments = counts.arguments(ids);
+        run(shape, [&](const Ctx& ctx) { count_routing(ctx, arguments); });
+        EXPECT_EQ(counts, Counts::expected(known)) << shape.num_blocks << " blocks";
+    }
+}
+
 // Tokens as labels, which come back as they went, as the labels of rows of rank 1 in two zones of one source each.
 struct Trip {
     static constexpr uint32_t kWords = 16, kFirst = kRankExperts, kNumReceived = kTokens - 4, kAlignment = 4;
@@ -162,6 +181,54 @@ TEST(Labels, TargetsAreTheRanksOfChoicesOrTheFirstOfAMask) {
         run(shape, [&](const Ctx& ctx) { pack_labels(ctx, sent); });
         const std::vector<int32_t> expected{4, -1, -1, -1, -1, 0, 5, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1, -1, -1, -1};
         EXPECT_EQ(std::vector<int32_t>(trip.targets.begin(), trip.targets.begin() + 4 * kTopk), expected);
+    }
+}
+
+// A number that fits into no label is no expert's, instead of that of its lower bits.
+TEST(Labels, NumbersThatDoNotFitAreNobodys) {
+    Trip trip;
+    std::fill(trip.ids.begin(), trip.ids.end(), (int64_t{1} << 32) + 3);
+    trip.ids[1] = INT64_MIN;
+    trip.ids[2] = INT64_MAX;
+    const crossdockLabelsSent_t sent = trip.sent();
+    ASSERT_EQ(crossdockPackLabels(&sent, nullptr), ncclSuccess) << crossdockGetLastError();
+    EXPECT_EQ(trip.targets, std::vector<int32_t>(kTokens * kTopk, -1));
+    for (uint32_t k = 0; k < kTopk; ++k) EXPECT_EQ(trip.words[1 + k], UINT32_MAX);
+}
+
+// Labels of nonsense, as any rank may send them, stay within the tensors: a sanitizer sees what does not.
+TEST(Labels, NonsenseStaysInside) {
+    std::mt19937 random(11);
+    for (int round = 0; round < 40; ++round) {
+        std::vector<uint32_t> words(kTokens * Trip::kWords);
+        for (uint32_t& word : words) word = round % 2 == 0 ? random() : random() % (kExperts + 3) - 2;
+        std::vector<int32_t> ids(kTokens * kTopk), numbers(kTokens), ends(kRankExperts), counts(kRankExperts + 1);
+        std::vector<int32_t> sources(kTokens * (kTopk + 2)), rank_ends(kRanks);
+        std::vector<float> weights(kTokens * kTopk);
+        const int32_t received = static_cast<int32_t>(random());
+        auto came = begin_struct<crossdockLabelsReceived_t>();
+        came.id_type = ncclInt32;
+        came.words = words.data();
+        came.num_rows = kTokens;
+        came.received = &received;
+        came.num_words = Trip::kWords;
+        came.num_topk = kTopk;
+        came.has_weights = 1;
+        came.first_expert = Trip::kFirst;
+        came.rank_experts = kRankExperts;
+        came.ids = ids.data();
+        came.weights = weights.data();
+        came.numbers = numbers.data();
+        came.sources = sources.data();
+        came.counts = counts.data();
+        came.alignment = Trip::kAlignment;
+        came.ends = ends.data();
+        came.rank_ends = rank_ends.data();
+        came.num_ranks = kRanks;
+        came.rank_numbers = kTokens;
+        ASSERT_EQ(crossdockUnpackLabels(&came, nullptr), ncclSuccess) << crossdockGetLastError();
+        for (const int32_t id : ids) EXPECT_TRUE(id >= -1 && id < static_cast<int32_t>(kRankExperts)) << id;
+        for (const int32_t end : rank_ends) EXPECT_TRUE(end >= 0 && end <= static_cast<int32_t>(kTokens)) << end;
     }
 }
 

@@ -284,6 +284,61 @@ testing::AssertionResult is_refused(ncclResult_t (*function)(const Struct*, cuda
     return testing::AssertionFailure() << crossdockGetLastError();
 }
 
+// Ids, counts and places that say nonsense: rows stay within the tensors, which a sanitizer sees.
+TEST(RowsByExpert, NonsenseStaysInside) {
+    constexpr uint32_t kRows = 23, kTopk = 3, kExperts = 5, kExpanded = 40, kHidden = 16;
+    std::mt19937_64 random(12);
+    const auto number = [&](uint64_t small) {
+        const uint64_t any = random();
+        return any % 3 == 0 ? any : any % 3 == 1 ? uint64_t{1} << any / 3 % 64 : any / 3 % small;
+    };
+    for (int round = 0; round < 60; ++round) {
+        std::vector<int64_t> ids(kRows * kTopk);
+        for (int64_t& id : ids) id = static_cast<int64_t>(number(kExperts));
+        std::vector<int32_t> counts(kExperts), places(kRows * kTopk), sources(kExpanded);
+        for (int32_t& count : counts) count = static_cast<int32_t>(number(kRows));
+        auto p = begin_struct<crossdockRowPlaces_t>();
+        p.id_type = ncclInt64;
+        p.ids = ids.data();
+        p.num_rows = kRows;
+        p.num_topk = kTopk;
+        p.num_expanded = kExpanded;
+        p.num_experts = kExperts;
+        p.counts = counts.data();
+        p.alignment = 1 + static_cast<unsigned int>(random() % 8);
+        p.places = places.data();
+        p.sources = sources.data();
+        for (const LaunchShape& shape : kShapes) run(shape, [&](const Ctx& ctx) { place_rows(ctx, p); });
+        for (const int32_t place : places) EXPECT_TRUE(place >= -1 && place < static_cast<int32_t>(kExpanded)) << place;
+
+        for (int32_t& place : places) place = static_cast<int32_t>(number(kExpanded));
+        for (int32_t& source : sources) source = static_cast<int32_t>(number(3)) - 1;
+        std::vector<uint16_t> rows(kRows * kHidden), expanded(kExpanded * kHidden);
+        std::vector<float> sums(kRows * kHidden);
+        auto spread = begin_struct<crossdockExpandedRows_t>();
+        spread.zeros_in_gaps = 1;
+        spread.places = places.data();
+        spread.sources = sources.data();
+        spread.num_rows = kRows;
+        spread.num_expanded = kExpanded;
+        spread.num_topk = kTopk;
+        spread.row_bytes = kHidden * 2;
+        spread.rows = rows.data();
+        spread.expanded_rows = expanded.data();
+        EXPECT_EQ(crossdockExpandRows(&spread, nullptr), ncclSuccess) << crossdockGetLastError();
+        auto reduced = begin_struct<crossdockReducedRows_t>();
+        reduced.sum_type = ncclFloat32;
+        reduced.places = places.data();
+        reduced.num_rows = kRows;
+        reduced.num_expanded = kExpanded;
+        reduced.num_topk = kTopk;
+        reduced.hidden = kHidden;
+        reduced.rows = expanded.data();
+        reduced.sums = sums.data();
+        EXPECT_EQ(crossdockReduceRows(&reduced, nullptr), ncclSuccess) << crossdockGetLastError();
+    }
+}
+
 TEST(RowsByExpert, WrongArgumentsAreSentences) {
     const Routing routing(4, 2, 3, 1, 0);
     std::vector<int32_t> places(routing.places.size()), sources(routing.sources.size());

@@ -83,8 +83,8 @@ CROSSDOCK_DEVICE void count_token(const Ctx& ctx, const crossdockRoutingCounts_t
     const uint32_t rank_experts = c.num_experts / c.num_ranks;
     bool is_for_first = false;
     for_each_choice(c, token, [&](int64_t id) {
-        const int64_t own = id - slice.first_expert;
-        if (own < 0 || own >= slice.num_experts) return;
+        const uint64_t own = static_cast<uint64_t>(id) - slice.first_expert;  // far above all, if it is of none here
+        if (own >= slice.num_experts) return;
         ctx.add_shared(&counters.experts[own], 1);
         const uint32_t rank = static_cast<uint32_t>(own) / rank_experts;
         is_for_first = is_for_first || rank == 0;

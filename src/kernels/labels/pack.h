@@ -7,8 +7,10 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
+// -1 for what is no expert's: a number that does not fit into 32 bits must not be taken for another's.
 CROSSDOCK_DEVICE int64_t sent_id(const crossdockLabelsSent_t& l, int64_t token, uint32_t k) {
-    return load_id(l.topk_idx, l.id_type, token * l.token_stride + k * l.choice_stride);
+    const int64_t id = load_id(l.topk_idx, l.id_type, token * l.token_stride + k * l.choice_stride);
+    return id >= 0 && id <= INT32_MAX ? id : -1;
 }
 
 CROSSDOCK_DEVICE uint32_t label_word(const crossdockLabelsSent_t& l, int64_t token, uint32_t word) {
