@@ -27,13 +27,13 @@ std::vector<std::byte> copy_of(const uint8_t* data, size_t size) {
 void greet(const uint8_t* data, size_t size) {
     std::vector<RankAddress> addresses(3);
     for (size_t i = 0; i < addresses.size(); ++i) addresses[i].secret = {i + 1, 77 * i};
-    uint32_t source = 99;
-    std::span<const std::byte> blob;
+    constexpr Secret kAsked{3, 4};
+    Greeted greeted;
     const std::vector<std::byte> bytes = copy_of(data, size);
-    if (read_greeting(bytes, addresses, 1, source, blob) != Greeting::kGood) return;
-    require(source < 3 && source != 1 && blob.size() <= bytes.size());
+    if (read_greeting(bytes, addresses, 1, kAsked, greeted) != Greeting::kGood) return;
+    require(greeted.source < 3 && greeted.source != 1 && greeted.blob.size() <= bytes.size());
     // Only one greeting has these contents.
-    require(make_greeting(addresses, source, 1, blob) == bytes);
+    require(make_greeting(addresses, greeted.source, 1, kAsked, greeted.nonce, greeted.blob) == bytes);
 }
 
 // Frames one after another, as one lane would get them.

@@ -7,65 +7,99 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include "core/error.h"
+#include "network/door.h"
 #include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
 namespace {
 
 constexpr char kAddressMagic[8] = {'x', 'd', 'o', 'c', 'k', 'n', 'e', 't'};
-constexpr uint32_t kVersion = 1;
-// So long may somebody who connected take to introduce himself, and so many may do so at once beside the ranks.
-constexpr uint64_t kPatienceNs = 10'000'000'000;
-constexpr size_t kMaxStrangers = 64;
+constexpr uint32_t kVersion = 2;
 constexpr int kPollMs = 20;
+constexpr uint64_t kMinPauseNs = 1'000'000;
+constexpr uint64_t kMaxPauseNs = 128'000'000;
 
 uint64_t inode_of(const char* path) {
     struct stat status = {};
     return stat(path, &status) == 0 ? status.st_ino : 0;
 }
 
+// Of this start of the host's kernel.
+std::array<char, 40> boot_id() {
+    std::array<char, 40> boot = {};
+    if (FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
+        [[maybe_unused]] const size_t got = std::fread(boot.data(), 1, boot.size() - 1, file);
+        std::fclose(file);
+    }
+    return boot;
+}
+
 struct Connection {
     Socket socket;
+    const Door* door = nullptr;  // through which it came; null: this rank dialled
+    uint32_t peer = 0;           // valid if dialled or proven
+    bool is_proven = false;
+    bool is_connected = true;  // a dialled one has yet to become so
+    uint64_t since_ns = 0;
     std::vector<std::byte> out;
     size_t sent = 0;
     std::vector<std::byte> in;
-    uint32_t peer = 0;
-    bool dialled = false;   // by this rank, to `peer`
-    bool connected = true;  // a dialled one has yet to become so
-    bool known = false;     // its greeting was read
-    uint64_t deadline_ns = 0;
+    std::optional<Challenge>
+        asked;  // what the peer's greeting has to answer; a dialled one waits for a challenge first
+
+    bool is_stranger() const { return door != nullptr && !is_proven; }
+    void say(std::span<const std::byte> bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+};
+
+// A rank that this one dials until they are linked.
+struct Dialling {
+    uint64_t next_ns = 0;
+    uint64_t pause_ns = kMinPauseNs;
+    bool is_open = false;  // there is a connection
+    std::string reason;    // why the last one ended
 };
 
 class Meeting {
   public:
     Meeting(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank,
             std::span<const std::byte> blob)
-        : listener_(listener), addresses_(addresses), rank_(rank), blob_(blob), links_(addresses.size()) {
+        : addresses_(addresses),
+          rank_(rank),
+          blob_(blob),
+          listener_(listener),
+          remote_(listener.remote()),
+          local_(listener.local()),
+          links_(addresses.size()),
+          has_left_(addresses.size(), false),
+          dialling_(addresses.size()) {
         links_[rank].blob.assign(blob.begin(), blob.end());
         linked_.assign(addresses.size(), false);
         linked_[rank] = true;
-        // Of two ranks the lower one dials.
-        for (uint32_t peer = rank + 1; peer < addresses.size(); ++peer) {
-            Connection connection;
-            connection.socket = start_connect(addresses[peer].endpoint);
-            connection.out = make_greeting(addresses, rank, peer, blob);
-            connection.peer = peer;
-            connection.dialled = true;
-            connection.connected = false;
-            connections_.push_back(std::move(connection));
-        }
+        // Of two ranks the lower one dials. Without ranks of other hosts below this one the port stays closed.
+        const auto below = addresses.first(rank);
+        if (!std::ranges::all_of(below, [&](const RankAddress& each) { return is_local(each, addresses[rank]); }))
+            start_to_listen(listener.remote());
     }
+    ~Meeting() {
+        stop_listening(listener_.remote());
+        stop_listening(listener_.local());
+    }
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
 
     std::vector<Link> run(uint64_t timeout_ns) {
-        const uint64_t end_ns = cpu::steady_now_ns() + std::min(timeout_ns, UINT64_MAX / 2);
-        while (std::find(linked_.begin(), linked_.end(), false) != linked_.end()) {
+        const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
+        while (std::ranges::find(linked_, false) != linked_.end()) {
             require(cpu::steady_now_ns() < end_ns, ncclRemoteError,
-                    "rank {} waited {} ms to be connected with ranks {}", rank_, timeout_ns / 1'000'000, missing());
+                    "rank {} waited {} ms to be connected with ranks {}{}{}{}", rank_, timeout_ns / 1'000'000,
+                    missing(), obstacles(), remote_.trouble(), local_.trouble());
             step();
         }
         return std::move(links_);
@@ -80,97 +114,169 @@ class Meeting {
         return text;
     }
 
+    std::string place_of(uint32_t peer) const {
+        return is_local(addresses_[peer], addresses_[rank_]) ? "on this host" : to_string(addresses_[peer].endpoint);
+    }
+
+    std::string obstacles() const {
+        std::string text;
+        for (uint32_t peer = rank_ + 1; peer < linked_.size(); ++peer) {
+            if (!linked_[peer] && !dialling_[peer].reason.empty())
+                text += fmt::format("; rank {} ({}): {}", peer, place_of(peer), dialling_[peer].reason);
+        }
+        return text;
+    }
+
+    size_t num_strangers(const Door& door) const {
+        return static_cast<size_t>(std::ranges::count_if(
+            connections_, [&](const Connection& each) { return each.is_stranger() && each.door == &door; }));
+    }
+
     void step() {
+        uint64_t now = cpu::steady_now_ns();
+        dial(now);
         std::vector<pollfd> polls;
-        polls.push_back({listener_.socket().fd(), POLLIN, 0});
         for (const Connection& each : connections_) {
-            const bool writes = !each.connected || each.sent < each.out.size();
+            const bool writes = !each.is_connected || each.sent < each.out.size();
             polls.push_back({each.socket.fd(), static_cast<short>(writes ? POLLOUT : POLLIN), 0});
         }
+        for (uint32_t peer = 0; peer < links_.size(); ++peer)
+            polls.push_back({has_left_[peer] ? -1 : links_[peer].socket.fd(), POLLRDHUP, 0});
+        for (const Door* door : {&remote_, &local_}) polls.push_back({door->fd(num_strangers(*door), now), POLLIN, 0});
         if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
             fail(ncclSystemError, "poll failed: {}", std::strerror(errno));
         }
-        const uint64_t now = cpu::steady_now_ns();
+        now = cpu::steady_now_ns();
+        for (uint32_t peer = 0; peer < links_.size(); ++peer) {
+            if (polls[connections_.size() + peer].revents != 0) check_link(peer);
+        }
+        // Patience depends on how many there are when all are looked at.
+        const uint64_t remote_patience = remote_.patience_ns(num_strangers(remote_), now);
+        const uint64_t local_patience = local_.patience_ns(num_strangers(local_), now);
         for (size_t i = 0; i < connections_.size(); ++i) {
             Connection& each = connections_[i];
-            const bool keep = polls[i + 1].revents == 0 || serve(each);
-            if (!keep || (!each.dialled && now > each.deadline_ns)) each.socket.close();
+            if (!each.socket.is_open()) continue;  // its rank came once more
+            const bool keep = polls[i].revents == 0 || serve(each);
+            const uint64_t patience = each.door == &local_ ? local_patience : remote_patience;
+            if (!keep || (each.is_stranger() && now - each.since_ns > patience)) each.socket.close();
         }
         std::erase_if(connections_, [](const Connection& each) { return !each.socket.is_open(); });
-        if ((polls[0].revents & POLLIN) != 0) accept_all(now);
+        accept_all(remote_, now);
+        accept_all(local_, now);
     }
 
-    void accept_all(uint64_t now) {
-        for (;;) {
-            Socket socket(accept4(listener_.socket().fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-            if (!socket.is_open()) return;
-            const auto is_stranger = [](const Connection& each) { return !each.dialled && !each.known; };
-            const auto strangers = std::count_if(connections_.begin(), connections_.end(), is_stranger);
-            if (static_cast<size_t>(strangers) >= kMaxStrangers + addresses_.size()) {
-                // The oldest goes: ranks introduce themselves at once.
-                connections_.erase(std::find_if(connections_.begin(), connections_.end(), is_stranger));
-            }
+    void dial(uint64_t now) {
+        for (uint32_t peer = rank_ + 1; peer < linked_.size(); ++peer) {
+            if (linked_[peer] || dialling_[peer].is_open || now < dialling_[peer].next_ns) continue;
             Connection connection;
-            connection.socket = std::move(socket);
-            connection.deadline_ns = now + kPatienceNs;
+            connection.peer = peer;
+            if (is_local(addresses_[peer], addresses_[rank_])) {
+                connection.socket = connect_to(addresses_[peer].local);
+                if (!connection.socket.is_open()) {
+                    require(errno != ECONNREFUSED, ncclRemoteError,
+                            "rank {} finds rank {} of this host gone: its process ended, or gave up meeting", rank_,
+                            peer);
+                    dial_again(peer, std::strerror(errno));
+                    continue;
+                }
+            } else {
+                try {
+                    connection.socket = start_connect(addresses_[peer].endpoint);
+                } catch (const Error& error) {
+                    dial_again(peer, error.what());
+                    continue;
+                }
+                connection.is_connected = false;
+            }
+            dialling_[peer].is_open = true;
+            connections_.push_back(std::move(connection));
+        }
+    }
+
+    void dial_again(uint32_t peer, std::string reason) {
+        Dialling& dialling = dialling_[peer];
+        dialling.is_open = false;
+        dialling.reason = std::move(reason);
+        // Ranks that were turned away together do not come back together.
+        dialling.next_ns = cpu::steady_now_ns() + dialling.pause_ns / 2 + random_secret()[0] % dialling.pause_ns;
+        dialling.pause_ns = std::min(2 * dialling.pause_ns, kMaxPauseNs);
+    }
+
+    void accept_all(Door& door, uint64_t now) {
+        for (size_t strangers = num_strangers(door);; ++strangers) {
+            Connection connection;
+            connection.socket = door.let_in(strangers, now);
+            if (!connection.socket.is_open()) return;
+            if (&door == &local_ && !is_of_this_user(connection.socket)) continue;
+            connection.door = &door;
+            connection.since_ns = now;
+            connection.asked = make_challenge();
+            connection.say(std::as_bytes(std::span(&*connection.asked, 1)));
             connections_.push_back(std::move(connection));
         }
     }
 
     // False: the connection is of no more use here; its socket may have become a link.
     bool serve(Connection& each) {
-        if (!each.connected) {
-            const int error = connect_error(each.socket);
-            require(error == 0, ncclRemoteError, "rank {} cannot connect to rank {} at {}: {}", rank_, each.peer,
-                    to_string(addresses_[each.peer].endpoint), std::strerror(error));
-            each.connected = true;
+        if (!each.is_connected) {
+            if (const int error = connect_error(each.socket); error != 0) return lose(each, std::strerror(error));
+            each.is_connected = true;
         }
         if (each.sent < each.out.size()) {
             const ssize_t sent = send(each.socket.fd(), each.out.data() + each.sent, each.out.size() - each.sent,
                                       MSG_NOSIGNAL | MSG_DONTWAIT);
             if (sent < 0) return errno == EAGAIN || errno == EINTR || lose(each, std::strerror(errno));
             each.sent += static_cast<size_t>(sent);
-            if (each.sent < each.out.size()) return true;
-            if (!each.dialled) return link(each);
+            if (each.sent == each.out.size() && each.door != nullptr && each.is_proven) return link(each);
             return true;
         }
         return receive(each);
     }
 
     bool receive(Connection& each) {
-        // Not more than the greeting: what the rank says behind it is for whoever has the link then.
+        // Not more than what is expected: what the rank says behind it is for whoever has the link then.
         std::byte buffer[4096];
-        const size_t missing = greeting_bytes(each.in) - each.in.size();
-        const ssize_t got = recv(each.socket.fd(), buffer, std::min(missing, sizeof(buffer)), MSG_DONTWAIT);
+        const size_t expected = each.asked ? greeting_bytes(each.in) : sizeof(Challenge);
+        const ssize_t got = recv(each.socket.fd(), buffer, std::min(expected - each.in.size(), sizeof(buffer)), 0);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return true;
         if (got <= 0) return lose(each, got == 0 ? "it closed the connection" : std::strerror(errno));
         each.in.insert(each.in.end(), buffer, buffer + got);
+        return each.asked ? read_answer(each) : answer_challenge(each);
+    }
 
-        uint32_t source = 0;
-        std::span<const std::byte> blob;
-        switch (read_greeting(each.in, addresses_, rank_, source, blob)) {
-            case Greeting::kMore:
-                return true;
-            case Greeting::kBad:
-                return lose(each, "it is no rank of this communicator");
-            case Greeting::kGood:
-                break;
+    bool answer_challenge(Connection& each) {
+        Challenge challenge;
+        if (each.in.size() < sizeof(challenge)) return true;
+        std::memcpy(&challenge, each.in.data(), sizeof(challenge));
+        if (!is_challenge(challenge)) return lose(each, "what listens there is no rank");
+        each.in.clear();
+        each.asked = make_challenge();
+        each.say(make_greeting(addresses_, rank_, each.peer, challenge.nonce, each.asked->nonce, blob_));
+        return true;
+    }
+
+    bool read_answer(Connection& each) {
+        Greeted greeted;
+        const Greeting greeting = read_greeting(each.in, addresses_, rank_, each.asked->nonce, greeted);
+        if (greeting == Greeting::kBad) return lose(each, "who answers there is no rank of this communicator");
+        if (greeted.is_proven && !each.is_proven) {
+            if (each.door == nullptr && greeted.source != each.peer) return lose(each, "another rank answered");
+            if (each.door != nullptr && greeted.source > rank_) return false;  // only ranks below dial
+            each.is_proven = true;
+            each.peer = greeted.source;
         }
-        if (each.dialled) {
-            if (source != each.peer) return lose(each, "another rank answered");
-            links_[source].blob.assign(blob.begin(), blob.end());
+        if (greeting == Greeting::kMore) return true;
+        if (each.door == nullptr) {
+            links_[each.peer].blob.assign(greeted.blob.begin(), greeted.blob.end());
             return link(each);
         }
-        // Only ranks below dial, and each of them once.
-        const bool known_already =
-            linked_[source] || std::any_of(connections_.begin(), connections_.end(), [&](const Connection& other) {
-                return other.known && other.peer == source;
-            });
-        if (source > rank_ || known_already) return false;
-        each.known = true;
-        each.peer = source;
-        links_[source].blob.assign(blob.begin(), blob.end());
-        each.out = make_greeting(addresses_, rank_, source, blob_);
+        // A rank dials again when its connection broke, so its latest one counts.
+        for (Connection& other : connections_) {
+            if (&other != &each && other.door != nullptr && other.is_proven && other.peer == each.peer)
+                other.socket.close();
+        }
+        links_[each.peer].blob.assign(greeted.blob.begin(), greeted.blob.end());
+        each.say(make_greeting(addresses_, rank_, each.peer, greeted.nonce, {}, blob_));
         return true;
     }
 
@@ -181,21 +287,33 @@ class Meeting {
         return false;
     }
 
-    // A stranger goes quietly. A rank that was dialled is needed.
-    bool lose(const Connection& each, const char* reason) const {
-        if (each.dialled) {
-            fail(ncclRemoteError, "rank {} lost rank {} at {} while they met: {}", rank_, each.peer,
-                 to_string(addresses_[each.peer].endpoint), reason);
-        }
+    // A link has ended. If its rank said something before, that is for whoever has the link then.
+    void check_link(uint32_t peer) {
+        std::byte next;
+        has_left_[peer] = recv(links_[peer].socket.fd(), &next, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+        if (has_left_[peer]) return;
+        fail(ncclRemoteError,
+             "rank {} lost rank {} ({}) while ranks met: its process ended, or gave up meeting others; not connected "
+             "yet are ranks {}",
+             rank_, peer, place_of(peer), missing());
+    }
+
+    // A stranger goes quietly. A rank that was dialled is dialled again.
+    bool lose(const Connection& each, const char* reason) {
+        if (each.door == nullptr) dial_again(each.peer, reason);
         return false;
     }
 
-    const Listener& listener_;
     std::span<const RankAddress> addresses_;
     uint32_t rank_;
     std::span<const std::byte> blob_;
+    const Listener& listener_;
+    Door remote_;
+    Door local_;
     std::vector<Link> links_;
     std::vector<bool> linked_;
+    std::vector<bool> has_left_;  // of those linked
+    std::vector<Dialling> dialling_;
     std::vector<Connection> connections_;
 };
 
@@ -203,19 +321,18 @@ class Meeting {
 
 uint64_t host_identity() {
     struct {
-        char boot[40];
+        std::array<char, 40> boot;
         uint64_t ipc, pid, memory, mount;
     } identity = {};
-    if (FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
-        [[maybe_unused]] const size_t got = std::fread(identity.boot, 1, sizeof(identity.boot) - 1, file);
-        std::fclose(file);
-    }
+    identity.boot = boot_id();
     identity.ipc = inode_of("/proc/self/ns/ipc");
     identity.pid = inode_of("/proc/self/ns/pid");
     struct stat status = {};
     if (stat("/dev/shm", &status) == 0) identity.memory = status.st_dev;
     return keyed_hash({}, std::as_bytes(std::span(&identity, 1)));
 }
+
+bool is_local(const RankAddress& a, const RankAddress& b) { return a.host == b.host && a.network == b.network; }
 
 Listener::Listener(const char* interfaces) : Listener(own_address(interfaces)) {}
 
@@ -225,7 +342,12 @@ Listener::Listener(const Endpoint& own) : address_{} {
     address_.endpoint = own;
     address_.secret = random_secret();
     address_.host = host_identity();
-    socket_ = listen_on(address_.endpoint);
+    const std::array<char, 40> boot = boot_id();
+    address_.network = keyed_hash({inode_of("/proc/self/ns/net"), 0}, std::as_bytes(std::span(boot)));
+    address_.local = random_secret();
+    remote_ = bind_to(address_.endpoint);
+    local_ = bind_to(address_.local);
+    start_to_listen(local_);
 }
 
 RankAddress read_address(const void* bytes) {

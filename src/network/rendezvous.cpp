@@ -37,6 +37,12 @@ std::span<const std::byte> bytes_of(const Object& object) {
     return std::as_bytes(std::span(&object, 1));
 }
 
+uint64_t proof_of_parts(const Secret& secret, std::initializer_list<std::span<const std::byte>> parts) {
+    std::vector<std::byte> bytes;
+    for (const auto& part : parts) bytes.insert(bytes.end(), part.begin(), part.end());
+    return keyed_hash(secret, bytes);
+}
+
 // A rank other than 0.
 class Guest {
   public:
@@ -50,7 +56,8 @@ class Guest {
     Attendance run() {
         for (size_t attempt = 0; cpu::steady_now_ns() < deadline_ns_; ++attempt) {
             if (auto attendance = visit(endpoints_[attempt % endpoints_.size()])) return std::move(*attendance);
-            const timespec pause{0, static_cast<long>(kRetryNs)};
+            // Ranks that were turned away together do not come back together.
+            const timespec pause{0, static_cast<long>(kRetryNs / 2 + random_secret()[0] % kRetryNs)};
             nanosleep(&pause, nullptr);
         }
         fail(ncclRemoteError, "rank {} waited {} ms for rank 0 at {}: {}", rendezvous_.rank,
@@ -77,12 +84,12 @@ class Guest {
         Challenge challenge = {};
         if (!receive_all(socket, std::as_writable_bytes(std::span(&challenge, 1)), connected_by_ns))
             return give_up("it closed the connection, or said nothing");
-        if (challenge.magic != kRendezvousMagic) return give_up("what listens there is no rank 0 of this library");
+        if (!is_challenge(challenge)) return give_up("what listens there is no rank 0 of this library");
 
         Listener listener = make_listener(rendezvous_, socket);
         Hello hello = {};
         hello.magic = kRendezvousMagic;
-        hello.nonce = random_secret()[0];
+        hello.nonce = random_secret();
         hello.rank = rendezvous_.rank;
         hello.num_ranks = rendezvous_.num_ranks;
         hello.card = own_;
@@ -96,13 +103,19 @@ class Guest {
                                                                : "it took this rank in, but other ranks did not come");
         if (reply.magic != kRendezvousMagic) return give_up("it speaks another protocol");
         reply.text[sizeof(reply.text) - 1] = '\0';
-        require(reply.code == ncclSuccess, static_cast<ncclResult_t>(reply.code), "rank {} was refused by rank 0: {}",
-                rendezvous_.rank, reply.text);
+        if (reply.code != ncclSuccess) {
+            // Anybody may listen there while rank 0 does not: only who knows the secret can refuse.
+            if (reply.proof != proof_of(secret_, reply, {}, hello.nonce))
+                return give_up("it does not know this rank's CROSSDOCK_SECRET, which must be the same everywhere");
+            fail(static_cast<ncclResult_t>(reply.code), "rank {} was refused by rank 0: {}", rendezvous_.rank,
+                 reply.text);
+        }
         std::vector<RankCard> cards(rendezvous_.num_ranks);
         if (reply.num_ranks != cards.size() ||
             !receive_all(socket, std::as_writable_bytes(std::span(cards)), deadline_ns_))
             return give_up("its reply broke off");
-        if (reply.proof != proof_of(secret_, reply, cards, hello.nonce)) return give_up("it has another secret");
+        if (reply.proof != proof_of(secret_, reply, cards, hello.nonce))
+            return give_up("it does not know this rank's CROSSDOCK_SECRET, which must be the same everywhere");
         return Attendance{std::move(listener), std::move(cards)};
     }
 
@@ -126,24 +139,21 @@ Secret secret_of(const std::string& text) {
     return {keyed_hash({1, 0}, bytes), keyed_hash({2, 0}, bytes)};
 }
 
-uint64_t proof_of(const Secret& secret, Hello hello, uint64_t nonce) {
-    hello.proof = nonce;
-    return keyed_hash(secret, bytes_of(hello));
+uint64_t proof_of(const Secret& secret, Hello hello, const Secret& nonce) {
+    hello.proof = 0;
+    return proof_of_parts(secret, {bytes_of(hello), bytes_of(nonce)});
 }
 
-uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankCard> cards, uint64_t nonce) {
-    reply.proof = nonce;
-    std::vector<std::byte> bytes(sizeof(reply) + cards.size_bytes());
-    std::memcpy(bytes.data(), &reply, sizeof(reply));
-    if (!cards.empty()) std::memcpy(bytes.data() + sizeof(reply), cards.data(), cards.size_bytes());
-    return keyed_hash(secret, bytes);
+uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankCard> cards, const Secret& nonce) {
+    reply.proof = 0;
+    return proof_of_parts(secret, {bytes_of(reply), bytes_of(nonce), std::as_bytes(cards)});
 }
 
 Listener make_listener(const Rendezvous& rendezvous, const Socket& socket) {
     if (!rendezvous.interfaces.empty()) return Listener(rendezvous.interfaces.c_str());
     const Endpoint own = local_endpoint(socket);
-    // A loopback address is no use to ranks of other hosts; where there are none it may be the only one.
-    return is_loopback(own) ? Listener(nullptr) : Listener(own);
+    // A loopback address is no use to ranks of other hosts, of which there are none where rank 0 is at localhost.
+    return is_loopback(own) && !names_loopback(rendezvous.address) ? Listener(nullptr) : Listener(own);
 }
 
 bool send_all(const Socket& socket, std::span<const std::byte> bytes, uint64_t deadline_ns) {

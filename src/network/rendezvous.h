@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks that know nothing of each other but the address of rank 0 find each other: rank 0 listens there, the others
-// come, and all receive everybody's card. Both sides prove that they know a common secret; who does not is turned away.
+// come, and all receive everybody's card. Both sides prove that they know a common secret; who does not is turned away,
+// and neither believed nor waited for. Of rank 0's address, listen_at() says on which interfaces it listens.
 #pragma once
 
 #include <cstdint>

@@ -9,21 +9,19 @@
 #include <optional>
 
 #include "core/error.h"
+#include "network/door.h"
 #include "network/rendezvous_messages.h"
 #include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
 namespace {
 
-// So long may somebody who connected take to say who he is, and so many may do so at once beside the ranks.
-constexpr uint64_t kPatienceNs = 10'000'000'000;
-constexpr size_t kMaxStrangers = 64;
 constexpr uint64_t kReplyNs = 5'000'000'000;
 
 struct Visitor {
     Socket socket;
-    uint64_t nonce = 0;
-    uint64_t deadline_ns = 0;
+    Challenge asked;
+    uint64_t since_ns = 0;
     std::vector<std::byte> said;
     std::optional<Hello> hello;  // of one who has a seat
 };
@@ -34,7 +32,8 @@ class First {
         : rendezvous_(rendezvous),
           secret_(secret_of(rendezvous.secret)),
           own_(own),
-          socket_(listen_everywhere(resolve(rendezvous.address).front().port)) {}
+          socket_(listen_at(rendezvous.address)),
+          door_(socket_) {}
 
     Attendance run() {
         const uint64_t end_ns = cpu::steady_now_ns() + std::min(rendezvous_.timeout_ns, UINT64_MAX / 2);
@@ -47,42 +46,38 @@ class First {
 
   private:
     size_t num_seated() const {
-        return static_cast<size_t>(std::count_if(visitors_.begin(), visitors_.end(),
-                                                 [](const Visitor& each) { return each.hello.has_value(); }));
+        return static_cast<size_t>(
+            std::ranges::count_if(visitors_, [](const Visitor& each) { return each.hello.has_value(); }));
     }
+    size_t num_strangers() const { return visitors_.size() - num_seated(); }
 
     void step() {
         constexpr int kPollMs = 50;
-        std::vector<pollfd> polls{{socket_.fd(), POLLIN, 0}};
+        std::vector<pollfd> polls{{door_.fd(num_strangers(), cpu::steady_now_ns()), POLLIN, 0}};
         for (const Visitor& each : visitors_) polls.push_back({each.socket.fd(), POLLIN, 0});
         if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
             fail(ncclSystemError, "poll failed: {}", std::strerror(errno));
         }
         const uint64_t now = cpu::steady_now_ns();
+        const uint64_t patience_ns = door_.patience_ns(num_strangers(), now);
         for (size_t i = 0; i < visitors_.size(); ++i) {
             Visitor& each = visitors_[i];
-            const bool is_late = !each.hello && now > each.deadline_ns;
-            if (is_late || (polls[i + 1].revents != 0 && !listen_to(each))) each.socket.close();
+            const bool keep = polls[i + 1].revents == 0 || listen_to(each);
+            if (!keep || (!each.hello && now - each.since_ns > patience_ns)) each.socket.close();
         }
         std::erase_if(visitors_, [](const Visitor& each) { return !each.socket.is_open(); });
-        if ((polls[0].revents & POLLIN) != 0) let_in(now);
+        let_in(now);
     }
 
     void let_in(uint64_t now) {
         for (;;) {
             Visitor visitor;
-            visitor.socket = Socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+            visitor.socket = door_.let_in(num_strangers(), now);
             if (!visitor.socket.is_open()) return;
-            if (visitors_.size() - num_seated() >= kMaxStrangers + rendezvous_.num_ranks) {
-                // The oldest goes: ranks say at once who they are.
-                visitors_.erase(std::find_if(visitors_.begin(), visitors_.end(),
-                                             [](const Visitor& each) { return !each.hello.has_value(); }));
-            }
-            visitor.nonce = random_secret()[0];
-            visitor.deadline_ns = now + kPatienceNs;
-            const Challenge challenge{kRendezvousMagic, visitor.nonce};
+            visitor.asked = make_challenge();
+            visitor.since_ns = now;
             // An empty socket takes so few bytes.
-            if (send_all(visitor.socket, std::as_bytes(std::span(&challenge, 1)), 0))
+            if (send_all(visitor.socket, std::as_bytes(std::span(&visitor.asked, 1)), 0))
                 visitors_.push_back(std::move(visitor));
         }
     }
@@ -101,23 +96,28 @@ class First {
         if (visitor.said.size() > sizeof(Hello)) return false;
         Hello hello;
         std::memcpy(&hello, visitor.said.data(), sizeof(hello));
-        const std::string objection = why_not(hello, visitor.nonce);
+        if (hello.proof != proof_of(secret_, hello, visitor.asked.nonce)) {
+            ++num_without_secret_;
+            refuse_stranger(visitor);
+            return false;
+        }
+        const std::string objection = why_not(hello);
         if (!objection.empty()) {
-            refuse(visitor, ncclInvalidArgument, objection);
+            refuse(visitor, hello, ncclInvalidArgument, objection);
             return false;
         }
         visitor.hello = hello;
+        keep_alive(visitor.socket);  // a seat is free again when its rank's host is gone
         return true;
     }
 
-    std::string why_not(const Hello& hello, uint64_t nonce) const {
-        if (hello.proof != proof_of(secret_, hello, nonce)) return "CROSSDOCK_SECRET is not the same there and here";
+    std::string why_not(const Hello& hello) const {
         if (hello.num_ranks != rendezvous_.num_ranks)
             return fmt::format("num_ranks is {} there, {} on rank 0", hello.num_ranks, rendezvous_.num_ranks);
         if (hello.rank == 0 || hello.rank >= rendezvous_.num_ranks)
             return fmt::format("rank {} is not from 1 to {}", hello.rank, rendezvous_.num_ranks - 1);
         for (const Visitor& each : visitors_) {
-            if (!each.hello || each.hello->rank != hello.rank) continue;
+            if (!each.socket.is_open() || !each.hello || each.hello->rank != hello.rank) continue;
             return fmt::format("rank {} is taken by process {} of host {}", hello.rank, each.hello->card.process,
                                std::string(each.hello->card.host_name,
                                            strnlen(each.hello->card.host_name, sizeof(RankCard::host_name))));
@@ -125,11 +125,19 @@ class First {
         return {};
     }
 
-    static void refuse(const Visitor& visitor, ncclResult_t code, const std::string& reason) {
+    static void refuse_stranger(const Visitor& visitor) {
+        Reply reply = {};
+        reply.magic = kRendezvousMagic;
+        reply.code = ncclInvalidArgument;
+        send_all(visitor.socket, std::as_bytes(std::span(&reply, 1)), 0);
+    }
+
+    void refuse(const Visitor& visitor, const Hello& hello, ncclResult_t code, const std::string& reason) const {
         Reply reply = {};
         reply.magic = kRendezvousMagic;
         reply.code = static_cast<uint32_t>(code);
         std::strncpy(reply.text, reason.c_str(), sizeof(reply.text) - 1);
+        reply.proof = proof_of(secret_, reply, {}, hello.nonce);
         send_all(visitor.socket, std::as_bytes(std::span(&reply, 1)), 0);
     }
 
@@ -142,10 +150,13 @@ class First {
             });
             if (!came) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
         }
-        const std::string sentence = fmt::format("rank 0 waited {} ms at {} for ranks {}",
-                                                 rendezvous_.timeout_ns / 1'000'000, rendezvous_.address, missing);
+        std::string sentence = fmt::format("rank 0 waited {} ms at {} for ranks {}", rendezvous_.timeout_ns / 1'000'000,
+                                           rendezvous_.address, missing);
+        if (num_without_secret_ > 0)
+            sentence += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
+        sentence += door_.trouble();
         for (const Visitor& each : visitors_) {
-            if (each.hello) refuse(each, ncclRemoteError, sentence);
+            if (each.hello) refuse(each, *each.hello, ncclRemoteError, sentence);
         }
         fail(ncclRemoteError, "{}", sentence);
     }
@@ -184,7 +195,9 @@ class First {
     Secret secret_;
     RankCard own_;
     Socket socket_;
+    Door door_;
     std::vector<Visitor> visitors_;
+    uint64_t num_without_secret_ = 0;
 };
 
 }  // namespace

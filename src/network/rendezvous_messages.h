@@ -11,25 +11,20 @@
 
 namespace crossdock::network {
 
-inline constexpr uint64_t kRendezvousMagic = 0x31746565'6d736478;  // "xdsmeet1"
+inline constexpr uint64_t kRendezvousMagic = 0x32746565'6d736478;  // "xdsmeet2"
 
-// Rank 0, to whoever connects.
-struct Challenge {
-    uint64_t magic;
-    uint64_t nonce;
-};
-
-// A rank's answer.
+// A rank's answer to the challenge of rank 0.
 struct Hello {
     uint64_t magic;
-    uint64_t nonce;  // for rank 0's reply
+    Secret nonce;  // for rank 0's reply
     uint32_t rank;
     uint32_t num_ranks;
     RankCard card;
     uint64_t proof;  // hash of all this and the challenge's nonce
 };
 
-// Rank 0's last word; with code ncclSuccess everybody's cards follow.
+// Rank 0's last word; with code ncclSuccess everybody's cards follow. To whom did not know the secret it says nothing
+// that it proves, so nobody can make it sign a refusal for somebody else.
 struct Reply {
     uint64_t magic;
     uint32_t code;
@@ -40,8 +35,8 @@ struct Reply {
 static_assert(std::is_trivially_copyable_v<Hello> && std::is_trivially_copyable_v<Reply>);
 
 Secret secret_of(const std::string& text);
-uint64_t proof_of(const Secret& secret, Hello hello, uint64_t nonce);
-uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankCard> cards, uint64_t nonce);
+uint64_t proof_of(const Secret& secret, Hello hello, const Secret& nonce);
+uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankCard> cards, const Secret& nonce);
 
 // A listener for what comes over the network through which `socket` is connected.
 Listener make_listener(const Rendezvous& rendezvous, const Socket& socket);

@@ -8,10 +8,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <string_view>
@@ -69,6 +72,33 @@ bool is_named(std::string_view interface, std::string_view names) {
     return found != all_but;
 }
 
+// The host of "host:port" or "[host]:port".
+std::string host_of(const std::string& address) {
+    const size_t colon = address.rfind(':');
+    std::string host = address.substr(0, colon == std::string::npos ? 0 : colon);
+    if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+    return host;
+}
+
+// In the abstract namespace: the name begins with a zero and is as long as the length says.
+socklen_t to_sockaddr(const LocalName& name, sockaddr_un& address) {
+    address = {};
+    address.sun_family = AF_UNIX;
+    const std::string text = fmt::format("crossdock-{:016x}{:016x}", name[0], name[1]);
+    std::memcpy(address.sun_path + 1, text.data(), text.size());
+    return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+}
+
+// Whether an interface of this host has this address, whatever the port.
+bool is_own(const Endpoint& endpoint) {
+    const Socket socket(::socket(endpoint.family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Endpoint any_port = endpoint;
+    any_port.port = 0;
+    sockaddr_storage storage;
+    const socklen_t length = to_sockaddr(any_port, storage);
+    return socket.is_open() && bind(socket.fd(), reinterpret_cast<sockaddr*>(&storage), length) == 0;
+}
+
 Socket open_socket(uint16_t family) {
     Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     require(socket.is_open(), ncclSystemError, "cannot open a socket: {}", std::strerror(errno));
@@ -77,6 +107,19 @@ Socket open_socket(uint16_t family) {
 
 void set_option(const Socket& socket, int level, int option, int value) {
     setsockopt(socket.fd(), level, option, &value, sizeof(value));
+}
+
+// `text` is what the user calls it. The unspecified address of version 6 stands for both versions.
+Socket listen_on(const Endpoint& endpoint, const std::string& text) {
+    Socket socket = open_socket(endpoint.family);
+    set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (endpoint.family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    sockaddr_storage storage;
+    const socklen_t length = to_sockaddr(endpoint, storage);
+    const bool listens =
+        bind(socket.fd(), reinterpret_cast<sockaddr*>(&storage), length) == 0 && listen(socket.fd(), SOMAXCONN) == 0;
+    require(listens, ncclSystemError, "cannot listen at {} ({}): {}", text, to_string(endpoint), std::strerror(errno));
+    return socket;
 }
 
 }  // namespace
@@ -115,9 +158,8 @@ Endpoint own_address(const char* interfaces) {
 
 std::vector<Endpoint> resolve(const std::string& address) {
     const size_t colon = address.rfind(':');
-    std::string host = address.substr(0, colon == std::string::npos ? 0 : colon);
+    const std::string host = host_of(address);
     const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
-    if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
     uint16_t number = 0;
     const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
     require(!host.empty() && error == std::errc{} && end == port.data() + port.size() && number > 0,
@@ -161,38 +203,82 @@ bool is_loopback(const Endpoint& endpoint) {
     return std::memcmp(endpoint.ip, &in6addr_loopback, sizeof(endpoint.ip)) == 0;
 }
 
-Socket listen_everywhere(uint16_t port) {
-    for (const uint16_t family : {uint16_t{AF_INET6}, uint16_t{AF_INET}}) {
-        Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-        if (!socket.is_open()) continue;
-        set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
-        if (family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-        Endpoint any = {};
-        any.family = family;
-        any.port = port;
-        sockaddr_storage storage;
-        const socklen_t length = to_sockaddr(any, storage);
-        if (bind(socket.fd(), reinterpret_cast<sockaddr*>(&storage), length) == 0 &&
-            listen(socket.fd(), SOMAXCONN) == 0)
-            return socket;
-        // A host without version 6 may still take version 4.
-        require(family == AF_INET6 && errno != EADDRINUSE, ncclSystemError, "cannot listen on port {}: {}", port,
-                std::strerror(errno));
-    }
-    fail(ncclSystemError, "cannot listen on port {}: the host has no IP", port);
+bool names_loopback(const std::string& address) {
+    const std::string host = host_of(address);
+    if (host == "localhost") return true;
+    Endpoint number = {};
+    number.family = AF_INET;
+    if (inet_pton(AF_INET, host.c_str(), number.ip) == 1) return is_loopback(number);
+    number.family = AF_INET6;
+    return inet_pton(AF_INET6, host.c_str(), number.ip) == 1 && is_loopback(number);
 }
 
-Socket listen_on(Endpoint& endpoint) {
+Socket listen_at(const std::string& address) {
+    std::vector<Endpoint> named = resolve(address);
+    // A name may stand for a loopback address on its own host and for another one elsewhere.
+    const bool takes_loopback = names_loopback(address);
+    // Everybody tries all that localhost stands for; whoever writes 127.0.0.1 finds it, too.
+    if (takes_loopback)
+        std::ranges::stable_partition(named, [](const Endpoint& each) { return each.family == AF_INET; });
+    const auto own = std::find_if(named.begin(), named.end(), [&](const Endpoint& each) {
+        return (takes_loopback || !is_loopback(each)) && is_own(each);
+    });
+    if (own != named.end()) return listen_on(*own, address);
+    Endpoint everywhere = {};
+    everywhere.port = named.front().port;
+    everywhere.family = AF_INET6;
+    try {
+        return listen_on(everywhere, address);
+    } catch (const Error&) {
+        // A host without version 6 may still take version 4; a port that is taken is so there, too.
+        everywhere.family = AF_INET;
+        return listen_on(everywhere, address);
+    }
+}
+
+Socket bind_to(Endpoint& endpoint) {
     Socket socket = open_socket(endpoint.family);
     endpoint.port = 0;
     sockaddr_storage storage;
     socklen_t length = to_sockaddr(endpoint, storage);
     auto* address = reinterpret_cast<sockaddr*>(&storage);
-    const bool listens = bind(socket.fd(), address, length) == 0 && listen(socket.fd(), SOMAXCONN) == 0 &&
-                         getsockname(socket.fd(), address, &length) == 0;
-    require(listens, ncclSystemError, "cannot listen on {}: {}", to_string(endpoint), std::strerror(errno));
+    const bool is_bound = bind(socket.fd(), address, length) == 0 && getsockname(socket.fd(), address, &length) == 0;
+    require(is_bound, ncclSystemError, "cannot bind a socket to {}: {}", to_string(endpoint), std::strerror(errno));
     endpoint.port = from_sockaddr(*address).port;
     return socket;
+}
+
+void start_to_listen(const Socket& socket) {
+    require(listen(socket.fd(), SOMAXCONN) == 0, ncclSystemError, "cannot listen for ranks: {}", std::strerror(errno));
+}
+
+void stop_listening(const Socket& socket) { shutdown(socket.fd(), SHUT_RDWR); }
+
+Socket bind_to(const LocalName& name) {
+    Socket socket = open_socket(AF_UNIX);
+    sockaddr_un address;
+    const socklen_t length = to_sockaddr(name, address);
+    require(bind(socket.fd(), reinterpret_cast<sockaddr*>(&address), length) == 0, ncclSystemError,
+            "cannot bind a socket of this host: {}", std::strerror(errno));
+    return socket;
+}
+
+Socket connect_to(const LocalName& name) {
+    Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    sockaddr_un address;
+    const socklen_t length = to_sockaddr(name, address);
+    if (!socket.is_open() || connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), length) == 0)
+        return socket;
+    const int error = errno;
+    socket.close();
+    errno = error;
+    return socket;
+}
+
+bool is_of_this_user(const Socket& socket) {
+    ucred other = {};
+    socklen_t length = sizeof(other);
+    return getsockopt(socket.fd(), SOL_SOCKET, SO_PEERCRED, &other, &length) == 0 && other.uid == geteuid();
 }
 
 Socket start_connect(const Endpoint& endpoint) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP sockets as the handshake needs them: owned, never blocking, without surprises from signals.
+// Sockets as the handshake needs them, TCP and within a host: owned, never blocking, without surprises from signals.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -52,14 +53,30 @@ Endpoint local_endpoint(const Socket& socket);
 
 bool is_loopback(const Endpoint& endpoint);
 
-// A listening socket on this port of all addresses of the host.
-Socket listen_everywhere(uint16_t port);
+// Whether the text of an address, as resolve() takes it, is localhost or a number of the loopback interface. Another
+// host's name for itself may resolve to such a number there, and to another one elsewhere.
+bool names_loopback(const std::string& address);
 
-// A listening socket on a free port, which it writes into `endpoint`.
-Socket listen_on(Endpoint& endpoint);
+// A socket that listens at the address, on its interface alone where that is one of this host, else on this port of all
+// interfaces. Error with ncclSystemError.
+Socket listen_at(const std::string& address);
+
+// A socket with a free port, which it writes into `endpoint`. The port is closed until start_to_listen.
+Socket bind_to(Endpoint& endpoint);
+void start_to_listen(const Socket& socket);
+// The port is closed again, also in processes that inherited the socket.
+void stop_listening(const Socket& socket);
 
 // Starts to connect; poll() says when it is done.
 Socket start_connect(const Endpoint& endpoint);
+
+// A socket that processes of this host reach, of the same network namespace: no port, and no file.
+using LocalName = std::array<uint64_t, 2>;
+Socket bind_to(const LocalName& name);
+// Connects at once. A closed socket, and errno, where nobody listens.
+Socket connect_to(const LocalName& name);
+// Whether the other end of such a connection belongs to the same user.
+bool is_of_this_user(const Socket& socket);
 
 // The error of a connect that has ended, 0 when it stands.
 int connect_error(const Socket& socket);

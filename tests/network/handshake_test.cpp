@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks meet whatever strangers do: connect and say nothing, send rubbish, pretend to be a rank, come twice.
+// Ranks meet whatever strangers do: connect and say nothing, send rubbish, pretend to be a rank, repeat what one said.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -13,6 +18,7 @@
 #include "core/error.h"
 #include "network/handshake.h"
 #include "network/peer_watch.h"
+#include "strangers.h"
 
 namespace crossdock::network {
 namespace {
@@ -24,33 +30,84 @@ std::vector<std::byte> bytes_of(const char* text) {
     return {first, first + std::strlen(text)};
 }
 
+// Ranks of one process, which share memory, or whose addresses say that they are of different networks.
+enum class Reach { kLocal, kRemote };
 struct Place {
     std::vector<Listener> listeners;
     std::vector<RankAddress> addresses;
-    explicit Place(int num_ranks) {
+    explicit Place(int num_ranks, Reach reach = Reach::kRemote) {
         for (int rank = 0; rank < num_ranks; ++rank) listeners.emplace_back("=lo");
-        for (const Listener& listener : listeners) addresses.push_back(listener.address());
+        for (const Listener& listener : listeners) {
+            addresses.push_back(listener.address());
+            if (reach == Reach::kRemote) addresses.back().network += addresses.size();
+        }
+    }
+    std::vector<Link> meet_as(uint32_t rank, uint64_t timeout_ns = 30 * kSecond) const {
+        const auto blob = bytes_of(("I am " + std::to_string(rank)).c_str());
+        return meet(listeners[rank], addresses, rank, blob, timeout_ns);
+    }
+    // The sentence with which it fails.
+    std::string fail_as(uint32_t rank, uint64_t timeout_ns) const {
+        try {
+            meet_as(rank, timeout_ns);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ncclRemoteError);
+            return error.what();
+        }
+        return "it met all";
     }
 };
 
+// To a port that opens within 20 s.
 Socket dial(const RankAddress& address) {
-    Socket socket = start_connect(address.endpoint);
-    pollfd writable{socket.fd(), POLLOUT, 0};
-    poll(&writable, 1, 5000);
-    return socket;
+    for (int attempt = 0; attempt < 20'000; ++attempt) {
+        Socket socket = start_connect(address.endpoint);
+        pollfd writable{socket.fd(), POLLOUT, 0};
+        if (poll(&writable, 1, 5000) == 1 && connect_error(socket) == 0) return socket;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ADD_FAILURE() << "nobody listens";
+    return Socket();
 }
 
 void send_all(const Socket& socket, std::span<const std::byte> bytes) {
     (void)!send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
+// At most 20 s for each part.
+bool receive_all(const Socket& socket, std::span<std::byte> bytes) {
+    while (!bytes.empty()) {
+        pollfd readable{socket.fd(), POLLIN, 0};
+        if (poll(&readable, 1, 20'000) != 1) return false;
+        const ssize_t got = recv(socket.fd(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+        if (got <= 0) return false;
+        bytes = bytes.subspan(static_cast<size_t>(got));
+    }
+    return true;
+}
+
+Challenge challenge_on(const Socket& socket) {
+    Challenge challenge = {};
+    EXPECT_TRUE(receive_all(socket, std::as_writable_bytes(std::span(&challenge, 1))));
+    EXPECT_TRUE(is_challenge(challenge));
+    return challenge;
+}
+
+Socket accept_on(const Socket& listening) {
+    for (pollfd caller{listening.fd(), POLLIN, 0}; poll(&caller, 1, 20'000) == 1;) {
+        if (Socket socket(accept(listening.fd(), nullptr, nullptr)); socket.is_open()) return socket;
+    }
+    ADD_FAILURE() << "nobody dialled";
+    return Socket();
+}
+
 // All meet; each link carries what its peer said.
-void expect_met(Place& place) {
+void expect_met(const Place& place) {
     std::vector<std::thread> ranks;
+    std::vector<std::vector<Link>> all_links(place.addresses.size());  // a link that ends is a rank's end
     for (uint32_t rank = 0; rank < place.addresses.size(); ++rank) {
         ranks.emplace_back([&, rank] {
-            const auto blob = bytes_of(("I am " + std::to_string(rank)).c_str());
-            const auto links = meet(place.listeners[rank], place.addresses, rank, blob, 30 * kSecond);
+            const auto& links = all_links[rank] = place.meet_as(rank);
             for (uint32_t peer = 0; peer < links.size(); ++peer) {
                 EXPECT_EQ(links[peer].blob, bytes_of(("I am " + std::to_string(peer)).c_str()));
                 EXPECT_EQ(links[peer].socket.is_open(), peer != rank);
@@ -61,18 +118,21 @@ void expect_met(Place& place) {
 }
 
 TEST(Handshake, RanksMeet) {
-    for (const int num_ranks : {1, 2, 5, 16}) {
-        Place place(num_ranks);
-        expect_met(place);
+    for (const Reach reach : {Reach::kLocal, Reach::kRemote}) {
+        for (const int num_ranks : {1, 2, 5, 16}) expect_met(Place(num_ranks, reach));
     }
 }
 
 TEST(Handshake, StrangersAreTurnedAway) {
     Place place(4);
+    // The others' ports are open from here on.
+    std::vector<std::thread> ranks;
+    std::vector<std::vector<Link>> links(4);
+    for (uint32_t rank = 1; rank < 4; ++rank) ranks.emplace_back([&, rank] { links[rank] = place.meet_as(rank); });
     std::mt19937 random(5);
     std::vector<Socket> strangers;
     for (int i = 0; i < 100; ++i) {
-        strangers.push_back(dial(place.addresses[random() % 4]));
+        strangers.push_back(dial(place.addresses[1 + random() % 3]));
         std::vector<std::byte> rubbish(random() % 3000);
         for (auto& each : rubbish) each = static_cast<std::byte>(random());
         switch (i % 4) {
@@ -89,40 +149,137 @@ TEST(Handshake, StrangersAreTurnedAway) {
                 break;
         }
     }
-    expect_met(place);
+    links[0] = place.meet_as(0);
+    for (auto& rank : ranks) rank.join();
 }
 
-// Who does not know the secret is no rank, and a rank's greeting to another cannot be used again here.
+// Several hundred connections that are opened again whenever they are closed keep no rank out.
+TEST(Handshake, AFloodKeepsNobodyOut) {
+    Place place(2);
+    std::thread accepting([&] { place.meet_as(1); });
+    {
+        Flood flood(place.addresses[1].endpoint, 400);
+        EXPECT_TRUE(flood.await_closed(1));  // all places are taken
+        EXPECT_EQ(place.meet_as(0, 20 * kSecond)[1].blob, bytes_of("I am 1"));
+    }
+    accepting.join();
+}
+
+// A process without descriptors says so, and takes no time for it.
+TEST(Handshake, RunningOutOfDescriptorsIsSaid) {
+    Place place(2);
+    Flood flood(place.addresses[1].endpoint, 100);
+    const pid_t child = fork();
+    if (child == 0) {
+        rlimit limit = {};
+        getrlimit(RLIMIT_NOFILE, &limit);
+        const Socket next_fd(dup(0));
+        limit.rlim_cur = static_cast<rlim_t>(next_fd.fd()) + 10;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        const std::string sentence = place.fail_as(1, 3 * kSecond);
+        rusage usage = {};
+        getrusage(RUSAGE_SELF, &usage);
+        const int64_t used_ms = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
+                                (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
+        const bool is_named = sentence.find("Too many open files") != std::string::npos &&
+                              sentence.find("ulimit -n") != std::string::npos;
+        if (!is_named || used_ms > 1500) std::fprintf(stderr, "%d ms: %s\n", int(used_ms), sentence.c_str());
+        _exit(is_named && used_ms <= 1500 ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+}
+
+// Who does not know the secret is no rank. A rank's greeting cannot be used for another one, nor a second time.
 TEST(Handshake, GreetingsNeedTheSecret) {
     Place place(3);
     Place other(3);
-    const auto stranger = make_greeting(other.addresses, 0, 1, bytes_of("me"));
-    const auto for_another = make_greeting(place.addresses, 0, 2, bytes_of("me"));
-    const auto genuine = make_greeting(place.addresses, 0, 1, bytes_of("me"));
-    uint32_t source = 9;
-    std::span<const std::byte> blob;
-    EXPECT_EQ(read_greeting(stranger, place.addresses, 1, source, blob), Greeting::kBad);
-    EXPECT_EQ(read_greeting(for_another, place.addresses, 1, source, blob), Greeting::kBad);
-    EXPECT_EQ(read_greeting(genuine, place.addresses, 1, source, blob), Greeting::kGood);
-    EXPECT_EQ(source, 0u);
-    for (size_t length = 0; length < genuine.size(); ++length) {
-        EXPECT_EQ(read_greeting(std::span(genuine).first(length), place.addresses, 1, source, blob), Greeting::kMore);
-    }
+    constexpr Secret kAsked{5, 6};
+    constexpr Secret kNonce{7, 8};
+    const auto make = [&](const Place& maker, uint32_t target, const Secret& answers) {
+        return make_greeting(maker.addresses, 0, target, answers, kNonce, bytes_of("me"));
+    };
+    const auto genuine = make(place, 1, kAsked);
+    Greeted greeted;
+    const auto read = [&](std::span<const std::byte> bytes) {
+        greeted = {};
+        return read_greeting(bytes, place.addresses, 1, kAsked, greeted);
+    };
+    EXPECT_EQ(read(make(other, 1, kAsked)), Greeting::kBad);
+    EXPECT_EQ(read(make(place, 2, kAsked)), Greeting::kBad);
+    EXPECT_EQ(read(make(place, 1, {5, 7})), Greeting::kBad) << "the answer to another challenge";
+    EXPECT_EQ(read(genuine), Greeting::kGood);
+    EXPECT_EQ(greeted.source, 0u);
+    EXPECT_EQ(greeted.nonce, kNonce);
+    for (size_t length = 0; length < genuine.size(); ++length)
+        EXPECT_EQ(read(std::span(genuine).first(length)), Greeting::kMore);
     for (size_t changed = 0; changed < genuine.size(); ++changed) {
         auto wrong = genuine;
         wrong[changed] ^= std::byte{4};
-        EXPECT_NE(read_greeting(wrong, place.addresses, 1, source, blob), Greeting::kGood) << changed;
+        EXPECT_NE(read(wrong), Greeting::kGood) << changed;
     }
+}
+
+// What a rank once said on the network opens no later meeting.
+TEST(Handshake, RecordedGreetingsAreWorthNothing) {
+    Place place(2);
+    std::vector<std::byte> recorded;
+    std::thread rank_0([&] { EXPECT_NE(place.fail_as(0, kSecond / 2), "it met all"); });
+    start_to_listen(place.listeners[1].remote());
+    {
+        const Socket dialled = accept_on(place.listeners[1].remote());
+        const Challenge challenge = make_challenge();
+        send_all(dialled, std::as_bytes(std::span(&challenge, 1)));
+        recorded.resize(make_greeting(place.addresses, 0, 1, {}, {}, bytes_of("I am 0")).size());
+        EXPECT_TRUE(receive_all(dialled, recorded));
+    }
+    rank_0.join();
+    std::thread stranger([&] {
+        const Socket socket = dial(place.addresses[1]);
+        challenge_on(socket);
+        send_all(socket, recorded);
+        std::byte next;
+        EXPECT_FALSE(receive_all(socket, std::span(&next, 1)));
+    });
+    EXPECT_EQ(place.fail_as(1, 2 * kSecond), "rank 1 waited 2000 ms to be connected with ranks 0");
+    stranger.join();
+}
+
+// Who listens at a rank's address and is not that rank is not blamed on it: the rank is dialled again.
+TEST(Handshake, RanksAreDialledAgain) {
+    Place place(2);
+    std::thread rank_0([&] { EXPECT_EQ(place.meet_as(0)[1].blob, bytes_of("I am 1")); });
+    start_to_listen(place.listeners[1].remote());
+    for (int attempt = 0; attempt < 4; ++attempt) {
+        const Socket dialled = accept_on(place.listeners[1].remote());
+        Challenge challenge = make_challenge();
+        if (attempt == 1) challenge.magic = 7;
+        if (attempt > 0) send_all(dialled, std::as_bytes(std::span(&challenge, 1)));
+        if (attempt < 2) continue;
+        std::vector<std::byte> greeting(make_greeting(place.addresses, 0, 1, {}, {}, bytes_of("I am 0")).size());
+        EXPECT_TRUE(receive_all(dialled, greeting));
+        // A rank of another communicator.
+        if (attempt == 3)
+            send_all(dialled, make_greeting(Place(2).addresses, 1, 0, {1, 2}, {}, bytes_of("I am a stranger")));
+    }
+    EXPECT_EQ(place.meet_as(1)[0].blob, bytes_of("I am 0"));
+    rank_0.join();
 }
 
 // What a rank says behind its greeting is left for whoever has the link.
 TEST(Handshake, AGoodbyeMayFollowAtOnce) {
     Place place(2);
     std::thread other([&] {
-        Socket dialled;
-        for (pollfd caller{place.listeners[1].socket().fd(), POLLIN, 0}; !dialled.is_open(); poll(&caller, 1, 1000))
-            dialled = Socket(accept(place.listeners[1].socket().fd(), nullptr, nullptr));
-        auto words = make_greeting(place.addresses, 1, 0, bytes_of("hello"));
+        start_to_listen(place.listeners[1].remote());
+        const Socket dialled = accept_on(place.listeners[1].remote());
+        const Challenge challenge = make_challenge();
+        send_all(dialled, std::as_bytes(std::span(&challenge, 1)));
+        std::vector<std::byte> greeting(make_greeting(place.addresses, 0, 1, {}, {}, bytes_of("I am 0")).size());
+        ASSERT_TRUE(receive_all(dialled, greeting));
+        Greeted greeted;
+        ASSERT_EQ(read_greeting(greeting, place.addresses, 1, challenge.nonce, greeted), Greeting::kGood);
+        auto words = make_greeting(place.addresses, 1, 0, greeted.nonce, {}, bytes_of("hello"));
         const auto goodbye = bytes_of("goodbye!");
         words.insert(words.end(), goodbye.begin(), goodbye.end());
         send_all(dialled, words);
@@ -130,39 +287,72 @@ TEST(Handshake, AGoodbyeMayFollowAtOnce) {
         while (recv(dialled.fd(), rest, sizeof(rest), 0) > 0) continue;
     });
     {
-        const auto links = meet(place.listeners[0], place.addresses, 0, bytes_of("me"), 10 * kSecond);
+        const auto links = place.meet_as(0);
         EXPECT_EQ(links[1].blob, bytes_of("hello"));
-        char rest[100] = {};
-        pollfd readable{links[1].socket.fd(), POLLIN, 0};
-        poll(&readable, 1, 1000);
-        EXPECT_EQ(recv(links[1].socket.fd(), rest, sizeof(rest), 0), 8);
+        char rest[9] = {};
+        EXPECT_TRUE(receive_all(links[1].socket, std::as_writable_bytes(std::span(rest, 8))));
         EXPECT_STREQ(rest, "goodbye!");
     }
     other.join();
 }
 
-// A second connection of the same rank is refused; the first counts.
-TEST(Handshake, NobodyComesTwice) {
+// A rank whose connection broke dials again: its latest one counts.
+TEST(Handshake, TheLatestConnectionOfARankCounts) {
     Place place(2);
-    const auto genuine = make_greeting(place.addresses, 0, 1, bytes_of("first"));
-    const auto again = make_greeting(place.addresses, 0, 1, bytes_of("second"));
+    std::vector<Link> links;
+    std::thread rank_1([&] { links = place.meet_as(1); });
     Socket first = dial(place.addresses[1]);
-    send_all(first, genuine);
-    Socket second = dial(place.addresses[1]);
-    send_all(second, again);
-    const auto links = meet(place.listeners[1], place.addresses, 1, bytes_of("answer"), 10 * kSecond);
-    EXPECT_EQ(links[0].blob, bytes_of("first"));
+    const auto begun = make_greeting(place.addresses, 0, 1, challenge_on(first).nonce, {}, bytes_of("first"));
+    send_all(first, std::span(begun).first(begun.size() - 1));
+    const Socket second = dial(place.addresses[1]);
+    send_all(second, make_greeting(place.addresses, 0, 1, challenge_on(second).nonce, {}, bytes_of("second")));
+    rank_1.join();
+    EXPECT_EQ(links[0].blob, bytes_of("second"));
 }
 
 TEST(Handshake, WhoDoesNotComeIsNamed) {
     Place place(3);
-    try {
-        meet(place.listeners[2], place.addresses, 2, {}, kSecond / 5);
-        FAIL() << "it met nobody";
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ncclRemoteError);
-        EXPECT_STREQ(error.what(), "rank 2 waited 200 ms to be connected with ranks 0, 1");
-    }
+    EXPECT_EQ(place.fail_as(2, kSecond / 5), "rank 2 waited 200 ms to be connected with ranks 0, 1");
+    const std::string where = to_string(place.addresses[2].endpoint);
+    EXPECT_EQ(place.fail_as(1, kSecond / 5),
+              "rank 1 waited 200 ms to be connected with ranks 0, 2; rank 2 (" + where + "): Connection refused");
+}
+
+// A rank that ends while ranks meet is named at once, whether it was met already or not.
+TEST(Handshake, WhoEndsIsNamedAtOnce) {
+    const auto start = std::chrono::steady_clock::now();
+    Place gone(2, Reach::kLocal);
+    gone.listeners.pop_back();
+    EXPECT_NE(gone.fail_as(0, 60 * kSecond).find("rank 0 finds rank 1 of this host gone"), std::string::npos);
+
+    Place place(3);
+    std::thread rank_1([&] { place.fail_as(1, kSecond); });  // it waits for rank 2, gives up and closes its links
+    EXPECT_NE(place.fail_as(0, 60 * kSecond).find("rank 0 lost rank 1 ("), std::string::npos);
+    rank_1.join();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+// A port is open while ranks of other hosts may dial, on the one address that they know; never between ranks that
+// share memory.
+TEST(Handshake, PortsAreOpenWhileRanksOfOtherHostsDial) {
+    const auto during = [](const Place& place) {
+        std::vector<std::string> ports;
+        std::atomic<bool> is_over{false};
+        std::thread meeting([&] {
+            place.fail_as(1, kSecond / 2);
+            is_over = true;
+        });
+        while (!is_over && ports.empty()) ports = listening_ports();
+        meeting.join();
+        return ports;
+    };
+    const Place local(2, Reach::kLocal);
+    EXPECT_EQ(during(local), std::vector<std::string>{});
+    const Place remote(2);
+    EXPECT_EQ(listening_ports(), std::vector<std::string>{});
+    EXPECT_EQ(during(remote), std::vector<std::string>{to_string(remote.addresses[1].endpoint)});
+    EXPECT_TRUE(is_loopback(remote.addresses[1].endpoint));
+    EXPECT_EQ(listening_ports(), std::vector<std::string>{});
 }
 
 TEST(Handshake, AddressesAreChecked) {

@@ -4,6 +4,7 @@
 #include "network/rendezvous.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,6 +13,8 @@
 #include <future>
 
 #include "core/error.h"
+#include "network/rendezvous_messages.h"
+#include "strangers.h"
 
 namespace crossdock::network {
 namespace {
@@ -24,8 +27,9 @@ std::string free_address() {
     for (;;) {
         const auto port = static_cast<uint16_t>(10'000 + ++next % 20'000);
         try {
-            listen_everywhere(port);
-            return fmt::format("127.0.0.1:{}", port);
+            const std::string address = fmt::format("127.0.0.1:{}", port);
+            listen_at(address);
+            return address;
         } catch (const Error&) {
             // Taken.
         }
@@ -95,9 +99,6 @@ TEST(Rendezvous, ContradictionsAreNamed) {
     auto second = start(meeting(address, 1, 3));
     Rendezvous wrong = meeting(address, 2, 4);
     expect_words(start(wrong).get().sentence, {"rank 2 was refused", "num_ranks is 4 there, 3 on rank 0"});
-    wrong = meeting(address, 2, 3);
-    wrong.secret = "another";
-    expect_words(start(wrong).get().sentence, {"rank 2 was refused", "CROSSDOCK_SECRET"});
     // Of two processes that say that they are rank 1, one is.
     auto twin = start(meeting(address, 1, 3));
     const auto is_over = [](std::future<Outcome>& future) {
@@ -130,6 +131,97 @@ TEST(Rendezvous, StrangersAreTurnedAway) {
     }
     expect_all(start(meeting(address, 1, 2)).get(), 2);
     expect_all(first.get(), 2);
+}
+
+// Several hundred connections that are opened again whenever they are closed keep no rank out.
+TEST(Rendezvous, AFloodKeepsNobodyOut) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 2));
+    Flood flood(resolve(address).front(), 400);
+    EXPECT_TRUE(flood.await_closed(1));  // all places are taken
+    expect_all(start(meeting(address, 1, 2)).get(), 2);
+    expect_all(first.get(), 2);
+}
+
+// Who does not know the secret is not believed, on either side: ranks go on, and say so when their time is over.
+TEST(Rendezvous, TheSecretIsNeeded) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 2, kSecond));
+    Rendezvous wrong = meeting(address, 1, 2, kSecond / 2);
+    wrong.secret = "another";
+    expect_words(start(wrong).get().sentence, {"rank 1 waited 500 ms for rank 0", "CROSSDOCK_SECRET"});
+    expect_words(first.get().sentence, {"for ranks 1", "another CROSSDOCK_SECRET"});
+}
+
+// A stranger at rank 0's address, who is there first, chooses no error and no text.
+TEST(Rendezvous, OnlyRankZeroRefuses) {
+    const std::string address = free_address();
+    auto guest = start(meeting(address, 1, 2));
+    {
+        const Socket rogue = listen_at(address);
+        for (int visit = 0; visit < 3; ++visit) {
+            pollfd caller{rogue.fd(), POLLIN, 0};
+            ASSERT_EQ(poll(&caller, 1, 20'000), 1);
+            const Socket socket(accept(rogue.fd(), nullptr, nullptr));
+            const Challenge challenge = make_challenge();
+            const uint64_t deadline_ns = UINT64_MAX;
+            ASSERT_TRUE(send_all(socket, std::as_bytes(std::span(&challenge, 1)), deadline_ns));
+            Hello hello;
+            ASSERT_TRUE(receive_all(socket, std::as_writable_bytes(std::span(&hello, 1)), deadline_ns));
+            Reply reply = {};
+            reply.magic = kRendezvousMagic;
+            reply.code = ncclInternalError;
+            reply.proof = static_cast<uint64_t>(visit);
+            std::strcpy(reply.text, "do as a stranger says");
+            ASSERT_TRUE(send_all(socket, std::as_bytes(std::span(&reply, 1)), deadline_ns));
+        }
+    }
+    auto first = start(meeting(address, 0, 2));
+    expect_all(first.get(), 2);
+    expect_all(guest.get(), 2);
+}
+
+// Who came and went has no seat: the next process of that rank is let in, and who else is missing is blamed.
+TEST(Rendezvous, WhoGoesLeavesItsSeat) {
+    const std::string address = free_address();
+    auto first = start(meeting(address, 0, 3));
+    auto second = start(meeting(address, 1, 3, 3 * kSecond));
+    expect_words(start(meeting(address, 2, 4, 5 * kSecond)).get().sentence, {"num_ranks"});  // rank 0 is there
+    expect_words(second.get().sentence, {"rank 1 waited 3000 ms"});
+    second = start(meeting(address, 1, 3));
+    expect_all(start(meeting(address, 2, 3)).get(), 3);
+    expect_all(first.get(), 3);
+    expect_all(second.get(), 3);
+}
+
+// Rank 0 listens on the interface that its address names.
+TEST(Rendezvous, RankZeroListensWhereItsAddressSays) {
+    const std::string port = free_address().substr(std::strlen("127.0.0.1"));
+    for (const char* host : {"localhost", "127.0.0.1", "127.0.0.3"}) {
+        const Socket socket = listen_at(host + port);
+        EXPECT_TRUE(is_loopback(local_endpoint(socket))) << host << ": " << to_string(local_endpoint(socket));
+        EXPECT_EQ(listening_ports().size(), 1u);
+    }
+    const Endpoint own = own_address(nullptr);
+    if (!is_loopback(own) && own.family == AF_INET) {
+        const std::string text = to_string(own);
+        const Endpoint bound = local_endpoint(listen_at(text.substr(0, text.find(' ')) + port));
+        EXPECT_EQ(std::memcmp(bound.ip, own.ip, sizeof(own.ip)), 0) << to_string(bound);
+    }
+    // No address of this host: a name that stands for several, or one behind a translation of addresses.
+    constexpr uint8_t kEverywhere[16] = {};
+    const Endpoint bound = local_endpoint(listen_at("192.0.2.1" + port));
+    EXPECT_EQ(std::memcmp(bound.ip, kEverywhere, sizeof(kEverywhere)), 0) << to_string(bound);
+}
+
+// Ranks that meet at localhost are reached there alone.
+TEST(Rendezvous, RanksAtLocalhostListenThere) {
+    const std::string address = "localhost" + free_address().substr(std::strlen("127.0.0.1"));
+    auto second = start(meeting(address, 1, 2));
+    const Outcome first = start(meeting(address, 0, 2)).get();
+    expect_all(second.get(), 2);
+    for (const RankCard& card : first.cards)
+        EXPECT_TRUE(is_loopback(card.address.endpoint)) << to_string(card.address.endpoint);
 }
 
 TEST(Rendezvous, AddressesAreJudged) {

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/door.h"
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace crossdock::network {
+
+Socket Door::let_in(size_t num_strangers, uint64_t now_ns) {
+    constexpr uint64_t kRestNs = 100'000'000;
+    if (is_full(num_strangers, now_ns)) return Socket();
+    Socket socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (socket.is_open()) return socket;
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        // Who waits stays in the kernel's queue, so poll() would return at once, again and again.
+        closed_until_ns_ = now_ns + kRestNs;
+        rlimit limit = {};
+        getrlimit(RLIMIT_NOFILE, &limit);
+        trouble_ = fmt::format("; connections could not be accepted: {}", std::strerror(errno));
+        if (errno == EMFILE) trouble_ += fmt::format(" (the process may have {}: ulimit -n)", limit.rlim_cur);
+    }
+    return Socket();
+}
+
+}  // namespace crossdock::network
