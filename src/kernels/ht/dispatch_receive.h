@@ -234,8 +234,8 @@ CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, int owne
            (static_cast<uint64_t>(writer) * c.arena.channels + static_cast<uint32_t>(ctx.block_idx()));
 }
 
-// This channel's rows are all in their places, here and there. The whole block, after its warps' last stores; if the group has
-// failed, not all of them were made.
+// This channel's rows are all in their places, here and there. The whole block, after its warps' last stores; if the
+// group has failed, not all of them were made.
 CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation) {
     const HtCommon& c = args.common;
     const uint32_t* states = peer_states(ctx, args.shared);
