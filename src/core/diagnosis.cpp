@@ -166,6 +166,12 @@ std::string describe(const PeerFault& fault, int rank) {
         return fmt::format("the group has failed: rank {} announced {} {} to rank {}, allowed: at most {}; in {}",
                            fault.peer, fault.seen, name_of(fault.number), rank, fault.expected, where);
     }
+    if (fault.number == PeerNumber::kWindowOffset) {
+        return fmt::format(
+            "the group has failed: the tensor of rows begins at byte {} of its window on rank {}, at byte {} on rank "
+            "{} (modulo 64 MiB); where both have windows it must begin alike, in {}",
+            16 * fault.expected, rank, 16 * fault.seen, fault.peer, where);
+    }
     std::string differences;
     for (uint32_t i = 0; i < static_cast<uint32_t>(Term::kNumTerms); ++i) {
         const Term term = static_cast<Term>(i);
@@ -200,6 +206,13 @@ std::string describe(const crossdockDiagnosis_t& diagnosis) {
             "the group has failed: operation {} of rank {} ({} of handle {}) found every buffer held by a pending "
             "send_only operation",
             diagnosis.epoch, diagnosis.rank, diagnosis.operation, diagnosis.handle);
+    }
+    if (std::strcmp(diagnosis.step, "refused") == 0) {
+        return fmt::format(
+            "the group has failed: rank {} could not use what rank {} had announced, of which rank {} was told in {} "
+            "(operation {}, handle {})",
+            diagnosis.seen, diagnosis.peer == static_cast<int>(diagnosis.seen) ? diagnosis.rank : diagnosis.peer,
+            diagnosis.rank, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
     }
     if (std::strcmp(diagnosis.step, "report") == 0 && diagnosis.seen == static_cast<uint64_t>(diagnosis.peer)) {
         return fmt::format(

@@ -90,7 +90,11 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     memory.expect_apart();
     // Expert-major rows of a token are summed before they travel.
     args.common.has_windows = !is_expert_major() && tokens.window.has_value();
-    if (args.common.has_windows) args.token_windows = *tokens.window;
+    if (args.common.has_windows) {
+        args.token_windows = *tokens.window;
+        args.common.window_offset = tokens.window->offset;
+        args.common.window_rows = args.row_bytes == 0 ? 0 : tokens.window_bytes / args.row_bytes;
+    }
     Terms& terms = args.common.terms;
     terms = terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
     // Who has no rows may not know what they are like, but between domains it passes on those of others.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpDispatch in high-throughput mode: the caller's structs and tensors checked against the contract, and turned
 // into kernel arguments.
+#include <algorithm>
+
 #include "core/error.h"
 #include "core/ht_handle.h"
 #include "core/ht_plan.h"
@@ -133,6 +135,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     args.token_rows = target.num_elements() == 0 ? 0 : target.sizes[0];
 
     std::optional<PeerMap> scale_window;
+    uint64_t scale_window_bytes = 0;
     if (!with_scales) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
         expect_absent(outputs.scales, "outputs->scales", "with recipe none");
@@ -161,12 +164,19 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         args.out_scales = out_scales.data;
         // Peers write rows and scales by bulk copies. Windows that these cannot write are filled by this rank.
         if (is_aligned(out_scales)) scale_window = out_scales.window;
+        scale_window_bytes = out_scales.window_bytes;
     }
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || target.window || target.num_elements() == 0,
             ncclInvalidArgument, "the group's zero_copy is on: outputs->tokens must be window-backed");
     args.common.has_windows = !is_expert_major() && target.window && (!with_scales || scale_window);
-    if (args.common.has_windows) args.token_windows = *target.window;
-    if (args.common.has_windows && scale_window) args.scale_windows = *scale_window;
+    if (!args.common.has_windows) return;
+    args.token_windows = *target.window;
+    args.common.window_offset = target.window->offset;
+    args.common.window_rows = row_bytes == 0 ? 0 : target.window_bytes / row_bytes;
+    if (!scale_window) return;
+    args.scale_windows = *scale_window;
+    if (args.scale_bytes > 0)
+        args.common.window_rows = std::min(args.common.window_rows, scale_window_bytes / args.scale_bytes);
 }
 
 void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,

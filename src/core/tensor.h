@@ -22,6 +22,7 @@ struct Tensor {
     std::array<size_t, kMaxDims> sizes{};
     std::byte* data = nullptr;      // resolved, window-only tensors too; null for an empty tensor
     std::optional<PeerMap> window;  // every rank's tensor, for window-backed ones
+    uint64_t window_bytes = 0;      // from there to the window's end, which lies alike on all ranks
 
     uint64_t num_elements() const;
     size_t row_bytes() const;  // of the last dimension

@@ -20,6 +20,10 @@ struct MaskExchange {
     Reach reach;
 };
 
+// Beyond it words would soon begin anew. No group makes so many operations, so only nonsense can tell of more; who does
+// is left behind.
+inline constexpr uint64_t kLastEpoch = uint64_t{1} << (63 - kPayloadBits);
+
 inline namespace CROSSDOCK_WORLD {
 
 CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner, int phase, int writer) {
@@ -80,7 +84,7 @@ CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const MaskExchange& excha
                 return word_payload(seen);
             },
             [&](uint64_t count) { return count == exchange.count; });
-        if (came) ctx.max_shared(largest, word_epoch(seen));
+        if (came && word_epoch(seen) <= kLastEpoch) ctx.max_shared(largest, word_epoch(seen));
     }
     ctx.block_sync();
 }

@@ -34,6 +34,11 @@ ncclEpGroupConfig_t short_config(RankContext& context, const HtProblem& problem,
 // After the first failure: every further call says the same at once. Returns whom this rank blames.
 int check_failed_group(RankContext& context, HtLayer& layer, ncclEpGroup_t group) {
     const int blamed = diagnosed_peer(context, group);
+    crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+    RANK_OK(context, crossdockGroupDiagnosis(group, &diagnosis));
+    // Numbers of operations and packets, of which there are few here; packed words would be larger.
+    RANK_CHECK(context, diagnosis.expected < 1000 && diagnosis.seen < 1000, "step {}: expected {}, saw {}",
+               diagnosis.step, diagnosis.expected, diagnosis.seen);
     const std::string name = fmt::format("rank {}", blamed);
     RANK_REFUSED(context, ncclRemoteError, name, layer.update());
     RANK_REFUSED(context, ncclRemoteError, name, layer.dispatch());

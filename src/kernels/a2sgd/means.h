@@ -16,7 +16,7 @@ CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Op
         const bool came =
             wait_signal(ctx, args.scope, args.reach, operation, WaitStep::kMeans, Signal::kData, peer, step);
         word = ctx.load_tagged(place);
-        return came;
+        return came && word_epoch(word.tag) == step;
     }
     return wait_until(
         ctx, args.scope, operation, WaitStep::kMeans, peer, step,

@@ -22,6 +22,13 @@ CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
     return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());
 }
 
+// Whether this rank's tensor is in a window, and where there, in units of 16 bytes, as far as there is room.
+inline constexpr uint32_t kStateBits = 2;
+CROSSDOCK_DEVICE uint64_t entered_payload(const HtCommon& c) {
+    if (!c.has_windows) return kEntered;
+    return (c.window_offset / 16 << kStateBits | kDirect) & kMaxPayload;
+}
+
 CROSSDOCK_DEVICE Terms terms_of(const HtCommon& c) {
     if (c.scope.operation == OperationKind::kUpdate) return c.terms;
     constexpr uint64_t kRouting = Terms::mask_of(Term::kRouting);
@@ -59,7 +66,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
                                     raise_of(c.reach, Signal::kEntered, peer, operation.epoch));
             } else {
                 ctx.store_release_system(entered_word(c, operation, peer, c.rank),
-                                         pack_word(operation.epoch, c.has_windows ? kDirect : kEntered));
+                                         pack_word(operation.epoch, entered_payload(c)));
                 // Behind it: a release would wait until these have landed.
                 ctx.store_tagged(terms_word(c, operation, peer, c.rank), head->terms.word,
                                  pack_word(operation.epoch, 0));
@@ -84,6 +91,39 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
     return false;
 }
 
+// How many rows a lane has, whose packets pass this rank.
+CROSSDOCK_DEVICE uint32_t rows_of_lane(const HtCommon& c, int lane) {
+    const HtTables& t = c.tables;
+    const uint64_t at = static_cast<uint64_t>(lane) * (t.chunks + 1);
+    const int domain = lane / num_near(c);
+    if (domain == own_domain(c)) return t.sent_firsts[at + num_chunks(t.routing->num_tokens)];
+    return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, domain)])];
+}
+
+// Both ends have windows. They must lie alike, and rows for which the peer has told the places must be inside, or none
+// is written or read there.
+CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
+                                       uint64_t payload) {
+    if (payload != entered_payload(c)) {
+        record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees, PeerNumber::kWindowOffset, peer,
+                          entered_payload(c) >> kStateBits, payload >> kStateBits);
+        // Who has no window, or is in another domain, has not seen it.
+        leave_peer(ctx, c, operation, peer, Blame{true, true, c.rank, peer}.pack());
+        return false;
+    }
+    uint64_t end = 0;
+    CROSSDOCK_ROLLED
+    for (int lane = peer - first_near(c); lane < static_cast<int>(c.arena.num_ranks); lane += num_near(c)) {
+        const uint32_t rows = rows_of_lane(c, lane);
+        const uint64_t lane_end = rows == 0 ? 0 : uint64_t{c.tables.bases[lane]} + rows;
+        end = lane_end > end ? lane_end : end;
+    }
+    if (end > c.budget) end = c.budget;
+    if (end <= c.window_rows) return true;
+    refuse_number(ctx, c, operation, PeerNumber::kBase, peer, c.window_rows, end);
+    return false;
+}
+
 // The peer's state once it has entered this operation: then its words, rings and windows may be written. own_is_direct:
 // what this rank has for itself passes no ring. The calling lane.
 CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
@@ -104,8 +144,10 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
                                              terms_word(c, operation, c.rank, peer), theirs.word) ||
                            !agrees(ctx, c, operation, peer, theirs)))
         return kAbsent;
-    const bool is_direct = peer == c.rank ? own_is_direct : c.has_windows && word_payload(seen) == kDirect;
-    return is_direct ? kDirect : kEntered;
+    if (peer == c.rank) return own_is_direct ? kDirect : kEntered;
+    const bool is_direct = c.has_windows && (word_payload(seen) & ((1u << kStateBits) - 1)) == kDirect;
+    if (!is_direct) return kEntered;
+    return may_reach_window(ctx, c, operation, peer, word_payload(seen)) ? kDirect : kAbsent;
 }
 
 // Waits for a signal of a far peer. The calling lane.

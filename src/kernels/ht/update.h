@@ -336,14 +336,9 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
 }
 
 // With that base the rows of a lane are among those that can come to the near rank at all.
-CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation,
-                                       const UpdateShared& shared, int lane, int peer, uint32_t base) {
-    const HtTables& t = c.tables;
-    const uint64_t at = static_cast<uint64_t>(lane) * (t.chunks + 1);
-    const uint32_t rows = lane / num_near(c) == own_domain(c)
-                              ? t.sent_firsts[at + num_chunks(c.num_tokens)]
-                              : t.rail_firsts[at + num_chunks(shared.tokens[rail_peer(c, lane / num_near(c))])];
-    const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows;
+CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation, int lane,
+                                       int peer, uint32_t base) {
+    const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows_of_lane(c, lane);
     if (base <= most) return true;
     refuse_number(ctx, c, operation, PeerNumber::kBase, peer, most, base);
     return false;
@@ -379,11 +374,10 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
         // The lane's: in one domain the peer is rank i.
         const int peer = first_near(c) + static_cast<int>(i) % num_near(c);
         uint64_t base = 0;
-        const bool came =
-            is_active(ctx, c.scope, peer) &&
-            wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, static_cast<int>(i)),
-                             base) &&
-            is_base_possible(ctx, c, operation, shared, static_cast<int>(i), peer, static_cast<uint32_t>(base));
+        const bool came = is_active(ctx, c.scope, peer) &&
+                          wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer,
+                                           base_word(c, c.rank, static_cast<int>(i)), base) &&
+                          is_base_possible(ctx, c, operation, static_cast<int>(i), peer, static_cast<uint32_t>(base));
         t.bases[i] = came ? static_cast<uint32_t>(base) : 0;
         const uint32_t their_total = static_cast<uint32_t>(base >> 32);
         if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
