@@ -193,7 +193,9 @@ typedef struct {
     uint64_t handle;       /* number of the handle within its group, in order of creation, from 1; 0: none */
     uint64_t epoch;        /* the operation's number within the group */
     uint64_t expected;     /* the awaited value ... */
-    uint64_t seen;         /* ... and the last one seen; step "report": the rank that waited for the peer and told */
+    uint64_t seen;         /* ... and the last one seen; steps "report" and "refused": the rank that waited for the
+                              peer, or could not use what it had announced, and told. HT: numbers of operations; of
+                              rows, weights and credits those of packets in this operation, from 1 (0: none) */
     uint64_t elapsed_us;   /* from the operation's start on this rank */
 } crossdockDiagnosis_t;
 
@@ -401,7 +403,8 @@ typedef struct {
 #define CROSSDOCK_A2SGD_CONFIG_INIT \
     { sizeof(crossdockA2sgdConfig_t), NCCL_EP_MAGIC, CROSSDOCK_A2SGD_SUMS_FP32, 0, 0, 0 }
 
-/* Collective. pieces are this rank's; how the gradient is cut may differ between ranks. config NULL: the defaults.
+/* Collective. pieces are this rank's; how the gradient is cut, and the pieces' types, may differ between ranks. config
+ * NULL: the defaults.
  * InvalidArgument: a pointer is NULL, a type or an option is none of the above, data is not aligned, num_pieces not in
  * 1..16777214. InvalidUsage on every rank, with ranks and numbers: the pieces hold no entry, ranks hold different
  * numbers of entries, or their options differ. RemoteError: a rank did not come within the timeout. */

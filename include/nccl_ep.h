@@ -351,9 +351,10 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // Makes a group on a communicator, which is borrowed and must outlive it; several groups may share one. Collective,
 // blocking, not capturable. *ep_group is written on success only.
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
-// later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. On a GPU that happens between two calls, so
-// the message is also printed to stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting
-// all ranks and registering memory, has 60 s at least.
+// later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
+// out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to stderr
+// at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting all ranks and registering memory, has
+// 60 s at least.
 // ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E; an unknown enum value; HT:
 // C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator hook without the other;
 // more SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL or a topology without
@@ -398,7 +399,7 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, nc
 // holds by then.
 // HT: collective, capturable, no host blocking. topk_idx is copied in stream order. layout_info (or NULL) receives
 // recv_total_counter, expert_counters (expert-major: padded) and expert_offsets, int32 or int64, FLAT's
-// expert_counters int32.
+// expert_counters int32. Must agree on all ranks: that the call is an update, the handle's layout, and K; B may differ.
 ncclResult_t ncclEpUpdateHandle(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx,
                                 const ncclEpLayoutInfo_t* layout_info, cudaStream_t stream);
 
@@ -442,6 +443,11 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
 // A group can have three send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy
 // is on; more are ncclInvalidUsage.
+// Must agree in HT: the call itself, the update whose routing is used, layout and K, the direction, the recipe, the
+// type of the tokens, the bytes of a row and of its scales (in a group of one domain a rank that sends and receives no
+// rows may pass others), and where two ranks have windows, the bytes from the window's start to outputs->tokens. Ranks
+// that differ all get ncclInvalidUsage, here or (GPU) from the next call of the group on, with a message that names the
+// quantity, two ranks and their values; the group has failed.
 // ncclInvalidArgument: a tensor missing, forbidden here, misaligned or of other shape or type; an output over an input;
 // rows larger than max_token_bytes.
 // ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture,
@@ -462,6 +468,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   is the sum of its ranks' rows, in the order of the first k of each, rounded once.
 // HT: inputs->tokens [N, H], weighted by the caller (FLAT: also summed over local experts). BWD also takes
 //   inputs->topk_weights as dispatch's outputs were shaped and returns outputs->topk_weights [B, K] fp32.
+//
+// Must agree in HT: as for ncclEpDispatch, of inputs->tokens.
 //
 // NVFP4 (LL): bf16 tokens, H a multiple of 32, inputs->scales [.., 1] fp32 with 2688 / amax of each row, or 0.
 // ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), and as for ncclEpDispatch.
