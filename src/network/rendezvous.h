@@ -18,6 +18,7 @@ struct RankCard {
     RankAddress address;
     char host_name[64];  // 0-terminated; for sentences
     int64_t process;
+    uint64_t process_start;  // in clock ticks from the host's start
 };
 static_assert(std::is_trivially_copyable_v<RankCard>);
 

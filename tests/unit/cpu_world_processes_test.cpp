@@ -22,6 +22,7 @@
 #include "core/log.h"
 #include "crossdock.h"
 #include "fabric/communicator.h"
+#include "fabric/cpu/peer_process.h"
 
 namespace crossdock::cpu {
 namespace {
@@ -209,6 +210,80 @@ TEST(Processes, JoiningIsBoundedAndNamesTheMissing) {
     EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 1), ncclInvalidArgument);
     EXPECT_TRUE(mentions({"num_ranks is 2", "3"})) << last_error();
     unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
+}
+
+// A process is known by its start, too: one that ended has ended, whoever has its number now.
+TEST(ProcessWatch, KnowsWhoHasEnded) {
+    const ProcessIdentity own = own_process();
+    EXPECT_GT(own.start, 0u);
+    EXPECT_FALSE(ProcessWatch(own).has_ended());
+    EXPECT_TRUE(ProcessWatch({own.number, own.start + 1}).has_ended());
+    const ProcessIdentity same = process_from(to_word(own));
+    EXPECT_EQ(same.number, own.number);
+    EXPECT_EQ(same.start, own.start);
+
+    const pid_t child = fork();
+    if (child == 0) pause();
+    const ProcessWatch before({child, 0});
+    EXPECT_FALSE(before.has_ended());
+    kill(child, SIGKILL);
+    siginfo_t info;
+    ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+    EXPECT_TRUE(before.has_ended());
+    EXPECT_TRUE(ProcessWatch({child, 0}).has_ended()) << "nobody has waited for it yet";
+    EXPECT_FALSE(succeeds(child));
+    EXPECT_TRUE(ProcessWatch({child, 0}).has_ended()) << "no process has the number";
+}
+
+// A rank that is killed while it joins has no seat: its next process is let in, and those who came meet it.
+TEST(Processes, AKilledJoinerIsSucceeded) {
+    const ncclUniqueId id = make_id();
+    const auto joins = [](const ncclUniqueId& shared_id, int rank) {
+        ncclComm_t comm = nullptr;
+        return crossdockCommInitRank(&comm, 3, shared_id, rank) == ncclSuccess &&
+               crossdockCommBarrier(comm) == ncclSuccess && crossdockCommDestroy(comm) == ncclSuccess;
+    };
+    const pid_t first = fork_rank(joins, id, 0);
+    const pid_t killed = fork_rank(
+        [](const ncclUniqueId& shared_id, int rank) {
+            ncclComm_t comm = nullptr;
+            // Refused in the moments in which the test has the seat.
+            while (crossdockCommInitRank(&comm, 3, shared_id, rank) == ncclInvalidArgument) usleep(3000);
+            return false;
+        },
+        id, 1);
+    setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "1", 1);
+    ncclComm_t comm = nullptr;
+    while (crossdockCommInitRank(&comm, 3, id, 1) == ncclRemoteError) usleep(5000);
+    EXPECT_TRUE(mentions({"rank 1 is taken by process", std::to_string(killed).c_str()})) << last_error();
+    kill(killed, SIGKILL);
+    siginfo_t info;
+    ASSERT_EQ(waitid(P_PID, static_cast<id_t>(killed), &info, WEXITED | WNOWAIT), 0);
+    // It is missed, not counted among those who came.
+    EXPECT_EQ(crossdockCommInitRank(&comm, 3, id, 2), ncclRemoteError);
+    EXPECT_TRUE(mentions({"rank 2 waited 1 ms for ranks 1 to join"})) << last_error();
+    unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
+    EXPECT_FALSE(succeeds(killed));
+    const pid_t second = fork_rank(joins, id, 1);
+    const pid_t third = fork_rank(joins, id, 2);
+    for (const pid_t child : {first, second, third}) EXPECT_TRUE(succeeds(child));
+}
+
+// A rank that ends as soon as it has joined is named at once, whether its peers have looked at its process or not.
+TEST(Processes, WhoEndsAfterJoiningIsNamedAtOnce) {
+    const ncclUniqueId id = make_id();
+    const auto start = std::chrono::steady_clock::now();
+    const auto program = [](const ncclUniqueId& shared_id, int rank) {
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitRank(&comm, 2, shared_id, rank) != ncclSuccess) return false;
+        if (rank == 1) _exit(0);
+        usleep(100'000);
+        return crossdockCommBarrier(comm) == ncclRemoteError && mentions({"rank 1: its process", "has ended"});
+    };
+    const pid_t first = fork_rank(program, id, 0);
+    EXPECT_TRUE(succeeds(fork_rank(program, id, 1)));
+    EXPECT_TRUE(succeeds(first));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 // A rank that is killed while others wait for it is named long before their timeout, and nothing of it stays.

@@ -48,11 +48,13 @@ class ControlSegment {
     }
 
     static constexpr int kNonceOffset = 0;
-    std::atomic<uint64_t> nonce;      // the one in the id, between processes
-    std::atomic<uint64_t> num_ranks;  // 0 until the first rank joins
-    std::atomic<uint64_t> reserved[6];
+    std::atomic<uint64_t> nonce;        // the one in the id, between processes
+    std::atomic<uint64_t> num_ranks;    // 0 until the first rank joins
+    std::atomic<uint64_t> seats_lock;   // a word of the process that holds it, 0: nobody does
+    std::atomic<uint64_t> is_complete;  // 1: all have joined, and no process changes any more
+    std::atomic<uint64_t> reserved[4];
 
-    std::atomic<uint64_t>& process_of(int rank) { return part(rank).process; }  // 0: has not joined
+    std::atomic<uint64_t>& process_of(int rank) { return part(rank).process; }  // to_word(); 0: has not joined
     Mailbox& mailbox_of(int rank) { return part(rank).mailbox; }
 
   private:

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cpu/process_communicator.h"
 
-#include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <utility>
@@ -51,15 +49,12 @@ class ProcessCommunicator::MappedPeers final : public SymmetricMemory {
     std::vector<std::byte*> addresses_;
 };
 
-ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_near, std::vector<int64_t> near_processes,
+ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_near,
+                                         const std::vector<ProcessIdentity>& near_processes,
                                          std::unique_ptr<Exchange> exchange, std::shared_ptr<Executor> executor)
     : CpuCommunicator(World::kProcesses, rank, num_ranks, std::move(exchange), std::move(executor)),
       first_near_(first_near),
-      processes_(std::move(near_processes)) {
-    // Where the kernel has no such descriptors, a dead peer shows by its absence alone.
-    for (const int64_t process : processes_)
-        process_fds_.emplace_back(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
-}
+      processes_(near_processes.begin(), near_processes.end()) {}
 
 std::unique_ptr<SymmetricMemory> ProcessCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {
     Offer offer{getpid(), -1, bytes, 0, bytes, 0};
@@ -93,10 +88,8 @@ std::unique_ptr<SymmetricMemory> ProcessCommunicator::map_window(void* memory, s
 
 std::string ProcessCommunicator::why_gone(int rank) {
     if (!is_near(rank)) return {};
-    const auto place = static_cast<size_t>(rank - first_near_);
-    pollfd ended{process_fds_[place].get(), POLLIN, 0};
-    if (ended.fd < 0 || ::poll(&ended, 1, 0) <= 0) return {};
-    return fmt::format("its process {} has ended", processes_[place]);
+    const ProcessWatch& process = processes_[static_cast<size_t>(rank - first_near_)];
+    return process.has_ended() ? fmt::format("its process {} has ended", process.number()) : std::string();
 }
 
 // Offers are exchanged, mapped, and nobody returns before all have mapped. What fails on one rank fails on all of them:
@@ -134,10 +127,10 @@ std::unique_ptr<ProcessCommunicator::MappedPeers> ProcessCommunicator::exchange(
 
 std::shared_ptr<CpuCommunicator> join_processes(const ncclUniqueId& id, int num_ranks, int rank) {
     const auto control = join_control_segment(id, num_ranks, rank);
-    std::vector<int64_t> processes;
+    std::vector<ProcessIdentity> processes;
     for (int peer = 0; peer < num_ranks; ++peer)
-        processes.push_back(static_cast<int64_t>(control->process_of(peer).load(std::memory_order_acquire)));
-    return std::make_shared<ProcessCommunicator>(rank, num_ranks, 0, std::move(processes),
+        processes.push_back(process_from(control->process_of(peer).load(std::memory_order_acquire)));
+    return std::make_shared<ProcessCommunicator>(rank, num_ranks, 0, processes,
                                                  std::make_unique<MailboxExchange>(control, rank),
                                                  std::make_shared<LocalExecutor>(num_ranks));
 }

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include "fabric/cpu/cpu_communicator.h"
-#include "fabric/cpu/memory_file.h"
+#include "fabric/cpu/peer_process.h"
 
 namespace crossdock::cpu {
 
 class ProcessCommunicator : public CpuCommunicator {
   public:
     // near_processes: of ranks [first_near, first_near + their number), which share memory with this one.
-    ProcessCommunicator(int rank, int num_ranks, int first_near, std::vector<int64_t> near_processes,
+    ProcessCommunicator(int rank, int num_ranks, int first_near, const std::vector<ProcessIdentity>& near_processes,
                         std::unique_ptr<Exchange> exchange, std::shared_ptr<Executor> executor);
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
@@ -35,8 +35,7 @@ class ProcessCommunicator : public CpuCommunicator {
                                           const char* what, uint64_t timeout_ns);
 
     int first_near_;
-    std::vector<int64_t> processes_;  // near ones
-    std::vector<FileDescriptor> process_fds_;
+    std::vector<ProcessWatch> processes_;  // near ones
 };
 
 // Ranks of one host. Collective, bounded by join_timeout_ns(); errors as crossdockCommInitRank says.

@@ -9,10 +9,12 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "core/error.h"
 #include "fabric/cpu/cpu_communicator.h"
 #include "fabric/cpu/memory_file.h"
+#include "fabric/cpu/peer_process.h"
 #include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/local_executor.h"
 
@@ -51,15 +53,61 @@ Mapping map_segment(const IdContents& contents, int num_ranks) {
     return Mapping(file.get(), ControlSegment::bytes(num_ranks));
 }
 
-void take_place(ControlSegment& control, int num_ranks, int rank) {
-    uint64_t agreed = 0;
-    if (!control.num_ranks.compare_exchange_strong(agreed, static_cast<uint64_t>(num_ranks))) {
-        require(agreed == static_cast<uint64_t>(num_ranks), ncclInvalidArgument,
-                "num_ranks is {} here, but {} on the rank that joined first", num_ranks, agreed);
+// Held while seats change. A process that died with it is succeeded: each change below is one store.
+class SeatsLock {
+  public:
+    explicit SeatsLock(ControlSegment& control) : lock_(control.seats_lock) {
+        const uint64_t own = to_word(own_process());
+        for (uint64_t holder = 0; !lock_.compare_exchange_strong(holder, own);) {
+            // Where the holder is dead, its word is what the next exchange expects.
+            if (holder == own || !ProcessWatch(process_from(holder)).has_ended()) {
+                holder = 0;
+                std::this_thread::yield();
+            }
+        }
     }
-    uint64_t process = 0;
-    require(control.process_of(rank).compare_exchange_strong(process, static_cast<uint64_t>(getpid())),
-            ncclInvalidArgument, "rank {} is taken by process {}", rank, process);
+    ~SeatsLock() { lock_.store(0); }
+    SeatsLock(const SeatsLock&) = delete;
+    SeatsLock& operator=(const SeatsLock&) = delete;
+
+  private:
+    std::atomic<uint64_t>& lock_;
+};
+
+void take_seat(ControlSegment& control, int num_ranks, int rank) {
+    const SeatsLock lock(control);
+    const auto wanted = static_cast<uint64_t>(num_ranks);
+    uint64_t agreed = 0;
+    require(control.num_ranks.compare_exchange_strong(agreed, wanted) || agreed == wanted, ncclInvalidArgument,
+            "num_ranks is {} here, but {} on the rank that joined first", num_ranks, agreed);
+    // Who died while ranks were joining is succeeded. Once all have joined, they count on those who did.
+    const uint64_t seated = control.process_of(rank).load();
+    const bool is_free = seated == 0 || ProcessWatch(process_from(seated)).has_ended();
+    require(is_free && control.is_complete.load() == 0, ncclInvalidArgument, "rank {} is taken by process {}", rank,
+            process_from(seated).number);
+    control.process_of(rank).store(to_word(own_process()));
+}
+
+std::string missing_ranks(ControlSegment& control, int num_ranks) {
+    std::string missing;
+    for (int peer = 0; peer < num_ranks; ++peer) {
+        if (control.process_of(peer).load(std::memory_order_acquire) == 0)
+            missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
+    }
+    return missing;
+}
+
+// Frees the seats of processes that have ended; all have joined if none is free. With the lock.
+bool settle_seats(ControlSegment& control, int num_ranks) {
+    if (control.is_complete.load() == 1) return true;
+    bool all_there = true;
+    for (int peer = 0; peer < num_ranks; ++peer) {
+        std::atomic<uint64_t>& seat = control.process_of(peer);
+        if (seat.load() != 0 && ProcessWatch(process_from(seat.load())).has_ended()) seat.store(0);
+        all_there = all_there && seat.load() != 0;
+    }
+    if (all_there) control.is_complete.store(1);
+    return all_there;
 }
 
 }  // namespace
@@ -90,21 +138,22 @@ std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int
             "the id was not made by crossdockGetUniqueId");
     auto mapping = std::make_shared<Mapping>(map_segment(contents, num_ranks));
     std::shared_ptr<ControlSegment> control(mapping, reinterpret_cast<ControlSegment*>(mapping->data()));
-    take_place(*control, num_ranks, rank);
+    take_seat(*control, num_ranks, rank);
 
-    std::string missing;
     const auto all_joined = [&] {
-        missing.clear();
-        for (int peer = 0; peer < num_ranks; ++peer) {
-            if (control->process_of(peer).load(std::memory_order_acquire) != 0) continue;
-            missing += fmt::format("{}{}", missing.empty() ? "" : ", ", peer);
-        }
-        return missing.empty();
+        if (control->is_complete.load(std::memory_order_acquire) == 1) return true;
+        if (!missing_ranks(*control, num_ranks).empty()) return false;
+        const SeatsLock lock(*control);
+        return settle_seats(*control, num_ranks);
     };
     const uint64_t timeout_ns = join_timeout_ns();
     if (!LocalExecutor(num_ranks).wait(all_joined, saturating_add(steady_now_ns(), timeout_ns))) {
-        control->process_of(rank).store(0, std::memory_order_release);  // nobody is to count on this rank
-        fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to join", rank, timeout_ns / 1'000'000, missing);
+        const SeatsLock lock(*control);
+        if (!settle_seats(*control, num_ranks)) {
+            const std::string missing = missing_ranks(*control, num_ranks);
+            control->process_of(rank).store(0);  // nobody is to count on this rank
+            fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to join", rank, timeout_ns / 1'000'000, missing);
+        }
     }
     // Also in a process that inherited the descriptor when it was forked.
     const std::lock_guard lock(open_segments().mutex);

@@ -122,9 +122,9 @@ class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
 
 class HostsCommunicator final : public cpu::ProcessCommunicator {
   public:
-    HostsCommunicator(int rank, const HostLayout& layout, std::vector<int64_t> near_processes,
+    HostsCommunicator(int rank, const HostLayout& layout, const std::vector<cpu::ProcessIdentity>& near_processes,
                       std::vector<std::string> host_names, const std::shared_ptr<Wire>& wire)
-        : ProcessCommunicator(rank, layout.num_ranks, layout.first_near, std::move(near_processes),
+        : ProcessCommunicator(rank, layout.num_ranks, layout.first_near, near_processes,
                               std::make_unique<NoteExchange>(wire),
                               std::make_shared<cpu::LocalExecutor>(layout.ranks_per_host, wire)),
           layout_(layout),
@@ -162,7 +162,9 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
 RankCard own_card() {
     RankCard card = {};
     gethostname(card.host_name, sizeof(card.host_name) - 1);
-    card.process = getpid();
+    const cpu::ProcessIdentity process = cpu::own_process();
+    card.process = process.number;
+    card.process_start = process.start;
     card.address.host = network::host_identity();
     // One host may play several.
     const std::string name = variable("CROSSDOCK_HOST");
@@ -200,12 +202,14 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
             "{} says that {} ranks run on this host, but {} ranks came from host {}: they must see each other's "
             "processes and shared memory (containers need the host's pid and ipc namespaces and /dev/shm)",
             launch.launcher, launch.local_ranks.value_or(0), layout.ranks_per_host, names[layout.first_near_index()]);
-    std::vector<int64_t> near_processes;
-    for (int rank = layout.first_near; layout.is_near(rank); ++rank)
-        near_processes.push_back(attendance.cards[static_cast<size_t>(rank)].process);
+    std::vector<cpu::ProcessIdentity> near_processes;
+    for (int rank = layout.first_near; layout.is_near(rank); ++rank) {
+        const RankCard& card = attendance.cards[static_cast<size_t>(rank)];
+        near_processes.push_back({card.process, card.process_start});
+    }
     const auto wire = std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank),
                                              left_until(deadline_ns));
-    return std::make_shared<HostsCommunicator>(launch.rank, layout, std::move(near_processes), std::move(names), wire);
+    return std::make_shared<HostsCommunicator>(launch.rank, layout, near_processes, std::move(names), wire);
 }
 
 }  // namespace crossdock::hosts

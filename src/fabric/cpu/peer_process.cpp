@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fabric/cpu/peer_process.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "core/error.h"
+
+namespace crossdock::cpu {
+namespace {
+
+constexpr int kNumberBits = 22;  // Linux numbers processes below 2^22
+
+// 0: there is no such process.
+uint64_t start_of(int64_t number) {
+    std::ifstream file(fmt::format("/proc/{}/stat", number));
+    std::string line;
+    std::getline(file, line);
+    // The second field is a name in parentheses, in which anything may stand; the start is the 22nd.
+    const size_t behind_name = line.rfind(')');
+    if (behind_name == std::string::npos) return 0;
+    std::istringstream fields(line.substr(behind_name + 1));
+    std::string field;
+    for (int i = 3; i <= 22; ++i) fields >> field;
+    return fields ? std::stoull(field) : 0;
+}
+
+}  // namespace
+
+ProcessIdentity own_process() { return {getpid(), start_of(getpid())}; }
+
+uint64_t to_word(const ProcessIdentity& process) {
+    return process.start << kNumberBits | static_cast<uint64_t>(process.number);
+}
+
+ProcessIdentity process_from(uint64_t word) {
+    return {static_cast<int64_t>(word & ((uint64_t{1} << kNumberBits) - 1)), word >> kNumberBits};
+}
+
+ProcessWatch::ProcessWatch(const ProcessIdentity& process)
+    : process_(process), descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process.number, 0))) {
+    // EINVAL: the number is now that of a thread. The start is read last: from the descriptor on the number stays.
+    was_gone_ = (descriptor_.get() < 0 && (errno == ESRCH || errno == EINVAL)) ||
+                (process.start != 0 && start_of(process.number) != process.start);
+}
+
+bool ProcessWatch::has_ended() const {
+    if (was_gone_) return true;
+    if (descriptor_.get() < 0) return start_of(process_.number) != process_.start && process_.start != 0;
+    pollfd ended{descriptor_.get(), POLLIN, 0};
+    return poll(&ended, 1, 0) > 0;
+}
+
+}  // namespace crossdock::cpu
