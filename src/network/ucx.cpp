@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "network/ucx.h"
 
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -20,6 +21,19 @@ constexpr uint64_t kCloseNs = 1'000'000'000;
 
 void check(ucs_status_t status, const char* call) {
     require(status == UCS_OK, ncclSystemError, "UCX's {} failed: {}", call, ucx().ucs_status_string(status));
+}
+
+// The end of a message: what a worker within a host takes of /dev/shm, where that is short. Containers have 64 MiB.
+std::string memory_hint() {
+    constexpr uint64_t kWorkerMiB = 8;
+    struct statvfs memory = {};
+    if (statvfs("/dev/shm", &memory) != 0) return "; there is no /dev/shm, over which ranks of one host talk";
+    const uint64_t free_mib = memory.f_bavail * memory.f_frsize >> 20;
+    if (free_mib >= kWorkerMiB) return {};
+    return fmt::format(
+        "; /dev/shm has {} of {} MiB free, and each rank of a host needs {}: make it larger (in containers "
+        "--shm-size=1g, or --ipc=host)",
+        free_mib, memory.f_blocks * memory.f_frsize >> 20, kWorkerMiB);
 }
 
 // UCX warns of a transport that is named and not there.
@@ -164,7 +178,9 @@ UcxWorker::UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers)
     ucp_worker_params_t params = {};
     params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    check(ucx().ucp_worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
+    const ucs_status_t created = ucx().ucp_worker_create(context_->handle(), &params, &worker_);
+    require(created == UCS_OK, ncclSystemError, "UCX's ucp_worker_create failed: {}{}",
+            ucx().ucs_status_string(created), memory_hint());
 
     ucp_am_handler_param_t handler = {};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
