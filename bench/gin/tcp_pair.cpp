@@ -39,7 +39,8 @@ network::Socket connect_pair(Meeting& meeting, int rank) {
     network::Endpoint endpoint = network::own_address("=lo");
     network::Socket socket;
     if (rank == 0) {
-        const network::Socket listener = network::listen_on(endpoint);
+        const network::Socket listener = network::bind_to(endpoint);
+        network::start_to_listen(listener);
         publish(meeting, endpoint.port);
         while (!socket.is_open()) socket = network::Socket(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK));
     } else {
