@@ -34,7 +34,7 @@ static void print_arena(const LlGeometry& arena) {
 
 static void print_buffer(const LlGeometry& arena) {
     print_head("buffer");
-    print_part("entries", "u64 [ranks]", arena.entries_offset(), arena.counts_offset());
+    print_part("entries", "u128 [ranks]", arena.entries_offset(), arena.counts_offset());
     print_part("counts", "u64 [ranks][1 + local experts]", arena.counts_offset(), arena.row_flags_offset());
     print_part("row flags", "u64 [slots], or [cells]", arena.row_flags_offset(), arena.headers_offset());
     print_part("headers", "u128 [slots][1 + choices]", arena.headers_offset(), arena.weights_offset());

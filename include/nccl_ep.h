@@ -443,6 +443,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
 // A group can have three send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy
 // is on; more are ncclInvalidUsage.
+// Must agree in LL: the call itself, layout and K, the recipe, the type of inputs->tokens, the bytes of a row of
+// outputs->tokens and of outputs->scales.
 // Must agree in HT: the call itself, the update whose routing is used, layout and K, the direction, the recipe, the
 // type of the tokens, the bytes of a row and of its scales (in a group of one domain a rank that sends and receives no
 // rows may pass others), and where two ranks have windows, the bytes from the window's start to outputs->tokens. Ranks
@@ -469,6 +471,8 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 // HT: inputs->tokens [N, H], weighted by the caller (FLAT: also summed over local experts). BWD also takes
 //   inputs->topk_weights as dispatch's outputs were shaped and returns outputs->topk_weights [B, K] fp32.
 //
+// Must agree in LL: the call itself, layout and K, the recipe, type and bytes of a row of inputs->tokens, and who sums
+// (crossdockHandleSetSums). A rank that has no token at the rank that differs learns of it in its next dispatch only.
 // Must agree in HT: as for ncclEpDispatch, of inputs->tokens.
 //
 // NVFP4 (LL): bf16 tokens, H a multiple of 32, inputs->scales [.., 1] fp32 with 2688 / amax of each row, or 0.

@@ -22,6 +22,7 @@ DOCUMENT = ROOT / "docs/scaling.md"
 MEASURED_RANKS = (16, 32, 64, 128, 256, 512, 1024)
 
 SIGNAL_BYTES = 8
+ENTRY_BYTES = 16
 NIC_BYTES_PER_US = 50_000  # 400 Gb/s
 
 
@@ -33,11 +34,11 @@ def distinct_ranks(ranks, experts, topk):
 
 
 class Operation:
-    """What one rank sends to other nodes, expected. carried: signals that travel with a put; signals: those alone."""
+    """What one rank sends to other nodes, expected. entries: to so many peers; signals: those behind other puts."""
 
-    def __init__(self, rows, row_bytes, puts, put_bytes, carried, signals):
-        self.rows, self.puts, self.signals = rows, rows + puts, signals
-        self.bytes = rows * row_bytes + put_bytes + (carried + signals) * SIGNAL_BYTES
+    def __init__(self, rows, row_bytes, puts, put_bytes, signals, entries):
+        self.rows, self.puts = rows, rows + puts + entries
+        self.bytes = rows * row_bytes + put_bytes + signals * SIGNAL_BYTES + entries * (ENTRY_BYTES + SIGNAL_BYTES)
 
 
 def dispatch(ranks, domain, tokens, topk, experts, row_bytes, distinct, with_rows):
@@ -62,7 +63,7 @@ def counted_model(run):
     with_rows = 1 - (1 - 1 / ranks) ** (topk * tokens)
     there = dispatch(ranks, run["domain"], tokens, topk, ranks, run["row_bytes"], distinct, with_rows)
     back = combine(ranks, run["domain"], tokens, topk, run["row_bytes"], with_rows)
-    return {name: (getattr(there, name) + getattr(back, name)) / 2 for name in ("rows", "puts", "signals", "bytes")}
+    return {name: (getattr(there, name) + getattr(back, name)) / 2 for name in ("rows", "puts", "bytes")}
 
 
 def counted_table(runs):
@@ -73,11 +74,11 @@ def counted_table(runs):
             if abs(run[name] - value) > 0.05 * value:
                 sys.exit(f"{run['ranks']} ranks: {run[name]} {name} counted, {value:.1f} in the model")
         rows.append((run["ranks"], f"{model['rows']:.2f}", f"{run['rows']:.2f}", f"{model['puts']:.1f}",
-                     f"{run['puts']:.1f}", f"{model['signals']:.1f}", f"{run['signals']:.1f}", f"{model['bytes']:.0f}",
-                     f"{run['bytes']:.0f}", f"{run['symmetric_bytes'] / 1024:.0f}", 
+                     f"{run['puts']:.1f}", f"{model['bytes']:.0f}", f"{run['bytes']:.0f}",
+                     f"{run['symmetric_bytes'] / 1024:.0f}",
                      f"{run['seconds'] / (2 * run['trips']) * 1e3:.1f}", run["peak_mib"]))
-    return table(("ranks:", "rows:", "counted:", "puts:", "counted:", "signals:", "counted:", "bytes:", "counted:",
-                  "arena KiB:", "ms:", "peak MiB:"), rows)
+    return table(("ranks:", "rows:", "counted:", "puts:", "counted:", "bytes:", "counted:", "arena KiB:", "ms:",
+                  "peak MiB:"), rows)
 
 
 def model_table():
@@ -97,9 +98,9 @@ def model_table():
         for operation in (there, exact, sums):
             cells += [f"{operation.bytes / 1e6:.2f}", f"{operation.puts:.0f}",
                       f"{operation.bytes / NIC_BYTES_PER_US:.0f}"]
-        rows.append(cells + [f"{there.signals:.0f}"])
+        rows.append(cells)
     return table(("nodes:", "ranks:", "dispatch MB:", "puts:", "us:", "exact combine MB:", "puts:", "us:",
-                  "sender's sums MB:", "puts:", "us:", "signals:"), rows)
+                  "sender's sums MB:", "puts:", "us:"), rows)
 
 
 def ht_table():
@@ -153,7 +154,6 @@ def plot(runs):
     figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.4))
     ranks = [run["ranks"] for run in runs]
     far = [run["ranks"] - run["domain"] for run in runs]
-    panels[0].plot(ranks, [run["signals"] / peers for run, peers in zip(runs, far)], "o-", label="signals")
     panels[0].plot(ranks, [run["puts"] / peers for run, peers in zip(runs, far)], "s-", label="puts")
     panels[0].set(title="a far peer and operation, of one rank", ylabel="messages", ylim=(0, 2))
     panels[1].plot(ranks, [run["bytes"] for run in runs], "o-", label="bytes, counted")

@@ -82,6 +82,8 @@ const char* name_of(Term term) {
             return "the direction";
         case Term::kScaleBytes:
             return "the bytes of a row's scales";
+        case Term::kSums:
+            return "who sums (crossdockHandleSetSums)";
         case Term::kRouting:
             return "the routing (the number of the update that made it)";
         case Term::kNumTerms:
@@ -116,6 +118,8 @@ std::string value_of(Term term, uint64_t value) {
             return name_of(static_cast<ncclEpLayout_t>(value));
         case Term::kDirection:
             return value == 0 ? "forward" : "backward";
+        case Term::kSums:
+            return value == CROSSDOCK_SUMS_EXACT ? "exact" : "sender";
         case Term::kTopk:
         case Term::kRecipe:
         case Term::kScaleBytes:
@@ -134,7 +138,7 @@ const char* name_of(PeerNumber number) {
         case PeerNumber::kRows:
             return "rows";
         case PeerNumber::kChoices:
-            return "rows for one expert";
+            return "choices";
         case PeerNumber::kToken:
             return "as a token's index";
         case PeerNumber::kPlace:

@@ -52,6 +52,9 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     read_dispatch_scales(inputs, outputs, recipe, args, scale_window, memory);
     read_dispatch_routing(inputs, outputs, layout_info, args, memory);
     memory.expect_apart();
+    args.common.set(Term::kRecipe, recipe);
+    args.common.set(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
+    args.common.set(Term::kScaleBytes, args.scale_bytes);
 
     const bool may_be_direct = !is_expert_major() && args.recipe == LlRecipe::kBytes;
     if (may_be_direct && token_window) args.direct |= kDirectTokens, args.token_windows = *token_window;
@@ -110,6 +113,7 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
     args.source_row_bytes = static_cast<uint32_t>(source_row);
     args.out_tokens = target.data;
     args.row_bytes = static_cast<uint32_t>(target.row_bytes());
+    args.common.set(Term::kDtype, source.dtype);
     token_window = target.window;
 }
 

@@ -72,6 +72,10 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     common.handle = LlHandleOffsets::of(geometry());
     common.handle_memory = memory_;
     common.scope = group_->wait_scope(operation, number_);
+    common.scope.entries = common.peers.at(common.rank, common.offsets.entries);
+    common.set(Term::kOperation, static_cast<uint64_t>(operation));
+    common.set(Term::kTopk, topk_);
+    common.set(Term::kLayout, enum_bits(layout_));
     common.expert_major = is_expert_major();
     const uint64_t experts_per_rank = group_->config().experts_per_rank();
     common.rank_of_expert_mult =

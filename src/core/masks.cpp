@@ -90,7 +90,10 @@ int Group::async_error() const {
 void Group::clear_error() {
     expect_masks();
     __atomic_store_n(&status_->async_error, 0u, __ATOMIC_RELEASE);
-    __atomic_store_n(&status_->expired.claimed, 0u, __ATOMIC_RELEASE);  // the next expired wait is recorded again
+    // The next expired wait and the next fault are recorded again.
+    __atomic_store_n(&status_->expired.claimed, 0u, __ATOMIC_RELEASE);
+    __atomic_store_n(&status_->fault.complete, 0u, __ATOMIC_RELEASE);
+    __atomic_store_n(&status_->fault.claimed, 0u, __ATOMIC_RELEASE);
 }
 
 }  // namespace crossdock

@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data that says itself that it has arrived.
+// Words that say themselves that they have arrived.
 #pragma once
 
 #include "device/platform.h"
 
 namespace crossdock {
+
+// An announcing word: a reader that sees this epoch sees this payload, and a word of an earlier operation can never
+// look new.
+inline constexpr uint64_t kPayloadBits = 24;
+inline constexpr uint64_t kMaxPayload = (uint64_t{1} << kPayloadBits) - 1;
+inline constexpr uint32_t kEpochBits = 64 - kPayloadBits;
+
+CROSSDOCK_HOST_DEVICE constexpr uint64_t pack_word(uint64_t epoch, uint64_t payload) {
+    return epoch << kPayloadBits | payload;
+}
+CROSSDOCK_HOST_DEVICE constexpr uint64_t word_epoch(uint64_t word) { return word >> kPayloadBits; }
+CROSSDOCK_HOST_DEVICE constexpr uint64_t word_payload(uint64_t word) { return word & kMaxPayload; }
 
 // Whoever sees the tag that it waits for sees the payload, too: on a GPU because both travel in one store of 16 bytes,
 // on a CPU because the tag is stored last. Half of the wire is tags, and no completion, fence or flag follows the data:

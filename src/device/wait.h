@@ -100,6 +100,27 @@ struct WaitControl {
     uint32_t losses;  // grows with every peer that an expired wait masks
 };
 
+// What a peer writes here when it comes to a low-latency operation: its Terms (kernels/agreement.h), tagged by the
+// operation with a check of them and its DirectPart bits. A peer that has nothing to wait for may come to a later
+// operation of the same buffer while this rank looks: then the check tells terms and tags that do not belong together.
+struct Entry {
+    static constexpr uint32_t kPartBits = 2;
+    static constexpr uint32_t kCheckBits = static_cast<uint32_t>(kPayloadBits) - kPartBits;
+
+    CROSSDOCK_HOST_DEVICE static constexpr uint64_t check_of(uint64_t terms) {
+        return terms * 0x9E3779B97F4A7C15 >> (64 - kCheckBits);
+    }
+    CROSSDOCK_HOST_DEVICE static constexpr uint64_t tag(uint64_t epoch, uint64_t terms, uint32_t parts) {
+        return pack_word(epoch, check_of(terms) << kPartBits | parts);
+    }
+    CROSSDOCK_HOST_DEVICE static constexpr bool is_whole(const TaggedWord& word) {
+        return word_payload(word.tag) >> kPartBits == check_of(word.payload);
+    }
+    CROSSDOCK_HOST_DEVICE static constexpr uint32_t parts(const TaggedWord& word) {
+        return static_cast<uint32_t>(word.tag) & ((1u << kPartBits) - 1);
+    }
+};
+
 // Who is waiting, by value in every kernel's arguments.
 struct WaitScope {
     OperationKind operation;
@@ -109,6 +130,10 @@ struct WaitScope {
     WaitControl* control;
     uint32_t* mask;  // [ranks], 1 active, 0 masked; device memory
     HostVisibleStatus* status;
+    // Low latency: what this rank enters operations with, and where its peers' entries are, Operation::base added; null
+    // elsewhere.
+    uint64_t terms;
+    const std::byte* entries;
 };
 
 inline namespace CROSSDOCK_WORLD {
@@ -208,11 +233,34 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
     fail_group(ctx, scope);
 }
 
-// After some vain polls. False: the peer is masked, the group has failed, or the operation's time is over.
+CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const WaitScope& scope, const Operation& operation, int peer) {
+    return ctx.load_tagged(reinterpret_cast<const TaggedWord*>(scope.entries + operation.base) + peer);
+}
+
+// The peer has come to this operation with the same terms; or to a later one, so that it has found this rank's right.
+CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const WaitScope& scope, const Operation& operation) {
+    const uint64_t epoch = word_epoch(entry.tag);
+    return epoch > operation.epoch || (epoch == operation.epoch && entry.payload == scope.terms);
+}
+
+// False: the peer has come with other terms, and the group has failed.
+CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+                                            int peer) {
+    const TaggedWord entry = load_entry(ctx, scope, operation, peer);
+    if (word_epoch(entry.tag) != operation.epoch || entry.payload == scope.terms || !Entry::is_whole(entry))
+        return true;
+    record_peer_fault(ctx, scope, operation, PeerFaultKind::kDisagrees, PeerNumber::kNone, peer, scope.terms,
+                      entry.payload);
+    return false;
+}
+
+// After some vain polls. False: the peer is masked, the group has failed, the peer passed other terms, or the
+// operation's time is over.
 CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
                                              WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     const uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
     if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;
+    if (scope.entries != nullptr && !expect_agreement(ctx, scope, operation, peer)) return false;
     if (ctx.now_ns() >= deadline_ns) {
         record_expired_wait(ctx, scope, operation, step, peer, expected, seen);
         return false;
@@ -248,10 +296,10 @@ CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const O
 }
 
 // The same by a warp as one: all lanes look, and all see the same of look's answer, which is the peer that keeps them
-// waiting, or -1.
-template <typename Look>
+// waiting, or -1. seen(): the epoch that is there instead of this operation's, asked of the first lane.
+template <typename Look, typename Seen>
 CROSSDOCK_DEVICE bool wait_as_warp(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
-                                   Look look) {
+                                   Look look, Seen seen) {
     CROSSDOCK_ROLLED
     for (;;) {
         int peer = -1;
@@ -260,7 +308,8 @@ CROSSDOCK_DEVICE bool wait_as_warp(const Ctx& ctx, const WaitScope& scope, const
             peer = look();
             if (peer < 0) return true;
         }
-        const bool goes_on = is_leader(ctx) && may_go_on_waiting(ctx, scope, operation, step, peer, operation.epoch, 0);
+        const bool goes_on =
+            is_leader(ctx) && may_go_on_waiting(ctx, scope, operation, step, peer, operation.epoch, seen());
         if (ctx.warp_broadcast(goes_on ? 1u : 0u) == 0) return false;
     }
 }

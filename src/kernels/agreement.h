@@ -19,6 +19,7 @@ enum class Term : uint32_t {
     kRecipe,      // of quantisation, or a combine's format on the wire; meaning by operation
     kDirection,   // forward or backward
     kScaleBytes,  // of a row
+    kSums,        // crossdockSums_t
     kRouting,     // which one is used: the number of the operation that made it
     kNumTerms
 };
@@ -29,7 +30,7 @@ struct Terms {
     uint64_t word = 0;
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bits_of(uint32_t term) {
-        constexpr uint32_t kBits[] = {4, 7, 18, 4, 2, 4, 1, 12, 12};
+        constexpr uint32_t kBits[] = {4, 7, 18, 4, 2, 4, 1, 12, 1, 11};
         static_assert(sizeof(kBits) / sizeof(kBits[0]) == static_cast<uint32_t>(Term::kNumTerms),
                       "every term has a width");
         return kBits[term];

@@ -68,10 +68,12 @@ struct Expected {
                     traffic.bytes_inside += rows * (row_bytes + header_bytes);
                     continue;
                 }
-                traffic.signals += 2;  // it has come to the dispatch and to the combine
+                // It has come to the dispatch and to the combine, with these terms.
+                traffic.puts += 2;
+                traffic.bytes_crossed += 2 * (16 + 8);
                 traffic.rows_crossed += rows;
                 traffic.puts += rows + (rows > 0 ? 2 : 1);  // rows, headers, count with the signal behind all of them
-                traffic.bytes_crossed += rows * (row_bytes + header_bytes) + 8 + 3 * 8;
+                traffic.bytes_crossed += rows * (row_bytes + header_bytes) + 8 + 8;
             }
             const uint64_t back = tokens[rank].size();
             if (!is_far(source)) {

@@ -4,7 +4,7 @@
 
 #include "device/numeric.h"
 #include "device/peer_map.h"
-#include "device/wait.h"
+#include "kernels/agreement.h"
 #include "kernels/ll/outbox.h"
 #include "kernels/ll/shared_memory.h"
 
@@ -83,6 +83,9 @@ struct LlCommon {
     // Groups of several load/store domains.
     Reach reach;
     LlOutbox outbox;
+
+    // What this rank enters the operation with.
+    void set(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with(term, value).word; }
 };
 
 inline constexpr uint32_t kRankOfExpertShift = 31;

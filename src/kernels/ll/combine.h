@@ -9,15 +9,19 @@ namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
 // Lists the cells of one token, in the order of its choices; those of masked ranks are left out. Returns how many.
-CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const LlCombineArgs& args, uint32_t token, const TermList& terms) {
+// has_all: their ranks have been seen to have entered alike; where they have, that costs no time of its own.
+CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+                                     uint32_t token, const TermList& terms, bool& has_all) {
     const LlCommon& c = args.common;
     const bool per_choice = has_row_per_choice(args);
+    has_all = true;
     int place = 0;  // ranks of the choices that all lanes have seen to
     int num = 0;
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const int rank = k < c.topk ? rank_of_expert(c, expert_id(c, token, k)) : -1;
+        const TaggedWord entry = load_entry(ctx, c.scope, operation, rank >= 0 ? rank : c.rank);
         const bool repeats = ctx.lanes_before_with(rank) != 0 || !is_first_of_rank(c, token, base, rank);
         const bool has_row = rank >= 0 && (per_choice || !repeats);
         const int own_place = place + ctx.warp_sum_before(has_row ? 1 : 0);
@@ -25,6 +29,7 @@ CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const LlCombineArgs& args, 
         const bool is_summed = has_row && is_active(ctx, c.scope, rank);
         const int at = num + ctx.warp_sum_before(is_summed ? 1 : 0);
         num += ctx.warp_sum(is_summed ? 1 : 0);
+        has_all = has_all && ctx.warp_all(!is_summed || has_entered_alike(entry, c.scope, operation));
         if (!is_summed) continue;
         terms.index[at] = static_cast<int64_t>(cell_index(c, token, per_choice ? k : static_cast<uint32_t>(own_place)));
         terms.weight[at] = per_choice ? args.topk_weights[uint64_t{token} * c.topk + k] : 1.0f;
@@ -32,6 +37,19 @@ CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const LlCombineArgs& args, 
     }
     ctx.warp_sync();
     return static_cast<uint32_t>(num);
+}
+
+// The rows of a token that are not here yet: their ranks enter before they send. False: nothing is to be summed, since
+// the group has failed.
+CROSSDOCK_DEVICE bool wait_entries(const Ctx& ctx, const LlCommon& c, const Operation& operation, uint32_t num,
+                                   const TermList& terms) {
+    bool came = true;
+    CROSSDOCK_ROLLED
+    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < num; k += kLanes) {
+        TaggedWord entry{};
+        came = came && wait_entry(ctx, c, operation, terms.ranks[k], entry);
+    }
+    return ctx.warp_all(came) || !ctx.warp_any(has_failed(ctx, c.scope));
 }
 
 CROSSDOCK_DEVICE void note_cell_read(const Ctx& ctx, const LlCommon& c, const Operation& operation, int64_t cell) {
@@ -86,15 +104,23 @@ CROSSDOCK_DEVICE bool sum_lines(const Ctx& ctx, const LlCombineArgs& args, const
             const uint32_t expected = ((1u << rows) - 1) | (groups > 1 ? ((1u << rows) - 1) << kRowsAtOnce : 0);
             LineWait<kRowsAtOnce * kGroupsAtOnce> wait;
             wait.missing = expected;
-            const bool came = wait_as_warp(ctx, c.scope, operation, WaitStep::kRow, [&] {
-                wait.look(
-                    ctx, shape, operation.epoch,
-                    [&](uint32_t i) {
-                        return row_at(c, operation, c.rank, static_cast<uint32_t>(terms.index[base + i % kRowsAtOnce]));
-                    },
-                    [&](uint32_t i) { return first + i / kRowsAtOnce; });
-                return wait.missing == 0 ? -1 : terms.ranks[base + wait.first_missing() % kRowsAtOnce];
-            });
+            const bool came = wait_as_warp(
+                ctx, c.scope, operation, WaitStep::kRow,
+                [&] {
+                    wait.look(
+                        ctx, shape, operation.epoch,
+                        [&](uint32_t i) {
+                            return row_at(c, operation, c.rank,
+                                          static_cast<uint32_t>(terms.index[base + i % kRowsAtOnce]));
+                        },
+                        [&](uint32_t i) { return first + i / kRowsAtOnce; });
+                    return wait.missing == 0 ? -1 : terms.ranks[base + wait.first_missing() % kRowsAtOnce];
+                },
+                [&] {
+                    const uint32_t i = wait.first_missing();
+                    const uint32_t cell = static_cast<uint32_t>(terms.index[base + i % kRowsAtOnce]);
+                    return epoch_in_lines(ctx, row_at(c, operation, c.rank, cell), first + i / kRowsAtOnce);
+                });
             has_all = has_all && came;
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kRowsAtOnce * kGroupsAtOnce; ++i) {
@@ -179,9 +205,12 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
         const uint32_t part = i / c.num_tokens;
         const uint32_t token = i - part * c.num_tokens;
         std::byte* out = args.out_tokens + uint64_t{token} * args.row_bytes;
-        const uint32_t num = list_cells(ctx, args, token, terms);
+        bool has_all = false;
+        const uint32_t num = list_cells(ctx, args, operation, token, terms, has_all);
         ctx.mark(Step::kCombineListed);
-        if (in_lines) {
+        if (!has_all && !wait_entries(ctx, c, operation, num, terms)) {
+            ctx.note_unread_slots_allowed();
+        } else if (in_lines) {
             sum_token_of_lines<kDType>(ctx, args, operation, num, terms, shape, parts.run(part), out);
         } else {
             sum_token_of_plain_rows<kDType>(ctx, args, operation, num, terms, part, out);

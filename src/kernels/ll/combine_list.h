@@ -85,7 +85,7 @@ class ReturnList {
 
     CROSSDOCK_DEVICE int size() const { return counts_[num_ranks_] * num_ranks_; }
 
-    // False: there is no such row, since its home has fewer than others.
+    // False: there is no such row, since its home has fewer than others, or what the handle says of it can't be.
     CROSSDOCK_DEVICE bool find(int i, Return& row) const {
         const LlCommon& c = args_.common;
         const int number = i / num_ranks_;
@@ -101,7 +101,8 @@ class ReturnList {
             row.row_idx = static_cast<int64_t>(slot_of(c, row.home, row.slot));
             row.cell = row_record(c, row.home, row.slot)->cell;
         }
-        return true;
+        const int64_t num_rows = int64_t{c.offsets.num_slots} * (c.expert_major ? c.offsets.experts_per_rank : 1);
+        return row.cell < c.offsets.num_cells && row.row_idx < num_rows;
     }
 
   private:

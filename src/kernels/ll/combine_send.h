@@ -186,12 +186,10 @@ CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const LlCommon& c, const Operat
     const TaggedWord* weights = weight_words(c, operation, c.rank, row.home, record->token_idx);
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
-        TaggedWord word{};
-        const bool came = wait_tagged(
-            ctx, c, operation, WaitStep::kWeights, row.home, [&] { word = ctx.load_tagged(weights + k / 2); },
-            [&] { return is_of(word, operation); });
+        uint64_t pair = 0;
+        const bool came = wait_tagged(ctx, c, operation, WaitStep::kWeights, row.home, weights + k / 2, pair);
         terms.index[k] = came ? rows[k] : -1;
-        terms.weight[k] = float_of(static_cast<uint32_t>(word.payload >> (32 * (k % 2))));
+        terms.weight[k] = float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
     }
     ctx.warp_sync();
 }

@@ -22,7 +22,7 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
     if (sends) load_first_batch(ctx, args, shared);
     ctx.mark(Step::kDispatchFetching);
     if (sends) load_first_plans(ctx, args, shared);
-    load_head(ctx, c, c.expert_major ? 0 : args.direct | kHasEntered);
+    load_head(ctx, c, c.expert_major ? 0 : args.direct);
     if (sends) empty_outbox(ctx, c);
     ctx.block_sync();
     if (sends) prepare_send(ctx, args, shared, first_ids);

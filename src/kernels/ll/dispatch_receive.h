@@ -29,10 +29,23 @@ CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& ar
 // Of a source elsewhere everything is here at once. Without rows it puts no more than the first of its counts.
 CROSSDOCK_DEVICE bool has_far_rows(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source) {
     if (!wait_far_as_warp(ctx, c, operation, WaitStep::kCounts, Signal::kData, source)) return false;
-    return wait_count(ctx, c, operation, source, count_words(c, operation, c.rank, source)) % kLineRows != 0;
+    uint64_t rows = 0;
+    wait_count(ctx, c, operation, source, count_words(c, operation, c.rank, source), rows);
+    return rows % kLineRows != 0;
 }
 
-// Waits for every source's counts; sources that are masked count as silent.
+// A source counts as silent; where the group has failed, nothing is received at all.
+CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const LlCommon& c, const Announced& announced, int source) {
+    if (has_failed(ctx, c.scope)) ll_block_head(ctx)->is_refused = 1;
+    ctx.warp_sync();
+    const int experts = c.expert_major ? static_cast<int>(c.offsets.experts_per_rank) : 0;
+    CROSSDOCK_ROLLED
+    for (int i = ctx.lane(); i < experts; i += kLanes) announced.first_rows[source * experts + i] = 0;
+    announced.rows[source] = announced.lines[source] = announced.choices[source] = 0;
+    ctx.warp_sync();
+}
+
+// Waits for every source's counts, and judges them. Sources that are masked, or whose counts are wrong, are silent.
 CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
                                     const Announced& announced, const WorkShare& share) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
@@ -40,21 +53,35 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
     CROSSDOCK_ROLLED
     for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
         const uint64_t* words = count_words(c, operation, c.rank, source);
-        const bool is_empty = is_remote(c.reach, source) && !has_far_rows(ctx, c, operation, source);
+        const bool is_silent = is_remote(c.reach, source) && !has_far_rows(ctx, c, operation, source);
+        const uint32_t most_choices = c.handle.choices_of_source;
+        const auto expect = [&](PeerNumber number, uint64_t most, uint64_t seen) {
+            return expect_number(ctx, c, operation, number, source, most, seen);
+        };
+        bool is_right = true;
         int choices = 0;
         CROSSDOCK_ROLLED
         for (int i = ctx.lane(); i <= experts; i += kLanes) {
-            const uint64_t count = is_empty ? 0 : wait_count(ctx, c, operation, source, words + i);
+            uint64_t count = 0;
+            is_right &= !is_silent && wait_count(ctx, c, operation, source, words + i, count);
             if (i == 0) {
-                announced.rows[source] = static_cast<int>(count % kLineRows);
-                announced.lines[source] = count / kLineRows != 0 ? announced.rows[source] : 0;
+                const uint64_t rows = count % kLineRows;
+                const bool in_lines = count / kLineRows != 0;
+                is_right &= expect(PeerNumber::kRows, in_lines ? c.arena.line_tokens : c.arena.max_tokens, rows);
+                announced.rows[source] = static_cast<int>(rows);
+                announced.lines[source] = in_lines ? announced.rows[source] : 0;
             } else {
+                is_right &= expect(PeerNumber::kChoices, most_choices, count);
                 announced.first_rows[source * experts + i - 1] = static_cast<int>(count);
                 choices += static_cast<int>(count);
             }
         }
         choices = ctx.warp_sum(choices);
-        if (is_leader(ctx)) announced.choices[source] = choices;
+        if (is_leader(ctx)) {
+            is_right &= expect(PeerNumber::kChoices, most_choices, static_cast<uint32_t>(choices));
+            announced.choices[source] = choices;
+        }
+        if (ctx.warp_any(!is_right)) forget_source(ctx, c, announced, source);
     }
     share.sync(ctx);
 }
@@ -150,17 +177,32 @@ CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const LlDispatchArg
     return {words, words + c.topk, reinterpret_cast<uint32_t*>(words + c.topk + 1)};
 }
 
+// Of an expert here, its number among them; larger ones are elsewhere.
+CROSSDOCK_DEVICE uint32_t local_expert(const LlCommon& c, int32_t id) {
+    return static_cast<uint32_t>(id) - static_cast<uint32_t>(c.rank) * c.offsets.experts_per_rank;
+}
+
 // One choice of a received row, for an expert here: its out row, or -1 past the expert's capacity (only duplicates can
 // fill it).
 CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& announced, const ArrivingRow& row,
-                                       uint64_t payload) {
+                                       uint32_t expert, uint32_t place) {
     const uint32_t experts = c.offsets.experts_per_rank;
-    const uint32_t expert = static_cast<uint32_t>(payload) - static_cast<uint32_t>(c.rank) * experts;
     const uint32_t first =
         static_cast<uint32_t>(announced.first_rows[static_cast<uint32_t>(row.source) * experts + expert]);
-    const uint32_t row_of_expert = first + static_cast<uint32_t>(payload >> 32);
+    const uint64_t row_of_expert = uint64_t{first} + place;
     return row_of_expert < c.offsets.num_slots ? static_cast<int32_t>(expert * c.offsets.num_slots + row_of_expert)
                                                : -1;
+}
+
+// A row's label and the number of a choice are what this source may send.
+CROSSDOCK_DEVICE bool expect_label(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
+                                   const RowLabel& label, uint32_t choice) {
+    const auto expect = [&](PeerNumber number, uint64_t most, uint64_t seen) {
+        return expect_number(ctx, c, operation, number, source, most, seen);
+    };
+    return expect(PeerNumber::kToken, c.arena.max_tokens - 1, label.token_idx) &&
+           expect(PeerNumber::kPlace, c.arena.cells_per_token - 1, label.place) &&
+           expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
 }
 
 // Waits for a row's header and finds out where the row goes; look_also: at what else is awaited, since a look takes as
@@ -182,25 +224,32 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
         const bool is_choice = k < c.topk;
         TaggedWord first{};
         TaggedWord choice{};
-        const bool came = wait_as_warp(ctx, c.scope, operation, WaitStep::kRow, [&] {
-            first = ctx.load_tagged(words);
-            choice = ctx.load_tagged(words + 1 + (is_choice ? k : 0));
-            look_also();
-            return ctx.warp_all(is_of(first, operation) && is_of(choice, operation)) ? -1 : row.source;
-        });
+        const bool came = wait_as_warp(
+            ctx, c.scope, operation, WaitStep::kRow,
+            [&] {
+                first = ctx.load_tagged(words);
+                choice = ctx.load_tagged(words + 1 + (is_choice ? k : 0));
+                look_also();
+                return ctx.warp_all(is_of(first, operation) && is_of(choice, operation)) ? -1 : row.source;
+            },
+            [&] { return word_epoch(is_of(first, operation) ? choice.tag : first.tag); });
         if (!came) return false;
         const RowLabel label = RowLabel::of(first.payload);
+        const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(choice.payload));
+        const uint32_t expert = local_expert(c, id);
+        const bool is_here = is_choice && expert < c.offsets.experts_per_rank;
+        const uint32_t number =
+            label.first_choice + static_cast<uint32_t>(choices + ctx.warp_sum_before(is_here ? 1 : 0));
+        if (!ctx.warp_all(expect_label(ctx, c, operation, row.source, label, c.expert_major && is_here ? number : 0)))
+            return false;
         if (base == 0 && is_leader(ctx)) {
             *placement.direct = label.direct & args.direct;
             if (writes) *record = {label.token_idx, cell_index(c, label.token_idx, label.place)};
         }
-        const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(choice.payload));
-        const bool is_here = is_choice && rank_of_expert(c, id) == c.rank;
         int32_t row_idx = -1;
         if (c.expert_major) {
-            if (is_here) row_idx = row_of_choice(c, announced, row, choice.payload);
-            const uint32_t number =
-                label.first_choice + static_cast<uint32_t>(choices + ctx.warp_sum_before(is_here ? 1 : 0));
+            if (is_here)
+                row_idx = row_of_choice(c, announced, row, expert, static_cast<uint32_t>(choice.payload >> 32));
             if (is_here && writes) *choice_of(c, row.source, number) = {row_idx, cell_index(c, label.token_idx, k)};
             if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
             choices += ctx.warp_sum(is_here ? 1 : 0);
@@ -344,10 +393,13 @@ CROSSDOCK_DEVICE bool receive_lines(const Ctx& ctx, const LlDispatchArgs& args, 
             }
             ctx.warp_sync();
         }
-        const bool came = wait_as_warp(ctx, c.scope, operation, WaitStep::kRow, [&] {
-            look();
-            return wait.missing == 0 ? -1 : row.source;
-        });
+        const bool came = wait_as_warp(
+            ctx, c.scope, operation, WaitStep::kRow,
+            [&] {
+                look();
+                return wait.missing == 0 ? -1 : row.source;
+            },
+            [&] { return epoch_in_lines(ctx, lines, first + wait.first_missing()); });
         if (!came) return false;
         ctx.mark(Step::kDispatchArrived);
         CROSSDOCK_ROLLED
@@ -374,6 +426,7 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
     const LlCommon& c = args.common;
     const Announced announced = announced_in(ctx, args);
     gather_counts(ctx, c, operation, announced, share);
+    if (ll_block_head(ctx)->is_refused != 0) return ctx.note_unread_slots_allowed();
     if (c.expert_major) scan_experts(ctx, args, announced, share);
     publish_counts(ctx, args, announced, share);
     ctx.mark(Step::kDispatchCounts);

@@ -132,10 +132,9 @@ CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const LlDispatchArgs& args,
 CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
                                       int peer) {
     if (args.direct == 0) return 0;
-    uint64_t allowed = 0;
-    const LlCommon& c = args.common;
-    wait_word(ctx, c, operation, WaitStep::kEntry, peer, entry_word(c, operation, c.rank, peer), allowed);
-    return args.direct & static_cast<uint32_t>(allowed);
+    TaggedWord entry{};
+    const bool allows = wait_entry(ctx, args.common, operation, peer, entry) && is_of(entry, operation);
+    return allows ? args.direct & Entry::parts(entry) : 0;
 }
 
 // A token and one of its ranks.

@@ -11,6 +11,7 @@
 // reset.
 #pragma once
 
+#include "device/wait.h"
 #include "kernels/geometry.h"
 
 namespace crossdock {
@@ -27,9 +28,6 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t lines_of(uint32_t bytes) { return (byte
 
 // What a source wrote straight into the receiver's tensors.
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
-inline constexpr uint32_t kHasEntered = 4;  // in an entry word, beside those parts: it is written even if they are none
-static_assert((kDirectTokens | kDirectScales) < kHasEntered && kHasEntered <= kMaxPayload,
-              "an entry word holds the parts and, in another bit, the entry");
 
 // A row's first tagged word says which token it is; word 1 + k holds choice k: its global expert id (-1: dropped) in
 // the lower half, in the upper half its place among this source's rows for that expert (expert-major) or its weight
@@ -43,6 +41,7 @@ inline constexpr uint32_t kMaxChoicesOfRank = (1u << kFirstChoiceBits) - 1;  // 
 static_assert(kTokenBits + kPlaceBits + kDirectBits + kFirstChoiceBits <= 64, "a row's label is one 64-bit payload");
 static_assert(kMaxTopk <= 1 << kPlaceBits, "a label counts a token's ranks, of which there are at most top-k");
 static_assert((kDirectTokens | kDirectScales) < 1 << kDirectBits, "a label holds every DirectPart");
+static_assert((kDirectTokens | kDirectScales) < 1 << Entry::kPartBits, "an entry holds every DirectPart");
 
 struct RowLabel {
     uint32_t token_idx;
@@ -91,9 +90,9 @@ struct LlGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_words() const { return (uint64_t{topk} + 1) / 2; }  // a token's
 
     // Byte offsets inside a buffer; each is the end of the part before it.
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t entries_offset() const { return 0; }  // u64 [ranks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t entries_offset() const { return 0; }  // TaggedWord [ranks]: Entry
     CROSSDOCK_HOST_DEVICE constexpr uint64_t counts_offset() const {               // u64 [ranks][1 + local experts]
-        return align_up(entries_offset() + 8 * uint64_t{num_ranks}, 128);
+        return align_up(entries_offset() + 16 * uint64_t{num_ranks}, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t row_flags_offset() const {  // u64 [max(slots, cells)]
         return align_up(counts_offset() + 8 * num_ranks * count_words_per_source(), 128);
@@ -142,6 +141,7 @@ struct LlOffsets {
     uint32_t row_stride;
 
     uint32_t num_slots;
+    uint32_t num_cells;
     uint32_t experts_per_rank;
     uint32_t absent_buffers;  // bits
 
@@ -160,6 +160,7 @@ struct LlOffsets {
                 static_cast<uint32_t>(16 * arena.weight_words()),
                 static_cast<uint32_t>(arena.row_stride()),
                 static_cast<uint32_t>(arena.num_slots()),
+                static_cast<uint32_t>(arena.num_cells()),
                 arena.experts_per_rank(),
                 ((1u << kNumBuffers) - 1) & ~((1u << arena.num_buffers) - 1)};
     }

@@ -171,6 +171,13 @@ struct LineGroup {
     }
 };
 
+// Which operation the first line of a group is of, for a diagnosis; 0: of none.
+CROSSDOCK_DEVICE_RARE uint64_t epoch_in_lines(const Ctx& ctx, const std::byte* lines, uint32_t group) {
+    const std::byte* end = lines + (uint64_t{group} * kLinesOfGroup + 1) * kLineBytes;
+    const uint64_t epoch = line_epoch(ctx.load_tagged(reinterpret_cast<const TaggedWord*>(end) - 1).tag);
+    return epoch >> kEpochBits == 0 ? epoch : 0;
+}
+
 // Several groups on their way in, polled together until all are here.
 template <uint32_t kMost>
 struct LineWait {

@@ -12,9 +12,6 @@ inline namespace CROSSDOCK_WORLD {
 CROSSDOCK_DEVICE std::byte* in_buffer(const LlCommon& c, const Operation& operation, int owner, uint64_t offset) {
     return c.peers.at(owner, operation.base + offset);
 }
-CROSSDOCK_DEVICE uint64_t* entry_word(const LlCommon& c, const Operation& operation, int owner, int writer) {
-    return reinterpret_cast<uint64_t*>(in_buffer(c, operation, owner, c.offsets.entries)) + writer;
-}
 CROSSDOCK_DEVICE uint64_t* count_words(const LlCommon& c, const Operation& operation, int owner, int source) {
     return reinterpret_cast<uint64_t*>(in_buffer(c, operation, owner, c.offsets.counts) +
                                        static_cast<uint32_t>(source) * c.offsets.count_stride);
@@ -115,22 +112,33 @@ CROSSDOCK_DEVICE uint64_t buffer_base(const LlCommon& c, int buffer) {
     return c.offsets.buffers + static_cast<uint32_t>(buffer) * c.offsets.buffer_bytes;
 }
 
-// Tells every peer that this rank has come to this operation: whatever it read in earlier ones, held buffers excepted,
-// may be overwritten, and peers may write these parts (bits of DirectPart) of its outputs. One warp.
+// Tells every peer that this rank has come to this operation: with which terms; that whatever it read in earlier ones,
+// held buffers excepted, may be overwritten; and that peers may write these parts (bits of DirectPart) of its outputs.
+// One warp.
 CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const LlClock& clock, uint32_t direct) {
     const int buffer = choose_buffer(c, clock);
+    if (buffer < 0) return;
+    const uint64_t entry =
+        buffer_base(c, buffer) + c.offsets.entries + sizeof(TaggedWord) * static_cast<uint32_t>(c.rank);
+    const uint64_t tag = Entry::tag(clock.epoch, c.scope.terms, direct);
+    const auto store = [&](int peer) {
+        ctx.store_tagged(reinterpret_cast<TaggedWord*>(c.peers.at(peer, entry)), c.scope.terms, tag);
+    };
+    if constexpr (kSeveralDomains) {
+        // Peers elsewhere get a copy of the own one.
+        if (is_leader(ctx)) store(c.rank);
+        ctx.fence_system();
+        ctx.warp_sync();
+    }
     CROSSDOCK_ROLLED
-    for (int peer = ctx.lane(); buffer >= 0 && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
+    for (int peer = ctx.lane(); peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         if (!is_active(ctx, c.scope, peer)) continue;
         if (is_remote(c.reach, peer)) {
-            raise_signal(ctx, c.reach, Signal::kEntered, peer, clock.epoch);
+            put_and_raise(ctx, c.reach, peer, entry, entry, sizeof(TaggedWord),
+                          raise_of(c.reach, Signal::kEntered, peer, clock.epoch));
             continue;
         }
-        if (direct != 0) {
-            uint64_t* entries =
-                reinterpret_cast<uint64_t*>(c.peers.at(peer, buffer_base(c, buffer) + c.offsets.entries));
-            ctx.store_entered_system(entries + c.rank, pack_word(clock.epoch, direct));
-        }
+        store(peer);
         ctx.store_entered_system(entered_word(c, peer, c.rank), clock.epoch);
     }
     ctx.warp_sync();
@@ -164,6 +172,7 @@ CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t dire
             announce_entry(ctx, c, LlClock::of(head->clock), direct);
         }
         if (is_leader(ctx)) head->start_ns = ctx.now_ns();
+        if (is_leader(ctx)) head->is_refused = 0;
     }
     if (!has_duty(ctx, 2)) return;
     CROSSDOCK_ROLLED
@@ -263,39 +272,62 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operati
     return arrived;
 }
 
-// One of a source's counts; 0 where none comes. The word is all there is to it: nothing is ordered behind it.
-CROSSDOCK_DEVICE uint64_t wait_count(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
-                                     const uint64_t* word) {
-    if (!is_active(ctx, c.scope, source)) return 0;
+// One of a source's counts, and that the source has entered alike: both are looked at together. The word is all there
+// is to it: nothing is ordered behind it.
+CROSSDOCK_DEVICE bool wait_count(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
+                                 const uint64_t* word, uint64_t& count) {
+    if (!is_active(ctx, c.scope, source)) return false;
     uint64_t seen = 0;
+    TaggedWord entry{};
     const bool came = wait_until(
         ctx, c.scope, operation, WaitStep::kCounts, source, operation.epoch,
         [&] {
+            entry = load_entry(ctx, c.scope, operation, source);
             seen = ctx.load_relaxed_system(word);
             return word_epoch(seen);
         },
-        [&](uint64_t epoch) { return epoch == operation.epoch; });
-    return came ? word_payload(seen) : 0;
+        [&](uint64_t epoch) { return epoch == operation.epoch && has_entered_alike(entry, c.scope, operation); });
+    if (came) count = word_payload(seen);
+    return came;
+}
+
+CROSSDOCK_DEVICE bool wait_entry(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer,
+                                 TaggedWord& entry) {
+    return wait_until(
+        ctx, c.scope, operation, WaitStep::kEntry, peer, operation.epoch,
+        [&] {
+            entry = load_entry(ctx, c.scope, operation, peer);
+            return word_epoch(entry.tag);
+        },
+        [&](uint64_t) { return has_entered_alike(entry, c.scope, operation); });
+}
+
+// A number of the peer's is at most `most`. False: nothing of it may be used.
+CROSSDOCK_DEVICE bool expect_number(const Ctx& ctx, const LlCommon& c, const Operation& operation, PeerNumber number,
+                                    int peer, uint64_t most, uint64_t seen) {
+    if (seen <= most) return true;
+    record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
+    return false;
 }
 
 CROSSDOCK_DEVICE bool receives(const LlCommon& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
 
-// Polls tagged words until all are of this operation: load() reads them, arrived() says whether they are. All that one
-// thread waits for it polls together, since a look at memory takes as long as the wire.
-template <typename Load, typename Arrived>
-CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step,
-                                  int peer, Load load, Arrived arrived) {
-    return wait_until(
-        ctx, c.scope, operation, step, peer, operation.epoch,
-        [&] {
-            load();
-            return uint64_t{0};
-        },
-        [&](uint64_t) { return arrived(); });
-}
-
 CROSSDOCK_DEVICE bool is_of(const TaggedWord& word, const Operation& operation) {
     return word_epoch(word.tag) == operation.epoch;
+}
+
+CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step,
+                                  int peer, const TaggedWord* word, uint64_t& payload) {
+    TaggedWord seen{};
+    const bool came = wait_until(
+        ctx, c.scope, operation, step, peer, operation.epoch,
+        [&] {
+            seen = ctx.load_tagged(word);
+            return word_epoch(seen.tag);
+        },
+        [&](uint64_t epoch) { return epoch == operation.epoch; });
+    payload = seen.payload;
+    return came;
 }
 
 // Who shares the receive half: blocks, and the last warps of each; after a loss all warps of the last block do it.
