@@ -94,11 +94,15 @@ ncclResult_t crossdockCommBarrier(ncclComm_t comm);
 
 /* ---- The deterministic world ---- */
 
-/* What may be broken on purpose, to show that checks see it. */
+/* What may be broken on purpose, to show that checks see it. With WRITE_NONSENSE a rank that the seed draws overwrites
+ * drawn words of its peers' symmetric memory with drawn values, at drawn steps: calls may fail, and rows that are
+ * received or combined may be wrong, but calls end, and nothing is written outside their outputs. The protocol's
+ * invariants are not checked then. */
 typedef enum {
     CROSSDOCK_FAULT_NONE = 0,
     CROSSDOCK_FAULT_SKIP_STORE_WAIT = 1, /* flags are raised before the data's asynchronous copy has landed */
-    CROSSDOCK_FAULT_REUSE_SLOT = 2       /* senders do not wait for the receiver's credit */
+    CROSSDOCK_FAULT_REUSE_SLOT = 2,      /* senders do not wait for the receiver's credit */
+    CROSSDOCK_FAULT_WRITE_NONSENSE = 3   /* a rank writes nonsense into the others' memory */
 } crossdockFault_t;
 
 typedef struct {

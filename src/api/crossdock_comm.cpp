@@ -68,8 +68,11 @@ cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& confi
         case CROSSDOCK_FAULT_REUSE_SLOT:
             checked.fault = cpu::Fault::kReuseSlot;
             return checked;
+        case CROSSDOCK_FAULT_WRITE_NONSENSE:
+            checked.fault = cpu::Fault::kWriteNonsense;
+            return checked;
     }
-    fail(ncclInvalidArgument, "config->fault is {}, must be in 0..2", static_cast<int>(config.fault));
+    fail(ncclInvalidArgument, "config->fault is {}, must be in 0..3", static_cast<int>(config.fault));
 }
 
 }  // namespace

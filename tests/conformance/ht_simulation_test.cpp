@@ -91,6 +91,17 @@ TEST(HtSimulation, AReusedSlotIsCaught) {
     });
 }
 
+// Whatever a rank writes into the others' memory, calls end, and nothing outside their outputs is written.
+TEST(HtSimulation, NonsenseIsSurvived) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const Seeds seeds = seeds_or(1, 200);
+        uint64_t clean = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
+            clean += survives_nonsense(world, ranks_of(seed), seed, sequence_of(seed)) ? 1 : 0;
+        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+    });
+}
+
 // Copies that take very long or no time change nothing.
 TEST(HtSimulation, DelaysOfCopiesDoNotMatter) {
     on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {

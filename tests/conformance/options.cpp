@@ -74,6 +74,19 @@ RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint6
     return report;
 }
 
+bool survives_nonsense(const WorldSpec& world, int num_ranks, uint64_t seed, const RankProgram& program) {
+    WorldSpec spec = world;
+    spec.deterministic.seed = seed;
+    spec.deterministic.fault = CROSSDOCK_FAULT_WRITE_NONSENSE;
+    const RunReport report = run_ranks(spec, num_ranks, program);
+    for (const std::string& failure : report.failures) {
+        const auto says = [&](const char* words) { return failure.find(words) != std::string::npos; };
+        if (!says("memory before") && !says("memory after") && !says("deadlock") && !says("exception")) continue;
+        ADD_FAILURE() << failure << "\nreplay: " << replay_line(spec.kind, num_ranks, seed);
+    }
+    return report.ok();
+}
+
 void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run) {
     std::string why = "it does not concern the selected worlds";
     bool ran = false;

@@ -48,6 +48,11 @@ std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> s
 // Runs the program and reports each failure of it together with its replay line.
 RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint64_t> seed, const RankProgram& program);
 
+// Runs the program in the deterministic world beside a rank that writes nonsense. It is a failure if memory outside of
+// the program's buffers is written, if somebody waits for ever, or if a program throws. False: its calls have failed,
+// or its rows were wrong.
+bool survives_nonsense(const WorldSpec& world, int num_ranks, uint64_t seed, const RankProgram& program);
+
 // For every selected world that is also among `kinds`: calls run(spec). A test that finds none says that it skipped,
 // and why.
 void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run);

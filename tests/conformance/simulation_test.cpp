@@ -77,6 +77,17 @@ TEST(Simulation, AReusedSlotIsCaught) {
     });
 }
 
+// Whatever a rank writes into the others' memory, calls end, and nothing outside their outputs is written.
+TEST(Simulation, NonsenseIsSurvived) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const Seeds seeds = seeds_or(1, 400);
+        uint64_t clean = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
+            clean += survives_nonsense(world, ranks_of(seed), seed, sequence_of(seed)) ? 1 : 0;
+        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+    });
+}
+
 // Copies that take very long or no time change nothing.
 TEST(Simulation, DelaysOfCopiesDoNotMatter) {
     on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {

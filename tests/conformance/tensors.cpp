@@ -30,6 +30,8 @@ Buffer::Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowAr
 }
 
 Buffer::~Buffer() {
+    // Also where a call has failed, after which nobody looks at the outputs.
+    if (!context_.is_gpu()) check_guards("a buffer");
     if (arena_ == nullptr) context_.deallocate(base_);
 }
 

@@ -10,7 +10,7 @@
 
 namespace crossdock::cpu {
 
-enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2 };
+enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2, kWriteNonsense = 3 };
 
 // Sees the protocol's events in the deterministic world (null elsewhere) and remembers the first violation.
 class ProtocolChecker {

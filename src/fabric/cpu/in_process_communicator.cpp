@@ -21,7 +21,9 @@ struct Allocation {
     explicit Allocation(Simulation* owner) : simulation(owner) {}
     ~Allocation() {
         for (const ZeroedMemory& piece : pieces) {
-            if (simulation != nullptr) simulation->network().forget(piece.data(), piece.bytes());
+            if (simulation == nullptr) break;
+            simulation->network().forget(piece.data(), piece.bytes());
+            simulation->nonsense().forget(piece.data());
         }
     }
     Allocation(const Allocation&) = delete;
@@ -47,7 +49,9 @@ struct SharedWorld {
             allocation = std::make_shared<Allocation>(simulation);
             for (int rank = 0; rank < num_ranks; ++rank) {
                 const ZeroedMemory& piece = allocation->pieces.emplace_back(bytes, kPieceAlignment);
-                if (simulation != nullptr) simulation->checker().memory_is_new(piece.data());
+                if (simulation == nullptr) continue;
+                simulation->checker().memory_is_new(piece.data());
+                simulation->nonsense().reach(rank, piece.data(), bytes);
             }
             entry = allocation;
         }

@@ -29,7 +29,8 @@ Scheduler::Scheduler(int num_ranks, const SimulationConfig& config)
     : config_(config),
       num_ranks_(num_ranks),
       random_(Random::mix(config.seed)),
-      network_(num_ranks, config.network, config.seed) {}
+      network_(num_ranks, config.network, config.seed),
+      nonsense_(num_ranks, config.seed) {}
 
 void Scheduler::reserve(size_t num_tasks, size_t stack_bytes) {
     const auto fits = [&](const Task* task) { return task->stack_bytes == stack_bytes; };
@@ -91,6 +92,8 @@ void Scheduler::step(Task& task) {
         cut_ = true;
         network_.cut(config_.network.cut_rank);
     }
+    // No progress is noted: who writes all the time must not keep the clock from a deadline.
+    if (config_.fault == Fault::kWriteNonsense) nonsense_.step();
     ++num_steps_;
     advance_to(now_ns_ + kStepNs);
     if (now_ns_ >= task.deadline_ns) wait_expired_ = true;
