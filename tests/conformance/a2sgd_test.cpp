@@ -190,6 +190,27 @@ TEST(A2sgd, SeedsAreClean) {
     });
 }
 
+// Beside a rank that writes nonsense into the others' memory a step fails, or it is made: means may be wrong then.
+TEST(A2sgd, NonsenseIsSurvived) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const Seeds seeds = seeds_or(1, 300);
+        uint64_t clean = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+            const WithDomain with_domain(seed % 2 == 0 ? 1 : 0);
+            const bool is_clean = survives_nonsense(world, ranks_or(3), seed, [seed](RankContext& context) {
+                const A2sgdShape shape{{ncclFloat32, 100}, {ncclBfloat16, 20 * (seed % 100)}};
+                A2sgdRank rank(context, shape, a2sgd_config(seed % 3 == 0));
+                for (uint64_t step = 1; step <= 10; ++step) {
+                    rank.step(gradients_of(context, shape, seed, static_cast<int>(step)));
+                    if (rank.report().step != step) throw std::logic_error("a step has ended and was not made");
+                }
+            });
+            clean += is_clean ? 1 : 0;
+        }
+        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+    });
+}
+
 // A captured step does at every replay what an eager one does, with the gradients of then.
 TEST(A2sgd, GraphsReplaySteps) {
     on_each_world({WorldKind::kGpu, WorldKind::kGpuProcesses}, [](const WorldSpec& spec) {

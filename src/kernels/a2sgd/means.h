@@ -16,6 +16,9 @@ CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Op
         const bool came =
             wait_signal(ctx, args.scope, args.reach, operation, WaitStep::kMeans, Signal::kData, peer, step);
         word = ctx.load_tagged(place);
+        // A signal follows its word, so this is nothing that a peer's step has sent.
+        if (came && word_epoch(word.tag) != step)
+            record_expired_wait(ctx, args.scope, operation, WaitStep::kMeans, peer, step, word_epoch(word.tag));
         return came && word_epoch(word.tag) == step;
     }
     return wait_until(
