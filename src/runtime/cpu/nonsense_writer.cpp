@@ -45,7 +45,7 @@ uint64_t NonsenseWriter::load(const Piece& piece, uint64_t word_idx) const {
 
 // Mostly one that somebody has written.
 uint64_t NonsenseWriter::draw_word(const Piece& piece) {
-    const uint64_t first = random_.below(1 + (piece.words - 1 >> random_.below(14)));
+    const uint64_t first = random_.below(1 + ((piece.words - 1) >> random_.below(14)));
     if (random_.one_in(4)) return first;
     const uint64_t end = std::min(first + kMostSearched, piece.words);
     for (uint64_t word_idx = first; word_idx < end; ++word_idx) {
