@@ -50,7 +50,8 @@ class Listener {
 // Whether two ranks' link is a Unix socket.
 bool is_local(const RankAddress& a, const RankAddress& b);
 
-// The same for two ranks that can share memory: of one kernel, with the same processes and shared memory in sight.
+// The same for two ranks that can share memory: of one kernel, with the same processes and shared memory in sight. With
+// different names in CROSSDOCK_HOST, processes of one host play several.
 uint64_t host_identity();
 
 // Error with ncclInvalidArgument where these are not the bytes of a RankAddress.

@@ -40,7 +40,7 @@ Mesh::~Mesh() {
     wait_locked(lock, kDrainNs, [&] { return !failure_.empty() || device_has_failed_ || is_idle(); });
     takes_nothing_ = true;
     for (const Unstaged& each : unstaged_) delete each.landing;
-    unstaged_.clear();  // gives its bytes back to UCX
+    unstaged_.clear();  // lets go of bytes that the transport holds
     transport_.close(failure_.empty() ? kDisconnectNs : 0, failed_rank_);
     // Copies that were queued write into memory that its owner may free after this.
     const uint64_t end_ns = cpu::steady_now_ns() + kDrainNs;
@@ -230,14 +230,14 @@ void Mesh::look_for_stalls(uint64_t now) {
 void Mesh::on_departure(const Departure& departure) {
     PeerState& state = peers_[departure.rank];
     state.gone_ns = cpu::steady_now_ns();
-    if (departure.in_order) {
-        const uint32_t lost = departure.because_of;
+    if (departure.farewell.in_order) {
+        const uint32_t lost = departure.farewell.because_of;
         if (config_.outlives_ranks || lost >= num_ranks() || lost == rank()) return;
         return blame(lost, fmt::format("rank {} is lost, says rank {}, which has left", lost, departure.rank));
     }
-    state.gone_reason = departure.reason;
+    state.gone_reason = departure.farewell.reason;
     if (!config_.outlives_ranks)
-        blame(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.reason));
+        blame(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.farewell.reason));
 }
 
 std::string Mesh::why_gone(uint32_t peer) {
@@ -265,7 +265,7 @@ void Mesh::blame(uint32_t rank, std::string sentence) {
     if (is_lost(rank) || is_closing_) return;
     peers_[rank].lost = std::move(sentence);
     peers_[rank].notes.clear();
-    dropped_.push_back(rank);  // not here: UCX may be the one that calls
+    dropped_.push_back(rank);  // not here: the transport may be the one that calls
 }
 
 void Mesh::check_locked() const {

@@ -140,7 +140,7 @@ class Mesh : private FrameSink {
 
     // mesh.cpp
     void fail_all(std::string sentence);
-    // For what UCX calls, or a thread that nobody watches: the device's errors fail the mesh.
+    // For what the transport calls, or a thread that nobody watches: the device's errors fail the mesh.
     template <typename Work>
     void guarded(Work work) {
         try {

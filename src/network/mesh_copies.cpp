@@ -7,6 +7,13 @@
 #include "network/mesh.h"
 
 namespace crossdock::network {
+namespace {
+
+// Copies are sent while the rest is still being copied.
+constexpr uint64_t kCopyPieceBytes = uint64_t{256} << 10;
+
+}  // namespace
+
 OutFrame* Mesh::copy_frame(uint32_t peer, const FrameHeader& header, std::span<const std::byte> bytes) {
     OutFrame* frame = take_frame(peer, nullptr);
     frame->header = header;
@@ -43,7 +50,7 @@ void Mesh::put_copy(uint32_t context, uint32_t peer, std::span<const std::byte> 
     header.context = static_cast<uint16_t>(context);
     header.region = target.region->id;
     header.offset = target.offset;
-    const uint64_t piece_bytes = std::min(kCopiedPayloadBytes, transport_.good_payload(peer));
+    const uint64_t piece_bytes = std::min(kCopyPieceBytes, transport_.good_payload(peer));
     for (uint64_t at = 0; at < bytes.size(); at += piece_bytes) {
         send_held();
         header.number = channel(context, peer).next_frame++;

@@ -143,7 +143,7 @@ void Mesh::on_fetched(void* argument, ucs_status_t status) {
     if (status != UCS_OK) {
         const uint32_t source = landing->header.source;
         mesh.failed_transfers_.emplace_back(
-            source, fmt::format("receiving from rank {} failed: {}", source, ucx().ucs_status_string(status)));
+            source, fmt::format("receiving from rank {} failed: {}", source, status_name(status)));
         if (landing->staging != nullptr) mesh.staging_in_.give_back(landing->staging);
         --landing->region->uses;
         delete landing;

@@ -274,12 +274,13 @@ void Mesh::finish(OutFrame& frame, ucs_status_t status) {
     frames_.give_back(&frame);
     if (status != UCS_OK) {
         failed_transfers_.emplace_back(
-            peer, fmt::format("sending to rank {} failed: {}", peer, ucx().ucs_status_string(status)));
+            peer, fmt::format("sending to rank {} failed: {}", peer, status_name(status)));
     }
     if (operation == nullptr) return;
     --operation->under_way;
     --operation->remaining;
-    // Also after a failure: whoever tests the operation is told. UCX may be calling: nothing may be thrown through it.
+    // Also after a failure: whoever tests the operation is told. The transport may be calling: nothing may be thrown
+    // through it.
     try {
         if (!operation->is_pumping && !operation->is_starved) pump(*operation);
     } catch (const std::exception& error) {

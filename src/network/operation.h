@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "network/frame.h"
+#include "network/payload.h"
 #include "network/region.h"
-#include "network/ucx.h"
 
 namespace crossdock::network {
 

@@ -299,6 +299,7 @@ int connect_error(const Socket& socket) {
 }
 
 void keep_alive(const Socket& socket) {
+    set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
     set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 5);
     set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 3);

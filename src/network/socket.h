@@ -81,7 +81,8 @@ bool is_of_this_user(const Socket& socket);
 // The error of a connect that has ended, 0 when it stands.
 int connect_error(const Socket& socket);
 
-// A link that stays open: probes find out within half a minute that the other side's host is gone.
+// A link that stays open: probes find out within half a minute that the other side's host is gone, and small messages
+// leave at once.
 void keep_alive(const Socket& socket);
 
 }  // namespace crossdock::network

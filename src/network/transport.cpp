@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "network/transport.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
+#include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
 namespace {
 
 constexpr int kNearLooks = 4;
+// At the end, for ranks to read what was sent to them.
+constexpr uint64_t kPartNs = 500'000'000;
 
 // Of frames from source to target; both know both secrets.
 uint64_t key_of(std::span<const RankAddress> addresses, uint32_t source, uint32_t target) {
@@ -53,37 +57,63 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
       num_ranks_(static_cast<uint32_t>(addresses.size())),
       limits_{num_ranks_, config.num_contexts},
       sink_(sink),
-      is_near_(num_ranks_, false),
+      workers_(num_ranks_),
       is_there_(num_ranks_, true) {
+    bool has_near_peers = false;
+    bool has_far_peers = false;
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
         keys_out_.push_back(key_of(addresses, rank, peer));
         keys_in_.push_back(key_of(addresses, peer, rank));
+        if (peer != rank) (addresses[peer].host == addresses[rank].host ? has_near_peers : has_far_peers) = true;
     }
     const bool chosen = user_chose_transports();
     FrameReceiver& receiver = *this;
-    if (!chosen) near_ = std::make_unique<UcxWorker>(Reach::kHost, receiver, num_ranks_);
-    far_ = std::make_unique<UcxWorker>(chosen ? Reach::kChosen : Reach::kNetwork, receiver, num_ranks_);
+    const auto worker = [&](Reach reach) {
+        return can_reach(reach) ? std::make_unique<UcxWorker>(reach, receiver, num_ranks_) : nullptr;
+    };
+    if (has_near_peers && !chosen) near_ = worker(Reach::kHost);
+    if (has_far_peers || chosen) far_ = worker(chosen ? Reach::kChosen : Reach::kNetwork);
 
-    const std::vector<std::byte> blob = pack(near_ ? near_->address() : std::vector<std::byte>(), far_->address());
-    std::vector<Link> links = meet(listener, addresses, rank, blob, config.timeout_ns);
+    const auto address_of = [](const std::unique_ptr<UcxWorker>& each) {
+        return each != nullptr ? each->address() : std::vector<std::byte>();
+    };
+    std::vector<Link> links = meet(listener, addresses, rank, pack(address_of(near_), address_of(far_)),
+                                   config.timeout_ns);
+    std::vector<std::vector<std::byte>> blobs;
+    for (Link& link : links) blobs.push_back(std::move(link.blob));
+    links_.emplace(std::move(links), receiver);
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
         if (peer == rank) continue;
-        const Addresses address = unpack(links[peer].blob, peer);
-        is_near_[peer] = near_ && !address.near.empty() && addresses[peer].host == addresses[rank].host;
-        worker_of(peer).connect(peer, is_near_[peer] ? address.near : address.far);
-        (is_near_[peer] ? has_near_peers_ : has_far_peers_) = true;
+        workers_[peer] = connect(peer, blobs[peer], addresses[peer].host == addresses[rank].host);
+        if (workers_[peer] == nullptr) links_->carry_frames(peer);
     }
-    watch_.emplace(std::move(links));
+}
+
+// Null: nothing but the link leads to that peer. The peer may see that differently, and is heard either way.
+UcxWorker* Transport::connect(uint32_t peer, std::span<const std::byte> packed_address, bool is_same_host) {
+    const Addresses address = unpack(packed_address, peer);
+    if (is_same_host && near_ != nullptr && !address.near.empty()) {
+        near_->connect(peer, address.near);
+        return near_.get();
+    }
+    if (far_ == nullptr || address.far.empty()) return nullptr;
+    try {
+        far_->connect(peer, address.far);
+    } catch (const Error&) {
+        return nullptr;  // hosts whose RDMA networks are not the same
+    }
+    return far_.get();
 }
 
 uint64_t Transport::good_payload(uint32_t peer) const {
-    return peer == rank_ || is_near_[peer] || far_->sends_by_reference() ? kMaxFramePayload : kCopiedPayloadBytes;
+    return peer == rank_ || workers_[peer] != nullptr ? kMaxFramePayload : kLinkPayloadBytes;
 }
 
 ucs_status_t Transport::send(uint32_t peer, FrameHeader& header, Send& send) {
     header.key = keys_out_[peer];
     header.source = rank_;
-    if (peer != rank_) return worker_of(peer).send(peer, send);
+    if (UcxWorker* worker = workers_[peer]) return worker->send(peer, send);
+    if (peer != rank_) return links_->send(peer, send);
     local_.push_back({&header, &send});
     return UCS_INPROGRESS;
 }
@@ -100,23 +130,32 @@ bool Transport::progress() {
         happened = true;
     }
     // A look into shared memory takes less than a caller's way here and back.
-    for (int look = 0; has_near_peers_ && look < kNearLooks && !happened; ++look) happened = near_->progress();
-    if (has_far_peers_) happened |= far_->progress();
+    for (int look = 0; near_ != nullptr && look < kNearLooks && !happened; ++look) happened = near_->progress();
+    if (far_ != nullptr) happened |= far_->progress();
+    std::vector<Departure> departures;
+    happened |= links_->progress(departures);
+    depart_all(departures);
     if (!errors_.empty()) {
         look_after_peers();  // who left, or was lost, knows better than an endpoint
-        const std::vector<Departure> errors = std::exchange(errors_, {});
-        for (const Departure& error : errors) depart(error);
+        depart_all(std::exchange(errors_, {}));
     }
     return happened;
 }
 
 void Transport::drop(uint32_t peer) {
     is_there_[peer] = false;
-    if (peer != rank_) worker_of(peer).drop(peer);
+    if (workers_[peer] != nullptr) workers_[peer]->drop(peer);
+    links_->drop(peer);
 }
 
 void Transport::look_after_peers() {
-    for (const Departure& departure : watch_->poll()) depart(departure);
+    std::vector<Departure> departures;
+    links_->look_at_all(departures);
+    depart_all(departures);
+}
+
+void Transport::depart_all(const std::vector<Departure>& departures) {
+    for (const Departure& departure : departures) depart(departure);
 }
 
 void Transport::depart(const Departure& departure) {
@@ -127,12 +166,21 @@ void Transport::depart(const Departure& departure) {
 
 void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
     // Who is still sending or receiving here looks for a goodbye when that fails.
-    if (because_of != kNoRank) watch_->say_goodbye(because_of);
+    if (because_of != kNoRank) links_->say_goodbye(because_of);
     if (near_) near_->disconnect(is_there_, timeout_ns);
     if (far_) far_->disconnect(is_there_, timeout_ns);
-    if (because_of == kNoRank) watch_->say_goodbye(because_of);
+    const bool is_flushed = flush_links(timeout_ns);
+    if (because_of == kNoRank) links_->say_goodbye(because_of);
+    if (is_flushed) links_->part(is_there_, std::min(timeout_ns, kPartNs));
     // What it still sends to itself has no receiver any more.
     for (const LocalFrame& frame : std::exchange(local_, {})) frame.send->done(*frame.send, UCS_ERR_CANCELED);
+}
+
+// True if all that was queued has been sent in time. Others may be waiting for room, too: what they send is taken.
+bool Transport::flush_links(uint64_t timeout_ns) {
+    const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
+    while (!links_->is_flushed() && cpu::steady_now_ns() < end_ns) progress();
+    return links_->is_flushed();
 }
 
 void Transport::on_frame(std::span<const std::byte> header, Payload& payload) {
@@ -145,14 +193,14 @@ void Transport::on_frame(std::span<const std::byte> header, Payload& payload) {
         return;
     }
     if (wrong != nullptr) {
-        errors_.push_back({parsed.source, false, fmt::format("it sent a malformed frame: {}", wrong)});
+        errors_.push_back({parsed.source, {false, fmt::format("it sent a malformed frame: {}", wrong)}});
         return;
     }
     sink_.on_frame(parsed, payload);
 }
 
 void Transport::on_endpoint_error(uint32_t peer, const char* reason) {
-    errors_.push_back({peer, false, fmt::format("its connection failed: {}", reason)});
+    errors_.push_back({peer, {false, fmt::format("its connection failed: {}", reason)}});
 }
 
 }  // namespace crossdock::network

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames between the ranks of a communicator, over shared memory within a host and over UCX's networks between hosts.
-// Frames to one peer may overtake each other. One thread at a time.
+// Frames between the ranks of a communicator. UCX carries them over shared memory within a host, and over RDMA between
+// hosts that have it; everything else goes over the links on which ranks proved who they are. UCX's own TCP transport is
+// never used: it writes what any stranger sends to any address. Frames to one peer may overtake each other. One thread
+// at a time.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +15,7 @@
 
 #include "network/frame.h"
 #include "network/handshake.h"
-#include "network/peer_watch.h"
+#include "network/peer_links.h"
 #include "network/ucx.h"
 
 namespace crossdock::network {
@@ -69,7 +71,9 @@ class Transport : private FrameReceiver {
     void on_frame(std::span<const std::byte> header, Payload& payload) override;
     void on_endpoint_error(uint32_t peer, const char* reason) override;
     void depart(const Departure& departure);
-    UcxWorker& worker_of(uint32_t peer) { return is_near_[peer] ? *near_ : *far_; }
+    void depart_all(const std::vector<Departure>& departures);
+    UcxWorker* connect(uint32_t peer, std::span<const std::byte> packed_address, bool is_same_host);
+    bool flush_links(uint64_t timeout_ns);
 
     uint32_t rank_;
     uint32_t num_ranks_;
@@ -77,16 +81,14 @@ class Transport : private FrameReceiver {
     FrameSink& sink_;
     std::vector<uint64_t> keys_out_;
     std::vector<uint64_t> keys_in_;
-    std::vector<bool> is_near_;
+    std::vector<UcxWorker*> workers_;  // per peer; null: frames go over its link
     std::vector<bool> is_there_;
-    bool has_near_peers_ = false;
-    bool has_far_peers_ = false;
-    std::optional<PeerWatch> watch_;
-    std::vector<Departure> errors_;  // of endpoints, until UCX's callback has returned
+    std::vector<Departure> errors_;  // until whoever hands out frames has returned
     std::deque<LocalFrame> local_;   // of this rank to itself
     uint64_t num_refused_ = 0;
     // Last: while they end they still call back.
-    std::unique_ptr<UcxWorker> near_;  // within the host; null where the user chose transports
+    std::optional<PeerLinks> links_;
+    std::unique_ptr<UcxWorker> near_;  // null: no peer can be reached so
     std::unique_ptr<UcxWorker> far_;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -39,45 +40,57 @@ std::string memory_hint() {
 // UCX warns of a transport that is named and not there.
 bool has_infiniband() { return access("/sys/class/infiniband", F_OK) == 0; }
 
-const char* transports_of(Reach reach) {
+// UCX_TLS without its TCP transport, whose listener takes what any stranger sends. Empty: nothing is left that reaches
+// another process.
+std::string chosen_transports() {
+    const char* value = std::getenv("UCX_TLS");
+    const std::string list = value == nullptr ? "" : value;
+    if (list.starts_with('^')) return list + ",tcp";
+    std::string rest;
+    bool reaches = false;
+    for (size_t begin = 0; begin <= list.size();) {
+        const size_t end = std::min(list.find(',', begin), list.size());
+        const std::string each = list.substr(begin, end - begin);
+        begin = end + 1;
+        if (each.empty() || each == "tcp") continue;
+        reaches |= each != "self";
+        rest += (rest.empty() ? "" : ",") + each;
+    }
+    return reaches ? rest : "";
+}
+
+std::string transports_of(Reach reach) {
     switch (reach) {
         case Reach::kHost:
             return "posix,sysv,cma,self";
         case Reach::kNetwork:
-            return has_infiniband() ? "tcp,ib,self" : "tcp,self";
+            return has_infiniband() ? "ib,self" : "";
         case Reach::kChosen:
-            return nullptr;
+            return chosen_transports();
     }
-    return nullptr;
-}
-
-// A default of ours, unless the user has set the variable. A wish only: versions of UCX give options different names.
-void prefer(ucp_config_t* config, const char* variable, const char* name, const char* value) {
-    if (std::getenv(variable) == nullptr) (void)ucx().ucp_config_modify(config, name, value);
+    return {};
 }
 
 }  // namespace
 
-// TCP has nothing to gain from asking first, and long messages in one piece are copied once.
-void UcxContext::copy_at_once(ucp_config_t* config) {
-    sends_by_reference_ = false;
-    prefer(config, "UCX_RNDV_THRESH", "RNDV_THRESH", "inf");
-    // UCX warns of names that it does not know, and they got a prefix later.
-    unsigned major = 0, minor = 0, release = 0;
-    ucx().ucp_get_version(&major, &minor, &release);
-    const bool has_prefix = major > 1 || minor > 13;
-    prefer(config, "UCX_TCP_RX_SEG_SIZE", has_prefix ? "TCP_RX_SEG_SIZE" : "RX_SEG_SIZE", "256k");
-    prefer(config, "UCX_TCP_TX_SEG_SIZE", has_prefix ? "TCP_TX_SEG_SIZE" : "TX_SEG_SIZE", "256k");
+bool can_reach(Reach reach) { return !transports_of(reach).empty(); }
+
+const char* status_name(ucs_status_t status) {
+    switch (status) {
+        case UCS_ERR_CANCELED:
+            return "the connection was closed";
+        case UCS_ERR_CONNECTION_RESET:
+            return "the connection was lost";
+        default:
+            return ucx().ucs_status_string(status);
+    }
 }
 
 UcxContext::UcxContext(Reach reach) {
     ucp_config_t* config = nullptr;
     check(ucx().ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
     const std::unique_ptr<ucp_config_t, void (*)(ucp_config_t*)> owner(config, ucx().ucp_config_release);
-    if (const char* transports = transports_of(reach)) {
-        check(ucx().ucp_config_modify(config, "TLS", transports), "ucp_config_modify");
-    }
-    if (reach != Reach::kHost && !has_infiniband()) copy_at_once(config);
+    check(ucx().ucp_config_modify(config, "TLS", transports_of(reach).c_str()), "ucp_config_modify");
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME;
     params.features = UCP_FEATURE_AM;
@@ -98,48 +111,23 @@ std::shared_ptr<UcxContext> shared_context(Reach reach) {
     return context;
 }
 
-Payload::Payload(Payload&& other) noexcept
-    : worker_(other.worker_),
-      descriptor_(std::exchange(other.descriptor_, nullptr)),
-      data_(other.data_),
-      bytes_(other.bytes_),
-      copy_(std::move(other.copy_)),
-      taken_(other.taken_),
-      noticed_(other.noticed_) {}
-
-Payload::~Payload() {
-    // What was never taken is UCX's own again when its callback returns.
-    if (!taken_ || descriptor_ == nullptr) return;
-    --worker_->under_way_;
-    ucx().ucp_am_data_release(worker_->worker_, descriptor_);
+void UcxWorker::hold(void* descriptor) {
+    if (offered_ == descriptor) offered_ = nullptr;
+    ++under_way_;
 }
 
-void Payload::take() {
-    taken_ = true;
-    if (noticed_ != nullptr) *std::exchange(noticed_, nullptr) = true;
+void UcxWorker::let_go(void* descriptor) {
+    --under_way_;
+    ucx().ucp_am_data_release(worker_, descriptor);
 }
 
-void Payload::keep() {
-    if (taken_) return;
-    take();
-    if (bytes_ == 0) return;
-    if (descriptor_ != nullptr) {
-        ++worker_->under_way_;
-        return;
-    }
-    copy_.assign(data_, data_ + bytes_);
-    data_ = copy_.data();
-}
-
-void Payload::fetch(std::byte* target, Done done, void* argument) {
+void UcxWorker::fetch(void* descriptor, std::byte* target, uint64_t bytes, Done done, void* argument) {
     struct Call {
         UcxWorker* worker;
         Done done;
         void* argument;
     };
-    if (taken_) --worker_->under_way_;  // it was kept
-    if (!taken_) take();
-    auto* call = new Call{worker_, done, argument};
+    auto* call = new Call{this, done, argument};
     ucp_request_param_t param = {};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE |
                          UCP_OP_ATTR_FIELD_RECV_INFO;
@@ -154,11 +142,9 @@ void Payload::fetch(std::byte* target, Done done, void* argument) {
         --finished.worker->under_way_;
         finished.done(finished.argument, status);
     };
-    ++worker_->under_way_;
-    ucs_status_ptr_t request =
-        ucx().ucp_am_recv_data_nbx(worker_->worker_, std::exchange(descriptor_, nullptr), target, bytes_, &param);
+    ucs_status_ptr_t request = ucx().ucp_am_recv_data_nbx(worker_, descriptor, target, bytes, &param);
     if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will come
-    --worker_->under_way_;
+    --under_way_;
     delete call;
     done(argument, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
 }
@@ -300,14 +286,11 @@ ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header
     auto& worker = *static_cast<UcxWorker*>(self);
     const bool elsewhere = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
     const bool can_stay = elsewhere || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
-    bool taken = false;
-    {
-        Payload payload(&worker, can_stay ? data : nullptr, elsewhere ? nullptr : static_cast<const std::byte*>(data),
-                        bytes);
-        payload.noticed_ = can_stay ? &taken : nullptr;
-        worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, payload);
-    }
-    return taken ? UCS_INPROGRESS : UCS_OK;
+    worker.offered_ = can_stay ? data : nullptr;
+    Payload payload(&worker, worker.offered_, elsewhere ? nullptr : static_cast<const std::byte*>(data), bytes);
+    worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, payload);
+    // What nobody holds is UCX's own again.
+    return can_stay && worker.offered_ == nullptr ? UCS_INPROGRESS : UCS_OK;
 }
 
 void UcxWorker::on_error(void* peer, ucp_ep_h, ucs_status_t status) {

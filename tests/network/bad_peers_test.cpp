@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -295,8 +296,10 @@ TEST(BadPeersFrames, NumbersCountOnce) {
         {"rank 1 sends frame", "far ahead"});
 }
 
-// Frames without the key are not looked at, whatever they say; ranks go on.
+// Other processes may write into a worker of UCX's. Frames without the key are not looked at, whatever they say; ranks go
+// on.
 TEST(BadPeersFrames, StrangersChangeNothing) {
+    if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) GTEST_SKIP() << "nobody else can write to a link";
     run_ranks(2, [&](TestRank& rank) {
         if (rank.rank() == 1) {
             RogueRank rogue(rank);

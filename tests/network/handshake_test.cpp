@@ -17,7 +17,6 @@
 
 #include "core/error.h"
 #include "network/handshake.h"
-#include "network/peer_watch.h"
 #include "strangers.h"
 
 namespace crossdock::network {
@@ -364,31 +363,6 @@ TEST(Handshake, AddressesAreChecked) {
     std::memcpy(rubbish, &newer, sizeof(newer));
     EXPECT_THROW(read_address(rubbish), Error);
     EXPECT_THROW(own_address("nosuchinterface"), Error);
-}
-
-TEST(PeerWatch, TellsWhoLeavesHow) {
-    int pairs[3][2];
-    std::vector<Link> links(4);
-    for (int i = 0; i < 3; ++i) {
-        ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pairs[i]), 0);
-        links[static_cast<size_t>(i)].socket = Socket(pairs[i][0]);
-    }
-    Socket others[3] = {Socket(pairs[0][1]), Socket(pairs[1][1]), Socket(pairs[2][1])};
-    PeerWatch watch(std::move(links));
-    EXPECT_TRUE(watch.poll().empty());
-    // A rank that has lost rank 2 says goodbye.
-    std::vector<Link> own(1);
-    own[0].socket = std::move(others[0]);
-    PeerWatch(std::move(own)).say_goodbye(2);
-    others[1].close();
-    send_all(others[2], bytes_of("?"));
-    std::vector<Departure> left = watch.poll();
-    ASSERT_EQ(left.size(), 3u);
-    for (const Departure& each : left) {
-        EXPECT_EQ(each.in_order, each.rank == 0) << each.rank;
-        EXPECT_EQ(each.because_of, each.rank == 0 ? 2 : kNoRank) << each.rank;
-    }
-    EXPECT_TRUE(watch.poll().empty());
 }
 
 }  // namespace

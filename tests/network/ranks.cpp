@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -92,6 +93,8 @@ void run_ranks(int num_ranks, const RankFunction& function, const std::vector<in
         const pid_t process = fork();
         ASSERT_GE(process, 0);
         if (process == 0) {
+            // Each rank plays a host of its own, so that frames cross TCP.
+            if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) setenv("CROSSDOCK_HOST", std::to_string(rank).c_str(), 1);
             TestRank self(state, rank, num_ranks);
             state.processes[rank] = getpid();
             try {

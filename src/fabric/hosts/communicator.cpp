@@ -166,12 +166,8 @@ RankCard own_card() {
     card.process = process.number;
     card.process_start = process.start;
     card.address.host = network::host_identity();
-    // One host may play several.
     const std::string name = variable("CROSSDOCK_HOST");
-    if (!name.empty()) {
-        std::strncpy(card.host_name, name.c_str(), sizeof(card.host_name) - 1);
-        card.address.host = network::keyed_hash({card.address.host, 0}, std::as_bytes(std::span(name)));
-    }
+    if (!name.empty()) std::strncpy(card.host_name, name.c_str(), sizeof(card.host_name) - 1);
     return card;
 }
 
@@ -180,7 +176,6 @@ std::string name_of(const RankCard& card) { return {card.host_name, strnlen(card
 }  // namespace
 
 std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
-    network::ucx();  // without UCX nobody needs to be waited for
     const char* interfaces = variable("CROSSDOCK_SOCKET_IFNAME");
     if (*interfaces == '\0') interfaces = variable("NCCL_SOCKET_IFNAME");
     const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), cpu::join_timeout_ns());

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/link_stream.h"
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace crossdock::network {
+namespace {
+
+// Records that one system call sends.
+constexpr size_t kMaxRecords = 16;
+// A call of receive() takes about so many bytes, so that other links have their turn.
+constexpr size_t kBytesPerTurn = size_t{1} << 20;
+// While a frame's bytes go to their target, so many of the next record are read with them: its head, and little that
+// would have to be copied.
+constexpr size_t kBytesReadAhead = 2048;
+
+}  // namespace
+
+// Sends the unsent parts of `records`. Returns the system's answer.
+ptrdiff_t LinkStream::write_some(const Outgoing* records, size_t count) {
+    iovec parts[3 * kMaxRecords];
+    size_t num_parts = 0;
+    for (size_t i = 0; i < count; ++i) {
+        size_t skipped = records[i].sent;
+        const auto add = [&](const void* data, size_t bytes) {
+            const size_t skip = std::min(skipped, bytes);
+            skipped -= skip;
+            if (bytes > skip)
+                parts[num_parts++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skip, bytes - skip};
+        };
+        add(&records[i].head, sizeof(RecordHead));
+        if (records[i].send == nullptr) continue;
+        add(records[i].send->header.data(), records[i].send->header.size());
+        add(records[i].send->bytes.data(), records[i].send->bytes.size());
+    }
+    msghdr message = {};
+    message.msg_iov = parts;
+    message.msg_iovlen = num_parts;
+    ptrdiff_t sent = 0;
+    do {
+        sent = sendmsg(socket_.fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (sent < 0 && errno == EINTR);
+    return sent;
+}
+
+ucs_status_t LinkStream::send(Send& send) {
+    if (!socket_.is_open() || is_broken_) return UCS_ERR_CANCELED;
+    Outgoing record = {{kFrame, static_cast<uint32_t>(send.bytes.size())}, &send, 0};
+    if (queue_.empty()) {
+        const ptrdiff_t sent = write_some(&record, 1);
+        if (sent < 0 && errno != EAGAIN) {
+            is_broken_ = true;
+            return UCS_ERR_CONNECTION_RESET;
+        }
+        record.sent = sent < 0 ? 0 : static_cast<size_t>(sent);
+        if (record.sent == record.bytes()) return UCS_OK;
+    }
+    queue_.push_back(record);
+    return UCS_INPROGRESS;
+}
+
+void LinkStream::flush() {
+    // What has been sent may make room for more, which then waits at the end of the queue.
+    if (is_flushing_) return;
+    is_flushing_ = true;
+    while (!queue_.empty()) {
+        Outgoing records[kMaxRecords];
+        const size_t count = std::min(queue_.size(), kMaxRecords);
+        std::copy_n(queue_.begin(), count, records);
+        const ptrdiff_t sent = write_some(records, count);
+        if (sent < 0) {
+            if (errno != EAGAIN) fail_sends(UCS_ERR_CONNECTION_RESET);
+            break;
+        }
+        size_t left = static_cast<size_t>(sent);
+        while (left > 0) {
+            Outgoing& first = queue_.front();
+            const size_t part = std::min(left, first.bytes() - first.sent);
+            first.sent += part;
+            left -= part;
+            if (first.sent < first.bytes()) break;
+            Send* send = first.send;
+            queue_.pop_front();
+            if (send != nullptr) send->done(*send, UCS_OK);
+        }
+    }
+    is_flushing_ = false;
+}
+
+void LinkStream::fail_sends(ucs_status_t status) {
+    is_broken_ = true;
+    for (const Outgoing& record : std::exchange(queue_, {})) {
+        if (record.send != nullptr) record.send->done(*record.send, status);
+    }
+}
+
+bool LinkStream::receive(FrameReceiver& receiver, std::unique_ptr<Farewell>& farewell) {
+    if (!socket_.is_open() || incoming_ == Incoming::kHeld) return false;
+    if (buffer_ == nullptr) buffer_ = std::make_unique<std::byte[]>(kBufferBytes);
+    size_t taken = 0;
+    while (socket_.is_open() && taken < kBytesPerTurn) {
+        bool is_drained = false;
+        const ptrdiff_t got = read_some(is_drained);
+        if (got < 0 && errno == EAGAIN) break;
+        if (got <= 0) {
+            farewell.reset(new Farewell{false, got == 0 ? "its process ended" : std::strerror(errno)});
+            close();
+            return true;
+        }
+        taken += static_cast<size_t>(got);
+        const bool goes_on = hand_out(receiver, farewell);
+        if (farewell != nullptr) close();
+        if (!goes_on || is_drained) break;
+    }
+    return taken > 0;
+}
+
+// Reads once: to the target of a fetch, for which the buffer is empty, and behind what is in the buffer.
+// is_drained: nothing more was in the socket.
+ptrdiff_t LinkStream::read_some(bool& is_drained) {
+    std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
+    end_ -= std::exchange(begin_, 0);
+    iovec parts[2] = {{nullptr, 0}, {buffer_.get() + end_, kBufferBytes - end_}};
+    if (incoming_ == Incoming::kFetching) {
+        parts[0] = {target_, missing_};
+        parts[1].iov_len = kBytesReadAhead;
+    }
+    const bool is_fetching = incoming_ == Incoming::kFetching;
+    ptrdiff_t got = 0;
+    do {
+        got = is_fetching ? readv(socket_.fd(), parts, 2)
+                          : recv(socket_.fd(), parts[1].iov_base, parts[1].iov_len, MSG_DONTWAIT);
+    } while (got < 0 && errno == EINTR);
+    if (got <= 0) return got;
+    is_drained = static_cast<size_t>(got) < parts[0].iov_len + parts[1].iov_len;
+    const size_t direct = std::min(static_cast<size_t>(got), parts[0].iov_len);
+    end_ += static_cast<size_t>(got) - direct;
+    if (direct > 0) {
+        target_ += direct;
+        missing_ -= direct;
+        if (missing_ == 0) end_fetch(UCS_OK);
+    }
+    return got;
+}
+
+// Takes bytes of the frame at hand out of the buffer, to the target or nowhere.
+void LinkStream::take(size_t bytes) {
+    if (incoming_ == Incoming::kFetching) {
+        std::memcpy(target_, buffer_.get() + begin_, bytes);
+        target_ += bytes;
+    }
+    begin_ += bytes;
+    missing_ -= bytes;
+    if (missing_ > 0) return;
+    if (incoming_ == Incoming::kFetching) return end_fetch(UCS_OK);
+    incoming_ = Incoming::kRecord;
+}
+
+// False: more has to come, or the frame at hand waits, or the other end has left.
+bool LinkStream::hand_out(FrameReceiver& receiver, std::unique_ptr<Farewell>& farewell) {
+    while (begin_ < end_ || incoming_ == Incoming::kRecord) {
+        if (incoming_ == Incoming::kHeld) break;
+        if (incoming_ != Incoming::kRecord) {
+            take(std::min<uint64_t>(missing_, end_ - begin_));
+            continue;
+        }
+        const size_t have = end_ - begin_;
+        const std::byte* record = buffer_.get() + begin_;
+        RecordHead head;
+        if (have < sizeof(head)) return true;
+        std::memcpy(&head, record, sizeof(head));
+        if (head.kind == kGoodbye) {
+            farewell.reset(new Farewell{true, {}, head.value});
+            return false;
+        }
+        if (head.kind != kFrame || head.value > kMaxFramePayload) {
+            farewell.reset(new Farewell{false, "it sent what no rank sends"});
+            return false;
+        }
+        constexpr size_t kHeadBytes = sizeof(RecordHead) + sizeof(FrameHeader);
+        if (have < kHeadBytes) return true;
+        const std::span<const std::byte> header(record + sizeof(head), sizeof(FrameHeader));
+        const bool is_whole = have >= kHeadBytes + head.value;
+        if (!is_whole && head.value <= kWholeBytes) return true;
+        begin_ += kHeadBytes;
+        if (is_whole) {
+            Payload payload = Payload::borrowed(buffer_.get() + begin_, head.value);
+            begin_ += head.value;
+            receiver.on_frame(header, payload);
+            continue;
+        }
+        incoming_ = Incoming::kOffered;
+        missing_ = head.value;
+        // The buffer may be read into only behind this call, so the header stays.
+        Payload payload(this, this, nullptr, head.value);
+        receiver.on_frame(header, payload);
+        if (incoming_ == Incoming::kOffered) incoming_ = Incoming::kSkipping;
+    }
+    return incoming_ != Incoming::kHeld;
+}
+
+void LinkStream::hold(void*) {
+    if (incoming_ == Incoming::kOffered) incoming_ = Incoming::kHeld;
+}
+
+void LinkStream::let_go(void*) {
+    if (incoming_ == Incoming::kHeld) incoming_ = Incoming::kSkipping;
+}
+
+void LinkStream::fetch(void*, std::byte* target, uint64_t, Done done, void* argument) {
+    if (!socket_.is_open()) return done(argument, UCS_ERR_CANCELED);
+    target_ = target;
+    fetched_ = done;
+    argument_ = argument;
+    incoming_ = Incoming::kFetching;
+    if (begin_ < end_) take(std::min<uint64_t>(missing_, end_ - begin_));
+}
+
+void LinkStream::end_fetch(ucs_status_t status) {
+    incoming_ = Incoming::kRecord;
+    std::exchange(fetched_, nullptr)(argument_, status);
+}
+
+void LinkStream::say_goodbye(uint32_t because_of) {
+    if (!socket_.is_open() || is_broken_) return;
+    const bool is_begun = !queue_.empty() && queue_.front().sent > 0;
+    queue_.insert(queue_.begin() + (is_begun ? 1 : 0), Outgoing{{kGoodbye, because_of}, nullptr, 0});
+    flush();
+}
+
+void LinkStream::end_sending() {
+    if (socket_.is_open()) shutdown(socket_.fd(), SHUT_WR);
+}
+
+bool LinkStream::drain() {
+    std::byte nowhere[4096];
+    while (socket_.is_open()) {
+        const ptrdiff_t got = recv(socket_.fd(), nowhere, sizeof(nowhere), MSG_DONTWAIT);
+        if (got > 0) continue;
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+        break;
+    }
+    return true;
+}
+
+void LinkStream::close() {
+    socket_.close();
+    if (incoming_ == Incoming::kFetching) end_fetch(UCS_ERR_CANCELED);
+    fail_sends(UCS_ERR_CANCELED);
+}
+
+}  // namespace crossdock::network

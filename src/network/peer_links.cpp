@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "network/peer_links.h"
+
+#include <sched.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/error.h"
+#include "runtime/cpu/clock.h"
+
+namespace crossdock::network {
+namespace {
+
+// So many sockets are looked at one by one; of more, the system says which have something.
+constexpr size_t kFewCarriers = 2;
+
+}  // namespace
+
+PeerLinks::PeerLinks(std::vector<Link> links, FrameReceiver& receiver)
+    : receiver_(receiver), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+    require(epoll_ >= 0, ncclSystemError, "epoll_create1 failed: {}", std::strerror(errno));
+    for (Link& link : links) {
+        const auto rank = static_cast<uint32_t>(streams_.size());
+        const LinkStream& stream = streams_.emplace_back(std::move(link.socket));
+        if (!stream.is_open()) continue;
+        epoll_event event = {};
+        event.events = EPOLLIN | EPOLLRDHUP;
+        event.data.u32 = rank;
+        const int status = epoll_ctl(epoll_, EPOLL_CTL_ADD, stream.fd(), &event);
+        require(status == 0, ncclSystemError, "epoll_ctl failed: {}", std::strerror(errno));
+    }
+}
+
+PeerLinks::~PeerLinks() {
+    if (epoll_ >= 0) close(epoll_);
+}
+
+ucs_status_t PeerLinks::send(uint32_t peer, Send& send) {
+    const bool was_flushed = streams_[peer].is_flushed();
+    const ucs_status_t status = streams_[peer].send(send);
+    if (was_flushed && !streams_[peer].is_flushed()) queued_.push_back(peer);
+    return status;
+}
+
+void PeerLinks::flush_all() {
+    // What is sent may cause more to be sent, which is for the next call.
+    for (const uint32_t peer : std::exchange(queued_, {})) {
+        streams_[peer].flush();
+        if (!streams_[peer].is_flushed() && std::ranges::find(queued_, peer) == queued_.end()) queued_.push_back(peer);
+    }
+}
+
+bool PeerLinks::receive(uint32_t peer, std::vector<Departure>& departures) {
+    std::unique_ptr<Farewell> farewell;
+    const bool happened = streams_[peer].receive(receiver_, farewell);
+    if (farewell != nullptr) departures.push_back({peer, std::move(*farewell)});
+    return happened;
+}
+
+bool PeerLinks::progress(std::vector<Departure>& departures) {
+    if (!queued_.empty()) flush_all();
+    bool happened = false;
+    if (carriers_.size() > kFewCarriers) {
+        epoll_event events[16];
+        const int count = epoll_wait(epoll_, events, 16, 0);
+        for (int i = 0; i < count; ++i) happened |= receive(events[i].data.u32, departures);
+    } else {
+        for (const uint32_t peer : carriers_) happened |= receive(peer, departures);
+    }
+    return happened;
+}
+
+void PeerLinks::look_at_all(std::vector<Departure>& departures) {
+    epoll_event events[16];
+    const int count = epoll_wait(epoll_, events, 16, 0);
+    for (int i = 0; i < count; ++i) receive(events[i].data.u32, departures);
+}
+
+void PeerLinks::drop(uint32_t peer) { streams_[peer].close(); }
+
+void PeerLinks::say_goodbye(uint32_t because_of) {
+    for (uint32_t peer = 0; peer < streams_.size(); ++peer) {
+        const bool was_flushed = streams_[peer].is_flushed();
+        streams_[peer].say_goodbye(because_of);
+        if (was_flushed && !streams_[peer].is_flushed()) queued_.push_back(peer);
+    }
+}
+
+// A connection that is closed while something unread lies in it is reset, and takes with it what the other end has not
+// read yet.
+void PeerLinks::part(const std::vector<bool>& is_there, uint64_t timeout_ns) {
+    std::vector<uint32_t> waiting;
+    for (const uint32_t peer : carriers_) {
+        if (!is_there[peer] || !streams_[peer].is_open()) continue;
+        streams_[peer].end_sending();
+        waiting.push_back(peer);
+    }
+    const uint64_t end_ns = cpu::steady_now_ns() + timeout_ns;
+    while (!waiting.empty() && cpu::steady_now_ns() < end_ns) {
+        std::erase_if(waiting, [&](uint32_t peer) { return streams_[peer].drain(); });
+        if (!waiting.empty()) sched_yield();
+    }
+}
+
+}  // namespace crossdock::network
