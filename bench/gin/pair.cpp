@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "bench/gin/measure.h"
 
@@ -46,6 +47,8 @@ Result run_pair(const std::string& transports, const RankFunction& rank) {
         processes[each] = fork();
         if (processes[each] != 0) continue;
         if (!transports.empty()) setenv("UCX_TLS", transports.c_str(), 1);
+        // Two hosts, so that frames cross TCP instead of a Unix socket.
+        if (transports == "tcp") setenv("CROSSDOCK_HOST", std::to_string(each).c_str(), 1);
         // Each on a core of its own, so that two runs are alike.
         cpu_set_t allowed;
         CPU_ZERO(&allowed);
