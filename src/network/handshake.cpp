@@ -26,6 +26,9 @@ constexpr uint32_t kVersion = 2;
 constexpr int kPollMs = 20;
 constexpr uint64_t kMinPauseNs = 1'000'000;
 constexpr uint64_t kMaxPauseNs = 128'000'000;
+// Behind strangers that fill the system's queue, a rank waits 8 s to be let in.
+constexpr uint64_t kSilenceNs = 20'000'000'000;
+constexpr const char* kSilence = "it says nothing";
 
 uint64_t inode_of(const char* path) {
     struct stat status = {};
@@ -122,8 +125,11 @@ class Meeting {
     std::string obstacles() const {
         std::string text;
         for (uint32_t peer = rank_ + 1; peer < linked_.size(); ++peer) {
-            if (!linked_[peer] && !dialling_[peer].reason.empty())
-                text += fmt::format("; rank {} ({}): {}", peer, place_of(peer), dialling_[peer].reason);
+            if (linked_[peer]) continue;
+            const Dialling& dialling = dialling_[peer];
+            if (!dialling.reason.empty() || dialling.is_open)
+                text += fmt::format("; rank {} ({}): {}", peer, place_of(peer),
+                                    dialling.reason.empty() ? kSilence : dialling.reason);
         }
         return text;
     }
@@ -157,7 +163,8 @@ class Meeting {
         for (size_t i = 0; i < connections_.size(); ++i) {
             Connection& each = connections_[i];
             if (!each.socket.is_open()) continue;  // its rank came once more
-            const bool keep = polls[i].revents == 0 || serve(each);
+            bool keep = polls[i].revents == 0 || serve(each);
+            if (keep && each.door == nullptr && now - each.since_ns > kSilenceNs) keep = lose(each, kSilence);
             const uint64_t patience = each.door == &local_ ? local_patience : remote_patience;
             if (!keep || (each.is_stranger() && now - each.since_ns > patience)) each.socket.close();
         }
@@ -189,6 +196,7 @@ class Meeting {
                 }
                 connection.is_connected = false;
             }
+            connection.since_ns = now;
             dialling_[peer].is_open = true;
             connections_.push_back(std::move(connection));
         }

@@ -164,6 +164,13 @@ TEST(Handshake, AFloodKeepsNobodyOut) {
     accepting.join();
 }
 
+// Something that takes the connection and stays silent is named as what is in the way.
+TEST(Handshake, WhoSaysNothingIsNamed) {
+    Place place(2);
+    start_to_listen(place.listeners[1].remote());
+    EXPECT_NE(place.fail_as(0, kSecond / 2).find("it says nothing"), std::string::npos);
+}
+
 // A process without descriptors says so, and takes no time for it.
 TEST(Handshake, RunningOutOfDescriptorsIsSaid) {
     Place place(2);
