@@ -66,8 +66,8 @@ TEST(Hosts, ThreeReachEachOther) {
                 layer.round_trip();
                 crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
                 RANK_OK(context, crossdockGroupTraffic(group.get(), &traffic));
-                RANK_CHECK(context, traffic.domain_ranks == 2 && traffic.signals > 0, "domains of {}, {} signals",
-                           traffic.domain_ranks, traffic.signals);
+                RANK_CHECK(context, traffic.domain_ranks == 2 && traffic.puts > 0, "domains of {}, {} puts",
+                           traffic.domain_ranks, traffic.puts);
             }
         };
     });
