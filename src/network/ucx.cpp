@@ -111,8 +111,8 @@ std::shared_ptr<UcxContext> shared_context(Reach reach) {
     return context;
 }
 
-void UcxWorker::hold(void* descriptor) {
-    if (offered_ == descriptor) offered_ = nullptr;
+void UcxWorker::hold(void*) {
+    was_held_ = true;
     ++under_way_;
 }
 
@@ -286,11 +286,11 @@ ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header
     auto& worker = *static_cast<UcxWorker*>(self);
     const bool elsewhere = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
     const bool can_stay = elsewhere || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
-    worker.offered_ = can_stay ? data : nullptr;
-    Payload payload(&worker, worker.offered_, elsewhere ? nullptr : static_cast<const std::byte*>(data), bytes);
+    worker.was_held_ = false;
+    Payload payload(&worker, can_stay ? data : nullptr, elsewhere ? nullptr : static_cast<const std::byte*>(data), bytes);
     worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, payload);
     // What nobody holds is UCX's own again.
-    return can_stay && worker.offered_ == nullptr ? UCS_INPROGRESS : UCS_OK;
+    return worker.was_held_ ? UCS_INPROGRESS : UCS_OK;
 }
 
 void UcxWorker::on_error(void* peer, ucp_ep_h, ucs_status_t status) {

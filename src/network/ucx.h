@@ -84,7 +84,7 @@ class UcxWorker : private PayloadSource {
     ucp_worker_h worker_ = nullptr;
     std::vector<Peer> peers_;
     std::vector<void*> dropping_;  // requests that end endpoints
-    void* offered_ = nullptr;      // the bytes of the message at hand, until somebody wants to hold them
+    bool was_held_ = false;        // the message at hand
     uint64_t under_way_ = 0;       // sends, fetches and kept descriptors that UCX knows of
     bool is_closed_ = false;       // all endpoints
 };

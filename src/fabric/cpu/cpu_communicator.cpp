@@ -101,12 +101,15 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         if (missing.empty()) return true;
         if (const uint64_t now_ns = executor_->now_ns(); now_ns - last_liveness_ns >= kLivenessIntervalNs) {
             last_liveness_ns = now_ns;
-            for (int peer : missing) {
-                // Its last act may have been the post that we wait for.
+            std::erase_if(missing, [&](int peer) {
                 const std::string reason = why_gone(peer);
-                require(reason.empty() || has_come(peer), ncclRemoteError, "rank {} waited in {} for rank {}: {}",
-                        rank_, label.what, peer, reason);
-            }
+                if (reason.empty()) return false;
+                // Its last act may have been the post that we wait for, which can be read once.
+                require(has_come(peer), ncclRemoteError, "rank {} waited in {} for rank {}: {}", rank_, label.what,
+                        peer, reason);
+                return true;
+            });
+            return missing.empty();
         }
         return false;
     };

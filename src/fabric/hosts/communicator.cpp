@@ -23,6 +23,8 @@ namespace {
 using network::Mesh;
 using network::RankCard;
 
+constexpr int kMostLastWords = 1000;
+
 const char* variable(const char* name) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
@@ -148,6 +150,9 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     std::string why_gone(int rank) override {
         if (rank == this->rank()) return {};
         std::string reason = ProcessCommunicator::why_gone(rank);
+        // What a process sent before it ended may not have been taken yet.
+        for (int i = 0; !reason.empty() && i < kMostLastWords && wire_->mesh().progress(); ++i) {
+        }
         if (reason.empty()) reason = wire_->mesh().why_gone(static_cast<uint32_t>(rank));
         if (!reason.empty()) reason += fmt::format(" (host {})", host_names_[static_cast<size_t>(rank)]);
         return reason;
