@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include "core/error.h"
 
@@ -35,7 +36,15 @@ PeerWatch::PeerWatch(std::vector<Link> links) : links_(std::move(links)), epoll_
 }
 
 PeerWatch::~PeerWatch() {
+    const std::lock_guard lock(closing_);
+    let_go();
+}
+
+// In a child nothing is taken out of the epoll set, which is the parent's, too.
+void PeerWatch::let_go() noexcept {
+    for (Link& link : links_) link.socket.close();
     if (epoll_ >= 0) close(epoll_);
+    epoll_ = -1;
 }
 
 std::vector<Departure> PeerWatch::poll() {
@@ -59,7 +68,10 @@ void PeerWatch::read_link(uint32_t rank, std::vector<Departure>& departures) {
     } else {
         departures.push_back({rank, false, got == 0 ? "its process ended" : std::strerror(errno)});
     }
-    socket.close();  // which also takes it out of the epoll set
+    const std::lock_guard lock(closing_);
+    // To close it is not enough where somebody else has the socket open, too.
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, socket.fd(), nullptr);
+    socket.close();
 }
 
 void PeerWatch::say_goodbye(uint32_t because_of) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/process.h"
 #include "network/handshake.h"
 
 namespace crossdock::network {
@@ -36,9 +37,13 @@ class PeerWatch {
 
   private:
     void read_link(uint32_t rank, std::vector<Departure>& departures);
+    void let_go() noexcept;
 
     std::vector<Link> links_;
     int epoll_ = -1;
+    // Held while links are closed. A forked child closes its copies at once: while it has them open, peers do not see
+    // this process end.
+    ForkSafeMutex closing_{[this] { let_go(); }};
 };
 
 }  // namespace crossdock::network

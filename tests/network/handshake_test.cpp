@@ -2,6 +2,7 @@
 // Ranks meet whatever strangers do: connect and say nothing, send rubbish, pretend to be a rank, repeat what one said.
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -11,6 +12,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
@@ -389,6 +393,50 @@ TEST(PeerWatch, TellsWhoLeavesHow) {
         EXPECT_EQ(each.because_of, each.rank == 0 ? 2 : kNoRank) << each.rank;
     }
     EXPECT_TRUE(watch.poll().empty());
+}
+
+// A process ends for its peers although a child that it forked lives on.
+TEST(PeerWatch, AChildKeepsNoLinks) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const Socket other(ends[1]);
+    std::vector<Link> links(1);
+    links[0].socket = Socket(ends[0]);
+    auto watch = std::make_unique<PeerWatch>(std::move(links));
+    const pid_t child = fork();
+    if (child == 0) {
+        close(other.fd());
+        for (;;) pause();
+    }
+    watch.reset();
+    pollfd ended{other.fd(), POLLIN, 0};
+    EXPECT_EQ(poll(&ended, 1, 20'000), 1) << "the link is still open";
+    char nothing = 0;
+    EXPECT_EQ(recv(other.fd(), &nothing, 1, MSG_DONTWAIT), 0);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+}
+
+// Whoever has left is watched no more, also where somebody else has the socket open, too.
+TEST(PeerWatch, WhoHasLeftIsNotWatched) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const Socket copy(dup(ends[0]));
+    std::vector<Link> links(1);
+    links[0].socket = Socket(ends[0]);
+    PeerWatch watch(std::move(links));
+    const auto num_watched = [] {
+        int count = 0;
+        for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
+            std::ifstream file(entry.path());
+            for (std::string line; std::getline(file, line);) count += line.starts_with("tfd:") ? 1 : 0;
+        }
+        return count;
+    };
+    EXPECT_EQ(num_watched(), 1);
+    close(ends[1]);
+    EXPECT_EQ(watch.poll().size(), 1u);
+    EXPECT_EQ(num_watched(), 0);
 }
 
 }  // namespace
