@@ -97,7 +97,8 @@ typedef struct {
 } ncclEpTensorAllocConfig_t;
 
 // Device memory hooks. They are called on the thread of an API call that creates or destroys a group or handle, never
-// from other calls and never during capture. What alloc_fn gives returns to free_fn once, with the same context.
+// from other calls and never during capture. What alloc_fn gives returns to free_fn once, with the same context. The
+// memory of a destroyed handle serves the group's next handles; it returns with the group, or earlier where it is much.
 typedef cudaError_t (*ncclEpAllocFn_t)(void** ptr, size_t size, void* context);
 typedef cudaError_t (*ncclEpFreeFn_t)(void* ptr, void* context);
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <memory>
 #include <random>
 
 #include "core/error.h"
@@ -111,7 +112,7 @@ CUdeviceptr address_of(const void* device) { return reinterpret_cast<CUdeviceptr
 // One direction: a stream, its staging memory, and a word that the stream writes when steps are done.
 class Direction {
   public:
-    Direction() {
+    Direction() : Direction(nullptr) {  // from here on what was made is freed, also where the rest fails
         int least = 0;
         int greatest = 0;
         CROSSDOCK_CALL(cuCtxGetStreamPriorityRange, &least, &greatest);
@@ -124,9 +125,8 @@ class Direction {
         CROSSDOCK_CALL(cuMemHostGetDevicePointer, &done_device_, done_, 0);
     }
     ~Direction() {
-        // The context can be gone when a process ends; then so is all of this.
-        driver().cuStreamDestroy_function(stream_);
-        driver().cuMemFreeHost_function(memory_);
+        if (stream_ != nullptr) driver().cuStreamDestroy_function(stream_);
+        if (memory_ != nullptr) driver().cuMemFreeHost_function(memory_);
     }
     Direction(const Direction&) = delete;
     Direction& operator=(const Direction&) = delete;
@@ -163,6 +163,8 @@ class Direction {
     }
 
   private:
+    explicit Direction(CUstream none) : stream_(none) {}
+
     // A copy to the host whose every word was the mark before.
     struct Watched {
         uint64_t step;
@@ -193,58 +195,96 @@ class Direction {
     std::mt19937_64 marks_{std::random_device{}()};
 };
 
+// Device memory, owned.
+class Scratch {
+  public:
+    explicit Scratch(uint64_t bytes) { CROSSDOCK_CALL(cuMemAlloc, &address_, bytes); }
+    ~Scratch() { driver().cuMemFree_function(address_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    void* data() const { return reinterpret_cast<void*>(address_); }
+
+  private:
+    CUdeviceptr address_ = 0;
+};
+
+// A capture on another stream does not concern what is made and freed while it lives.
+class RelaxedCapture {
+  public:
+    RelaxedCapture() { driver().cuThreadExchangeStreamCaptureMode_function(&mode_); }
+    ~RelaxedCapture() { driver().cuThreadExchangeStreamCaptureMode_function(&mode_); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+  private:
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 class CudaMemory : public network::DeviceMemory {
   public:
+    // In that context, which is current.
     explicit CudaMemory(CUcontext context) : context_(context) { warm_up(); }
-    ~CudaMemory() override { driver().cuMemFree_function(scratch_); }
+    // With the communicator, on whatever thread. Freeing memory of the device or of the host waits for kernels that
+    // run, as whatever else NCCL frees then does.
+    ~CudaMemory() override {
+        try {
+            const InContext here(context_);
+            const RelaxedCapture relaxed;
+            parts_.reset();
+        } catch (const Error&) {
+            // The context can be gone when a process ends; then so is all of this.
+            static_cast<void>(parts_.release());
+        }
+    }
     CudaMemory(const CudaMemory&) = delete;
     CudaMemory& operator=(const CudaMemory&) = delete;
 
-    std::span<std::byte> staging_in() override { return in_.staging(); }
-    std::span<std::byte> staging_out() override { return out_.staging(); }
+    std::span<std::byte> staging_in() override { return parts_->in.staging(); }
+    std::span<std::byte> staging_out() override { return parts_->out.staging(); }
 
     uint64_t copy_in(void* device, const std::byte* staging, uint64_t bytes) override {
         const InContext here(context_);
-        CROSSDOCK_CALL(cuMemcpyHtoDAsync, address_of(device), staging, bytes, in_.stream());
-        return in_.count_step();
+        CROSSDOCK_CALL(cuMemcpyHtoDAsync, address_of(device), staging, bytes, parts_->in.stream());
+        return parts_->in.count_step();
     }
 
     // With a barrier before it: whoever sees the word sees the bytes.
     uint64_t write_word(void* device, uint64_t value) override {
         const InContext here(context_);
-        CROSSDOCK_CALL(cuStreamWriteValue64, in_.stream(), address_of(device), value, CU_STREAM_WRITE_VALUE_DEFAULT);
-        return in_.count_step();
+        CROSSDOCK_CALL(cuStreamWriteValue64, parts_->in.stream(), address_of(device), value,
+                       CU_STREAM_WRITE_VALUE_DEFAULT);
+        return parts_->in.count_step();
     }
 
     uint64_t copy_out(std::byte* staging, const void* device, uint64_t bytes) override {
         const InContext here(context_);
-        out_.watch(staging, bytes);
-        CROSSDOCK_CALL(cuMemcpyDtoHAsync, staging, address_of(device), bytes, out_.stream());
-        return out_.count_step();
+        parts_->out.watch(staging, bytes);
+        CROSSDOCK_CALL(cuMemcpyDtoHAsync, staging, address_of(device), bytes, parts_->out.stream());
+        return parts_->out.count_step();
     }
 
-    uint64_t done_in() override { return in_.done(context_); }
-    uint64_t done_out() override { return out_.done(context_); }
+    uint64_t done_in() override { return parts_->in.done(context_); }
+    uint64_t done_out() override { return parts_->out.done(context_); }
 
     uint64_t read_word(const void* device) override {
         const InContext here(context_);
-        CROSSDOCK_CALL(cuMemcpyDtoHAsync, in_.scratch(), address_of(device), sizeof(uint64_t), in_.stream());
-        const uint64_t step = in_.count_step();
-        while (in_.done(context_) < step) sched_yield();
-        return *in_.scratch();
+        CROSSDOCK_CALL(cuMemcpyDtoHAsync, parts_->in.scratch(), address_of(device), sizeof(uint64_t),
+                       parts_->in.stream());
+        const uint64_t step = parts_->in.count_step();
+        while (parts_->in.done(context_) < step) sched_yield();
+        return *parts_->in.scratch();
     }
 
   private:
     // Each call once, in sizes that CUDA may treat differently: what it prepares at a call's first use is prepared now,
     // before kernels wait for these copies.
     void warm_up() {
-        CROSSDOCK_CALL(cuMemAlloc, &scratch_, kLargestWarmUp);
-        void* device = reinterpret_cast<void*>(scratch_);
+        void* device = parts_->scratch.data();
         uint64_t last = 0;
         for (const uint64_t bytes : {uint64_t{sizeof(uint64_t)}, uint64_t{4096}, kLargestWarmUp}) {
-            copy_in(device, in_.staging().data(), bytes);
+            copy_in(device, parts_->in.staging().data(), bytes);
             write_word(device, 0);
-            last = copy_out(out_.staging().data(), device, bytes);
+            last = copy_out(parts_->out.staging().data(), device, bytes);
         }
         read_word(device);
         while (done_out() < last) sched_yield();
@@ -252,10 +292,14 @@ class CudaMemory : public network::DeviceMemory {
 
     static constexpr uint64_t kLargestWarmUp = uint64_t{1} << 20;
 
+    struct Parts {
+        Direction in;
+        Direction out;
+        Scratch scratch{kLargestWarmUp};  // kept to the end, since freeing it waits for kernels
+    };
+
     CUcontext context_;
-    Direction in_;
-    Direction out_;
-    CUdeviceptr scratch_ = 0;  // freed at the end, since that waits for kernels
+    std::unique_ptr<Parts> parts_ = std::make_unique<Parts>();
 };
 
 }  // namespace
@@ -264,12 +308,8 @@ std::unique_ptr<network::DeviceMemory> make_device_memory() {
     if (!driver().is_complete) return nullptr;
     CUcontext context = nullptr;
     if (driver().cuCtxGetCurrent_function(&context) != CUDA_SUCCESS || context == nullptr) return nullptr;
-    // A capture on another stream does not concern what is made here.
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    driver().cuThreadExchangeStreamCaptureMode_function(&mode);
-    auto memory = std::make_unique<CudaMemory>(context);
-    driver().cuThreadExchangeStreamCaptureMode_function(&mode);
-    return memory;
+    const RelaxedCapture relaxed;
+    return std::make_unique<CudaMemory>(context);
 }
 
 }  // namespace crossdock::plugin

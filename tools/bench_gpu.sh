@@ -50,8 +50,8 @@ cuda=${CUDA_HOME:-/usr/local/cuda}
 LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$here/lib:$cuda/lib64:$cuda/lib:$cuda/extras/CUPTI/lib64:$folders
 export LD_LIBRARY_PATH
 if ! "$bench" --help >/dev/null 2>&1; then LD_LIBRARY_PATH+=:$here/lib/fallback; fi
-# Kernels of different ranks wait for each other: all of them must be able to start, and be loaded before.
-export CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_MODULE_LOADING=EAGER NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+# Kernels of different ranks wait for each other: all of them must be able to start.
+export CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 model=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | awk '{print tolower($2)}')
 
 failed=0 left_out=()

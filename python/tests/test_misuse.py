@@ -197,9 +197,10 @@ def test_hooks_for_device_memory() -> None:
         with ep.Group(comm, **settings(alloc=hooks)) as group:
             with group.create_handle(ep.Layout.EXPERT_MAJOR, routing()):
                 assert live
-            is_poor = True
-            with pytest.raises(ep.UnhandledCudaError, match="alloc"):
-                group.create_handle(ep.Layout.EXPERT_MAJOR, routing())
+                is_poor = True
+                with pytest.raises(ep.UnhandledCudaError, match="alloc"):
+                    group.create_handle(ep.Layout.EXPERT_MAJOR, routing())
+            group.create_handle(ep.Layout.EXPERT_MAJOR, routing()).close()
         assert not live
         with pytest.raises(ep.InvalidUsage, match="has only alloc_fn"):
             ep.Group(comm, **settings(alloc=ep.AllocConfig(alloc_fn=ep.address_of(allocate))))

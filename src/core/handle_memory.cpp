@@ -32,8 +32,6 @@ void HandleMemory::give_back(DeviceMemory memory, bool is_in_graphs) {
     used_bytes_ -= memory.bytes();
     if (is_in_graphs) {
         in_graphs_.push_back(std::move(memory));
-    } else if (hooks_.free_fn != nullptr) {
-        retired_.push_back(std::move(memory));
     } else {
         spare_bytes_ += memory.bytes();
         spare_.push_back(std::move(memory));
@@ -45,6 +43,8 @@ void HandleMemory::trim() {
     const size_t most = std::max(kAlwaysKept, 2 * most_used_bytes_);
     while (!spare_.empty() && used_bytes_ + spare_bytes_ > most) {
         spare_bytes_ -= spare_.front().bytes();
+        // The runtime lets queued operations end before memory goes; hooks do not know of them.
+        if (hooks_.free_fn != nullptr) retired_.push_back(std::move(spare_.front()));
         spare_.erase(spare_.begin());
     }
 }

@@ -14,7 +14,7 @@ namespace crossdock {
 // their issue, whichever streams they are issued on. To be used by one thread at a time.
 class HandleMemory {
   public:
-    // hooks: the caller's allocator. What comes from there goes back there, and is not kept for other handles.
+    // hooks: the caller's allocator. What comes from there goes back there.
     HandleMemory(Runtime& runtime, const ncclEpAllocConfig_t& hooks) : runtime_(runtime), hooks_(hooks) {}
     ~HandleMemory() { clear(); }
     HandleMemory(const HandleMemory&) = delete;
@@ -24,7 +24,7 @@ class HandleMemory {
     DeviceMemory take(size_t bytes);
     // is_in_graphs: a captured operation uses it. It is then kept for replays as long as the group lives.
     void give_back(DeviceMemory memory, bool is_in_graphs);
-    // Once no operation is queued: memory of hooks that handles gave back returns to the hooks.
+    // Once no operation is queued: memory of hooks that is kept no longer returns to them.
     void return_to_hooks() { retired_.clear(); }
     bool has_retired() const { return !retired_.empty(); }
 
@@ -45,7 +45,7 @@ class HandleMemory {
     Runtime& runtime_;
     ncclEpAllocConfig_t hooks_;
     std::vector<DeviceMemory> spare_;    // oldest first
-    std::vector<DeviceMemory> retired_;  // of hooks
+    std::vector<DeviceMemory> retired_;  // of hooks, not kept any longer
     std::vector<DeviceMemory> in_graphs_;
     std::vector<uint64_t*> spare_words_;
     size_t used_bytes_ = 0;  // by handles

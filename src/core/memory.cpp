@@ -15,7 +15,8 @@ DeviceMemory::DeviceMemory(Runtime& runtime, const ncclEpAllocConfig_t& hooks, s
         data_ = runtime.allocate(bytes);
         return;
     }
-    const cudaError_t result = hooks.alloc_fn(&data_, bytes, hooks.context);
+    cudaError_t result = cudaSuccess;
+    runtime.beside_captures([&] { result = hooks.alloc_fn(&data_, bytes, hooks.context); });
     require(result == cudaSuccess && data_ != nullptr, ncclUnhandledCudaError,
             "config->alloc.alloc_fn failed to give {} bytes: error {}", bytes, static_cast<int>(result));
     if (!zeroed) return;
@@ -43,11 +44,10 @@ void DeviceMemory::release() noexcept {
     void* data = std::exchange(data_, nullptr);
     bytes_ = 0;
     if (data == nullptr) return;
-    if (hooks_.free_fn == nullptr) {
-        runtime_->free(data);
-    } else if (hooks_.free_fn(data, hooks_.context) != cudaSuccess) {
-        debug("config->alloc.free_fn failed");
-    }
+    if (hooks_.free_fn == nullptr) return runtime_->free(data);
+    cudaError_t result = cudaSuccess;
+    runtime_->beside_captures([&] { result = hooks_.free_fn(data, hooks_.context); });
+    if (result != cudaSuccess) debug("config->alloc.free_fn failed");
 }
 
 }  // namespace crossdock

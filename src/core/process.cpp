@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -60,7 +61,7 @@ void MakerProcess::expect_this(const std::string& subject) const {
         subject, process_, getpid());
 }
 
-ForkSafeMutex::ForkSafeMutex() {
+ForkSafeMutex::ForkSafeMutex(std::function<void()> in_child) : in_child_(std::move(in_child)) {
     const std::lock_guard lock(forks().mutex);
     forks().mutexes.push_back(this);
 }
@@ -71,6 +72,9 @@ ForkSafeMutex::~ForkSafeMutex() {
 }
 
 // The C library would not let the child unlock what its parent's thread has locked.
-void ForkSafeMutex::renew() noexcept { new (&mutex_) std::shared_mutex; }
+void ForkSafeMutex::renew() noexcept {
+    new (&mutex_) std::shared_mutex;
+    if (in_child_) in_child_();
+}
 
 }  // namespace crossdock

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -26,10 +27,12 @@ class MakerProcess {
 };
 
 // A mutex that no thread holds in a forked child, where the thread that held it would be missing. It must not be held
-// while another one is taken.
+// while another one is taken, made or ended.
 class ForkSafeMutex {
   public:
-    ForkSafeMutex();
+    // in_child: what a forked child does at once with what the mutex guards, before fork() returns. It calls only
+    // functions that are async-signal-safe.
+    explicit ForkSafeMutex(std::function<void()> in_child = {});
     ~ForkSafeMutex();
     ForkSafeMutex(const ForkSafeMutex&) = delete;
     ForkSafeMutex& operator=(const ForkSafeMutex&) = delete;
@@ -43,6 +46,7 @@ class ForkSafeMutex {
 
   private:
     std::shared_mutex mutex_;
+    std::function<void()> in_child_;
 };
 
 }  // namespace crossdock

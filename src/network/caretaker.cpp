@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/process.h"
 #include "network/mesh.h"
 
 namespace crossdock::network {
@@ -85,7 +86,16 @@ struct Current {
     ~Current() {
         if (const auto rounds = object.lock()) rounds->stop();
     }
-    std::mutex mutex;
+
+    // Also in a forked child, which has none of its parent's thread.
+    std::shared_ptr<Rounds> get() {
+        const std::lock_guard lock(mutex);
+        std::shared_ptr<Rounds> rounds = object.lock();
+        if (rounds == nullptr || rounds->is_inherited()) object = rounds = std::make_shared<Rounds>();
+        return rounds;
+    }
+
+    ForkSafeMutex mutex;
     std::weak_ptr<Rounds> object;
 };
 
@@ -93,9 +103,7 @@ struct Current {
 
 Caretaker::Place Caretaker::look_after(Mesh& mesh) {
     static Current current;
-    const std::lock_guard lock(current.mutex);
-    std::shared_ptr<Rounds> rounds = current.object.lock();
-    if (rounds == nullptr || rounds->is_inherited()) current.object = rounds = std::make_shared<Rounds>();
+    const std::shared_ptr<Rounds> rounds = current.get();
     rounds->add(mesh);
     return Place(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
 }

@@ -104,18 +104,16 @@ bool LinkStream::receive(FrameReceiver& receiver, std::unique_ptr<Farewell>& far
     if (!socket_.is_open() || incoming_ == Incoming::kHeld) return false;
     if (buffer_ == nullptr) buffer_ = std::make_unique<std::byte[]>(kBufferBytes);
     size_t taken = 0;
-    while (socket_.is_open() && taken < kBytesPerTurn) {
+    while (taken < kBytesPerTurn) {
         bool is_drained = false;
         const ptrdiff_t got = read_some(is_drained);
         if (got < 0 && errno == EAGAIN) break;
         if (got <= 0) {
             farewell.reset(new Farewell{false, got == 0 ? "its process ended" : std::strerror(errno)});
-            close();
             return true;
         }
         taken += static_cast<size_t>(got);
         const bool goes_on = hand_out(receiver, farewell);
-        if (farewell != nullptr) close();
         if (!goes_on || is_drained) break;
     }
     return taken > 0;
@@ -249,8 +247,7 @@ bool LinkStream::drain() {
     return true;
 }
 
-void LinkStream::close() {
-    socket_.close();
+void LinkStream::cancel() {
     if (incoming_ == Incoming::kFetching) end_fetch(UCS_ERR_CANCELED);
     fail_sends(UCS_ERR_CANCELED);
 }

@@ -47,8 +47,8 @@ class LinkStream final : private PayloadSource {
     void flush();
     bool is_flushed() const { return queue_.empty(); }
 
-    // Hands out what came. True if something came. `farewell` is set where the other end has left; then the stream is
-    // closed. Not reentrant.
+    // Hands out what came. True if something came. `farewell` is set where the other end has left; then the caller
+    // closes the stream. Not reentrant.
     bool receive(FrameReceiver& receiver, std::unique_ptr<Farewell>& farewell);
 
     // Behind the record that is being sent, before those that wait.
@@ -58,7 +58,13 @@ class LinkStream final : private PayloadSource {
     bool drain();
 
     // Cancels what is under way.
-    void close();
+    void close() {
+        close_socket();
+        cancel();
+    }
+    // Its two halves. The first one alone is for a forked child, and calls nothing but the system.
+    void close_socket() noexcept { socket_.close(); }
+    void cancel();
 
   private:
     enum class Incoming : uint8_t {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 #include "core/error.h"
 #include "runtime/cpu/clock.h"
@@ -36,7 +37,26 @@ PeerLinks::PeerLinks(std::vector<Link> links, FrameReceiver& receiver)
 }
 
 PeerLinks::~PeerLinks() {
-    if (epoll_ >= 0) close(epoll_);
+    const std::lock_guard lock(closing_);
+    close_all();
+}
+
+// In a child nothing is taken out of the epoll set, which is the parent's, too.
+void PeerLinks::close_all() noexcept {
+    for (LinkStream& stream : streams_) stream.close_socket();
+    if (epoll_ >= 0) ::close(epoll_);
+    epoll_ = -1;
+}
+
+void PeerLinks::close(uint32_t peer) {
+    LinkStream& stream = streams_[peer];
+    if (stream.is_open()) {
+        const std::lock_guard lock(closing_);
+        // To close it is not enough where somebody else has the socket open, too.
+        epoll_ctl(epoll_, EPOLL_CTL_DEL, stream.fd(), nullptr);
+        stream.close_socket();
+    }
+    stream.cancel();
 }
 
 ucs_status_t PeerLinks::send(uint32_t peer, Send& send) {
@@ -57,8 +77,10 @@ void PeerLinks::flush_all() {
 bool PeerLinks::receive(uint32_t peer, std::vector<Departure>& departures) {
     std::unique_ptr<Farewell> farewell;
     const bool happened = streams_[peer].receive(receiver_, farewell);
-    if (farewell != nullptr) departures.push_back({peer, std::move(*farewell)});
-    return happened;
+    if (farewell == nullptr) return happened;
+    close(peer);
+    departures.push_back({peer, std::move(*farewell)});
+    return true;
 }
 
 bool PeerLinks::progress(std::vector<Departure>& departures) {
@@ -80,7 +102,7 @@ void PeerLinks::look_at_all(std::vector<Departure>& departures) {
     for (int i = 0; i < count; ++i) receive(events[i].data.u32, departures);
 }
 
-void PeerLinks::drop(uint32_t peer) { streams_[peer].close(); }
+void PeerLinks::drop(uint32_t peer) { close(peer); }
 
 void PeerLinks::say_goodbye(uint32_t because_of) {
     for (uint32_t peer = 0; peer < streams_.size(); ++peer) {

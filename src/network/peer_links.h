@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/process.h"
 #include "network/handshake.h"
 #include "network/link_stream.h"
 
@@ -48,12 +49,17 @@ class PeerLinks {
   private:
     bool receive(uint32_t peer, std::vector<Departure>& departures);
     void flush_all();
+    void close(uint32_t peer);
+    void close_all() noexcept;
 
     std::deque<LinkStream> streams_;  // one per rank; this rank's own is closed
     FrameReceiver& receiver_;
     std::vector<uint32_t> carriers_;
     std::vector<uint32_t> queued_;  // peers for which something is queued
     int epoll_ = -1;
+    // Held while links are closed. A forked child closes its copies at once: while it has them open, peers do not see
+    // this process end.
+    ForkSafeMutex closing_{[this] { close_all(); }};
 };
 
 }  // namespace crossdock::network

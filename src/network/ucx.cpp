@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/process.h"
 #include "network/ucx_library.h"
 #include "runtime/cpu/clock.h"
 
@@ -102,13 +103,20 @@ UcxContext::UcxContext(Reach reach) {
 UcxContext::~UcxContext() { ucx().ucp_cleanup(context_); }
 
 std::shared_ptr<UcxContext> shared_context(Reach reach) {
-    static std::mutex mutex;
+    static ForkSafeMutex mutex;
     static std::weak_ptr<UcxContext> contexts[3];
-    const std::lock_guard lock(mutex);
     auto& place = contexts[static_cast<size_t>(reach)];
-    std::shared_ptr<UcxContext> context = place.lock();
-    if (context == nullptr) place = context = std::make_shared<UcxContext>(reach);
-    return context;
+    const auto find = [&] {
+        const std::lock_guard lock(mutex);
+        return place.lock();
+    };
+    if (auto context = find()) return context;
+    // UCX is opened without the mutex, for which a fork of another thread would wait. Of two contexts the first counts.
+    auto made = std::make_shared<UcxContext>(reach);
+    const std::lock_guard lock(mutex);
+    if (auto context = place.lock()) return context;
+    place = made;
+    return made;
 }
 
 void UcxWorker::hold(void*) {

@@ -14,11 +14,22 @@ namespace {
 constexpr const char* kVariable = "CROSSDOCK_UCX_LIBRARY";
 constexpr const char* kName = "libucp.so.0";
 
+// UCX prints warnings of its own, also where nothing is wrong for us; what matters comes back as a status. Who sets
+// UCX_LOG_LEVEL wants to see them, and a UCX that the program itself has loaded is the program's.
+void silence(void* library) {
+    if (std::getenv("UCX_LOG_LEVEL") != nullptr) return;
+    const auto set = reinterpret_cast<ucs_status_t (*)(const char* name, const char* value)>(
+        dlsym(library, "ucs_global_opts_set_value"));
+    if (set != nullptr) (void)set("LOG_LEVEL", "fatal");
+}
+
 UcxLibrary open_library() {
     const char* named = std::getenv(kVariable);
     const bool is_named = named != nullptr && *named != '\0';
     const char* file = is_named ? named : kName;
-    void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    void* loaded = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    const bool is_the_programs = loaded != nullptr;
+    void* library = is_the_programs ? loaded : dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
         const char* reason = dlerror();
         fail(ncclInvalidUsage,
@@ -36,6 +47,7 @@ UcxLibrary open_library() {
 #define CROSSDOCK_UCX_RESOLVE(name) resolve(found.name, #name);
     CROSSDOCK_UCX_FUNCTIONS(CROSSDOCK_UCX_RESOLVE)
 #undef CROSSDOCK_UCX_RESOLVE
+    if (!is_the_programs) silence(library);
     return found;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "device/platform.h"
@@ -34,8 +35,8 @@ class StreamOrder {
     virtual ~StreamOrder() = default;
     virtual bool before_operation(cudaStream_t stream) = 0;
     virtual void after_operation(cudaStream_t stream) = 0;
-    virtual bool is_idle() = 0;      // everything issued so far has finished
-    virtual void synchronize() = 0;  // waits until it has
+    virtual bool is_idle() noexcept = 0;  // everything issued so far is known to have finished
+    virtual void synchronize() = 0;       // waits until it has
 };
 
 class Runtime {
@@ -49,6 +50,10 @@ class Runtime {
     // returned.
     virtual int enter_device() { return 0; }
     virtual void leave_device(int) noexcept {}
+
+    // Code of the caller's that may allocate and free: it belongs into no graph, and breaks none that some thread
+    // captures meanwhile.
+    virtual void beside_captures(const std::function<void()>& code) { code(); }
 
     // Local device memory, zeroed. Error with ncclSystemError/ncclUnhandledCudaError when there is none left.
     virtual void* allocate(size_t bytes) = 0;

@@ -91,6 +91,30 @@ TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
 }
 
+// That a process has ended is known long before the timeout: nobody waits for that.
+TEST(Fault, AKilledProcessIsNamedAtOnce) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+        constexpr int kDead = 1;
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            WorldSpec spec = world;
+            spec.doomed = {kDead};
+            BlameTable blames;
+            expect_clean(spec, 3, std::nullopt, [=, &blames](RankContext& context) {
+                const Problem problem = busy_problem(3, layout, 7);
+                Group group(context, context.comm(), short_config(context, problem, 100'000'000'000));
+                Layer layer(context, group.get(), problem);
+                layer.round_trip();
+                if (context.rank() == kDead) raise(SIGKILL);
+                step_until_failure(context, layer);
+                const int blamed = check_failed_group(context, layer, group.get());
+                blames.blame(context.rank(), blamed);
+                RANK_REFUSED(context, ncclRemoteError, "process", layer.dispatch());
+            });
+            EXPECT_EQ(blames.complaint(3, kDead, true), "");
+        }
+    });
+}
+
 TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
     on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
         WorldSpec spec = world;

@@ -7,7 +7,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 
 #include "fault_support.h"
@@ -51,6 +53,37 @@ void step_until_failure(RankContext& context, Layer& layer) {
             return;
         }
     }
+}
+
+// What UCX has to say reaches nobody's terminal. It would warn of a variable that it does not know.
+TEST(Hosts, UcxPrintsNothing) {
+    on_each_world({WorldKind::kHosts}, [](const WorldSpec& world) {
+        WorldSpec spec = world;
+        spec.ranks_per_host = 1;
+        char name[] = "/tmp/crossdock_printed_XXXXXX";
+        const int file = mkstemp(name);
+        unlink(name);
+        std::fflush(nullptr);
+        const int terminal[] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
+        for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) dup2(file, stream);
+        setenv("UCX_OF_NO_MEANING", "1", 1);
+        const RunReport report = run_ranks(spec, 2, [](RankContext& context) {
+            RANK_OK(context, crossdockCommBarrier(context.comm()));
+            std::fflush(nullptr);
+        });
+        unsetenv("UCX_OF_NO_MEANING");
+        std::fflush(nullptr);
+        for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+            dup2(terminal[stream - STDOUT_FILENO], stream);
+            close(terminal[stream - STDOUT_FILENO]);
+        }
+        std::string printed(4096, '\0');
+        const ssize_t bytes = pread(file, printed.data(), printed.size(), 0);
+        close(file);
+        printed.resize(static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+        EXPECT_EQ(printed, "");
+        EXPECT_EQ(report.failures, std::vector<std::string>());
+    });
 }
 
 TEST(Hosts, ThreeReachEachOther) {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
+
 #include "fault_support.h"
 
 namespace crossdock::testing {
@@ -39,6 +41,30 @@ TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
                 RANK_CHECK(context, async_error(context, group.get()) == 0, "a masked rank was waited for");
             });
         }
+    });
+}
+
+// A process that has ended is left out at once, whatever the timeout.
+TEST(Mask, AKilledProcessIsMaskedAtOnce) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+        constexpr int kDead = 1;
+        WorldSpec spec = world;
+        spec.doomed = {kDead};
+        expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
+            const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
+            Group group(context, context.comm(), mask_config(context, problem, 100'000'000'000));
+            Layer layer(context, group.get(), problem);
+            degraded_step(context, group.get(), layer);
+            if (context.rank() == kDead) raise(SIGKILL);
+            const auto begin = std::chrono::steady_clock::now();
+            for (int step = 0; step < 2; ++step) degraded_step(context, group.get(), layer);
+            const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+            // With room for a loaded machine.
+            RANK_CHECK(context, elapsed.count() < 20, "leaving out a dead process took {} s", elapsed.count());
+            RANK_CHECK(context, query_mask(context, group.get()) == all_but(4, kDead), "not exactly rank {} is masked",
+                       kDead);
+            check_diagnosis(context, group.get(), kDead);
+        });
     });
 }
 

@@ -117,6 +117,7 @@ class Ranks {
         int num_devices = 0;
         gin::check(cudaGetDeviceCount(&num_devices), "cudaGetDeviceCount");
         gin::check(cudaSetDevice(rank % num_devices), "cudaSetDevice");
+        gin::check(load_kernels(), "loading the kernels");
         cudaStream_t stream = nullptr;
         gin::check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
         ncclComm_t comm = nullptr;
@@ -262,7 +263,6 @@ int main_of(int argc, char** argv) {
         return 2;
     }
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
-    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     return Ranks(options).run();
 }

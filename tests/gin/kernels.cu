@@ -230,6 +230,15 @@ __global__ void stream_puts(Job job) {
 
 }  // namespace
 
+cudaError_t load_kernels() {
+    for (void (*kernel)(Job) : {orders, ping_pong, stream_puts}) {
+        cudaFuncAttributes attributes{};
+        const cudaError_t result = cudaFuncGetAttributes(&attributes, kernel);
+        if (result != cudaSuccess) return result;
+    }
+    return cudaSuccess;
+}
+
 void launch_orders(const Job& job, cudaStream_t stream) { orders<<<1, kThreads, 0, stream>>>(job); }
 void launch_ping_pong(const Job& job, cudaStream_t stream) {
     if (job.comm.rank < 2) ping_pong<<<1, 1, 0, stream>>>(job);

@@ -59,6 +59,10 @@ struct Job {
 inline constexpr int kSignalKinds = 4;  // weak, strong, value, acknowledged: one each for every source
 inline constexpr int kNumCounters = 1;
 
+// On the current device. To be called before any of them runs: loading one may wait for those that run, which wait for
+// ranks that have not launched theirs.
+cudaError_t load_kernels();
+
 void launch_orders(const Job& job, cudaStream_t stream);
 // Between ranks 0 and 1; others do nothing. Nanoseconds of all rounds in times[0], at rank 0.
 void launch_ping_pong(const Job& job, cudaStream_t stream);

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames on links: what is sent arrives whole and in order, however the system cuts it up; who leaves is told how.
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -101,6 +107,7 @@ struct Pair {
     void turn(Taker& taker) {
         from->flush();
         to->receive(taker, farewell);
+        if (farewell != nullptr) to->close();
     }
     std::unique_ptr<LinkStream> from, to;
     std::unique_ptr<Farewell> farewell;
@@ -180,7 +187,6 @@ TEST(Links, AGoodbyeCutsNoFrame) {
     EXPECT_TRUE(pair.farewell->in_order);
     EXPECT_EQ(pair.farewell->because_of, 7u);
     EXPECT_EQ(taker.taken[0], large.content_);
-    EXPECT_FALSE(pair.to->is_open());
 }
 
 TEST(Links, WhoDiesInTheMiddleOfAFrameCancelsIt) {
@@ -191,8 +197,9 @@ TEST(Links, WhoDiesInTheMiddleOfAFrameCancelsIt) {
     for (int i = 0; i < 3; ++i) pair.turn(taker);
     pair.from.reset();
     EXPECT_EQ(large.status, UCS_ERR_CANCELED);
-    for (int i = 0; i < 100; ++i) pair.to->receive(taker, pair.farewell);
+    for (int i = 0; i < 100 && pair.farewell == nullptr; ++i) pair.to->receive(taker, pair.farewell);
     ASSERT_NE(pair.farewell, nullptr);
+    pair.to->close();
     EXPECT_FALSE(pair.farewell->in_order);
     EXPECT_EQ(pair.farewell->reason, "its process ended");
     EXPECT_EQ(taker.num_cancelled, 1);
@@ -213,7 +220,7 @@ TEST(Links, RubbishEndsTheLink) {
         }
         ASSERT_EQ(write(ends[0], rubbish.data(), rubbish.size()), static_cast<ssize_t>(rubbish.size()));
         std::unique_ptr<Farewell> farewell;
-        for (int i = 0; i < 10; ++i) stream.receive(taker, farewell);
+        for (int i = 0; i < 10 && farewell == nullptr; ++i) stream.receive(taker, farewell);
         if (seed % 4 != 3 && rubbish.size() >= 8) {
             ASSERT_NE(farewell, nullptr) << seed;
             EXPECT_EQ(farewell->reason, "it sent what no rank sends");
@@ -249,6 +256,54 @@ TEST(Links, TellWhoLeavesHow) {
     left.clear();
     watch.look_at_all(left);
     EXPECT_TRUE(left.empty());
+}
+
+// A process ends for its peers although a child that it forked lives on.
+TEST(Links, AChildKeepsNone) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const Socket other(ends[1]);
+    std::vector<Link> links(1);
+    links[0].socket = Socket(ends[0]);
+    Taker taker;
+    auto watch = std::make_unique<PeerLinks>(std::move(links), taker);
+    const pid_t child = fork();
+    if (child == 0) {
+        close(other.fd());
+        for (;;) pause();
+    }
+    watch.reset();
+    pollfd ended{other.fd(), POLLIN, 0};
+    EXPECT_EQ(poll(&ended, 1, 20'000), 1) << "the link is still open";
+    char nothing = 0;
+    EXPECT_EQ(recv(other.fd(), &nothing, 1, MSG_DONTWAIT), 0);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+}
+
+// Whoever has left is watched no more, also where somebody else has the socket open, too.
+TEST(Links, WhoHasLeftIsNotWatched) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const Socket copy(dup(ends[0]));
+    std::vector<Link> links(1);
+    links[0].socket = Socket(ends[0]);
+    Taker taker;
+    PeerLinks watch(std::move(links), taker);
+    const auto num_watched = [] {
+        int count = 0;
+        for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fdinfo")) {
+            std::ifstream file(entry.path());
+            for (std::string line; std::getline(file, line);) count += line.starts_with("tfd:") ? 1 : 0;
+        }
+        return count;
+    };
+    EXPECT_EQ(num_watched(), 1);
+    close(ends[1]);
+    std::vector<Departure> left;
+    watch.look_at_all(left);
+    EXPECT_EQ(left.size(), 1u);
+    EXPECT_EQ(num_watched(), 0);
 }
 
 }  // namespace

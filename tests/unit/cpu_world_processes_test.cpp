@@ -4,9 +4,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +24,8 @@
 #include "core/log.h"
 #include "crossdock.h"
 #include "fabric/communicator.h"
+#include "fabric/cpu/mailbox.h"
+#include "fabric/cpu/memory_file.h"
 #include "fabric/cpu/peer_process.h"
 
 namespace crossdock::cpu {
@@ -267,6 +271,59 @@ TEST(Processes, AKilledJoinerIsSucceeded) {
     const pid_t second = fork_rank(joins, id, 1);
     const pid_t third = fork_rank(joins, id, 2);
     for (const pid_t child : {first, second, third}) EXPECT_TRUE(succeeds(child));
+}
+
+// A process that is stopped while it changes seats keeps others no longer than their timeout, and is named.
+TEST(Processes, AStoppedJoinerIsNamed) {
+    const ncclUniqueId id = make_id();
+    int64_t process_and_fd[2];  // as they lie in the id
+    std::memcpy(process_and_fd, &id.internal[16], sizeof(process_and_fd));
+    const Mapping segment(static_cast<int>(process_and_fd[1]), ControlSegment::bytes(2));
+    auto& control = *reinterpret_cast<ControlSegment*>(segment.data());
+    const pid_t stopped = fork();
+    if (stopped == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pause();
+    }
+    control.seats_lock.store(to_word({stopped, 0}));
+    setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "50", 1);
+    ncclComm_t comm = nullptr;
+    alarm(20);  // a hang ends the test
+    EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 0), ncclRemoteError);
+    EXPECT_TRUE(mentions({"rank 0 waited for process ", std::to_string(stopped).c_str(), "stopped"})) << last_error();
+    kill(stopped, SIGKILL);
+    EXPECT_FALSE(succeeds(stopped));
+    EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 0), ncclRemoteError);
+    EXPECT_TRUE(mentions({"rank 0 waited 50 ms for ranks 1 to join"})) << last_error();
+    alarm(0);
+    unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
+}
+
+// A child makes ids although threads of its parent were making some, and joining, at the moment of the fork.
+TEST(Processes, AForkFindsNoLockTaken) {
+    const auto make_and_join = [] {
+        ncclUniqueId id;
+        ncclComm_t comm = nullptr;
+        return crossdockGetUniqueId(&id) == ncclSuccess && crossdockCommInitRank(&comm, 1, id, 0) == ncclSuccess &&
+               crossdockCommDestroy(comm) == ncclSuccess;
+    };
+    std::atomic<bool> is_over{false};
+    std::vector<std::thread> makers;
+    for (int i = 0; i < 4; ++i) {
+        makers.emplace_back([&] {
+            while (!is_over) make_and_join();
+        });
+    }
+    for (int i = 0; i < 200 && !HasFailure(); ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(20);  // a hang ends the child
+            _exit(make_and_join() ? 0 : 1);
+        }
+        EXPECT_TRUE(succeeds(child)) << "child " << i;
+    }
+    is_over = true;
+    for (std::thread& maker : makers) maker.join();
 }
 
 // A rank that ends as soon as it has joined is named at once, whether its peers have looked at its process or not.

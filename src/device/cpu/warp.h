@@ -70,6 +70,10 @@ class Warp {
     virtual void signal(int peer, uint64_t* word, uint64_t increase) = 0;
     virtual void flush_puts() = 0;
 
+    // After a vain poll for what the peer writes: whether its process has ended, so that nothing more can come. Then
+    // the rank that ended first, for whose loss the others may have left; else -1.
+    virtual int first_ended(int /*peer*/) { return -1; }
+
     // The rank was killed: what it writes to others is lost.
     virtual bool is_killed() const = 0;
     virtual Fault fault() const = 0;

@@ -9,7 +9,6 @@
 #include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/rendezvous.h"
 #include "fabric/cpu/window_memory.h"
-#include "runtime/cpu/local_executor.h"
 
 namespace crossdock::cpu {
 
@@ -51,10 +50,13 @@ class ProcessCommunicator::MappedPeers final : public SymmetricMemory {
 
 ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_near,
                                          const std::vector<ProcessIdentity>& near_processes,
-                                         std::unique_ptr<Exchange> exchange, std::shared_ptr<Executor> executor)
-    : CpuCommunicator(World::kProcesses, rank, num_ranks, std::move(exchange), std::move(executor)),
+                                         std::unique_ptr<Exchange> exchange,
+                                         const std::shared_ptr<LocalExecutor>& executor)
+    : CpuCommunicator(World::kProcesses, rank, num_ranks, std::move(exchange), executor),
       first_near_(first_near),
-      processes_(near_processes.begin(), near_processes.end()) {}
+      processes_(near_processes.begin(), near_processes.end()) {
+    executor->watch_peers(num_ranks, [this](int peer) { return !why_gone(peer).empty(); });
+}
 
 std::unique_ptr<SymmetricMemory> ProcessCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {
     Offer offer{getpid(), -1, bytes, 0, bytes, 0};

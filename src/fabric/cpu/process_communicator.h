@@ -11,14 +11,16 @@
 
 #include "fabric/cpu/cpu_communicator.h"
 #include "fabric/cpu/peer_process.h"
+#include "runtime/cpu/local_executor.h"
 
 namespace crossdock::cpu {
 
 class ProcessCommunicator : public CpuCommunicator {
   public:
+    // executor: this communicator's alone.
     // near_processes: of ranks [first_near, first_near + their number), which share memory with this one.
     ProcessCommunicator(int rank, int num_ranks, int first_near, const std::vector<ProcessIdentity>& near_processes,
-                        std::unique_ptr<Exchange> exchange, std::shared_ptr<Executor> executor);
+                        std::unique_ptr<Exchange> exchange, const std::shared_ptr<LocalExecutor>& executor);
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
     int domain_ranks() const final { return static_cast<int>(processes_.size()); }

@@ -8,10 +8,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
 
 #include "core/error.h"
+#include "core/process.h"
 #include "fabric/cpu/cpu_communicator.h"
 #include "fabric/cpu/memory_file.h"
 #include "fabric/cpu/peer_process.h"
@@ -33,7 +34,7 @@ static_assert(sizeof(IdContents) <= sizeof(ncclUniqueId));
 
 // The control segments that this process has made and not joined yet.
 struct OpenSegments {
-    std::mutex mutex;
+    ForkSafeMutex mutex;
     std::map<uint64_t, FileDescriptor> by_nonce;
 };
 
@@ -53,17 +54,39 @@ Mapping map_segment(const IdContents& contents, int num_ranks) {
     return Mapping(file.get(), ControlSegment::bytes(num_ranks));
 }
 
-// Held while seats change. A process that died with it is succeeded: each change below is one store.
+// Nobody holds the lock of seats for longer than this, unless it is stopped.
+constexpr uint64_t kSeatsNs = 100'000'000;
+constexpr uint64_t kHolderLookNs = 1'000'000;
+
+// Held while seats change. A process that died with it is succeeded: each change below is one store. Error with
+// ncclRemoteError that names the holder, if that lives and keeps the lock beyond deadline_ns.
 class SeatsLock {
   public:
-    explicit SeatsLock(ControlSegment& control) : lock_(control.seats_lock) {
+    SeatsLock(ControlSegment& control, int rank, uint64_t deadline_ns) : lock_(control.seats_lock) {
         const uint64_t own = to_word(own_process());
-        for (uint64_t holder = 0; !lock_.compare_exchange_strong(holder, own);) {
-            // Where the holder is dead, its word is what the next exchange expects.
-            if (holder == own || !ProcessWatch(process_from(holder)).has_ended()) {
-                holder = 0;
-                std::this_thread::yield();
+        uint64_t expected = 0;
+        uint64_t watched = 0;
+        std::optional<ProcessWatch> watch;  // of the process `watched`
+        uint64_t next_look_ns = 0;
+        IdleBackoff backoff(0);
+        for (;;) {
+            uint64_t holder = expected;
+            if (lock_.compare_exchange_strong(holder, own)) return;
+            expected = 0;
+            const uint64_t now_ns = steady_now_ns();
+            if (holder != 0 && now_ns >= next_look_ns) {
+                if (holder != watched) watch.emplace(process_from(holder));
+                watched = holder;
+                next_look_ns = now_ns + kHolderLookNs;
+                if (holder != own && watch->has_ended()) {
+                    expected = holder;
+                    continue;
+                }
             }
+            require(holder == 0 || now_ns < deadline_ns, ncclRemoteError,
+                    "rank {} waited for process {}, which is joining, too, and does not go on: is it stopped?", rank,
+                    process_from(holder).number);
+            backoff.idle(deadline_ns);
         }
     }
     ~SeatsLock() { lock_.store(0); }
@@ -74,8 +97,8 @@ class SeatsLock {
     std::atomic<uint64_t>& lock_;
 };
 
-void take_seat(ControlSegment& control, int num_ranks, int rank) {
-    const SeatsLock lock(control);
+void take_seat(ControlSegment& control, int num_ranks, int rank, uint64_t deadline_ns) {
+    const SeatsLock lock(control, rank, deadline_ns);
     const auto wanted = static_cast<uint64_t>(num_ranks);
     uint64_t agreed = 0;
     require(control.num_ranks.compare_exchange_strong(agreed, wanted) || agreed == wanted, ncclInvalidArgument,
@@ -138,17 +161,18 @@ std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int
             "the id was not made by crossdockGetUniqueId");
     auto mapping = std::make_shared<Mapping>(map_segment(contents, num_ranks));
     std::shared_ptr<ControlSegment> control(mapping, reinterpret_cast<ControlSegment*>(mapping->data()));
-    take_seat(*control, num_ranks, rank);
+    const uint64_t timeout_ns = join_timeout_ns();
+    const uint64_t deadline_ns = saturating_add(steady_now_ns(), timeout_ns);
+    take_seat(*control, num_ranks, rank, deadline_ns);
 
     const auto all_joined = [&] {
         if (control->is_complete.load(std::memory_order_acquire) == 1) return true;
         if (!missing_ranks(*control, num_ranks).empty()) return false;
-        const SeatsLock lock(*control);
+        const SeatsLock lock(*control, rank, deadline_ns);
         return settle_seats(*control, num_ranks);
     };
-    const uint64_t timeout_ns = join_timeout_ns();
-    if (!LocalExecutor(num_ranks).wait(all_joined, saturating_add(steady_now_ns(), timeout_ns))) {
-        const SeatsLock lock(*control);
+    if (!LocalExecutor(num_ranks).wait(all_joined, deadline_ns)) {
+        const SeatsLock lock(*control, rank, saturating_add(steady_now_ns(), kSeatsNs));
         if (!settle_seats(*control, num_ranks)) {
             const std::string missing = missing_ranks(*control, num_ranks);
             control->process_of(rank).store(0);  // nobody is to count on this rank

@@ -150,8 +150,9 @@ CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const 
     const uint64_t last_ns = wait.start_ns + scope.timeout_ns * most_timeouts(c, peer);
     uint64_t deadline_ns = wait.heard_ns + scope.timeout_ns;
     if (deadline_ns > last_ns || peer == c.rank) deadline_ns = last_ns;
-    if (now_ns >= deadline_ns) {
-        give_up(ctx, c, operation, step, peer, expected, seen, 0);
+    const int first_ended = ctx.first_ended(peer);
+    if (first_ended >= 0 || now_ns >= deadline_ns) {
+        give_up(ctx, c, operation, step, lost_peer(scope, peer, first_ended), expected, seen, 0);
         return false;
     }
     uint64_t next_ns = wait.told_ns + scope.timeout_ns / kSignsOfLife;

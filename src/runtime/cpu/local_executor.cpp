@@ -20,6 +20,7 @@ struct Launch {
     bool streams_rows;
     IdleBackoff backoff;
     Progress* progress;                          // may be null
+    EndedPeers* peers;                           // may be null
     uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
     bool progressed = false;                     // somebody did more than poll in the current round
     bool broken = false;                         // a warp threw, or a barrier can never be complete: the others unwind
@@ -67,11 +68,16 @@ class LocalWarp final : public Warp {
     void pause(uint64_t deadline_ns) override {
         if (fiber == nullptr) {
             if (launch->progress != nullptr && launch->progress->progress()) launch->backoff.reset();
+            if (launch->peers != nullptr) launch->peers->look();
             launch->backoff.idle(deadline_ns);
             return;
         }
         launch->earliest_deadline_ns = std::min(launch->earliest_deadline_ns, deadline_ns);
         suspend();
+    }
+
+    int first_ended(int peer) override {
+        return launch->peers == nullptr ? -1 : launch->peers->first_ended(peer, told_of_ended_);
     }
 
     void scheduling_point() override {}
@@ -126,6 +132,7 @@ class LocalWarp final : public Warp {
 
     const Barrier* barrier_ = nullptr;  // where it waits
     uint64_t awaited_generation_ = 0;
+    uint32_t told_of_ended_ = 0;
 };
 
 // What a thread's launches reuse.
@@ -196,6 +203,7 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
         } else if (launch.progressed) {
             launch.backoff.reset();
         } else {
+            if (launch.peers != nullptr) launch.peers->look();
             launch.backoff.idle(launch.earliest_deadline_ns);
         }
     }
@@ -207,9 +215,13 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
 LocalExecutor::LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress)
     : num_spins_(IdleBackoff::spins_for(num_ranks)), progress_(std::move(progress)) {}
 
+void LocalExecutor::watch_peers(int num_ranks, std::function<bool(int rank)> has_ended) {
+    peers_ = std::make_unique<EndedPeers>(num_ranks, std::move(has_ended));
+}
+
 void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) {
     thread_local LaunchMemory t_memory;
-    Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_), progress_.get()};
+    Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_), progress_.get(), peers_.get()};
     t_memory.prepare(shape, launch);
     if (t_memory.warps.size() == 1) {
         kernel(t_memory.warps.front());

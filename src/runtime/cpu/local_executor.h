@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "runtime/cpu/ended_peers.h"
 #include "runtime/cpu/executor.h"
 #include "runtime/cpu/progress.h"
 
@@ -18,6 +19,9 @@ class LocalExecutor final : public Executor {
     // progress: what is driven forward meanwhile; may be null.
     explicit LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress = nullptr);
 
+    // Before the first launch: waits for a rank of which has_ended is true end.
+    void watch_peers(int num_ranks, std::function<bool(int rank)> has_ended);
+
     void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) override;
     bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) override;
     uint64_t now_ns() override;
@@ -25,6 +29,7 @@ class LocalExecutor final : public Executor {
   private:
     int num_spins_;
     std::shared_ptr<Progress> progress_;
+    std::unique_ptr<EndedPeers> peers_;  // may be null
 };
 
 }  // namespace crossdock::cpu

@@ -16,28 +16,37 @@ inline void check_cuda(cudaError_t result, const char* call) {
     fail(ncclUnhandledCudaError, "{} failed: {} ({})", call, cudaGetErrorString(result), cudaGetErrorName(result));
 }
 
-// Makes a device current for a scope. While it lives, the thread may also allocate and free when some other thread
-// captures a graph: none of what is called under a guard belongs into another stream's capture, and CUDA would break
-// that capture otherwise.
+// While it lives, the thread may allocate, free and ask events also when some other thread captures a graph: none of
+// what is called then belongs into another stream's capture, and CUDA would break that capture otherwise.
+class RelaxedCapture {
+  public:
+    RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+  private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Makes a device current for a scope, beside all captures.
 class DeviceGuard {
   public:
     explicit DeviceGuard(int device) {
         check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
         changed_ = previous_ != device;
         if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
-        (void)cudaThreadExchangeStreamCaptureMode(&mode_);
     }
     ~DeviceGuard() {
-        (void)cudaThreadExchangeStreamCaptureMode(&mode_);
         if (changed_) (void)cudaSetDevice(previous_);
     }
     DeviceGuard(const DeviceGuard&) = delete;
     DeviceGuard& operator=(const DeviceGuard&) = delete;
 
   private:
+    RelaxedCapture relaxed_;
     int previous_ = 0;
     bool changed_ = false;
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 }  // namespace crossdock

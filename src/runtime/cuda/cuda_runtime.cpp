@@ -77,6 +77,11 @@ void CudaRuntime::leave_device(int previous) noexcept {
     if (previous != device_) (void)cudaSetDevice(previous);
 }
 
+void CudaRuntime::beside_captures(const std::function<void()>& code) {
+    const RelaxedCapture relaxed;
+    code();
+}
+
 void* CudaRuntime::allocate(size_t bytes) {
     DeviceGuard guard(device_);
     blocks_.reserve(blocks_.size() + 1);  // so that nothing is lost between here and there

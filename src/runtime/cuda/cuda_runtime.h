@@ -24,6 +24,7 @@ class CudaRuntime final : public Runtime {
     std::unique_ptr<StreamOrder> make_stream_order() override;
     int enter_device() override;
     void leave_device(int previous) noexcept override;
+    void beside_captures(const std::function<void()>& code) override;
 
     // Freeing goes by way of retired_memory.h: it seldom waits, and work already queued may go on using the memory.
     void* allocate(size_t bytes) override;

@@ -19,7 +19,7 @@ class CudaStreamOrder final : public StreamOrder {
 
     bool before_operation(cudaStream_t stream) override;
     void after_operation(cudaStream_t stream) override;
-    bool is_idle() override;
+    bool is_idle() noexcept override;
     void synchronize() override;
 
   private:

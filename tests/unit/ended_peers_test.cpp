@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// A warp is told that a peer's process has ended only when it has polled since that was known, so that it has seen the
+// peer's last words; and it is told who ended first.
+#include "runtime/cpu/ended_peers.h"
+
+#include <gtest/gtest.h>
+
+namespace crossdock::cpu {
+namespace {
+
+TEST(EndedPeers, AreToldAfterOneMorePoll) {
+    bool ended[3] = {false, false, true};
+    int num_looks = 0;
+    EndedPeers peers(3, [&](int rank) {
+        if (rank == 0) ++num_looks;
+        return ended[rank];
+    });
+    const auto look_again = [&] {
+        for (const int before = num_looks; num_looks == before;) peers.look();
+    };
+    uint32_t told = 0;
+    uint32_t told_another = 0;
+    EXPECT_EQ(peers.first_ended(2, told), -1) << "nobody has looked";
+    look_again();
+    EXPECT_EQ(peers.first_ended(0, told_another), -1);
+    EXPECT_EQ(peers.first_ended(2, told), -1) << "not polled since";
+    EXPECT_EQ(peers.first_ended(2, told), 2);
+    EXPECT_EQ(peers.first_ended(2, told_another), 2) << "polled since, for another rank";
+    EXPECT_EQ(peers.first_ended(0, told), -1) << "it is alive";
+    ended[0] = true;
+    look_again();
+    EXPECT_EQ(peers.first_ended(0, told), -1) << "not polled since";
+    EXPECT_EQ(peers.first_ended(0, told), 2) << "2 ended first";
+    EXPECT_EQ(peers.first_ended(1, told), -1);
+}
+
+}  // namespace
+}  // namespace crossdock::cpu
