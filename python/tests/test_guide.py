@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/guide.md and the program in docs/python.md run, and print what stands below their cells."""
+"""The Python programs in docs/guide.md and README.md run, and print what the documents show."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 CELL = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?", re.DOTALL)
+
+
+def output_of(code: str, names: dict[str, Any]) -> str:
+    if "import torch" in code:
+        pytest.importorskip("torch", reason="torch is not installed: cells from here on are skipped")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, names)
+    return printed.getvalue()
 
 
 def test_the_guide() -> None:
     names: dict[str, Any] = {}
-    for code, expected in CELL.findall((DOCS / "guide.md").read_text()):
-        if "import torch" in code:
-            pytest.importorskip("torch", reason="torch is not installed: the guide's end is skipped")
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(code, names)
-        assert printed.getvalue() == expected
+    for code, expected in CELL.findall((ROOT / "docs" / "guide.md").read_text()):
+        assert output_of(code, names) == expected
 
 
-def test_the_first_program() -> None:
-    code, _ = CELL.findall((DOCS / "python.md").read_text())[0]
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, {})
-    assert "1.75" in printed.getvalue()
-    assert "3.5" in printed.getvalue()
+def test_the_readme() -> None:
+    [(code, _)] = CELL.findall((ROOT / "README.md").read_text())
+    assert output_of(code, {}) == "[1.75, 3.5]\n"
