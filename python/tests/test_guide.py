@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ def output_of(code: str, names: dict[str, Any]) -> str:
     return printed.getvalue()
 
 
-def test_the_guide() -> None:
+def test_the_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    # As torchrun does for one process.
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
     names: dict[str, Any] = {}
     for code, expected in CELL.findall((ROOT / "docs" / "guide.md").read_text()):
         assert output_of(code, names) == expected
