@@ -16,7 +16,7 @@ complain() {
     echo "FAILED: $*"
     failed=1
 }
-documents=(./*.md docs/*.md)
+documents=(./*.md docs/*.md docs/history/*.md)
 
 # block NUMBER FILE: the text of the file's NUMBERth fenced block.
 block() { awk -v wanted="$1" '/^```/ { if (open) open = 0; else { open = 1; ++number; next } } open && number == wanted' "$2"; }
