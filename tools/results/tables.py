@@ -89,9 +89,9 @@ def readme():
     peer, version = other_library(machines[0][1])
     headings = [heading for (model, _), _ in machines for heading in (f"{model}: Crossdock:", f"{peer}:")]
     software = " and ".join(dict.fromkeys(software for (_, software), _ in machines))
-    return wrap(f"""Median time in µs, lower is better; {peer} {version} in the same runs of
-        {provenance(used)}, {software}, {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT: latency of one call on an idle
-        stream.""") + table(["operation", *headings], rows)
+    text = f"""Median time in µs, lower is better; {peer} {version} in the same runs of {provenance(used)}, {software},
+        {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT: latency of one call on an idle stream."""
+    return wrap(text) + table(["operation", *headings], rows)
 
 
 def comparison(runs, rows, metric, has_sms):
