@@ -9,6 +9,7 @@ import unittest
 from unittest import mock
 
 from tools.results import data, slim
+from tools.results.markdown import replaced
 from tools.results.svg import Chart, Curve, Panel
 
 SPREAD = dict(zip(data.STATISTICS, (26.5, 30.0, 25.0, 31.0, 26.75, 100)))
@@ -66,6 +67,17 @@ class Take(unittest.TestCase):
         self.take(DOCUMENT, "ll-other-2xgpu")
         runs = data.load("2xgpu")
         self.assertEqual({name: len(run.cases) for name, run in runs.items()}, {"ll-example": 1, "ll-other": 2})
+
+
+class Marks(unittest.TestCase):
+    # A document without its marks is an error, not one that is up to date.
+    def test_marks_must_be_there(self):
+        text = "a\n<!-- tables begin -->\nold\n<!-- tables end -->\nb\n"
+        self.assertEqual(replaced(text, "tables", ["new"]),
+                         "a\n<!-- tables begin -->\n\nnew\n<!-- tables end -->\nb\n")
+        for wrong in ("a\n", text + text):
+            with self.assertRaises(ValueError):
+                replaced(wrong, "tables", ["new"])
 
 
 class Pictures(unittest.TestCase):

@@ -27,4 +27,7 @@ def wrap(text, width=118):
 def replaced(text, name, lines):
     """The document with these lines between `<!-- NAME begin -->` and `<!-- NAME end -->`."""
     pattern = re.compile(rf"(<!-- {name} begin -->\n).*?(<!-- {name} end -->)", re.DOTALL)
-    return pattern.sub(lambda match: match[1] + "\n".join(["", *lines]) + "\n" + match[2], text)
+    fresh, found = pattern.subn(lambda match: match[1] + "\n".join(["", *lines]) + "\n" + match[2], text)
+    if found != 1:
+        raise ValueError(f"the marks of '{name}' stand {found} times in the document, expected: once")
+    return fresh

@@ -51,9 +51,11 @@ def gpus(runs):
     return f"{run.ranks} x {model.split(',')[0].removeprefix('NVIDIA ')}", re.sub(r" \(driver [\d.]+\)", "", software)
 
 
-def other_name(runs):
-    return next((data.library_name(library) for run in runs.values() for case in run.cases
-                 for library in case.libraries.values() if library["library"] != "crossdock"), None)
+def other_library(runs):
+    """Such as ("NCCL EP", "0.2.0")."""
+    names = (data.library_name(library) for run in runs.values() for case in run.cases
+             for library in case.libraries.values() if library["library"] != "crossdock")
+    return next(names, "another library").rsplit(" ", 1)
 
 
 def provenance(runs):
@@ -75,7 +77,6 @@ def readme():
     machines = [(gpus(runs), runs) for runs in map(data.load, data.machines()) if "gpu" in
                 next(iter(runs.values())).machine]
     used = [run for _, name, *_ in README_ROWS for _, runs in machines if (run := runs.get(name))]
-    peer = other_name(machines[0][1])
     rows = []
     for text, name, tokens, operation, metric in README_ROWS:
         cells = []
@@ -85,16 +86,17 @@ def readme():
             found = [case and case.row(operation, is_own) for is_own in (True, False)]
             cells += [us(row and row.value(metric)) for row in found]
         rows.append((text, *cells))
+    peer, version = other_library(machines[0][1])
     headings = [heading for (model, _), _ in machines for heading in (f"{model}: Crossdock:", f"{peer}:")]
     software = " and ".join(dict.fromkeys(software for (_, software), _ in machines))
-    return wrap(f"""Median time in µs, lower is better; both libraries in the same runs of {provenance(used)},
-        {software}, {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT: latency of one call on an idle
-        stream.""") + table(["operation", *headings], rows)
+    text = f"""Median time in µs, lower is better; {peer} {version} in the same runs of {provenance(used)}, {software},
+        {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT: latency of one call on an idle stream."""
+    return wrap(text) + table(["operation", *headings], rows)
 
 
 def comparison(runs, rows, metric, has_sms):
     """A row per case: for each operation both libraries and the lower bound."""
-    peer, used, lines = other_name(runs), [], []
+    (peer, _), used, lines = other_library(runs), [], []
     operations = ("dispatch", "combine")
     for text, name in rows:
         run = runs.get(name)
@@ -118,6 +120,7 @@ def comparison(runs, rows, metric, has_sms):
 def gpu_tables(machine):
     runs, lines = data.load(machine), []
     model, software = gpus(runs)
+    software += ", " + " ".join(other_library(runs))
     for mode, title, rows, metric, time in (
             ("ll", "low latency", LL_ROWS, "device_us", "steady-state time"),
             ("ht", "high throughput", HT_ROWS, "time_us", "latency")):
