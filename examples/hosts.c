@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One process a rank, on one host or on many: started by torchrun, mpirun or srun, or by hand (docs/hosts.md). Each
- * rank has an expert, which multiplies by its number plus one, and a token that goes to its own expert and to the next
- * one's.
+ * One process a rank, on one host or on many: started by torchrun, mpirun or srun, or by hand (docs/deployment.md).
+ * Each rank has an expert, which multiplies by its number plus one, and a token that goes to its own expert and to the
+ * next one's.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -66,7 +66,7 @@ ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId
  * environment's CROSSDOCK_SECRET, if it is set, is turned away. Ranks with different values of CROSSDOCK_HOST do as if
  * they ran on different hosts, so one machine can rehearse several. InvalidArgument: address NULL or no "host:port",
  * rank not in 0..num_ranks-1, a rank taken twice, num_ranks or secrets that differ. InvalidUsage: no UCX on this
- * machine, or none when this library was built. docs/hosts.md tells more. */
+ * machine, or none when this library was built. docs/deployment.md has more. */
 ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, const char* address);
 
 /* The same, with all of it from the environment of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1), mpirun

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plugin's environment variables; docs/plugin.md lists them.
+// The plugin's environment variables; docs/deployment.md lists them.
 #pragma once
 
 #include <cstdint>

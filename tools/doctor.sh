@@ -45,7 +45,7 @@ echo
 echo "Several hosts, and the network plugin"
 ucx_library=${CROSSDOCK_UCX_LIBRARY:-$(ldconfig -p 2>/dev/null | sed -nE 's|.*=> (.*/libucp\.so\.0)$|\1|p' | head -n 1)}
 if [ -f "$ucx_library" ]; then
-    line libucp "$ucx_library" "ok: CPU ranks of several hosts reach each other (docs/hosts.md)"
+    line libucp "$ucx_library" "ok: CPU ranks of several hosts reach each other (docs/deployment.md)"
 else
     line libucp "not found" "ranks of several hosts are refused with a sentence: install libucx0"
 fi

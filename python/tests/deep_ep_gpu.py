@@ -3,7 +3,7 @@
 
     NCCL_MULTI_RANK_GPU_ENABLE=1 CUDA_DEVICE_MAX_CONNECTIONS=32 python deep_ep_gpu.py --ranks 4 [--json FILE]
 
-NCCL 2.30.4 or newer must be loaded first (docs/python.md).
+NCCL 2.30.4 or newer must be loaded first (docs/guide.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """On GPUs: four ranks as processes, on one GPU if there is but one; needs torch, and a package built for GPUs.
 
-NCCL 2.30.4 or newer must be the one that the process loads first, see docs/python.md. Without a GPU all is skipped.
+NCCL 2.30.4 or newer must be the one that the process loads first, see docs/guide.md. Without a GPU all is skipped.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables that users know (contract: docs/environment.md), read once a group at its creation. A value
+// The environment variables that users know (contract: docs/deployment.md), read once a group at its creation. A value
 // that makes no sense is warned of and ignored; an unknown NCCL_EP_ name is never an error.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // When each warp of a kernel came to each of its steps: only in builds with CROSSDOCK_TIMELINE, where every kernel
-// leaves the times of its latest run in device memory (HACKING.md says how to draw them).
+// leaves the times of its latest run in device memory (CONTRIBUTING.md says how to draw them).
 #pragma once
 
 #include "device/platform.h"

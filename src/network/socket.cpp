@@ -219,7 +219,7 @@ Socket listen_at(const std::string& address) {
     const bool takes_loopback = names_loopback(address);
     // Everybody tries all that localhost stands for; whoever writes 127.0.0.1 finds it, too.
     if (takes_loopback)
-        std::ranges::stable_partition(named, [](const Endpoint& each) { return each.family == AF_INET; });
+        std::stable_partition(named.begin(), named.end(), [](const Endpoint& each) { return each.family == AF_INET; });
     const auto own = std::find_if(named.begin(), named.end(), [&](const Endpoint& each) {
         return (takes_loopback || !is_loopback(each)) && is_own(each);
     });

@@ -30,7 +30,7 @@ void expect_mentions(const std::string& sentence, std::initializer_list<const ch
 
 TEST_F(GinAdvice, WithoutPluginSaysWhatToSet) {
     EXPECT_EQ(gin_advice(kNccl, kGpuFits),
-              "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so (docs/plugin.md)");
+              "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so (docs/deployment.md)");
 }
 
 TEST_F(GinAdvice, NamesAnOldNccl) {

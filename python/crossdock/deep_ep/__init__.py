@@ -4,7 +4,7 @@
     crossdock.install_as_deep_ep()          # import deep_ep is this module from now on; or
     python -m crossdock run --as-deep-ep SCRIPT ...
 
-docs/deepep.md says what is the same, and which callers were tried.
+docs/engines.md says what is the same, and which callers were tried.
 """
 
 from __future__ import annotations

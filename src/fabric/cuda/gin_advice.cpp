@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kMinPluginVersion = 23007;  // of NCCL: the first that looks for the plugin's functions
 constexpr const char* kVariable = "NCCL_RMA_PLUGIN";
-constexpr const char* kWhatToSet = "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so (docs/plugin.md)";
+constexpr const char* kWhatToSet = "set NCCL_RMA_PLUGIN to the path of libnccl-rma-crossdock.so (docs/deployment.md)";
 
 std::optional<std::string> value_of(const char* variable) {
     const char* value = std::getenv(variable);

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tools/results takes from ep_bench's documents, and what it draws."""
+import contextlib
+import io
+import json
+import pathlib
+import tempfile
+import unittest
+from unittest import mock
+
+from tools.results import data, slim
+from tools.results.markdown import replaced
+from tools.results.svg import Chart, Curve, Panel
+
+SPREAD = dict(zip(data.STATISTICS, (26.5, 30.0, 25.0, 31.0, 26.75, 100)))
+TIMING = {"time_us": SPREAD, "graph_operations": 20, "overlap": {"send_us": SPREAD, "loss": 0.034}}
+DOCUMENT = {
+    "command": "build/cuda/bench/ep_bench --ranks 2 --json /home/user/ll-example-2xgpu.json",
+    "machine": {"system": "Linux 6.1 #1", "host": "secret", "cpu": "a CPU", "cpus": 4, "gpu": "GPU; CUDA 13.0"},
+    "case": {"mode": "ll", "ranks": 2},
+    "results": [{"tokens": tokens, "hidden": 64, "experts": 8, "topk": 2, "max_num_sms": 0,
+                 "bytes_a_rank": {"dispatch": {"wire": 1024.0}}, "floor": {"dispatch": {"time_us": SPREAD}},
+                 "libraries": [{"name": "crossdock", "version": 300, "symmetric_bytes": 5, "dispatch": TIMING}]}
+                for tokens in (1, 8)]}
+
+
+class Take(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        for name in ("in", "out"):
+            (self.folder / name).mkdir()
+        for name, value in (("FOLDER", self.folder / "out"), ("ROOT", self.folder)):
+            patch = mock.patch.object(data, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def take(self, document, name="ll-example-2xgpu"):
+        (self.folder / "in" / f"{name}.json").write_text(json.dumps(document))
+        with contextlib.redirect_stdout(io.StringIO()), mock.patch.object(data, "head", return_value="abc123"):
+            data.take(self.folder / "in")
+
+    # A run is read back with the settings, figures and lower bounds of each case.
+    def test_figures_are_kept(self):
+        self.take(DOCUMENT)
+        (run,) = data.load("2xgpu").values()
+        self.assertEqual((run.name, run.commit, run.ranks), ("ll-example", "abc123", 2))
+        self.assertEqual([case.settings["tokens"] for case in run.cases], [1, 8])
+        row = run.cases[1].row("dispatch")
+        self.assertEqual([row.value("time_us", name) for name in data.STATISTICS], list(SPREAD.values()))
+        self.assertEqual((row.bound, row.period, row.library["version"]), (26.5, None, 300))
+        self.assertEqual(row.timing["overlap"], {"send_us": list(SPREAD.values()), "loss": 0.034})
+        self.assertIsNone(run.cases[0].row("combine"))
+
+    # Names of hosts and folders stay where they are.
+    def test_no_names_are_taken(self):
+        self.take(DOCUMENT)
+        text = (self.folder / "out" / "2xgpu.jsonl").read_text()
+        for name in ("secret", "/home", "build/", "6.1"):
+            self.assertNotIn(name, text)
+
+    # A run of the same name replaces the earlier one, and leaves others alone.
+    def test_newer_run_replaces(self):
+        self.take(DOCUMENT)
+        self.take({**DOCUMENT, "results": DOCUMENT["results"][:1]})
+        self.take(DOCUMENT, "ll-other-2xgpu")
+        runs = data.load("2xgpu")
+        self.assertEqual({name: len(run.cases) for name, run in runs.items()}, {"ll-example": 1, "ll-other": 2})
+
+
+class Marks(unittest.TestCase):
+    # A document without its marks is an error, not one that is up to date.
+    def test_marks_must_be_there(self):
+        text = "a\n<!-- tables begin -->\nold\n<!-- tables end -->\nb\n"
+        self.assertEqual(replaced(text, "tables", ["new"]),
+                         "a\n<!-- tables begin -->\n\nnew\n<!-- tables end -->\nb\n")
+        for wrong in ("a\n", text + text):
+            with self.assertRaises(ValueError):
+                replaced(wrong, "tables", ["new"])
+
+
+class Pictures(unittest.TestCase):
+    # A chart is well-formed XML with a polyline per curve, whatever its labels hold.
+    def test_chart(self):
+        curves = [Curve("a & b", [(1, 2.0), (8, 16.0)], 0), Curve("c", [(1, 1.0), (8, 2.0)], 1, "dashed")]
+        root = slim.tree.fromstring(Chart("x < y", [[Panel("panel", "x", "y", curves)]]).text())
+        self.assertEqual(len(root.findall(f".//{slim.SVG}polyline")), 2)
+
+    # Points on a straight line go, corners stay.
+    def test_slim_keeps_the_shape(self):
+        self.assertEqual(slim.simplified([(0, 0), (1, 0.1), (2, 0), (3, 5), (4, 10)]), [(0, 0), (2, 0), (4, 10)])
+
+    # A text drawn as shapes becomes text.
+    def test_slim_writes_text(self):
+        picture = ('<svg xmlns="http://www.w3.org/2000/svg" width="10pt" height="10pt"><g id="text_1"><!-- us -->'
+                   '<g transform="translate(1.25 2) scale(0.1 -0.1)"><use/></g></g></svg>')
+        self.assertIn('<text font-size="10" transform="translate(1.2 2)">us</text>', slim.slim(picture))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The committed measurements, bench/results/*.jsonl.
+
+A file holds the runs of one machine or benchmark; a line is a JSON object. The first line of a run tells its date, the
+commit whose tree first held it, command, machine and common settings. Each further line is one measurement, with the
+run's name. In ep_bench's files a measurement is an operation of a library ("floor": the lower bound) in one case; a
+distribution is [median, p99, min, max, mean, count].
+"""
+import datetime
+import json
+import pathlib
+import re
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "bench" / "results"
+STATISTICS = ("median", "p99", "min", "max", "mean", "count")
+SETTINGS = ("tokens", "hidden", "experts", "topk", "max_num_sms", "max_recv_tokens")
+OPERATIONS = ("update", "dispatch", "combine", "pair")
+
+
+class Row:
+    """One operation of one library in one case, beside its lower bound. Times are medians in us, or None."""
+
+    def __init__(self, library, operation, timing, bound_timing):
+        self.library, self.operation, self.timing, self.bound_timing = library, operation, timing, bound_timing
+
+    def value(self, metric, statistic="median"):
+        spread = self.timing.get(metric)
+        return spread[STATISTICS.index(statistic)] if spread else None
+
+    @property
+    def period(self):
+        """The steady-state time: of one operation among many in a CUDA graph."""
+        return self.value("device_us")
+
+    @property
+    def compared(self):
+        """What is compared with the lower bound: the device's time where there is one."""
+        return self.period if self.period is not None else self.value("time_us")
+
+    @property
+    def bound(self):
+        return (self.bound_timing.get("device_us") or self.bound_timing["time_us"])[0]
+
+
+class Case:
+    """What one run measured with one set of settings: the libraries, and by library and operation their timings."""
+
+    def __init__(self, settings):
+        self.settings = settings
+        self.libraries, self.timings = {}, {}
+
+    def row(self, operation, is_own=True):
+        """Crossdock's row, or the other library's; None where there is none."""
+        for name, library in self.libraries.items():
+            if (name == "crossdock") == is_own and (name, operation) in self.timings:
+                return Row(library, operation, self.timings[name, operation], self.timings["floor", operation])
+        return None
+
+
+class Run:
+    """One execution of ep_bench."""
+
+    def __init__(self, head):
+        self.name, self.date, self.commit, self.machine = (head[key] for key in ("run", "date", "commit", "machine"))
+        self.common = head["case"]
+        self.ranks = self.common["ranks"]
+        self.cases = []
+
+    def add(self, line):
+        settings = {key: line[key] for key in SETTINGS if key in line}
+        if not self.cases or self.cases[-1].settings != settings:
+            self.cases.append(Case(settings))
+        case, name, operation = self.cases[-1], line["library"], line["operation"]
+        if operation == "start":
+            case.libraries[name] = line
+        else:
+            case.timings[name, operation] = line
+
+
+def library_name(library):
+    if library["library"] == "crossdock":
+        return "Crossdock"
+    version = library["version"]
+    digits = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    return f"NCCL EP {digits}" if library["library"].startswith("libnccl_ep") else f"{library['library']} {digits}"
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def machines():
+    """The machines that ep_bench measured, GPUs first, the most of them first."""
+    names = [path.stem for path in FOLDER.glob("*.jsonl") if re.fullmatch(r"\d+x\w+|cpu", path.stem)]
+    return sorted(names, key=lambda name: -int(name.split("x")[0]) if name != "cpu" else 1)
+
+
+def load(machine):
+    """A machine's runs by name."""
+    runs = {}
+    for line in lines_of(FOLDER / f"{machine}.jsonl"):
+        if "command" in line:
+            runs[line["run"]] = Run(line)
+        else:
+            runs[line["run"]].add(line)
+    return runs
+
+
+def packed(spread):
+    """A distribution as a list; what is none stays as it is."""
+    is_one = isinstance(spread, dict) and set(spread) == set(STATISTICS)
+    return [spread[key] for key in STATISTICS] if is_one else spread
+
+
+def packed_timing(timing):
+    return {key: {inner: packed(value) for inner, value in each.items()} if key == "overlap" else packed(each)
+            for key, each in timing.items()}
+
+
+def run_lines(name, document, date, commit):
+    """The lines of one JSON document of ep_bench."""
+    yield {"run": name, "date": date, "commit": commit,
+           **{key: document[key] for key in ("command", "machine", "case")}}
+    for case in document["results"]:
+        head = {"run": name, **{key: case[key] for key in SETTINGS if key in case}}
+        for operation, timing in case["floor"].items():
+            yield {**head, "library": "floor", "operation": operation, "bytes": case["bytes_a_rank"][operation],
+                   **packed_timing(timing)}
+        for library in case["libraries"]:
+            start = {key: value for key, value in library.items() if key not in (*OPERATIONS, "name")}
+            yield {**head, "library": library["name"], "operation": "start", **start}
+            for operation in OPERATIONS:
+                if operation in library:
+                    yield {**head, "library": library["name"], "operation": operation,
+                           **packed_timing(library[operation])}
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def head():
+    """The commit that is checked out."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def take(folder):
+    """Takes over ep_bench's documents, NAME-MACHINE.json or cpu-NAME.json, without the names of host and folders."""
+    now, commit = datetime.date.today().isoformat(), head()
+    for path in sorted(pathlib.Path(folder).glob("*.json")):
+        document = json.loads(path.read_text(), parse_float=lambda text: round(float(text), 3))
+        document["machine"].pop("host", None)
+        document["machine"]["system"] = document["machine"]["system"].split()[0]
+        document["command"] = re.sub(r"[^ ]*/([^ /]+)", r"\1", document["command"])
+        name, machine = (path.stem[4:], "cpu") if path.stem.startswith("cpu-") else path.stem.rsplit("-", 1)
+        file = FOLDER / f"{machine}.jsonl"
+        kept = [line for line in lines_of(file) if line["run"] != name] if file.exists() else []
+        write(file, [*kept, *run_lines(name, document, now, commit)])
+        print(f"took {path.name} into {file.relative_to(ROOT)}")

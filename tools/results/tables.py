@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of README.md and docs/performance.md, and the pictures in docs, from bench/results.
+
+    tables                rewrites what stands between the documents' marks, and the pictures
+    tables --check        fails, and names the file, if that would change one
+    tables --take FOLDER  first takes over FOLDER's JSON files, as ep_bench --json writes them
+"""
+import re
+import sys
+
+from tools.results import charts, data
+from tools.results.markdown import replaced, table, us, wrap
+
+# README's six rows: text, run, tokens, operation, metric.
+README_ROWS = [
+    ("LL dispatch + combine, rank-major, windows, 128 tokens", "ll-rank-major-windows", 128, "pair", "device_us"),
+    ("LL dispatch + combine, expert-major, 128 tokens", "ll-expert-major", 128, "pair", "device_us"),
+    ("LL dispatch + combine, rank-major, windows, 1 token", "ll-rank-major-windows-few-tokens", 1, "pair",
+     "device_us"),
+    ("HT dispatch, flat, windows, 4096 tokens, 24 SMs", "ht-flat-windows-24-sms", 4096, "dispatch", "time_us"),
+    ("HT combine, flat, windows, 4096 tokens, 24 SMs", "ht-flat-windows-24-sms", 4096, "combine", "time_us"),
+    ("HT combine, expert-major, staged, 4096 tokens", "ht-expert-major", 4096, "combine", "time_us"),
+]
+
+# The rows of docs/performance.md: text, run.
+LL_ROWS = [("rank-major, windows", "ll-rank-major-windows"),
+           ("rank-major, windows", "ll-rank-major-windows-few-tokens"),
+           ("rank-major, windows, FP8", "ll-rank-major-fp8"), ("expert-major", "ll-expert-major"),
+           ("expert-major", "ll-expert-major-few-tokens"), ("expert-major, sender's sums", "ll-expert-major-sums"),
+           ("expert-major, FP8", "ll-fp8"), ("rank-major, windows, zipf:1.2", "ll-zipf")]
+HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-flat-windows-16-sms"),
+           ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows", "ht-flat-windows-8192"),
+           ("flat, windows, FP8 rows", "ht-flat-fp8-windows"), ("flat, windows, backward", "ht-flat-backward"),
+           ("flat, windows, zipf:1.2", "ht-zipf"), ("flat, staged", "ht-flat"),
+           ("expert-major, windows", "ht-expert-major-windows-24-sms"), ("expert-major, staged", "ht-expert-major")]
+CPU_ROWS = {"ll": [("8 threads, expert-major", "threads"), ("8 processes, expert-major", "processes"),
+                   ("8 threads, rank-major", "threads-rank-major"), ("8 processes, rank-major", "processes-rank-major"),
+                   ("2 threads, expert-major", "threads-two-ranks"),
+                   ("2 processes, expert-major", "processes-two-ranks")],
+            "ht": [("4 threads, flat, windows", "ht-threads-windows"),
+                   ("4 processes, flat, windows", "ht-processes-windows"), ("4 threads, flat, staged", "ht-threads"),
+                   ("4 processes, flat, staged", "ht-processes"),
+                   ("4 threads, expert-major, staged", "ht-threads-expert-major"),
+                   ("4 processes, expert-major, staged", "ht-processes-expert-major")]}
+
+
+def gpus(runs):
+    """Such as "4 x H200"; and the software."""
+    run = next(iter(runs.values()))
+    model, software = run.machine["gpu"].split("; ")
+    return f"{run.ranks} x {model.split(',')[0].removeprefix('NVIDIA ')}", re.sub(r" \(driver [\d.]+\)", "", software)
+
+
+def other_library(runs):
+    """Such as ("NCCL EP", "0.2.0")."""
+    names = (data.library_name(library) for run in runs.values() for case in run.cases
+             for library in case.libraries.values() if library["library"] != "crossdock")
+    return next(names, "another library").rsplit(" ", 1)
+
+
+def provenance(runs):
+    """Such as "2026-11-22 (ce5e053, 4ad2cbf)"."""
+    by_date = {}
+    for run in runs:
+        commits = by_date.setdefault(run.date, [])
+        if run.commit not in commits:
+            commits.append(run.commit)
+    return ", ".join(f"{date} ({', '.join(commits)})" for date, commits in sorted(by_date.items()))
+
+
+def shape(run):
+    hidden, topk, experts = (run.cases[0].settings[key] for key in ("hidden", "topk", "experts"))
+    return f"hidden {hidden}, top-{topk} of {experts} experts"
+
+
+def readme():
+    machines = [(gpus(runs), runs) for runs in map(data.load, data.machines()) if "gpu" in
+                next(iter(runs.values())).machine]
+    used = [run for _, name, *_ in README_ROWS for _, runs in machines if (run := runs.get(name))]
+    rows = []
+    for text, name, tokens, operation, metric in README_ROWS:
+        cells = []
+        for _, runs in machines:
+            cases = runs[name].cases if name in runs else ()
+            case = next((case for case in cases if case.settings["tokens"] == tokens), None)
+            found = [case and case.row(operation, is_own) for is_own in (True, False)]
+            cells += [us(row and row.value(metric)) for row in found]
+        rows.append((text, *cells))
+    peer, version = other_library(machines[0][1])
+    headings = [heading for (model, _), _ in machines for heading in (f"{model}: Crossdock:", f"{peer}:")]
+    software = " and ".join(dict.fromkeys(software for (_, software), _ in machines))
+    text = f"""Median time in µs, lower is better; {peer} {version} in the same runs of {provenance(used)}, {software},
+        {shape(used[0])}, BF16. LL: steady state (CUDA graph replay). HT: latency of one call on an idle stream."""
+    return wrap(text) + table(["operation", *headings], rows)
+
+
+def comparison(runs, rows, metric, has_sms):
+    """A row per case: for each operation both libraries and the lower bound."""
+    (peer, _), used, lines = other_library(runs), [], []
+    operations = ("dispatch", "combine")
+    for text, name in rows:
+        run = runs.get(name)
+        for case in reversed(run.cases) if run else ():
+            used.append(run)
+            cells = [text, case.settings["tokens"]]
+            cells += [case.settings["max_num_sms"] or run.common.get("max_num_sms") or "auto"] if has_sms else []
+            if has_sms:
+                cells += [us(row and row.value("time_us")) for row in (case.row("update"), case.row("update", False))]
+            for operation in operations:
+                own, other = case.row(operation), case.row(operation, False)
+                cells += [us(own.value(metric)), us(other and other.value(metric)), us(own.bound)]
+            own, other = case.row("pair"), case.row("pair", False)
+            lines.append(cells + [us(own.value(metric)), us(other and other.value(metric))])
+    headings = ["case", "tokens:"] + (["SMs:", "update:", f"{peer}:"] if has_sms else [])
+    for operation in operations:
+        headings += [f"{operation}:", f"{peer}:", "bound:"]
+    return used, table([*headings, "both:", f"{peer}:"], lines)
+
+
+def gpu_tables(machine):
+    runs, lines = data.load(machine), []
+    model, software = gpus(runs)
+    software += ", " + " ".join(other_library(runs))
+    for mode, title, rows, metric, time in (
+            ("ll", "low latency", LL_ROWS, "device_us", "steady-state time"),
+            ("ht", "high throughput", HT_ROWS, "time_us", "latency")):
+        used, body = comparison(runs, rows, metric, mode == "ht")
+        if used:
+            lines += [f"### {model}, {title}", "", *wrap(f"""Median {time} in µs. {provenance(used)}; {software};
+                {shape(used[0])}, BF16."""), *body]
+            lines += [part for file, chart in charts.sweeps().items()
+                      if file.startswith(f"{mode}_") and file.endswith(f"_{machine}.svg")
+                      for part in (f"![{chart.title}, {model}]({file})", "")]
+    return lines
+
+
+def cpu_tables():
+    runs, lines = data.load("cpu"), []
+    for mode, title in (("ll", "low latency"), ("ht", "high throughput")):
+        used, rows = [], []
+        operations = data.OPERATIONS if mode == "ht" else data.OPERATIONS[1:]
+        for text, name in CPU_ROWS[mode]:
+            for case in runs[name].cases if name in runs else ():
+                used.append(runs[name])
+                timed = {operation: case.row(operation) for operation in operations}
+                cells = [us(row.compared) for row in timed.values()]
+                cells.extend(us(timed[operation].bound) for operation in ("dispatch", "combine"))
+                rows.append((text, case.settings["tokens"], *cells))
+        machine = used[0].machine
+        lines += [f"### CPU, {title}", "", *wrap(f"""Median latency in µs. {provenance(used)}; {machine['cpu']},
+            {machine['cpus']} cores; {shape(used[0])}, BF16."""),
+                  *table(["case", "tokens:", *(f"{'both' if operation == 'pair' else operation}:"
+                                              for operation in operations), "dispatch bound:", "combine bound:"], rows)]
+    return lines
+
+
+def performance():
+    return [line for machine in data.machines() for line in
+            (cpu_tables() if machine == "cpu" else gpu_tables(machine))]
+
+
+def main(arguments):
+    if arguments[:1] == ["--take"] and len(arguments) == 2:
+        data.take(arguments[1])
+    elif arguments not in ([], ["--check"]):
+        sys.exit(__doc__)
+    fresh = {f"docs/{name}": text for name, text in charts.files().items()}
+    for name, lines in (("README.md", readme()), ("docs/performance.md", performance())):
+        fresh[name] = replaced((data.ROOT / name).read_text(), "tables", lines)
+    stale = [name for name, text in fresh.items()
+             if not (data.ROOT / name).exists() or (data.ROOT / name).read_text() != text]
+    if arguments == ["--check"] and stale:
+        sys.exit(f"{', '.join(stale)}: not as bench/results has it; ./dev tables updates it")
+    for name in stale:
+        (data.ROOT / name).write_text(fresh[name])
+        print(f"wrote {name}")
