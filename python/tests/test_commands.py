@@ -79,6 +79,14 @@ def test_a_program_s_errors_are_its_own(program: str, last_line: str, tmp_path: 
         assert done.returncode == 7
 
 
+def test_demo_and_bench_need_nothing_but_numpy() -> None:
+    missing = "import sys; sys.modules |= dict.fromkeys(('matplotlib', 'rich', 'torch'))"
+    for command in (["demo", *SMALL, "--steps", "1"], ["bench", *SMALL, "--tokens", "1", "--iterations", "1"], ["doctor"]):
+        code = f"{missing}; from crossdock.__main__ import main; sys.exit(main({command!r}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
 def test_missing_tools_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", __file__, "x.png"]) == 2
