@@ -36,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         if error.name not in OPTIONAL:
             raise
         extra = "study" if options.command == "a2sgd-study" else "tools"
-        print(f"crossdock: {error}: pip install 'crossdock[{extra}]'", file=sys.stderr)
+        advice = "" if "pip install" in str(error) else f": pip install 'crossdock[{extra}]'"
+        print(f"crossdock: {error}{advice}", file=sys.stderr)
         return 2
     # What run has prepared is the user's program: its errors are its own, and shown whole.
     return outcome() if callable(outcome) else outcome

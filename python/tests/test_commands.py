@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,13 @@ def test_missing_tools_are_named(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", __file__, "x.png"]) == 2
     assert "pip install 'crossdock[tools]'" in capsys.readouterr().err
+
+
+def test_a_missing_torch_is_named_once(tmp_path: Path) -> None:
+    """With the advice of the module that needs it, and not with another beside it."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "crossdock", "run", "--as-deep-ep", "-m", "json.tool", "--help"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'crossdock[torch]'" in done.stderr and done.stderr.count("pip install") == 1
