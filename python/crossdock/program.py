@@ -18,7 +18,8 @@ from crossdock import take_over
 from crossdock._core import has_cuda
 from crossdock.as_deep_ep import FOLDER, deep_ep_sentence, expect_no_other_deep_ep, install_as_deep_ep
 from crossdock.errors import InvalidUsage
-from crossdock.libraries import Library, ask, find_nccl, preloaded, version_text
+from crossdock.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded, version_text
+from crossdock.loaded import loaded_files
 from crossdock.nccl import MIN_VERSION
 
 # Its lib/libnccl_ep.so leads to the package's library: a wheel has no links.
@@ -64,14 +65,27 @@ class Program:
     def enter(self) -> None:
         """The same for this process, and for those that it starts."""
         # NCCL first: installing deep_ep imports torch, which brings its own.
+        present = self._expect_no_old_nccl()
         for file in reversed(self.libraries):
-            ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
+            if not (present and self.nccl and file == self.nccl.file):
+                ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
         take_over.expect_ours_first()
         os.environ.update(self.variables(os.environ))
         if self.as_deep_ep:
             install_as_deep_ep()
             if str(FOLDER) not in sys.path:  # multiprocessing's spawn hands that down, too
                 sys.path.append(str(FOLDER))
+
+    def _expect_no_old_nccl(self) -> bool:
+        """Whether this process has an NCCL already. InvalidUsage: it has, and a new enough one would come second."""
+        loaded = loaded_files("libnccl.so") if self.nccl and not self.nccl.problem else []
+        for found in (ask(file, NCCL_VERSION) for file in loaded):
+            if self.nccl and found.code < MIN_VERSION:
+                raise InvalidUsage(
+                    f"NCCL {found.version} ({found.file}) is loaded in this process already, and {self.nccl.file} would "
+                    "come second: take it out of LD_PRELOAD, or keep Python from importing what loads it at its start"
+                )
+        return bool(loaded)
 
     def sentence(self) -> str:
         """Which library serves which interface."""

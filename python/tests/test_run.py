@@ -168,6 +168,18 @@ subprocess.run([sys.executable, "-c", {asking!r}])
     assert numbers == ["c_int(23007)"] * 2
 
 
+def test_an_old_nccl_that_is_loaded_first(tmp_path: Path) -> None:
+    """A second one behind it would help nobody: both are named. One that is new enough is left as it is."""
+    old, new = stub_libraries.nccl(tmp_path / "old", 22703), stub_libraries.nccl(tmp_path / "new", 23007)
+    newer = stub_libraries.nccl(tmp_path / "newer", 23100)
+    code = "import ctypes; ctypes.CDLL({!r}); from crossdock.program import prepare; prepare(needs_nccl=True).enter()"
+    done = start(sys.executable, "-c", code.format(str(old)), CROSSDOCK_NCCL_LIBRARY=str(new))
+    message = f"NCCL 2.27.3 ({old}) is loaded in this process already, and {new} would come second: "
+    assert message in done.stderr.splitlines()[-1]
+    done = start(sys.executable, "-c", code.format(str(newer)), CROSSDOCK_NCCL_LIBRARY=str(new))
+    assert done.returncode == 0, done.stderr
+
+
 def test_nccl_that_is_too_old_or_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named with what to install; one that was asked for is not passed over in silence."""
     old, new = stub_libraries.nccl(tmp_path / "old", 22703), stub_libraries.nccl(tmp_path / "new", 23007)
