@@ -67,16 +67,16 @@ def expect_no_other_deep_ep() -> None:
     if loaded is not None:
         if not _is_ours(loaded):
             raise InvalidUsage(
-                f"deep_ep is imported already, from {getattr(loaded, '__file__', 'elsewhere')}, and {_own_file()} cannot "
-                "take its place: call install_as_deep_ep before anything imports deep_ep, or start the program with "
+                f"deep_ep is imported already, from {getattr(loaded, '__file__', 'elsewhere')}, and {_own_file()} "
+                "cannot take its place: call install_as_deep_ep before anything imports deep_ep, or start the program with "
                 "python -m crossdock run --as-deep-ep"
             )
         return
     spec = importlib.util.find_spec(NAME)
     if spec is not None and Path(spec.origin or "").parent != FOLDER / NAME:
         raise InvalidUsage(
-            f"another deep_ep is installed, {spec.origin}, and {_own_file()} does not stand in front of it: pip uninstall "
-            "deep_ep, or go without --as-deep-ep"
+            f"another deep_ep is installed, {spec.origin}, and {_own_file()} does not stand in front of it: pip "
+            "uninstall deep_ep, or go without --as-deep-ep"
         )
 
 

@@ -82,8 +82,8 @@ class Program:
         for found in (ask(file, NCCL_VERSION) for file in loaded):
             if self.nccl and found.code < MIN_VERSION:
                 raise InvalidUsage(
-                    f"NCCL {found.version} ({found.file}) is loaded in this process already, and {self.nccl.file} would "
-                    "come second: take it out of LD_PRELOAD, or keep Python from importing what loads it at its start"
+                    f"NCCL {found.version} ({found.file}) is loaded in this process already, and {self.nccl.file} "
+                    "would come second: take it out of LD_PRELOAD, or keep Python from importing what loads it at its start"
                 )
         return bool(loaded)
 

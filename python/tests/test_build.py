@@ -100,7 +100,12 @@ def test_headers_that_do_not_fit(backend: ModuleType, tmp_path: Path, code: int)
     ],
 )
 def test_one_architecture(
-    backend: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str, architecture: str, reason: str
+    backend: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: str,
+    architecture: str,
+    reason: str,
 ) -> None:
     """That of the GPU that is here, unless others are asked for; the terminal is told."""
     make_nvcc(tmp_path, 13)
@@ -109,7 +114,8 @@ def test_one_architecture(
     query.write_text(f"#!/bin/sh\nprintf '{capability}\\n'\n")
     query.chmod(0o755)
     assert backend.resolved(None)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == architecture
-    assert f"for sm_{architecture} ({reason}), with {tmp_path}/bin/nvcc of CUDA 13" in (tmp_path / "terminal").read_text()
+    said = (tmp_path / "terminal").read_text()
+    assert f"for sm_{architecture} ({reason}), with {tmp_path}/bin/nvcc of CUDA 13" in said
     asked = {"cmake.define.CROSSDOCK_CUDA_ARCHITECTURES": "90;100f"}
     assert backend.resolved(asked)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == "90;100f"
     assert "for sm_90, sm_100f (CROSSDOCK_CUDA_ARCHITECTURES)" in (tmp_path / "terminal").read_text()

@@ -82,7 +82,8 @@ def test_a_program_s_errors_are_its_own(program: str, last_line: str, tmp_path: 
 
 def test_demo_and_bench_need_nothing_but_numpy() -> None:
     missing = "import sys; sys.modules |= dict.fromkeys(('matplotlib', 'rich', 'torch'))"
-    for command in (["demo", *SMALL, "--steps", "1"], ["bench", *SMALL, "--tokens", "1", "--iterations", "1"], ["doctor"]):
+    bench = ["bench", *SMALL, "--tokens", "1", "--iterations", "1"]
+    for command in (["demo", *SMALL, "--steps", "1"], bench, ["doctor"]):
         code = f"{missing}; from crossdock.__main__ import main; sys.exit(main({command!r}))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr

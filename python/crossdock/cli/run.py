@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plugin", default="", metavar="FILE", help="NCCL's network plugin, libnccl-rma-crossdock.so (NCCL_RMA_PLUGIN)"
     )
-    parser.add_argument("--check", action=_Check, nargs=0, help="start nothing; say what each installed engine would use")
+    parser.add_argument("--check", action=_Check, nargs=0, help="start nothing, say what installed engines would use")
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a Python module")
     parser.add_argument("program", metavar="PROGRAM", help="Python script or any other command; with -m module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own")
