@@ -1,8 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the build uses of others; found here, so that every folder sees it. None of it is needed to use the library.
 set(Boost_USE_STATIC_LIBS ON)
-find_package(Boost REQUIRED COMPONENTS context)  # fibers of the CPU worlds
-find_package(fmt REQUIRED)                       # sentences
+find_package(Boost QUIET COMPONENTS context)  # fibers of the CPU worlds
+find_package(fmt QUIET)                       # messages
+if(NOT Boost_FOUND)
+    list(APPEND missing_names "Boost's static library context")
+    list(APPEND missing_packages libboost-context-dev)
+endif()
+if(NOT fmt_FOUND)
+    list(APPEND missing_names fmt)
+    list(APPEND missing_packages libfmt-dev)
+endif()
+if(missing_packages)
+    list(JOIN missing_names ", " missing_names)
+    list(JOIN missing_packages " " missing_packages)
+    message(FATAL_ERROR
+        "Missing on this system: ${missing_names}. On Debian and Ubuntu: apt-get install ${missing_packages}")
+endif()
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 

@@ -35,19 +35,23 @@ wheel=$(echo build/dist/*.whl)
 echo "ok: $wheel"
 
 quietly "$python" -m venv "$work/venv"
-quietly "$work/venv/bin/pip" install -q --disable-pip-version-check "$wheel" rich matplotlib
+quietly "$work/venv/bin/pip" install -q --disable-pip-version-check "$wheel"
 cd "$work" # nothing may be found beside the package
 venv=$work/venv/bin/python
 quietly "$venv" -m crossdock doctor
+quietly "$work/venv/bin/crossdock-run" --check
 quietly "$venv" -m crossdock demo --world processes --ranks 4 --steps 3 --json demo.json
+quietly "$venv" -m crossdock bench --ranks 2 --tokens 1 --iterations 2
+quietly "$work/venv/bin/pip" install -q --disable-pip-version-check matplotlib
 quietly "$venv" -m crossdock plot demo.json demo.svg
-echo "ok: python -m crossdock doctor, demo, plot"
+echo "ok: python -m crossdock doctor, demo, bench with NumPy alone; plot"
 for project in consumer_c consumer_cpp; do
     quietly cmake -S "$root/tests/install/$project" -B "$project" \
         -Dcrossdock_DIR="$("$venv" -c 'import crossdock; print(crossdock.get_cmake_dir())')"
     quietly cmake --build "$project" --target use_shared
     quietly "$project/use_shared"
-    echo "ok: $project with find_package(crossdock) in the wheel"
+    quietly "$work/venv/bin/crossdock-run" "$project/use_shared"
+    echo "ok: $project with find_package(crossdock) in the wheel, and under crossdock-run"
 done
 if "$python" -c 'import torch' 2>/dev/null; then
     # torch is large: its environment's packages are lent, behind the fresh one's own.

@@ -2,9 +2,13 @@
 """The package's build backend: scikit-build-core, and the choice whether the GPU world is built, too.
 
 CROSSDOCK_CUDA, in the environment or as -C cmake.define.CROSSDOCK_CUDA, is ON, OFF or AUTO (also when it is not set).
-AUTO builds it where CUDA toolkit 13 or newer is found, and otherwise leaves it out without a word of complaint; ON
-fails there. NCCL's headers are those of CROSSDOCK_NCCL_INCLUDE, or of the nvidia-nccl-cu13 that is installed, or of one
-that pip is asked to bring for the build.
+AUTO builds it where CUDA toolkit 13 or newer is found, and otherwise leaves it out; ON fails there. NCCL's headers are
+those of CROSSDOCK_NCCL_INCLUDE, or of the nvidia-nccl-cu13 that is installed, or of one that pip is asked to bring for
+the build. CROSSDOCK_CUDA_ARCHITECTURES, given in the same two ways, is a list with semicolons ("90;100f"); without it,
+code is compiled for the GPU that is here, or else for sm_90.
+
+pip keeps the output of a build to itself unless it fails (or with -v), so what is built and how far it is also goes to
+the terminal, where there is one.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+import crossdock_build_progress as progress
 from scikit_build_core import build as core
 from scikit_build_core.build import (
     build_sdist,
@@ -97,6 +102,26 @@ def is_cuda_wanted(settings: Settings) -> bool:
     return version >= MIN_TOOLKIT
 
 
+# GPUs that the kernels have been compiled for, by major compute capability.
+ARCHITECTURES = {9: "90", 10: "100f"}
+DEFAULT_ARCHITECTURE = "90"
+
+
+def find_architecture() -> tuple[str, str]:
+    """The architecture to compile for, and why."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        text = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        text = ""
+    capability = re.match(r"(\d+)\.\d+", text)
+    if capability is None:
+        return DEFAULT_ARCHITECTURE, "no GPU is here"
+    if architecture := ARCHITECTURES.get(int(capability[1])):
+        return architecture, f"the GPU here has compute capability {capability[0]}"
+    return DEFAULT_ARCHITECTURE, f"the GPU here has compute capability {capability[0]}, for which nothing was tried"
+
+
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
     return with_nccl(core.get_requires_for_build_wheel(config_settings), config_settings)
 
@@ -112,24 +137,39 @@ def with_nccl(requires: list[str], config_settings: Settings) -> list[str]:
 
 
 def resolved(config_settings: Settings) -> dict[str, Any]:
-    """The settings with what was found."""
+    """The settings with what was found; says what is built."""
     settings = dict(config_settings or {})
     settings["cmake.define.CROSSDOCK_CUDA"] = "OFF"
-    if is_cuda_wanted(config_settings):
-        settings["cmake.define.CROSSDOCK_CUDA"] = "ON"
-        settings.setdefault("cmake.define.CMAKE_CUDA_COMPILER", find_nvcc()[0])
-        settings["cmake.define.CROSSDOCK_NCCL_INCLUDE"] = find_nccl(config_settings)
-    print(f"crossdock: CROSSDOCK_CUDA is {settings['cmake.define.CROSSDOCK_CUDA']}", flush=True)
+    if not is_cuda_wanted(config_settings):
+        asked = setting("CROSSDOCK_CUDA", config_settings).upper() not in ("", "AUTO")
+        reason = "CROSSDOCK_CUDA is OFF" if asked else f"no CUDA toolkit {MIN_TOOLKIT} or newer is here (CUDA_HOME)"
+        progress.say(f"building the CPU backend only: {reason}")
+        return settings
+    nvcc, version = find_nvcc()
+    settings["cmake.define.CROSSDOCK_CUDA"] = "ON"
+    settings.setdefault("cmake.define.CMAKE_CUDA_COMPILER", nvcc)
+    settings["cmake.define.CROSSDOCK_NCCL_INCLUDE"] = find_nccl(config_settings)
+    architectures, reason = setting("CROSSDOCK_CUDA_ARCHITECTURES", config_settings), "CROSSDOCK_CUDA_ARCHITECTURES"
+    if not architectures:
+        architectures, reason = find_architecture()
+    settings["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] = architectures
+    names = ", ".join(f"sm_{name}" for name in architectures.split(";"))
+    progress.say(
+        f"building the CPU and the GPU backend, for {names} ({reason}), with {nvcc} of CUDA {version}. Others: -C "
+        "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES='90;100f'; CPUs only, faster: -C cmake.define.CROSSDOCK_CUDA=OFF"
+    )
     return settings
 
 
 def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    return core.build_wheel(wheel_directory, resolved(config_settings), metadata_directory)
+    with progress.shown(Path("build")):
+        return core.build_wheel(wheel_directory, resolved(config_settings), metadata_directory)
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    return core.build_editable(wheel_directory, resolved(config_settings), metadata_directory)
+    with progress.shown(Path("build")):
+        return core.build_editable(wheel_directory, resolved(config_settings), metadata_directory)

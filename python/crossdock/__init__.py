@@ -14,6 +14,7 @@ has one. crossdock.torch has the same as operators with gradients, and a module.
 
 from __future__ import annotations
 
+import crossdock.own_library  # noqa: F401  before _core, whose ImportError would say less
 from crossdock._core import (
     A2sgd,
     A2sgdReport,

@@ -15,7 +15,7 @@ COMMANDS = {
     "bench": (bench, "time of dispatch and combine against the number of tokens, beside memcpy"),
     "doctor": (doctor, "what this machine has, and what would be used"),
     "plot": (plot, "a picture of a demo's or a benchmark's JSON"),
-    "run": (run, "an unchanged program that uses nccl.ep or DeepEP, on Crossdock's library"),
+    "run": (run, "an unchanged program that uses nccl_ep.h, nccl.ep, TransformerEngine or DeepEP, on Crossdock"),
     "a2sgd-study": (a2sgd_study, "what gradient averaging in 64 bits a step buys, by experiment"),
 }
 OPTIONAL = ("matplotlib", "rich", "sklearn", "torch")  # packages that the commands may miss
@@ -36,10 +36,17 @@ def main(arguments: list[str] | None = None) -> int:
         if error.name not in OPTIONAL:
             raise
         extra = "study" if options.command == "a2sgd-study" else "tools"
-        print(f"crossdock: {error}: pip install 'crossdock[{extra}]'", file=sys.stderr)
+        advice = "" if "pip install" in str(error) else f": pip install 'crossdock[{extra}]'"
+        print(f"crossdock: {error}{advice}", file=sys.stderr)
         return 2
     # What run has prepared is the user's program: its errors are its own, and shown whole.
     return outcome() if callable(outcome) else outcome
+
+
+def run_program() -> int:
+    """The command crossdock-run."""
+    sys.path.pop(0)  # the folder of that command
+    return main(["run", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

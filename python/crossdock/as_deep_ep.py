@@ -17,6 +17,7 @@ from typing import Any
 from crossdock.errors import InvalidUsage
 
 NAME = "deep_ep"
+VERSION = "2.1.0"  # of DeepEP, whose interface this is
 HOME = "crossdock.deep_ep"
 # Where DeepEP's versions keep things, beside the modules that have the same names here.
 ALIASES = {f"{NAME}.buffer": f"{HOME}.buffers.legacy"}
@@ -38,8 +39,7 @@ class _Distribution(Distribution):
     """So that importlib.metadata.version("deep_ep") answers."""
 
     def read_text(self, filename: str) -> str | None:
-        version = sys.modules[HOME].__version__
-        return f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n" if filename == "METADATA" else None
+        return f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n" if filename == "METADATA" else None
 
     def locate_file(self, path: Any) -> Any:
         return FOLDER / str(path)
@@ -61,18 +61,31 @@ def _is_ours(module: ModuleType) -> bool:
     )
 
 
-def _expect_no_other() -> None:
+def expect_no_other_deep_ep() -> None:
+    """InvalidUsage, with both files, where another deep_ep is imported or installed."""
     loaded = sys.modules.get(NAME)
     if loaded is not None:
         if not _is_ours(loaded):
             raise InvalidUsage(
-                f"deep_ep is imported already, from {getattr(loaded, '__file__', 'elsewhere')}: call "
-                "install_as_deep_ep before anything imports it"
+                f"deep_ep is imported already, from {getattr(loaded, '__file__', 'elsewhere')}, and {_own_file()} "
+                "cannot take its place: call install_as_deep_ep before anything imports deep_ep, or start the program with "
+                "python -m crossdock run --as-deep-ep"
             )
         return
     spec = importlib.util.find_spec(NAME)
     if spec is not None and Path(spec.origin or "").parent != FOLDER / NAME:
-        raise InvalidUsage(f"another deep_ep is installed, {spec.origin}: Crossdock does not stand in front of it")
+        raise InvalidUsage(
+            f"another deep_ep is installed, {spec.origin}, and {_own_file()} does not stand in front of it: pip "
+            "uninstall deep_ep, or go without --as-deep-ep"
+        )
+
+
+def _own_file() -> str:
+    return str(Path(__file__).parent / "deep_ep" / "__init__.py")
+
+
+def deep_ep_sentence() -> str:
+    return f"deep_ep is crossdock.deep_ep, with the interface of DeepEP {VERSION}"
 
 
 def install_as_deep_ep() -> str:
@@ -80,7 +93,7 @@ def install_as_deep_ep() -> str:
 
     InvalidUsage: another deep_ep is imported or installed.
     """
-    _expect_no_other()
+    expect_no_other_deep_ep()
     return _install()
 
 
@@ -94,15 +107,4 @@ def _install() -> str:
         setattr(home, alias.rpartition(".")[2], sys.modules[alias])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
-    return f"deep_ep is crossdock.deep_ep, with the interface of DeepEP {home.__version__}"
-
-
-def install_for_children() -> str:
-    """The same, and for every Python that this process starts: by PYTHONPATH, and by sys.path for multiprocessing's
-    spawn, which hands that down instead."""
-    sentence = install_as_deep_ep()
-    paths = [str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return sentence
+    return deep_ep_sentence()

@@ -13,6 +13,8 @@ from functools import cache
 
 from crossdock._core import Communicator
 from crossdock.errors import InvalidArgument, InvalidUsage, error_of
+from crossdock.libraries import NCCL_PACKAGE, find_nccl, version_text
+from crossdock.loaded import file_of
 
 ID_BYTES = 128
 MIN_VERSION = 23004  # 2.30.4, the first with all that the library needs
@@ -22,15 +24,6 @@ _WINDOW_DEFAULT = 0
 
 class _UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * ID_BYTES)]
-
-
-class _SymbolInfo(ctypes.Structure):
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
 
 
 def _open() -> ctypes.CDLL:
@@ -48,19 +41,23 @@ def _open() -> ctypes.CDLL:
         raise InvalidUsage(f"NCCL cannot be loaded: {error}; set CROSSDOCK_NCCL_LIBRARY to {_NAME}") from error
 
 
-def _text(code: int) -> str:
-    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
-
-
 @cache
 def _found() -> tuple[ctypes.CDLL, int, str]:
     """The library, its version's code and its file."""
     library = _open()
     number = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(number))
-    info = _SymbolInfo()
-    ctypes.CDLL(None).dladdr(ctypes.cast(library.ncclGetVersion, ctypes.c_void_p), ctypes.byref(info))
-    return library, number.value, (info.file or b"a file of unknown name").decode()
+    return library, number.value, file_of(library.ncclGetVersion)
+
+
+def _too_old(code: int, name: str) -> str:
+    """With the file that would do, where one is here."""
+    other = find_nccl(os.environ, MIN_VERSION)
+    remedy = f"pip install {NCCL_PACKAGE}" if other.problem else f"{other.file} is {other.version}"
+    return (
+        f"NCCL {version_text(code)} ({name}) is too old, {version_text(MIN_VERSION)} or newer is needed: {remedy}, and "
+        "start the program with python -m crossdock run, which loads that first"
+    )
 
 
 @cache
@@ -68,11 +65,7 @@ def _library() -> ctypes.CDLL:
     """The library, new enough; only then are its functions those that are declared here."""
     library, code, name = _found()
     if code < MIN_VERSION:
-        raise InvalidUsage(
-            f"NCCL {_text(code)} ({name}) is too old, {_text(MIN_VERSION)} or newer is needed: install it (pip install "
-            f"'nvidia-nccl-cu13>={_text(MIN_VERSION)}'), and make the program load it before torch loads another one "
-            "(LD_PRELOAD or LD_LIBRARY_PATH)"
-        )
+        raise InvalidUsage(_too_old(code, name))
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     library.ncclGetErrorString.restype = ctypes.c_char_p
     library.ncclCommInitRank.argtypes = [ctypes.POINTER(pointer), ctypes.c_int, _UniqueId, ctypes.c_int]
@@ -91,7 +84,7 @@ def _check(result: int, what: str) -> None:
 
 def version() -> str:
     """NCCL's version, e.g. "2.30.7"; also of one that is too old."""
-    return _text(_found()[1])
+    return version_text(_found()[1])
 
 
 def is_new_enough() -> bool:

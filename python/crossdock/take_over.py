@@ -13,7 +13,8 @@ import sys
 
 from crossdock._core import get_version, has_cuda
 from crossdock.errors import InvalidUsage
-from crossdock.loaded import loaded_files
+from crossdock.libraries import OURS, version_text
+from crossdock.loaded import file_of, loaded_files
 
 FUNCTIONS = tuple(
     "ncclEp" + name
@@ -24,53 +25,45 @@ FUNCTIONS = tuple(
 )
 
 
-def _library() -> str:
+def own_library() -> str:
     """The file that this package's module has loaded."""
     for path in loaded_files("libnccl_ep.so"):
-        if _is_ours(path):
+        library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_LOCAL)
+        if hasattr(library, OURS) and not os.path.basename(path) == "libnccl_ep.so":
             return path
     raise InvalidUsage("libnccl_ep.so.0 of this package is not among the loaded libraries")
 
 
-def _is_ours(path: str) -> bool:
-    library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_LOCAL)
-    return hasattr(library, "crossdockGetLastError")
+def own_name() -> str:
+    return f"Crossdock {version_text(get_version())}"
+
+
+def expect_ours_first() -> None:
+    """InvalidUsage where the functions that are global are another library's."""
+    path = own_library()
+    ours, everybody = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_LOCAL), ctypes.CDLL(None)
+    for name in FUNCTIONS:
+        found = ctypes.cast(getattr(everybody, name), ctypes.c_void_p).value
+        if found != ctypes.cast(getattr(ours, name), ctypes.c_void_p).value:
+            raise InvalidUsage(
+                f"{name} of {file_of(getattr(everybody, name))} is loaded globally already, and comes before that of "
+                f"{path}: start the program with python -m crossdock run, or call take_over_nccl_ep before anything "
+                "loads the other one"
+            )
 
 
 def take_over_nccl_ep() -> str:
     """Makes nccl.ep use Crossdock, in this process, and returns the sentence that says so.
 
-    Call it before nccl.ep's first call; python -m crossdock run does that for a whole program. InvalidUsage: another
-    library's functions are global already, so nccl.ep would find those.
+    Call it before nccl.ep's first call; python -m crossdock run does that for a whole program, and more. InvalidUsage:
+    another library's functions are global already, so nccl.ep would find those.
     """
-    path = _library()
-    ours = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_GLOBAL)
-    everybody = ctypes.CDLL(None)
-    for name in FUNCTIONS:
-        found = ctypes.cast(getattr(everybody, name), ctypes.c_void_p).value
-        if found != ctypes.cast(getattr(ours, name), ctypes.c_void_p).value:
-            raise InvalidUsage(
-                f"{name} of another library is loaded globally already, and comes first: call take_over_nccl_ep before "
-                "anything loads nccl.ep's library"
-            )
+    path = own_library()
+    ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_GLOBAL)
+    expect_ours_first()
     if "nccl.ep" in sys.modules and "nccl._extensions.bindings._internal.nccl_ep" in sys.modules:
         note = "; nccl.ep was imported before, which is fine as long as it made no call"
     else:
         note = ""
     world = "" if has_cuda else "; this build has no GPU world, only CPU communicators work"
-    version = get_version()
-    number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-    return f"nccl.ep uses Crossdock {number}, {path}{note}{world}"
-
-
-def take_over_for_children() -> str:
-    """The same, and for every program that this process starts: by LD_PRELOAD.
-
-    Children by spawn, as multiprocessing's and torchrun's, start with nothing of their parent but the environment.
-    """
-    sentence = take_over_nccl_ep()
-    path = _library()
-    if any(separator in path for separator in " :"):
-        return f"{sentence}; processes that it starts use NVIDIA's: LD_PRELOAD can have no spaces or colons in a path"
-    os.environ["LD_PRELOAD"] = ":".join([path, *filter(None, [os.environ.get("LD_PRELOAD")])])
-    return f"{sentence}, here and by LD_PRELOAD in processes that it starts"
+    return f"nccl.ep uses {own_name()}, {path}{note}{world}"

@@ -19,7 +19,8 @@ def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     pytest.importorskip("scikit_build_core")
     monkeypatch.syspath_prepend(ROOT / "python" / "backend")
     module = importlib.import_module("crossdock_build")
-    for name in ("CROSSDOCK_CUDA", "CROSSDOCK_NCCL_INCLUDE", "CUDA_PATH"):
+    monkeypatch.setattr(module.progress, "TERMINAL", str(tmp_path / "terminal"))
+    for name in ("CROSSDOCK_CUDA", "CROSSDOCK_CUDA_ARCHITECTURES", "CROSSDOCK_NCCL_INCLUDE", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
@@ -73,6 +74,7 @@ def test_a_toolkit(backend: ModuleType, tmp_path: Path, monkeypatch: pytest.Monk
         "cmake.build-type": "Debug",
         "cmake.define.CROSSDOCK_CUDA": "ON",
         "cmake.define.CMAKE_CUDA_COMPILER": str(tmp_path / "bin" / "nvcc"),
+        "cmake.define.CROSSDOCK_CUDA_ARCHITECTURES": "90",
         "cmake.define.CROSSDOCK_NCCL_INCLUDE": str(include),
     }
     monkeypatch.setenv("CROSSDOCK_NCCL_INCLUDE", "/elsewhere")
@@ -86,3 +88,47 @@ def test_headers_that_do_not_fit(backend: ModuleType, tmp_path: Path, code: int)
     make_nvcc(tmp_path, 14)
     make_nccl(tmp_path / "nvidia" / "nccl" / "include", code)
     assert backend.get_requires_for_build_wheel() == ["ninja", "nvidia-nccl-cu13==2.30.7"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture", "reason"),
+    [
+        ("", "90", "no GPU is here"),
+        ("9.0", "90", "the GPU here has compute capability 9.0"),
+        ("10.3\\n10.3", "100f", "the GPU here has compute capability 10.3"),
+        ("12.0", "90", "the GPU here has compute capability 12.0, for which nothing was tried"),
+    ],
+)
+def test_one_architecture(
+    backend: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: str,
+    architecture: str,
+    reason: str,
+) -> None:
+    """That of the GPU that is here, unless others are asked for; the terminal is told."""
+    make_nvcc(tmp_path, 13)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    query = tmp_path / "nvidia-smi"
+    query.write_text(f"#!/bin/sh\nprintf '{capability}\\n'\n")
+    query.chmod(0o755)
+    assert backend.resolved(None)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == architecture
+    said = (tmp_path / "terminal").read_text()
+    assert f"for sm_{architecture} ({reason}), with {tmp_path}/bin/nvcc of CUDA 13" in said
+    asked = {"cmake.define.CROSSDOCK_CUDA_ARCHITECTURES": "90;100f"}
+    assert backend.resolved(asked)["cmake.define.CROSSDOCK_CUDA_ARCHITECTURES"] == "90;100f"
+    assert "for sm_90, sm_100f (CROSSDOCK_CUDA_ARCHITECTURES)" in (tmp_path / "terminal").read_text()
+
+
+def test_progress_counts_what_is_compiled(backend: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "wheel-py3"
+    folder.mkdir()
+    assert backend.progress.count(tmp_path) == (0, 0)
+    (folder / "build.ninja").write_text(
+        "build a.o: CXX_COMPILER__core_Release a.cpp\nbuild b.o: CUDA_COMPILER__core_Release b.cu\n"
+        "build core.so: CXX_SHARED_LIBRARY_LINKER__core_Release a.o b.o\nbuild all: phony core.so\n"
+    )
+    assert backend.progress.count(tmp_path) == (0, 2)
+    (folder / ".ninja_log").write_text("# ninja log v5\n0\t9\t1\ta.o\tabc\n9\t10\t1\tcore.so\tdef\n")
+    assert backend.progress.count(tmp_path) == (1, 2)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,7 +80,26 @@ def test_a_program_s_errors_are_its_own(program: str, last_line: str, tmp_path: 
         assert done.returncode == 7
 
 
+def test_demo_and_bench_need_nothing_but_numpy() -> None:
+    missing = "import sys; sys.modules |= dict.fromkeys(('matplotlib', 'rich', 'torch'))"
+    bench = ["bench", *SMALL, "--tokens", "1", "--iterations", "1"]
+    for command in (["demo", *SMALL, "--steps", "1"], bench, ["doctor"]):
+        code = f"{missing}; from crossdock.__main__ import main; sys.exit(main({command!r}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
 def test_missing_tools_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", __file__, "x.png"]) == 2
     assert "pip install 'crossdock[tools]'" in capsys.readouterr().err
+
+
+def test_a_missing_torch_is_named_once(tmp_path: Path) -> None:
+    """With the advice of the module that needs it, and not with another beside it."""
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "crossdock", "run", "--as-deep-ep", "-m", "json.tool", "--help"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'crossdock[torch]'" in done.stderr and done.stderr.count("pip install") == 1

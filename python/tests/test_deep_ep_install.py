@@ -120,20 +120,34 @@ def test_the_command_and_the_folder(tmp_path: Path) -> None:
     assert "deep_ep is crossdock.deep_ep, with the interface of DeepEP 2.1.0" in errors
 
 
+def test_a_command_that_is_no_script() -> None:
+    """What it starts finds the module on its path, as an engine's own command does, and the library, too."""
+    code = "import ctypes, deep_ep; print(deep_ep.__version__, hasattr(ctypes.CDLL(None), 'crossdockGetLastError'))"
+    process = start("-m", "crossdock", "run", "--as-deep-ep", "sh", "-c", f'{sys.executable} -c "{code}"')
+    output, errors = process.communicate(timeout=120)
+    assert output == "2.1.0 True\n", errors
+    assert "use Crossdock" in errors and "; deep_ep is crossdock.deep_ep, with the interface of DeepEP 2.1.0" in errors
+
+
 def test_another_deep_ep_is_respected(tmp_path: Path) -> None:
     (tmp_path / "deep_ep").mkdir()
     (tmp_path / "deep_ep" / "__init__.py").write_text("name = 'other'\n")
     install = "import crossdock; crossdock.install_as_deep_ep()"
     both = {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])}
     shadowed = {"PYTHONPATH": os.pathsep.join([str(FOLDER), both["PYTHONPATH"]])}
+    other = tmp_path / "deep_ep" / "__init__.py"
     for code, path, sentence in [
-        (install, both, "another deep_ep is installed"),
-        (f"import deep_ep; {install}", both, "deep_ep is imported already, from"),
-        ("import deep_ep", shadowed, "another deep_ep is installed"),
+        (install, both, f"another deep_ep is installed, {other}, and "),
+        (f"import deep_ep; {install}", both, f"deep_ep is imported already, from {other}, and "),
+        ("import deep_ep", shadowed, f"another deep_ep is installed, {other}"),
     ]:
         process = start("-c", code, **path)
         _, errors = process.communicate(timeout=120)
-        assert process.returncode == 1 and sentence in errors
+        last = errors.splitlines()[-1]
+        assert process.returncode == 1 and sentence in last and "crossdock/deep_ep" in last
+    process = start("-m", "crossdock", "run", "--as-deep-ep", "true", **both)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2 and errors.startswith("crossdock: another deep_ep is installed"), errors
 
 
 def free_port() -> int:

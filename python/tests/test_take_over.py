@@ -48,7 +48,7 @@ def test_an_unchanged_program() -> None:
     done = python("-m", "crossdock", "run", HERE / "nccl_ep_program.py", "--flag")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() == "nccl.ep 0.2.0"
-    assert "nccl.ep uses Crossdock" in done.stderr
+    assert "nccl.ep and TransformerEngine use Crossdock" in done.stderr
 
 
 @pytest.mark.skipif(not has_nccl_ep(), reason="nccl.ep is not installed: skipped")
@@ -58,7 +58,6 @@ def test_processes_that_it_spawns(tmp_path: Path) -> None:
     script.write_text(SPAWNING)
     done = python("-m", "crossdock", "run", script)
     assert done.stdout == "nccl.ep 0.2.0 of Crossdock\n", done.stderr
-    assert "by LD_PRELOAD in processes that it starts" in done.stderr
 
 
 def test_the_same_program_with_an_edited_import(tmp_path: Path) -> None:
@@ -69,16 +68,6 @@ def test_the_same_program_with_an_edited_import(tmp_path: Path) -> None:
     edited.write_text(program.replace("import nccl.ep as ep", "import crossdock as ep"))
     done = python(edited, "--flag")
     assert done.stdout.strip() == f"nccl.ep {ep.__version__}", done.stderr
-
-
-def test_it_refuses_where_another_library_came_first(tmp_path: Path) -> None:
-    source, other = tmp_path / "other.c", tmp_path / "libother.so"
-    source.write_text("int ncclEpGetVersion(int* version) { *version = 1; return 0; }\n")
-    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", other], check=True)
-    program = f"import ctypes; ctypes.CDLL({str(other)!r}, mode=ctypes.RTLD_GLOBAL)\n"
-    done = python("-c", program + "import crossdock; crossdock.take_over_nccl_ep()")
-    assert done.returncode != 0
-    assert "ncclEpGetVersion of another library is loaded globally already" in done.stderr
 
 
 def test_loaded_files_may_have_spaces_in_their_names(tmp_path: Path) -> None:

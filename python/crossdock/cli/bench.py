@@ -18,6 +18,7 @@ import numpy as np
 
 import crossdock as ep
 from crossdock.cli.layer import Layer, add_world_arguments, run_world
+from crossdock.cli.table import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,9 +58,6 @@ def run_rank(comm: ep.Communicator, options: argparse.Namespace, tokens: list[in
 
 
 def main(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
     tokens = [int(number) for number in options.tokens.split(",")]
     ranks = run_world(options, run_rank, tokens)
     results: list[dict[str, Any]] = []
@@ -78,12 +76,14 @@ def main(options: argparse.Namespace) -> int:
         return 0
     if options.json:
         Path(options.json).write_text(json.dumps(report))
-    table = Table(title=f"{options.ranks} {options.world}, hidden {options.hidden} fp32, medians in us")
-    for heading in ("tokens a rank", "dispatch", "combine", "memcpy of the rows"):
-        table.add_column(heading, justify="right")
+    rows = []
     for result in results:
         library = result["libraries"][0]
         cells = [library["dispatch"], library["combine"], result["floor"]["dispatch"]]
-        table.add_row(str(result["tokens"]), *(f"{cell['time_us']['median']:.1f}" for cell in cells))
-    Console().print(table)
+        rows.append((str(result["tokens"]), *(f"{cell['time_us']['median']:.1f}" for cell in cells)))
+    print_table(
+        f"{options.ranks} {options.world}, hidden {options.hidden} fp32, medians in us",
+        ("tokens a rank", "dispatch", "combine", "memcpy of the rows"),
+        rows,
+    )
     return 0

@@ -13,6 +13,7 @@ import numpy as np
 
 import crossdock as ep
 from crossdock.cli.layer import Layer, add_world_arguments, run_world
+from crossdock.cli.table import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,41 +28,35 @@ def _factor(expert: Any) -> Any:
 
 
 def run_rank(comm: ep.Communicator, options: argparse.Namespace) -> dict[str, Any]:
-    from rich.progress import Progress
-
     layer = Layer(comm, options, options.tokens)
     rows_from = np.zeros(comm.num_ranks, np.int64)
     worst = 0.0
     seconds = {"dispatch": 0.0, "experts": 0.0, "combine": 0.0}
-    with Progress(transient=True, disable=comm.rank != 0) as progress:
-        for step in progress.track(range(options.steps), description="steps"):
-            layer.route(step, options.tokens)
-            times = [time.perf_counter()]
-            layer.dispatch()
-            times.append(time.perf_counter())
-            for local, count in enumerate(layer.counts):
-                layer.received[local, :count] *= _factor(comm.rank * layer.num_local + local)
-            times.append(time.perf_counter())
-            layer.combine()
-            times.append(time.perf_counter())
-            for name, start, end in zip(seconds, times[:-1], times[1:], strict=True):
-                seconds[name] += end - start
-            factors = (layer.weights * _factor(layer.topk_idx)).sum(axis=1, keepdims=True)
-            expected = layer.tokens * factors
-            worst = max(
-                worst, float(np.abs(layer.result - expected).max(initial=0) / np.abs(expected).max(initial=1e-9))
-            )
-            for source in range(comm.num_ranks):
-                _, chosen, _ = layer.problem(source, step, options.tokens)
-                rows_from[source] += int((chosen // layer.num_local == comm.rank).sum())
+    for step in range(options.steps):
+        layer.route(step, options.tokens)
+        times = [time.perf_counter()]
+        layer.dispatch()
+        times.append(time.perf_counter())
+        for local, count in enumerate(layer.counts):
+            layer.received[local, :count] *= _factor(comm.rank * layer.num_local + local)
+        times.append(time.perf_counter())
+        layer.combine()
+        times.append(time.perf_counter())
+        for name, start, end in zip(seconds, times[:-1], times[1:], strict=True):
+            seconds[name] += end - start
+        factors = (layer.weights * _factor(layer.topk_idx)).sum(axis=1, keepdims=True)
+        expected = layer.tokens * factors
+        worst = max(
+            worst, float(np.abs(layer.result - expected).max(initial=0) / np.abs(expected).max(initial=1e-9))
+        )
+        for source in range(comm.num_ranks):
+            _, chosen, _ = layer.problem(source, step, options.tokens)
+            rows_from[source] += int((chosen // layer.num_local == comm.rank).sum())
     layer.close()
     return {"rows_from": rows_from.tolist(), "rows": int(rows_from.sum()), "worst": worst, "seconds": seconds}
 
 
 def main(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.table import Table
-
     ranks = run_world(options, run_rank)
     passed = all(rank["worst"] < 1e-5 for rank in ranks)
     report = {
@@ -79,15 +74,18 @@ def main(options: argparse.Namespace) -> int:
         return 0 if passed else 1
     if options.json:
         Path(options.json).write_text(json.dumps(report))
-    console = Console()
-    table = Table(
-        title=f"{options.steps} steps of {options.tokens} tokens a rank, top-{options.topk} of {options.experts}"
+    print_table(
+        f"{options.steps} steps of {options.tokens} tokens a rank, top-{options.topk} of {options.experts}",
+        ("rank", "rows in", "dispatch, ms", "experts, ms", "combine, ms", "largest error"),
+        [
+            (
+                str(number),
+                str(rank["rows"]),
+                *(f"{1000 * value / options.steps:.2f}" for value in rank["seconds"].values()),
+                f"{rank['worst']:.1e}",
+            )
+            for number, rank in enumerate(ranks)
+        ],
     )
-    for heading in ("rank", "rows in", "dispatch, ms", "experts, ms", "combine, ms", "largest error"):
-        table.add_column(heading, justify="right")
-    for number, rank in enumerate(ranks):
-        times = [f"{1000 * value / options.steps:.2f}" for value in rank["seconds"].values()]
-        table.add_row(str(number), str(rank["rows"]), *times, f"{rank['worst']:.1e}")
-    console.print(table)
-    console.print("[green]PASS" if passed else "[red]FAIL")
+    print("PASS" if passed else "FAIL")
     return 0 if passed else 1

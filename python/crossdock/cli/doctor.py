@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine has, and what Crossdock would use."""
+"""What this machine has, and what Crossdock would use; with --pid, what a running process has loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import sys
 
 import crossdock as ep
 from crossdock import nccl
+from crossdock.cli import process
+from crossdock.cli.table import aligned
 from crossdock.loaded import loaded_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    parser.add_argument("--pid", type=int, help="number of a running process: which libraries it has loaded")
 
 
 def _version(package: str) -> str:
@@ -50,7 +52,8 @@ def _cpu_world() -> str:
 
 
 def main(options: argparse.Namespace) -> int:
-    del options
+    if options.pid is not None:
+        return process.report(options.pid)
     found = {
         "crossdock": f"{ep.__version__}, library {_library()}",
         "Python": f"{sys.version.split()[0]} on {platform.platform()}, {os.cpu_count()} CPUs",
@@ -59,9 +62,7 @@ def main(options: argparse.Namespace) -> int:
         "CPU worlds": _cpu_world(),
         "GPUs": _gpus() + ("" if ep.has_cuda else "; this build of Crossdock has no GPU world"),
         "NCCL": _nccl(),
-        "rich, matplotlib": f"{_version('rich')}, {_version('matplotlib')}",
+        "matplotlib": _version("matplotlib"),
     }
-    width = max(map(len, found))
-    for name, text in found.items():
-        print(f"{name:<{width}}  {text}")
+    print("\n".join(aligned(list(found.items()))))
     return 0

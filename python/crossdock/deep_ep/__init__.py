@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
     sentence = f"crossdock.deep_ep needs PyTorch: pip install 'crossdock[torch]' ({error})"
     raise ModuleNotFoundError(sentence, name=error.name) from error
 
+from crossdock.as_deep_ep import VERSION
 from crossdock.deep_ep import buffers, utils
 from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.elastic import (
@@ -27,7 +28,7 @@ from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.layout import topk_idx_t
 from crossdock.deep_ep.legacy import Buffer
 
-__version__ = "2.1.0"  # of the interface
+__version__ = VERSION
 
 __all__ = [
     "Buffer",

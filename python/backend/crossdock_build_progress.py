@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a build says while it runs, on the terminal of whoever started pip, which shows a build's own output only at -v
+or when it fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TERMINAL = "/dev/tty"
+SECONDS = 15.0  # between lines
+
+
+def say(text: str) -> None:
+    line = f"crossdock: {text}"
+    print(line, flush=True)
+    try:
+        with open(TERMINAL, "w") as terminal:
+            terminal.write(f"\r{line}\n")
+    except OSError:  # there is none
+        pass
+
+
+def count(folder: Path) -> tuple[int, int]:
+    """How many files are compiled and how many there are, of the latest of Ninja's builds below folder."""
+    plans = sorted(folder.glob("wheel-*/build.ninja"), key=lambda path: path.stat().st_mtime)
+    if not plans:
+        return 0, 0
+    outputs = set()
+    for line in plans[-1].read_text().splitlines():
+        name, is_rule, rule = line.removeprefix("build ").partition(": ")
+        if line.startswith("build ") and is_rule and "_COMPILER__" in rule.split()[0]:
+            outputs.add(name)
+    log = plans[-1].with_name(".ninja_log")
+    lines = log.read_text().splitlines() if log.exists() else []
+    return len(outputs & {fields[3] for line in lines if len(fields := line.split("\t")) > 3}), len(outputs)
+
+
+@contextmanager
+def shown(folder: Path) -> Iterator[None]:
+    """Says every SECONDS how far the build below folder is, until it ends."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        start = time.monotonic()
+        while not ended.wait(SECONDS):
+            done, total = count(folder)
+            if total:
+                say(f"{done} of {total} files compiled after {time.monotonic() - start:.0f} s")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()

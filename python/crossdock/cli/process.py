@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which libraries a running process has loaded, from /proc: files, versions, and whose they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from crossdock.as_deep_ep import FOLDER
+from crossdock.cli.table import aligned
+from crossdock.errors import InvalidArgument
+from crossdock.libraries import NCCL_EP_VERSION, NCCL_VERSION, OURS, ask
+from crossdock.loaded import all_loaded_files
+from crossdock.nccl import MIN_VERSION
+from crossdock.program import HOME
+
+VARIABLES = ("LD_PRELOAD", "NCCL_EP_HOME", "NCCL_RMA_PLUGIN", "CROSSDOCK_NCCL_LIBRARY")
+DELETED = " (deleted)"
+
+
+def report(pid: int) -> int:
+    """Prints what process pid has; returns 1 where two libraries are of one name, or NCCL is too old."""
+    files, command, environment = _read(pid)
+    libraries = [file for file in _named(files, "libnccl_ep.so") if Path(file).parent != HOME / "lib"]
+    nccls = _named(files, "libnccl.so")
+    rows = [("process", f"{pid}: {' '.join(command)}")]
+    rows += [("libnccl_ep", f"{file}, {_whose(pid, file)}") for file in libraries] or [("libnccl_ep", "not loaded")]
+    rows += [("NCCL", f"{file}, {_nccl_version(pid, file)}") for file in nccls] or [("NCCL", "not loaded")]
+    rows += [("plugin", file) for prefix in ("libnccl-rma", "libnccl-net") for file in _named(files, prefix)]
+    rows += [("TransformerEngine", file) for file in _named(files, "libtransformer_engine.so")]
+    rows += [("deep_ep", text) for text in _deep_ep(files, command, environment)]
+    # What the process itself has set since it started is not to be seen.
+    rows += [(name, f"was {environment[name]} at its start") for name in VARIABLES if environment.get(name)]
+    print("\n".join(aligned(rows)))
+    problems = [
+        f"{' and '.join(files_of_kind)} are of the same name: a caller gets the one that its own search finds. Start "
+        "the program with python -m crossdock run"
+        for files_of_kind in (libraries, nccls)
+        if len(files_of_kind) > 1
+    ]
+    problems += [
+        f"{file} is too old: GPUs need NCCL 2.30.4 or newer, loaded first (python -m crossdock run does that)"
+        for file in nccls
+        if 0 < ask(_path(pid, file), NCCL_VERSION).code < MIN_VERSION
+    ]
+    for problem in problems:
+        print(f"crossdock: {problem}")
+    return 1 if problems else 0
+
+
+def _read(pid: int) -> tuple[list[str], list[str], dict[str, str]]:
+    """Loaded files, command line and environment. InvalidArgument: there is no such process, or it is another's."""
+    try:
+        files = all_loaded_files(pid) if pid > 0 else []
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        raise InvalidArgument(f"--pid is {pid}, and there is no such process") from None
+    except PermissionError:
+        raise InvalidArgument(f"--pid is {pid}, a process of another user: ask as that user, or as root") from None
+    return files, command, dict(line.partition("=")[::2] for line in variables)
+
+
+def _named(files: Sequence[str], prefix: str) -> list[str]:
+    return [file for file in files if os.path.basename(file).startswith(prefix)]
+
+
+def _path(pid: int, file: str) -> str:
+    """Where this process finds it: the other may have another root, as in a container."""
+    return file if os.path.exists(file) else f"/proc/{pid}/root{file}"
+
+
+def _whose(pid: int, file: str) -> str:
+    if file.endswith(DELETED):
+        return "which has been replaced since"
+    found = ask(_path(pid, file), NCCL_EP_VERSION, OURS)
+    owner = "Crossdock" if OURS in found.symbols else "not Crossdock's,"
+    return f"{owner} {found.version}{f' ({found.problem})' if found.problem else ''}"
+
+
+def _nccl_version(pid: int, file: str) -> str:
+    found = ask(_path(pid, file), NCCL_VERSION)
+    return f"{found.version}{f' ({found.problem})' if found.problem else ''}"
+
+
+def _deep_ep(files: Sequence[str], command: Sequence[str], environment: dict[str, str]) -> list[str]:
+    """crossdock.deep_ep has no library of its own, so only how the process was started can tell."""
+    others = [file for file in files if "deep_ep" in file and ".so" in os.path.basename(file)]
+    found = [f"{file}, not Crossdock's" for file in others]
+    if "--as-deep-ep" in command or str(FOLDER) in environment.get("PYTHONPATH", "").split(os.pathsep):
+        found.append("import deep_ep finds crossdock.deep_ep")
+    return found or ["no library of that name is loaded"]

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package's own library, which must be loaded before another of its name: importing this imports _core."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from crossdock.loaded import loaded_files
+
+LIBRARY = "libnccl_ep.so.0"
+
+
+def _import_core() -> None:
+    """Imports the extension module. The loader gives it the first library of the name LIBRARY that the process has:
+    where that is another one, its error is about a symbol, and this one's about the two files."""
+    try:
+        importlib.import_module("crossdock._core")
+    except ImportError as error:
+        own = _own_library()
+        others = [path for path in loaded_files("libnccl_ep.so") if path != own]
+        if not others:
+            raise
+        message = (
+            f"{others[0]} is loaded already and has the name {LIBRARY}, so {own} of this package cannot be: take it "
+            "out of LD_PRELOAD, or import crossdock before what loads it (python -m crossdock run PROGRAM does)"
+        )
+        if _is_command():
+            print(f"crossdock: {message}", file=sys.stderr)
+            raise SystemExit(2) from None
+        raise ImportError(message) from error
+
+
+def _own_library() -> str:
+    """In a build tree the library lies elsewhere; the module that needs it stands for it there."""
+    here = Path(__file__).parent
+    candidates = [here / "lib" / LIBRARY, *here.glob("_core*.so"), here]
+    return str(next(path for path in candidates if path.exists()))
+
+
+def _is_command() -> bool:
+    return sys.orig_argv[1:3] == ["-m", "crossdock"] or os.path.basename(sys.argv[0]) == "crossdock-run"
+
+
+_import_core()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program, and every process that it starts, needs so that all engines in it run on Crossdock.
+
+nccl.ep looks for functions among those of the process, C and C++ programs ask the loader for libnccl_ep.so.0 or
+libnccl_ep.so, TransformerEngine opens NCCL_EP_HOME/lib/libnccl_ep.so and else the file that it brings: docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossdock import take_over
+from crossdock._core import has_cuda
+from crossdock.as_deep_ep import FOLDER, deep_ep_sentence, expect_no_other_deep_ep, install_as_deep_ep
+from crossdock.errors import InvalidUsage
+from crossdock.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded, version_text
+from crossdock.loaded import loaded_files
+from crossdock.nccl import MIN_VERSION
+
+# Its lib/libnccl_ep.so leads to the package's library: a wheel has no links.
+HOME = Path(__file__).parent / "nccl_ep_home"
+PLUGIN_FUNCTIONS = ("ncclRmaPlugin_v14", "ncclRmaPlugin_v13")
+MIN_NCCL_OF_PLUGIN = 23007
+
+
+@dataclass(frozen=True)
+class Program:
+    """Paths of all that is put in front; nccl is None where nothing asks for one, plugin may be empty."""
+
+    library: str
+    home_library: str
+    nccl: Library | None
+    plugin: str
+    as_deep_ep: bool
+
+    @property
+    def libraries(self) -> list[str]:
+        """In the order in which the loader must see them."""
+        nccl = [self.nccl.file] if self.nccl and not self.nccl.problem else []
+        return [file for file in (self.library, self.home_library, *nccl) if file]
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """What the environment of the program has besides, or instead."""
+        variables = {"NCCL_EP_HOME": str(HOME)} if self.home_library else {}
+        if not environment.get("NCCL_HOME") and not environment.get("NCCL_EP_JIT_BUILD_INCLUDE_DIR"):
+            # Nothing is compiled at run time here, but TransformerEngine ends where it finds no headers of NCCL.
+            variables["NCCL_EP_JIT_BUILD_INCLUDE_DIR"] = str(HOME)
+        # LD_PRELOAD takes spaces for ends of names.
+        usable = [file for file in self.libraries if not set(file) & set(" :")]
+        folders = [os.path.dirname(file) for file in self.libraries if file not in usable and ":" not in file]
+        kept = [file for file in environment.get("LD_PRELOAD", "").replace(":", " ").split() if file not in usable]
+        variables["LD_PRELOAD"] = ":".join([*usable, *kept])
+        _prepend(variables, environment, "LD_LIBRARY_PATH", folders)
+        if self.plugin:
+            variables["NCCL_RMA_PLUGIN"] = self.plugin
+        if self.as_deep_ep:
+            _prepend(variables, environment, "PYTHONPATH", [str(FOLDER)])
+        return variables
+
+    def enter(self) -> None:
+        """The same for this process, and for those that it starts."""
+        # NCCL first: installing deep_ep imports torch, which brings its own.
+        present = self._expect_no_old_nccl()
+        for file in reversed(self.libraries):
+            if not (present and self.nccl and file == self.nccl.file):
+                ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
+        take_over.expect_ours_first()
+        os.environ.update(self.variables(os.environ))
+        if self.as_deep_ep:
+            install_as_deep_ep()
+            if str(FOLDER) not in sys.path:  # multiprocessing's spawn hands that down, too
+                sys.path.append(str(FOLDER))
+
+    def _expect_no_old_nccl(self) -> bool:
+        """Whether this process has an NCCL already. InvalidUsage: it has, and a new enough one would come second."""
+        loaded = loaded_files("libnccl.so") if self.nccl and not self.nccl.problem else []
+        for found in (ask(file, NCCL_VERSION) for file in loaded):
+            if self.nccl and found.code < MIN_VERSION:
+                raise InvalidUsage(
+                    f"NCCL {found.version} ({found.file}) is loaded in this process already, and {self.nccl.file} "
+                    "would come second: take it out of LD_PRELOAD, or keep Python from importing what loads it at its start"
+                )
+        return bool(loaded)
+
+    def sentence(self) -> str:
+        """Which library serves which interface."""
+        users = "nccl_ep.h, nccl.ep and TransformerEngine use" if self.home_library else "nccl_ep.h and nccl.ep use"
+        world = "" if has_cuda else ", which has no GPU backend: only CPU communicators work"
+        parts = [f"{users} {take_over.own_name()}, {self.library}{world}"]
+        if self.as_deep_ep:
+            parts.append(deep_ep_sentence())
+        if self.nccl:
+            parts.append(self.nccl.problem or f"NCCL is {self.nccl.version}, {self.nccl.file}")
+        if self.plugin:
+            parts.append(f"NCCL's network plugin is {self.plugin}")
+        if any(" " in file or ":" in file for file in self.libraries):
+            parts.append("LD_PRELOAD takes no spaces or colons, so processes that it starts may use other libraries")
+        return "; ".join(parts)
+
+
+def _prepend(variables: dict[str, str], environment: Mapping[str, str], name: str, paths: list[str]) -> None:
+    kept = [path for path in environment.get(name, "").split(os.pathsep) if path and path not in paths]
+    if paths:
+        variables[name] = os.pathsep.join([*paths, *kept])
+
+
+def prepare(as_deep_ep: bool = False, plugin: str = "", needs_nccl: bool = has_cuda) -> Program:
+    """Looks for everything and changes nothing. InvalidUsage, with both files, where two libraries of one name would
+    come together, or another DeepEP is installed or imported."""
+    library = take_over.own_library()
+    home_library = HOME / "lib" / "libnccl_ep.so"
+    for file in preloaded(os.environ, "libnccl_ep.so"):
+        _expect_same(file, library, str(home_library))
+    if as_deep_ep:
+        expect_no_other_deep_ep()
+    nccl = find_nccl(os.environ, MIN_VERSION) if needs_nccl else None
+    if nccl and not nccl.problem:
+        for file in preloaded(os.environ, "libnccl.so"):
+            _expect_same(file, nccl.file)
+    if plugin:
+        plugin = _checked_plugin(plugin, nccl)
+    return Program(library, str(home_library) if home_library.exists() else "", nccl, plugin, as_deep_ep)
+
+
+def _expect_same(preloaded_file: str, *ours: str) -> None:
+    if not any(os.path.realpath(preloaded_file) == os.path.realpath(own) for own in ours):
+        raise InvalidUsage(
+            f"LD_PRELOAD names {preloaded_file}, and a process can have one library of that name, which is to be "
+            f"{ours[0]}: take it out of LD_PRELOAD"
+        )
+
+
+def _checked_plugin(plugin: str, nccl: Library | None) -> str:
+    path = os.path.abspath(plugin)
+    if not os.path.isfile(path):
+        raise InvalidUsage(f"--plugin is {plugin}, which is no file: name libnccl-rma-crossdock.so (docs/plugin.md)")
+    library = ask(path, "", *PLUGIN_FUNCTIONS)
+    if not library.symbols:
+        reason = library.problem or f"it has neither {PLUGIN_FUNCTIONS[0]} nor {PLUGIN_FUNCTIONS[1]}"
+        raise InvalidUsage(f"--plugin is {plugin}, which NCCL cannot use: {reason}")
+    if nccl and nccl.code and nccl.code < MIN_NCCL_OF_PLUGIN:
+        raise InvalidUsage(
+            f"--plugin needs NCCL {version_text(MIN_NCCL_OF_PLUGIN)} or newer, and {nccl.file} is {nccl.version}"
+        )
+    return path

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""doctor --pid: which libraries a running process has, whose they are, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import stub_libraries
+
+from crossdock import take_over
+from crossdock.__main__ import main
+
+
+@contextmanager
+def running(code: str, *options: str, **environment: str) -> Iterator[int]:
+    """A process that has run the code and waits until the block ends."""
+    command = [sys.executable, *options, "-c", f"{code}\nprint(flush=True); input()"]
+    with subprocess.Popen(
+        command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.stdin.write("\n")
+
+
+def test_a_process_with_crossdock(capsys: pytest.CaptureFixture[str]) -> None:
+    with running("import crossdock", NCCL_EP_HOME="/somewhere") as pid:
+        assert main(["doctor", "--pid", str(pid)]) == 0
+    found = capsys.readouterr().out
+    assert f"{take_over.own_library()}, Crossdock 0." in found
+    assert "NCCL          not loaded" in found
+    assert "NCCL_EP_HOME  was /somewhere at its start" in found
+
+
+def test_a_process_with_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An NCCL that is too old, two libraries of one name, a plugin, a DeepEP."""
+    other = stub_libraries.foreign_nccl_ep(tmp_path / "bundled")
+    old = stub_libraries.nccl(tmp_path, 22703)
+    plugin = stub_libraries.library(stub_libraries.PLUGIN, tmp_path / "libnccl-rma-crossdock.so")
+    deep_ep = stub_libraries.library(stub_libraries.PLUGIN, tmp_path / "deep_ep_cpp.so")
+    load = "".join(f"ctypes.CDLL({str(file)!r}); " for file in (other, old, plugin, deep_ep))
+    with running(f"import crossdock, ctypes; {load}") as pid:
+        assert main(["doctor", "--pid", str(pid)]) == 1
+    found = capsys.readouterr().out
+    assert f"{other}, not Crossdock's, 0.1.0" in found
+    assert f"{old}, 2.27.3" in found
+    assert f"plugin      {plugin}" in found
+    assert f"{deep_ep}, not Crossdock's" in found
+    assert " and ".join(sorted([take_over.own_library(), str(other)])) in found or f"{other} and " in found
+    assert f"crossdock: {old} is too old: GPUs need NCCL 2.30.4 or newer" in found
+
+
+@pytest.mark.parametrize("pid", ["0", "-3", "4194305"])
+def test_no_such_process(pid: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--pid", pid]) == 2
+    assert f"--pid is {pid}, and there is no such process" in capsys.readouterr().err

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m crossdock run: any program finds Crossdock whichever way it looks, and what is in the way is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import stub_libraries
+
+import crossdock
+from crossdock import libraries, program, take_over
+from crossdock.errors import InvalidUsage
+
+RUN = [sys.executable, "-m", "crossdock", "run"]
+EVERY_WAY = ("global", "libnccl_ep.so.0", "libnccl_ep.so", "by path")
+
+
+def start(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)), env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def files_of(output: str) -> dict[str, str]:
+    return dict(line.split(": ", 1) for line in output.splitlines())
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Path:
+    return stub_libraries.compile_c(stub_libraries.ASKING, tmp_path / "asking")
+
+
+def test_a_c_program_finds_it_in_every_way(asking: Path, tmp_path: Path) -> None:
+    """Also in a child of a child, and with a library beside it that it would open by its path."""
+    bundled = stub_libraries.foreign_nccl_ep(tmp_path / "bundled")
+    own = take_over.own_library()
+    done = start(asking, bundled)
+    assert files_of(done.stdout)["by path"] == str(bundled)
+    for command in ([asking, bundled], ["sh", "-c", f"env {asking} {bundled}"]):
+        done = start(*RUN, *command)
+        assert done.returncode == 0, done.stderr
+        found = files_of(done.stdout)
+        assert [os.path.realpath(found[way]) for way in EVERY_WAY] == [os.path.realpath(own)] * 4
+        assert done.stderr.startswith("crossdock: nccl_ep.h, nccl.ep and TransformerEngine use Crossdock ")
+        assert own in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_its_exit_code_is_the_program_s(asking: Path) -> None:
+    assert start(*RUN, asking, "x", 7).returncode == 7
+    assert start(*RUN, "sh", "-c", "exit 9").returncode == 9
+
+
+def test_a_script_finds_it_in_every_way(tmp_path: Path, asking: Path) -> None:
+    """In this process, where the environment comes too late for the loader, and in a child."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import ctypes, os, subprocess, sys
+from crossdock.loaded import file_of
+home = os.environ["NCCL_EP_HOME"]
+for way, name in ("global", None), ("libnccl_ep.so.0",) * 2, ("libnccl_ep.so",) * 2, \
+        ("by path", home + "/lib/libnccl_ep.so"):
+    print(f"{{way}}: {{file_of(ctypes.CDLL(name).ncclEpGetVersion)}}", flush=True)
+subprocess.run([{str(asking)!r}], check=True)
+print(*sys.argv[1:], sep=", ")
+""")
+    done = start(*RUN, script, "--flag", "-m", "two words")
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [*EVERY_WAY, *EVERY_WAY]
+    assert {os.path.realpath(line.partition(": ")[2]) for line in lines} == {os.path.realpath(take_over.own_library())}
+    assert last == "--flag, -m, two words"
+
+
+def test_one_rank_speaks_for_all() -> None:
+    for rank, lines in (("0", 1), ("1", 0)):
+        done = start(*RUN, "true", RANK=rank)
+        assert (done.returncode, done.stderr.count("\n")) == (0, lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: PROGRAM"),
+        (["no_such_program"], "PROGRAM is no_such_program, which is neither a file nor a command on PATH"),
+        (["missing.py"], "PROGRAM is missing.py, which is neither a file nor"),
+        (["-m", "no_such_module"], "PROGRAM is no_such_module, and there is no such module"),
+        (["--plugin", "nowhere.so", "true"], "--plugin is nowhere.so, which is no file"),
+        (["--plugin", __file__, "true"], "which NCCL cannot use: "),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str) -> None:
+    done = start(*RUN, *arguments)
+    assert done.returncode == 2 and message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_programs_that_cannot_be_started(asking: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"\x7fELF, it says")
+    text.chmod(0o755)
+    done = start(*RUN, text)
+    assert done.returncode == 126 and f"crossdock: {text} cannot be started: " in done.stderr
+    asking.chmod(0o644)
+    done = start(*RUN, asking)
+    assert done.returncode == 2 and f"{asking} is a program that is not executable: chmod +x" in done.stderr
+
+
+def test_another_library_in_ld_preload(tmp_path: Path) -> None:
+    """The loader would give the module the other one, and its message would be about a symbol."""
+    other = stub_libraries.foreign_nccl_ep(tmp_path)
+    done = start(*RUN, "true", LD_PRELOAD=str(other))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert f"{other} is loaded already and has the name libnccl_ep.so.0, so " in done.stderr
+    assert "take it out of LD_PRELOAD" in done.stderr
+    for before in "", f"import ctypes; ctypes.CDLL({str(other)!r}); ":
+        done = start(sys.executable, "-c", f"{before}import crossdock", LD_PRELOAD="" if before else str(other))
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(f"ImportError: {other} is loaded already"), done.stderr
+
+
+def test_a_second_library_of_the_name_in_ld_preload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would come behind this package's, into the same process."""
+    other = stub_libraries.foreign_nccl_ep(tmp_path)
+    own = take_over.own_library()
+    monkeypatch.setenv("LD_PRELOAD", f"{own}:{other}")
+    with pytest.raises(InvalidUsage, match=f"LD_PRELOAD names {other}, .* which is to be {own}: take it out"):
+        program.prepare()
+
+
+def test_a_library_that_is_global_already(tmp_path: Path) -> None:
+    other = stub_libraries.library(stub_libraries.NCCL_EP, tmp_path / "libother.so")
+    done = start(
+        sys.executable,
+        "-c",
+        f"import ctypes; ctypes.CDLL({str(other)!r}, mode=ctypes.RTLD_GLOBAL); import crossdock; "
+        "crossdock.take_over_nccl_ep()",
+    )
+    last = done.stderr.splitlines()[-1]
+    assert f"ncclEpGetVersion of {other} is loaded globally already, and comes before that of " in last
+    assert take_over.own_library() in last and "python -m crossdock run" in last
+
+
+def test_nccl_is_put_first(tmp_path: Path) -> None:
+    """The new enough one of two, for this process and a child, whatever torch would bring."""
+    old, new = stub_libraries.nccl(tmp_path / "old", 22703), stub_libraries.nccl(tmp_path / "new", 23007)
+    asking = "import ctypes; n = ctypes.c_int(); ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); print(n)"
+    done = start(
+        sys.executable,
+        "-c",
+        f"""
+import subprocess, sys
+from crossdock.program import prepare
+program = prepare(needs_nccl=True)
+program.enter()
+print(program.sentence())
+{asking}
+sys.stdout.flush()
+subprocess.run([sys.executable, "-c", {asking!r}])
+""",
+        LD_LIBRARY_PATH=f"{old.parent}:{new.parent}",
+    )
+    sentence, *numbers = done.stdout.splitlines()
+    assert f"; NCCL is 2.30.7, {new}" in sentence, done.stderr
+    assert numbers == ["c_int(23007)"] * 2
+
+
+def test_an_old_nccl_that_is_loaded_first(tmp_path: Path) -> None:
+    """A second one behind it would help nobody: both are named. One that is new enough is left as it is."""
+    old, new = stub_libraries.nccl(tmp_path / "old", 22703), stub_libraries.nccl(tmp_path / "new", 23007)
+    newer = stub_libraries.nccl(tmp_path / "newer", 23100)
+    code = "import ctypes; ctypes.CDLL({!r}); from crossdock.program import prepare; prepare(needs_nccl=True).enter()"
+    done = start(sys.executable, "-c", code.format(str(old)), CROSSDOCK_NCCL_LIBRARY=str(new))
+    message = f"NCCL 2.27.3 ({old}) is loaded in this process already, and {new} would come second: "
+    assert message in done.stderr.splitlines()[-1]
+    done = start(sys.executable, "-c", code.format(str(newer)), CROSSDOCK_NCCL_LIBRARY=str(new))
+    assert done.returncode == 0, done.stderr
+
+
+def test_nccl_that_is_too_old_or_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named with what to install; one that was asked for is not passed over in silence."""
+    old, new = stub_libraries.nccl(tmp_path / "old", 22703), stub_libraries.nccl(tmp_path / "new", 23007)
+    monkeypatch.setattr(sys, "path", [])
+    install = "2.30.4 or newer is needed: pip install nvidia-nccl-cu13==2.30.7"
+
+    def found(**environment: str) -> libraries.Library:
+        return libraries.find_nccl(environment, 23004)
+
+    both = f"{old.parent}:{new.parent}"
+    assert found(LD_LIBRARY_PATH=both).file == str(new)
+    assert found(LD_LIBRARY_PATH=both, CROSSDOCK_NCCL_LIBRARY=str(new)).problem == ""
+    for asked in {"CROSSDOCK_NCCL_LIBRARY": str(old)}, {"LD_PRELOAD": f"libx.so {old}"}:
+        problem = found(LD_LIBRARY_PATH=both, **asked).problem
+        assert problem.startswith(f"NCCL 2.27.3 ({old}) is too old, {install}")
+        assert "name that in CROSSDOCK_NCCL_LIBRARY" in problem
+    missing = found(CROSSDOCK_NCCL_LIBRARY="/nowhere/libnccl.so.2").problem
+    assert missing.startswith("/nowhere/libnccl.so.2 cannot be opened as NCCL: ")
+    monkeypatch.setattr(libraries, "NCCL", "libnccl.so.none")
+    assert found().problem == f"no libnccl.so.none found, {install}"
+    monkeypatch.setenv("LD_PRELOAD", str(old))
+    monkeypatch.setenv("CROSSDOCK_NCCL_LIBRARY", str(new))
+    with pytest.raises(InvalidUsage, match=f"LD_PRELOAD names {old}, .* which is to be {new}"):
+        program.prepare(needs_nccl=True)
+
+
+def test_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = stub_libraries.library(stub_libraries.PLUGIN, tmp_path / "libnccl-rma-crossdock.so")
+    done = start(*RUN, "--plugin", plugin, "sh", "-c", "echo $NCCL_RMA_PLUGIN")
+    assert done.stdout == f"{plugin}\n"
+    assert f"NCCL's network plugin is {plugin}" in done.stderr
+    other = stub_libraries.library(stub_libraries.NCCL_EP, tmp_path / "libother.so")
+    with pytest.raises(InvalidUsage, match="it has neither ncclRmaPlugin_v14 nor ncclRmaPlugin_v13"):
+        program.prepare(plugin=str(other))
+    monkeypatch.setenv("CROSSDOCK_NCCL_LIBRARY", str(stub_libraries.nccl(tmp_path, 23004)))
+    with pytest.raises(InvalidUsage, match=r"--plugin needs NCCL 2\.30\.7 or newer, and .*libnccl\.so\.2 is 2\.30\.4"):
+        program.prepare(plugin=str(plugin), needs_nccl=True)
+
+
+def make_package(folder: Path, name: str, version: str, *files: str) -> None:
+    """What pip leaves of a package's metadata, and its files, empty where they are not there."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+
+
+def test_check_says_what_each_engine_would_use(tmp_path: Path) -> None:
+    """From metadata alone: none of them is imported, and nothing is started."""
+    bundle = "transformer_engine/wheel_lib"
+    files = f"{bundle}/libtransformer_engine.so", f"{bundle}/libnccl_ep.so"
+    make_package(tmp_path, "transformer_engine_cu13", "2.20.2", *files)
+    (tmp_path / files[0]).write_bytes(b"... NCCL_EP_HOME ...")
+    make_package(tmp_path, "flashinfer_python", "0.7.2", "flashinfer/moe_ep/__init__.py")
+    make_package(tmp_path, "vllm", "0.33.0", "vllm/__init__.py")
+    (tmp_path / "vllm" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path)])
+    done = start(*RUN, "--check", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    found = {line.split("  ")[0]: line for line in done.stdout.splitlines()[2:]}
+    assert f"{take_over.own_library()}, by NCCL_EP_HOME; without, {tmp_path / files[1]}" in found["TransformerEngine"]
+    assert "moe_ep" in found["FlashInfer"]
+    assert "with --as-deep-ep deep_ep is crossdock.deep_ep" in found["vLLM"]
+    assert "vllm 0.33.0" in found["vLLM"]
+    (tmp_path / files[0]).write_bytes(b"an older one")
+    (tmp_path / "deep_ep").mkdir()
+    (tmp_path / "deep_ep" / "__init__.py").touch()
+    done = start(*RUN, "--check", PYTHONPATH=path)
+    assert "this version does not look for libnccl_ep.so" in done.stdout
+    assert f"another deep_ep is installed, {tmp_path / 'deep_ep' / '__init__.py'}, and " in done.stdout
+    done = start(*RUN, "--as-deep-ep", "--check", PYTHONPATH=path)
+    assert done.returncode == 2 and done.stdout.startswith("crossdock: another deep_ep is installed, ")
+
+
+def test_the_console_script_is_the_command() -> None:
+    code = "import sys; from crossdock.__main__ import run_program; sys.exit(run_program())"
+    done = start(sys.executable, "-c", code, "sh", "-c", "exit 4")
+    assert done.returncode == 4
+    assert f"Crossdock {crossdock.__version__}" in done.stderr
