@@ -20,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -48,24 +49,27 @@ def pack(options: argparse.Namespace) -> int:
     os.environ["CROSSDOCK_ENGINES_MIB"] = "0"
     out: Path = options.folder
     shutil.rmtree(out, ignore_errors=True)
-    for name in ("tests", "packed", "site", "engines"):
+    for name in ("tests", "packed"):
         (out / name).mkdir(parents=True)
     for file in [*HERE.glob("*.py"), *HERE.parents[1].glob("python/tests/deep_ep_*.py")]:
         shutil.copy(file, out / "tests")
-    # The bindings of nccl.ep and nccl4py; NVIDIA's own library stays behind.
-    for name, version in (("nccl-extensions", "0.1.0"), ("nccl4py", "0.6.0")):
-        part = wheels.folder(wheels.Wheel(name, version, 22, r"nccl/(?!ep/lib|ep/include|m2n)", options.python))
-        shutil.copytree(part, out / "site", dirs_exist_ok=True)
-    shutil.copytree(wheels.folder(wheels.FLASHINFER), out / "engines", dirs_exist_ok=True)
-    if options.package is not None:
-        copy_package(options.package, out / "site")
-    shutil.copy(options.library, out / "packed" / "libnccl_ep.so.0")
-    subprocess.run(["strip", "--strip-unneeded", out / "packed" / "libnccl_ep.so.0"], check=True)
+    with tempfile.TemporaryDirectory() as name:
+        site = Path(name)
+        # The bindings of nccl.ep and nccl4py; NVIDIA's own library stays behind.
+        for package, version in (("nccl-extensions", "0.1.0"), ("nccl4py", "0.6.0")):
+            part = wheels.Wheel(package, version, 22, r"nccl/(?!ep/lib|ep/include|m2n)", options.python)
+            shutil.copytree(wheels.folder(part), site, dirs_exist_ok=True)
+        shutil.copytree(wheels.folder(wheels.FLASHINFER), site / "engines")
+        if options.package is not None:
+            copy_package(options.package, site)
+        shutil.copy(options.library, site / "libnccl_ep.so.0")
+        for library in site.rglob("*.so*"):
+            subprocess.run(["strip", "--strip-unneeded", library], check=True)
+        with tarfile.open(out / "packed" / "site.tar.xz", "w:xz") as archive:
+            archive.add(site, "site", filter=lambda file: None if "__pycache__" in file.name else file)
     for wheel, name in ((wheels.NCCL, "libnccl.so.2"), (wheels.TRANSFORMER_ENGINE, "libtransformer_engine.so")):
         source = next(wheels.folder(wheel_for(wheel, options.python)).rglob(name))
         slim.pack(source, out / "packed" / f"{name}.xz", options.architecture)
-    for unwanted in [*out.rglob("__pycache__"), *out.rglob("*.pxd")]:
-        shutil.rmtree(unwanted) if unwanted.is_dir() else unwanted.unlink()
     total = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     for file in sorted(out.rglob("*"), key=lambda file: -file.stat().st_size)[:8]:
         print(f"{file.stat().st_size / 2**20:6.1f} MiB  {file.relative_to(out)}")
@@ -84,9 +88,7 @@ def copy_package(package: Path, site: Path) -> None:
             archive.extractall(scratch)
             shutil.copytree(Path(scratch, "crossdock"), target, ignore=shutil.ignore_patterns("lib", "include"))
     else:
-        shutil.copytree(package, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyi"))
-    for module in target.glob("_core*.so"):
-        subprocess.run(["strip", "--strip-unneeded", module], check=True)
+        shutil.copytree(package, target, ignore=shutil.ignore_patterns("*.pyi"))
 
 
 # --- run
@@ -115,7 +117,7 @@ def environment(root: Path, part: Part) -> dict[str, str]:
     work = root / "work"
     folders = [str(work), *library_folders(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
-        "PYTHONPATH": os.pathsep.join([str(root / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(root / "work" / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "LD_LIBRARY_PATH": ":".join(folders),
         "LD_PRELOAD": f"{work}/libnccl.so.2:{work}/libnccl_ep.so.0",
         "NCCL_EP_HOME": str(work / "home"),
@@ -130,13 +132,14 @@ def environment(root: Path, part: Part) -> dict[str, str]:
 def prepare(root: Path) -> None:
     """Unpacks the libraries into work, with the names that loaders and TransformerEngine look for."""
     work = root / "work"
-    (work / "home" / "lib").mkdir(parents=True, exist_ok=True)
-    for packed in (root / "packed").glob("*.xz"):
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "home" / "lib").mkdir(parents=True)
+    for packed in (root / "packed").glob("*.so*.xz"):
         slim.unpack(packed, work / packed.stem)
-    shutil.copy(root / "packed" / "libnccl_ep.so.0", work)
-    link = work / "home" / "lib" / "libnccl_ep.so"
-    link.unlink(missing_ok=True)
-    link.symlink_to(work / "libnccl_ep.so.0")
+    with tarfile.open(root / "packed" / "site.tar.xz") as archive:
+        archive.extractall(work, filter="data")
+    (work / "site" / "libnccl_ep.so.0").rename(work / "libnccl_ep.so.0")
+    (work / "home" / "lib" / "libnccl_ep.so").symlink_to(work / "libnccl_ep.so.0")
 
 
 def start(root: Path, part: Part, names: list[str], num_ranks: int, log: Path) -> list[subprocess.Popen[bytes]]:
@@ -150,16 +153,19 @@ def start(root: Path, part: Part, names: list[str], num_ranks: int, log: Path) -
         ]
 
 
-def wait(processes: list[subprocess.Popen[bytes]], timeout_s: float) -> bool:
-    """Until rank 0 has ended; the others, who may wait for one that failed, are ended soon after. False: too long."""
+def wait(processes: list[subprocess.Popen[bytes]], timeout_s: float, grace_s: float = 15) -> bool:
+    """Until rank 0 has ended, or another failed; the rest have the grace, and are then ended. False: too long."""
     deadline = time.monotonic() + timeout_s
     is_over = True
-    try:
-        processes[0].wait(timeout_s)
-        for process in processes[1:]:
-            process.wait(min(5.0, max(0.1, deadline - time.monotonic())))
-    except subprocess.TimeoutExpired:
-        is_over = processes[0].poll() is not None
+    while any(process.poll() is None for process in processes):
+        now = time.monotonic()
+        has_ended = processes[0].poll() is not None or any(process.poll() for process in processes)
+        if has_ended:
+            deadline = min(deadline, now + grace_s)
+        if now > deadline:
+            is_over = has_ended
+            break
+        time.sleep(0.1)
     for process in processes:
         process.kill()
         process.wait()
@@ -190,7 +196,9 @@ def run_part(root: Path, part: Part, options: argparse.Namespace, log: Path) -> 
         while left:
             step = log.with_name(f"{log.stem}-{len(found)}.log")
             step.unlink(missing_ok=True)
-            is_over = wait(start(root, part, left, options.ranks, step), options.timeout)
+            # The survivors of a rank that ends itself have work to do.
+            grace_s = 60 if left[0] in part.own else 15
+            is_over = wait(start(root, part, left, options.ranks, step), options.timeout, grace_s)
             before = len(found)
             found |= {name: word for name, word in outcomes(step) if name in left}
             if len(found) == before:
@@ -243,7 +251,7 @@ def parts_of(root: Path) -> list[Part]:
         Part(
             "FlashInfer",
             "gpu_flashinfer.py",
-            [str(root / "engines")],
+            [str(root / "work" / "site" / "engines")],
             [name for name in flashinfer if name not in killed],
             killed,
         ),
@@ -265,7 +273,7 @@ def reason_to_skip(root: Path, part: Part) -> str:
 
     if not torch.cuda.is_available():
         return "no GPU"
-    if part.program == "deep_ep_gpu.py" and not list((root / "site" / "crossdock").glob("_core*.so")):
+    if part.program == "deep_ep_gpu.py" and not list((root / "work" / "site" / "crossdock").glob("_core*.so")):
         return "the folder was packed without --package"
     return ""
 
@@ -273,6 +281,7 @@ def reason_to_skip(root: Path, part: Part) -> str:
 def run(options: argparse.Namespace) -> int:
     root = HERE.parent
     parts = [part for part in parts_of(root) if options.only in part.program]
+    prepare(root)
     if options.dry_run:
         for part in parts:
             print(f"{part.engine}: {len(part.cases) + len(part.own)} cases, {reason_to_skip(root, part) or 'would run'}")
@@ -280,7 +289,6 @@ def run(options: argparse.Namespace) -> int:
                 print(f"    {name}={value}")
             print("\n".join(f"    {name}" for name in [*part.cases, *part.own]))
         return 0
-    prepare(root)
     logs = Path(options.logs or root / "logs")
     logs.mkdir(parents=True, exist_ok=True)
     rows, has_failed = [], False
@@ -317,7 +325,7 @@ def main() -> int:
     running.add_argument("--only", default="", help="flashinfer, transformer_engine or deep_ep")
     running.add_argument("--timeout", type=float, default=300, help="for one program's run, in seconds")
     running.add_argument("--logs", help="where logs go (FOLDER/logs)")
-    running.add_argument("--dry-run", action="store_true", help="show cases and environment")
+    running.add_argument("--dry-run", action="store_true", help="unpack, and show cases and environment")
     running.set_defaults(do=run)
     options = parser.parse_args()
     return int(options.do(options))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -13,6 +14,10 @@ from pathlib import Path
 from wheels import SKIPPED, Skip
 
 NUM_RANKS = 2
+
+if importlib.util.find_spec("torch") is None:  # before a check imports it
+    print("skipped: torch is not installed")
+    sys.exit(SKIPPED)
 
 
 def is_rank() -> bool:

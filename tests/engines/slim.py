@@ -52,12 +52,9 @@ def pack(library: Path, out: Path, architecture: int) -> None:
     kept, _ = blank_others(image, architecture)
     if kept == 0:
         raise ValueError(f"{library} has no device code for sm_{architecture}")
-    out.write_bytes(lzma.compress(image, preset=2))
+    out.write_bytes(lzma.compress(image, preset=4))
 
 
 def unpack(packed: Path, out: Path) -> None:
-    if not out.exists():
-        scratch = out.with_suffix(".part")
-        with lzma.open(packed) as source, scratch.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 22)
-        scratch.rename(out)
+    with lzma.open(packed) as source, out.open("wb") as target:
+        shutil.copyfileobj(source, target, 1 << 22)
