@@ -113,7 +113,8 @@ def check() -> int:
         num_failed += bool(failures)
         print("".join(failures), end="")
     num_passed = len(names) - num_failed - num_refused
-    print(f"FlashInfer {wheels.FLASHINFER.version}: {num_passed} cases passed, {num_failed} failed, {num_refused} refused")
+    numbers = f"{num_passed} cases passed, {num_failed} failed, {num_refused} refused"
+    print(f"FlashInfer {wheels.FLASHINFER.version}: {numbers}")
     return 1 if num_failed else 0
 
 

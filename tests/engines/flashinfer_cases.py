@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What FlashInfer's own nccl_ep backend must do on Crossdock: cases for ranks on CPUs and on GPUs.
 
-Files of the wheel run unchanged: moe_ep's configuration, validation, fault tolerance, and its Fleet and Handle over nccl.ep.
-The rest of FlashInfer (kernels, JIT) is stood in for. Expert e multiplies its rows by (e + 1) / E, so that a token becomes
-itself times the sum of its weights times that.
+Files of the wheel run unchanged: moe_ep's configuration, validation, fault tolerance, and its Fleet and Handle over
+nccl.ep. The rest of FlashInfer (kernels, JIT) is stood in for. Expert e multiplies its rows by (e + 1) / E, so that a
+token becomes itself times the sum of its weights times that.
 """
 
 from __future__ import annotations

@@ -284,7 +284,8 @@ def run(options: argparse.Namespace) -> int:
     prepare(root)
     if options.dry_run:
         for part in parts:
-            print(f"{part.engine}: {len(part.cases) + len(part.own)} cases, {reason_to_skip(root, part) or 'would run'}")
+            number = len(part.cases) + len(part.own)
+            print(f"{part.engine}: {number} cases, {reason_to_skip(root, part) or 'would run'}")
             for name, value in environment(root, part).items():
                 print(f"    {name}={value}")
             print("\n".join(f"    {name}" for name in [*part.cases, *part.own]))

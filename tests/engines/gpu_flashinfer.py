@@ -3,8 +3,8 @@
 
     RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python gpu_flashinfer.py FOLDER [CASE...]
 
-and so for every rank, with Crossdock's libnccl_ep.so.0 and NCCL 2.30.4 or newer loaded first. FOLDER: FlashInfer's files.
-`killed expert-major` and `killed rank-major` end a rank, so each is a program of its own. --list prints the cases.
+and so for every rank, with Crossdock's libnccl_ep.so.0 and NCCL 2.30.4 or newer loaded first. FOLDER: FlashInfer's
+files. `killed expert-major` and `killed rank-major` end a rank, so each is a program of its own. --list prints all.
 """
 
 from __future__ import annotations

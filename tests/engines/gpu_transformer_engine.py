@@ -3,9 +3,9 @@
 
     RANK=0 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python gpu_transformer_engine.py LIBRARY [CASE...]
 
-and so for every rank, with NCCL 2.30.4 or newer loaded first, and NCCL_EP_HOME naming a folder whose lib/libnccl_ep.so is
-Crossdock's. LIBRARY: libtransformer_engine.so of the wheel. Where it finds an error, it ends the process. --list prints
-the cases.
+and so for every rank, with NCCL 2.30.4 or newer loaded first, and NCCL_EP_HOME naming a folder whose
+lib/libnccl_ep.so is Crossdock's. LIBRARY: libtransformer_engine.so of the wheel. Where it finds an error, it ends the
+process. --list prints the cases.
 """
 
 from __future__ import annotations

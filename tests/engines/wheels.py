@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines' files: wheels that pip downloads once, of which only what a check needs is kept.
 
-They lie in ~/.cache/crossdock/engines (XDG_CACHE_HOME counts). pip's own settings hold: PIP_FIND_LINKS names a folder with
-wheels, PIP_INDEX_URL another index. Wheels above CROSSDOCK_ENGINES_MIB (100) are not downloaded; 0 is no limit.
+They lie in ~/.cache/crossdock/engines (XDG_CACHE_HOME counts). pip's own settings hold: PIP_FIND_LINKS names a folder
+with wheels, PIP_INDEX_URL another index. Wheels above CROSSDOCK_ENGINES_MIB (100) are not downloaded; 0 is no limit.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,12 +37,12 @@ class Wheel:
         return f"{self.name} {self.version}"
 
 
-MEGATRON_OLD = Wheel("megatron-core", "0.16.1", 3)
-MEGATRON = Wheel("megatron-core", "0.19.2", 3) if sys.version_info >= (3, 12) else MEGATRON_OLD
+# Wheels for Python 3.12 alone; the files that are used run with 3.11 as well.
+MEGATRON = Wheel("megatron-core", "0.19.2", 3, python="3.12")
 SGLANG = Wheel("sglang", "0.5.23", 38, r"sglang/srt/layers/moe/token_dispatcher/")
 VLLM = Wheel("vllm", "0.33.0", 321, r"vllm/model_executor/layers/fused_moe/prepare_finalize/")
 FLASHINFER = Wheel("flashinfer-python", "0.7.2.post1", 14, r"flashinfer/moe_ep/(core|backends/split|\w+\.py)")
-TRANSFORMER_ENGINE = Wheel("transformer-engine-cu13", "2.20.2", 264, r"transformer_engine/wheel_lib/libtransformer_engine")
+TRANSFORMER_ENGINE = Wheel("transformer-engine-cu13", "2.20.2", 264, r"transformer_engine/wheel_lib/libtransformer")
 NCCL = Wheel("nvidia-nccl-cu13", "2.30.7", 210, r"nvidia/nccl/lib/")
 
 
@@ -86,7 +85,3 @@ def folder(wheel: Wheel) -> Path:
             if not found.is_dir():
                 raise
     return found
-
-
-def clear() -> None:
-    shutil.rmtree(cache(), ignore_errors=True)
