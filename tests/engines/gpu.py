@@ -123,6 +123,7 @@ def environment(root: Path, part: Part) -> dict[str, str]:
         "NCCL_EP_HOME": str(work / "home"),
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "CUDA_MODULE_LOADING": part.loading,
         "PYTHONDONTWRITEBYTECODE": "1",

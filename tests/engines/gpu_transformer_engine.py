@@ -171,9 +171,11 @@ class Layer:
         self.counts = torch.zeros(LOCAL, dtype=torch.int64, device="cuda")
         self.total = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.result = torch.zeros(self.tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
-        self.x, self.x_window = arena.empty(self.tokens, HIDDEN)
-        self.weights, self.weights_window = arena.empty(self.tokens, TOPK, dtype=torch.float32)
-        self.gradient, self.gradient_window = arena.empty(self.tokens, HIDDEN)
+        # Of equal size on all ranks, so that what follows lies at one offset everywhere.
+        x, self.x_window = arena.empty(MOST, HIDDEN)
+        weights, self.weights_window = arena.empty(MOST, TOPK, dtype=torch.float32)
+        gradient, self.gradient_window = arena.empty(MOST, HIDDEN)
+        self.x, self.weights, self.gradient = (of[: self.tokens] for of in (x, weights, gradient))
         self.resize(rows, arena)
         self.renew(0)
 
