@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Those who call DeepEP: their own code where it is installed; vLLM's and SGLang's calls, one by one, by hand.
+"""Those who call DeepEP: vLLM's and SGLang's calls, one by one, by hand. Their own code runs in tests/engines.
 
 The layer is the same everywhere: expert e multiplies its rows by e + 1, so a token becomes x times the sum of its
 weights times (e + 1). Ranks are threads in the replays.
@@ -7,12 +7,6 @@ weights times (e + 1). Ranks are threads in the replays.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -361,29 +355,3 @@ def test_sglang_version_2(is_extend: bool, do_expand: bool) -> None:
         assert torch.equal(home, wanted) if do_expand else home is None
 
     ep.run_threads(RANKS, program)
-
-
-OWN_CODE = {
-    "megatron": ("deep_ep_megatron.py", "Megatron-Core's flex dispatcher agrees"),
-    "sglang": ("deep_ep_sglang.py", "SGLang's dispatchers agree"),
-    "vllm": ("deep_ep_vllm.py", "vLLM's classes agree"),
-}
-
-
-@pytest.mark.parametrize("caller", OWN_CODE)
-def test_own_code(caller: str) -> None:
-    if importlib.util.find_spec(caller) is None:
-        pytest.skip(f"{caller} is not installed: skipped")
-    program, sentence = OWN_CODE[caller]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    command = [sys.executable, "-m", "crossdock", "run", "--as-deep-ep", str(Path(__file__).parent / program)]
-    pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen(command, env=os.environ | common | {"RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)
-        for rank in range(RANKS)
-    ]
-    for rank, (output, errors) in enumerate([process.communicate(timeout=300) for process in processes]):
-        assert f"rank {rank}: {sentence}" in output, errors

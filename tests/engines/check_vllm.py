@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's own classes over DeepEP, on CPUs, a rank a process; the three files of the installed wheel are unchanged.
+"""vLLM's own classes over DeepEP, on CPUs, a rank per process; three files of the wheel, unchanged.
 
-    WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m crossdock run --as-deep-ep deep_ep_vllm.py
+    python tests/engines/check_vllm.py
 
-and so for every rank. The rest of vLLM needs GPUs to be imported, so it is stood in for here.
+The rest of vLLM needs GPUs to be imported, so it is stood in for here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import ranks
 import torch
 import torch.distributed as dist
-from deep_ep_stand_ins import load
+import wheels
+from stand_ins import load
 
 import crossdock.deep_ep as deep_ep
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
@@ -144,10 +146,10 @@ class Layer:
         torch.testing.assert_close(result.float(), expected, rtol=8e-2, atol=8e-2)
 
 
-def main() -> None:
+def run_rank() -> None:
     dist.init_process_group("gloo")
     size, first = dist.get_world_size(), dist.get_rank() * LOCAL
-    high, low, second = load(FOLDER, ("deepep_ht", "deepep_ll", "deepep_v2"), stand_ins())
+    high, low, second = load(wheels.folder(wheels.VLLM), FOLDER, ("deepep_ht", "deepep_ll", "deepep_v2"), stand_ins())
     vars(second)["_globalize_recv_topk_idx"] = globalised
     buffer = deep_ep.Buffer(
         group=dist.group.WORLD, num_nvl_bytes=1 << 20, low_latency_mode=True, explicitly_destroy=True
@@ -180,9 +182,12 @@ def main() -> None:
                 layer.run(which, is_block, do_async=step % 2 == 1)
     buffer.destroy()
     elastic.destroy()
-    print(f"rank {dist.get_rank()}: vLLM's classes agree", flush=True)
+    print(f"vLLM {wheels.VLLM.version}: classes agree", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    if ranks.is_rank():
+        run_rank()
+    else:
+        ranks.main("vllm", lambda: ranks.run_ranks(__file__, [wheels.folder(wheels.VLLM)]))

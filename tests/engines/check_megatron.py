@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's own flex dispatcher, forward and backward, a rank a process, beside a layer without communication,
-and on GPUs beside its all-to-all dispatcher, too, which needs CUDA.
+"""Megatron-Core's own flex dispatcher over DeepEP, forward and backward, a rank per process.
 
-    WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m crossdock run --as-deep-ep deep_ep_megatron.py
+    python tests/engines/check_megatron.py [--device cuda] [--tensor-ranks 2] [--tokens 24]
 
-and so for every rank; --device cuda where there are GPUs (ranks may share one). Nothing of Megatron is changed.
+It agrees with a layer without communication, and on GPUs with Megatron's all-to-all dispatcher, which needs CUDA. Ranks
+may share a GPU. Nothing of Megatron is changed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import argparse
 import os
 from typing import Any
 
+import ranks
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
-from megatron.core.transformer.moe import fused_a2a
-from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher
-from megatron.core.transformer.transformer_config import TransformerConfig
+import wheels
+
+if ranks.is_rank():
+    from megatron.core import parallel_state
+    from megatron.core.transformer.moe import fused_a2a
+    from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
+    from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher, MoEFlexTokenDispatcher
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 HIDDEN, EXPERTS, TOPK = 64, 8, 2
 
@@ -66,7 +70,7 @@ def plain_layer(x: Any, probs: Any) -> Any:
     return x * (probs * factors).sum(dim=1).view(-1, 1, 1)
 
 
-def main() -> None:
+def run_rank() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tensor-ranks", type=int, default=1)
@@ -115,10 +119,14 @@ def main() -> None:
                 error = float((one - other).norm() / other.norm())
                 assert error < 1e-2, f"step {step}, {name} beside {kind}: {error}"
                 worst[kind] = max(worst.get(kind, 0.0), error)
+    version = wheels.MEGATRON.version
     beside = ", ".join(f"{kind} {error:.1e}" for kind, error in worst.items() if kind != "flex")
-    print(f"rank {dist.get_rank()}: Megatron-Core's flex dispatcher agrees; largest error beside {beside}", flush=True)
+    print(f"Megatron-Core {version}'s flex dispatcher agrees; largest error beside {beside}", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    if ranks.is_rank():
+        run_rank()
+    else:
+        ranks.main("megatron", lambda: ranks.run_ranks(__file__, [wheels.folder(wheels.MEGATRON)]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's own dispatchers over DeepEP, on CPUs, a rank a process; the three files of the installed wheel are unchanged.
+"""SGLang's own dispatchers over DeepEP, on CPUs, a rank per process; three files of the wheel, unchanged.
 
-    WORLD_SIZE=2 RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m crossdock run --as-deep-ep deep_ep_sglang.py
+    python tests/engines/check_sglang.py
 
-and so for every rank. The rest of SGLang needs GPUs to be imported, so it is stood in for here.
+The rest of SGLang needs GPUs to be imported, so it is stood in for here.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import ranks
 import torch
 import torch.distributed as dist
-from deep_ep_stand_ins import load
+import wheels
+from stand_ins import load
 
 from crossdock.deep_ep.utils.math import per_token_cast_back, per_token_cast_to_fp8
 
@@ -199,19 +201,22 @@ def version_2(module: Any, use_fp8: bool, packed: bool) -> None:
         layer.check(dispatcher.combine(combined), f"version 2, step {step}")
 
 
-def main() -> None:
+def run_rank() -> None:
     dist.init_process_group("gloo")
     # What SGLang asks of the device.
     mock.patch("torch.cuda.get_device_properties", lambda *_, **__: SimpleNamespace(multi_processor_count=132)).start()
-    _, first, second = load(FOLDER, REAL, stand_ins())
+    _, first, second = load(wheels.folder(wheels.SGLANG), FOLDER, REAL, stand_ins())
     assert first.use_deepep and second.use_deepep_v2
     for use_fp8 in (False, True):
         for other in (False, True):
             version_1(first, use_fp8, overlaps=other)
             version_2(second, use_fp8, packed=other)
-    print(f"rank {dist.get_rank()}: SGLang's dispatchers agree", flush=True)
+    print(f"SGLang {wheels.SGLANG.version}: dispatchers agree", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    if ranks.is_rank():
+        run_rank()
+    else:
+        ranks.main("sglang", lambda: ranks.run_ranks(__file__, [wheels.folder(wheels.SGLANG)]))

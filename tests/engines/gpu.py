@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines that need a GPU: FlashInfer's nccl_ep backend, TransformerEngine's EP interface, and DeepEP's classes.
+
+Where there is a network, with a build of the library for GPUs and the Python package for the other machine's Python:
+
+    python tests/engines/gpu.py pack FOLDER --library build/cuda/src/libnccl_ep.so.0 --package PACKAGE [--python 3.12]
+
+makes a folder of less than 64 MiB. Where there is a GPU, with Python, torch for CUDA 13, NumPy and cuda-bindings:
+
+    python3 FOLDER/tests/gpu.py run [--ranks 4] [--only flashinfer] [--dry-run]
+
+runs all cases, each on all ranks, which may share one GPU, and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import slim
+import wheels
+from ranks import free_port
+
+HERE = Path(__file__).resolve().parent
+LIMIT_MIB = 64
+WORDS = ("ok", "refused", "FAILED")
+
+
+# --- pack
+
+
+def wheel_for(wheel: wheels.Wheel, python: str) -> wheels.Wheel:
+    return wheels.Wheel(wheel.name, wheel.version, wheel.mib, wheel.parts, python)
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Collects everything; what is large is stripped of other GPUs' code."""
+    os.environ["CROSSDOCK_ENGINES_MIB"] = "0"
+    out: Path = options.folder
+    shutil.rmtree(out, ignore_errors=True)
+    for name in ("tests", "packed"):
+        (out / name).mkdir(parents=True)
+    for file in [*HERE.glob("*.py"), *HERE.parents[1].glob("python/tests/deep_ep_*.py")]:
+        shutil.copy(file, out / "tests")
+    with tempfile.TemporaryDirectory() as name:
+        site = Path(name)
+        # The bindings of nccl.ep and nccl4py; NVIDIA's own library stays behind.
+        for package, version in (("nccl-extensions", "0.1.0"), ("nccl4py", "0.6.0")):
+            part = wheels.Wheel(package, version, 22, r"nccl/(?!ep/lib|ep/include|m2n)", options.python)
+            shutil.copytree(wheels.folder(part), site, dirs_exist_ok=True)
+        shutil.copytree(wheels.folder(wheels.FLASHINFER), site / "engines")
+        if options.package is not None:
+            copy_package(options.package, site)
+        shutil.copy(options.library, site / "libnccl_ep.so.0")
+        for library in site.rglob("*.so*"):
+            subprocess.run(["strip", "--strip-unneeded", library], check=True)
+        with tarfile.open(out / "packed" / "site.tar.xz", "w:xz") as archive:
+            archive.add(site, "site", filter=lambda file: None if "__pycache__" in file.name else file)
+    for wheel, name in ((wheels.NCCL, "libnccl.so.2"), (wheels.TRANSFORMER_ENGINE, "libtransformer_engine.so")):
+        source = next(wheels.folder(wheel_for(wheel, options.python)).rglob(name))
+        slim.pack(source, out / "packed" / f"{name}.xz", options.architecture)
+    total = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    for file in sorted(out.rglob("*"), key=lambda file: -file.stat().st_size)[:8]:
+        print(f"{file.stat().st_size / 2**20:6.1f} MiB  {file.relative_to(out)}")
+    print(f"{total / 2**20:6.1f} MiB  {out}")
+    if total > LIMIT_MIB << 20:
+        print(f"gpu.py: more than {LIMIT_MIB} MiB")
+        return 1
+    return 0
+
+
+def copy_package(package: Path, site: Path) -> None:
+    """crossdock from a wheel, or from a build folder's python/crossdock; its library is packed on its own."""
+    target = site / "crossdock"
+    if package.is_file():
+        with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(package) as archive:
+            archive.extractall(scratch)
+            shutil.copytree(Path(scratch, "crossdock"), target, ignore=shutil.ignore_patterns("lib", "include"))
+    else:
+        shutil.copytree(package, target, ignore=shutil.ignore_patterns("*.pyi"))
+
+
+# --- run
+
+
+@dataclass
+class Part:
+    """A program that runs on all ranks; own: cases that each end their ranks."""
+
+    engine: str
+    program: str
+    arguments: list[str]
+    cases: list[str]
+    own: list[str] = field(default_factory=list)
+    loading: str = "EAGER"
+
+
+def library_folders() -> list[str]:
+    """Where NVIDIA's wheels have their libraries: TransformerEngine does not find them by itself."""
+    found = importlib.util.find_spec("nvidia")
+    homes = found.submodule_search_locations if found is not None and found.submodule_search_locations else []
+    return [str(folder) for home in homes for folder in sorted(Path(home).glob("*/lib"))]
+
+
+def environment(root: Path, part: Part) -> dict[str, str]:
+    work = root / "work"
+    folders = [str(work), *library_folders(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join([str(root / "work" / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "LD_LIBRARY_PATH": ":".join(folders),
+        "LD_PRELOAD": f"{work}/libnccl.so.2:{work}/libnccl_ep.so.0",
+        "NCCL_EP_HOME": str(work / "home"),
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "CUDA_MODULE_LOADING": part.loading,
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def prepare(root: Path) -> None:
+    """Unpacks the libraries into work, with the names that loaders and TransformerEngine look for."""
+    work = root / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "home" / "lib").mkdir(parents=True)
+    for packed in (root / "packed").glob("*.so*.xz"):
+        slim.unpack(packed, work / packed.stem)
+    with tarfile.open(root / "packed" / "site.tar.xz") as archive:
+        archive.extractall(work, filter="data")
+    (work / "site" / "libnccl_ep.so.0").rename(work / "libnccl_ep.so.0")
+    (work / "home" / "lib" / "libnccl_ep.so").symlink_to(work / "libnccl_ep.so.0")
+
+
+def start(root: Path, part: Part, names: list[str], num_ranks: int, log: Path) -> list[subprocess.Popen[bytes]]:
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num_ranks)}
+    command = [sys.executable, str(root / "tests" / part.program), *part.arguments, *names]
+    base = os.environ | environment(root, part) | common
+    with log.open("ab") as file:
+        return [
+            subprocess.Popen(command, env=base | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=file, stderr=file)
+            for rank in range(num_ranks)
+        ]
+
+
+def wait(processes: list[subprocess.Popen[bytes]], timeout_s: float, grace_s: float = 15) -> bool:
+    """Until rank 0 has ended, or another failed; the rest have the grace, and are then ended. False: too long."""
+    deadline = time.monotonic() + timeout_s
+    is_over = True
+    while any(process.poll() is None for process in processes):
+        now = time.monotonic()
+        has_ended = processes[0].poll() is not None or any(process.poll() for process in processes)
+        if has_ended:
+            deadline = min(deadline, now + grace_s)
+        if now > deadline:
+            is_over = has_ended
+            break
+        time.sleep(0.1)
+    for process in processes:
+        process.kill()
+        process.wait()
+    return is_over
+
+
+def outcomes(log: Path) -> Iterator[tuple[str, str]]:
+    """Each case with the word that the log has for it, in order; a case that only started has failed."""
+    started = ""
+    for line in log.read_text(errors="replace").splitlines():
+        word, _, name = line.partition(" ")
+        name = name.strip()
+        if word == "start":
+            started = name
+        elif word in WORDS and name:
+            yield name, word
+            started = ""
+    if started:
+        yield started, "FAILED"
+
+
+def run_part(root: Path, part: Part, options: argparse.Namespace, log: Path) -> dict[str, str]:
+    """All cases of it. After one that failed, the others start again in new processes."""
+    found: dict[str, str] = {}
+    groups = [part.cases, *([name] for name in part.own)]
+    for group in groups:
+        left = list(group)
+        while left:
+            step = log.with_name(f"{log.stem}-{len(found)}.log")
+            step.unlink(missing_ok=True)
+            # The survivors of a rank that ends itself have work to do.
+            grace_s = 60 if left[0] in part.own else 15
+            is_over = wait(start(root, part, left, options.ranks, step), options.timeout, grace_s)
+            before = len(found)
+            found |= {name: word for name, word in outcomes(step) if name in left}
+            if len(found) == before:
+                found[left[0]] = "FAILED"
+            if not is_over:
+                print(f"{part.engine}: no end within {options.timeout} s, see {step}", flush=True)
+            for name in list(left):
+                if name in found:
+                    left.remove(name)
+                    if found[name] != "ok":
+                        print(f"{part.engine:20} {found[name]:8} {name}", flush=True)
+            if any(word == "FAILED" for name, word in found.items() if name in group):
+                print(tail(step), flush=True)
+    return found
+
+
+def tail(log: Path, num_lines: int = 30) -> str:
+    return "\n".join("    " + line for line in log.read_text(errors="replace").splitlines()[-num_lines:])
+
+
+def run_deep_ep(root: Path, part: Part, options: argparse.Namespace, log: Path) -> dict[str, str]:
+    """It starts its ranks itself."""
+    command = [sys.executable, str(root / "tests" / part.program), "--ranks", str(options.ranks)]
+    with log.open("wb") as file:
+        base = os.environ | environment(root, part)
+        try:
+            done = subprocess.run(command, env=base, stdout=file, stderr=file, timeout=options.timeout).returncode == 0
+        except subprocess.TimeoutExpired:
+            done = False
+    found = dict(outcomes(log))
+    for name in part.cases:
+        found.setdefault(name, "FAILED")
+    if not done:
+        print(tail(log), flush=True)
+    return found
+
+
+def listed(root: Path, program: str) -> list[str]:
+    """The cases of a program, which knows them without a GPU."""
+    command = [sys.executable, str(root / "tests" / program), "-", "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def parts_of(root: Path) -> list[Part]:
+    flashinfer = listed(root, "gpu_flashinfer.py")
+    killed = [name for name in flashinfer if name.startswith("killed")]
+    transformer = str(root / "work" / "libtransformer_engine.so")
+    return [
+        Part(
+            "FlashInfer",
+            "gpu_flashinfer.py",
+            [str(root / "work" / "site" / "engines")],
+            [name for name in flashinfer if name not in killed],
+            killed,
+        ),
+        Part(
+            "TransformerEngine",
+            "gpu_transformer_engine.py",
+            [transformer],
+            listed(root, "gpu_transformer_engine.py"),
+            loading="LAZY",
+        ),
+        Part("DeepEP's classes", "deep_ep_gpu.py", [], ["labels", "low_latency", "normal", "elastic"]),
+    ]
+
+
+def reason_to_skip(root: Path, part: Part) -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no GPU"
+    if part.program == "deep_ep_gpu.py" and not list((root / "work" / "site" / "crossdock").glob("_core*.so")):
+        return "the folder was packed without --package"
+    return ""
+
+
+def run(options: argparse.Namespace) -> int:
+    root = HERE.parent
+    parts = [part for part in parts_of(root) if options.only in part.program]
+    prepare(root)
+    if options.dry_run:
+        for part in parts:
+            number = len(part.cases) + len(part.own)
+            print(f"{part.engine}: {number} cases, {reason_to_skip(root, part) or 'would run'}")
+            for name, value in environment(root, part).items():
+                print(f"    {name}={value}")
+            print("\n".join(f"    {name}" for name in [*part.cases, *part.own]))
+        return 0
+    logs = Path(options.logs or root / "logs")
+    logs.mkdir(parents=True, exist_ok=True)
+    rows, has_failed = [], False
+    for part in parts:
+        reason, begin = reason_to_skip(root, part), time.monotonic()
+        if reason:
+            rows.append(f"{part.engine:20} skipped: {reason}")
+            continue
+        log = logs / f"{part.program}.log"
+        runner = run_deep_ep if part.program == "deep_ep_gpu.py" else run_part
+        found = runner(root, part, options, log)
+        numbers = [sum(word == of for word in found.values()) for of in WORDS]
+        has_failed |= numbers[2] > 0
+        took = time.monotonic() - begin
+        rows.append(f"{part.engine:20} {numbers[0]} ok, {numbers[1]} refused, {numbers[2]} failed in {took:.0f} s")
+        print(rows[-1], flush=True)
+        print("\n".join(f"    {word:8} {name}" for name, word in found.items()), flush=True)
+    print("\n".join(["", f"{options.ranks} ranks", *rows]))
+    return 1 if has_failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    packing = commands.add_parser("pack", help="make a folder for a machine with a GPU")
+    packing.add_argument("folder", type=Path)
+    packing.add_argument("--library", type=Path, required=True, help="libnccl_ep.so.0 of a build for GPUs")
+    packing.add_argument("--package", type=Path, help="crossdock's wheel, or a build's python/crossdock, for --python")
+    packing.add_argument("--python", default="3.12", help="the other machine's Python (3.12)")
+    packing.add_argument("--architecture", type=int, default=90, help="of the GPU (90)")
+    packing.set_defaults(do=pack)
+    running = commands.add_parser("run", help="run the cases of this folder here")
+    running.add_argument("--ranks", type=int, default=4)
+    running.add_argument("--only", default="", help="flashinfer, transformer_engine or deep_ep")
+    running.add_argument("--timeout", type=float, default=300, help="for one program's run, in seconds")
+    running.add_argument("--logs", help="where logs go (FOLDER/logs)")
+    running.add_argument("--dry-run", action="store_true", help="unpack, and show cases and environment")
+    running.set_defaults(do=run)
+    options = parser.parse_args()
+    return int(options.do(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
