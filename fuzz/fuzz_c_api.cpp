@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first byte chooses the world, one rank on a communicator of threads, or two ranks in the deterministic world,
-// whose seed is the second byte, and whether there are high-throughput groups. The rest is the ranks' program.
+// whose seed is the second byte, whether there are high-throughput groups, and whether a rank may stop or differ from
+// the other one. The rest is the ranks' program.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +11,9 @@
 namespace {
 
 using crossdock::fuzz::Input;
+using crossdock::fuzz::PassedAlike;
 using crossdock::fuzz::Session;
+using crossdock::fuzz::SessionKind;
 
 constexpr size_t kMaxBytes = 1024;
 
@@ -29,26 +32,32 @@ struct Kept {
 
 struct Pair {
     Input input;
-    bool has_ht;
-    bool is_stoppable;
+    SessionKind kind;
+    PassedAlike passed[2];
     Kept kept;
 };
 
 void run_one_of_two(ncclComm_t comm, int rank, void* context) {
     auto& pair = *static_cast<Pair*>(context);
-    Session(comm, pair.input, pair.has_ht, pair.is_stoppable, rank == 1, pair.kept.memory).run();
+    Session session(comm, pair.input, pair.kind, rank == 1, pair.kept.memory);
+    session.run();
+    pair.passed[rank] = session.passed();
 }
 
-void run_two_ranks(Input input, uint8_t seed, bool has_ht, bool is_stoppable) {
+void run_two_ranks(Input input, uint8_t seed, const SessionKind& kind) {
     crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
     config.seed = seed;
-    Pair pair{input, has_ht, is_stoppable, {}};
+    Pair pair{input, kind, {}, {}};
     const ncclResult_t result = crossdockRunDeterministic(2, &config, run_one_of_two, &pair, nullptr);
-    // Ranks that make the same calls cannot break the protocol, and one that ends early only makes the other's calls
+    // Ranks that make the same calls cannot break the protocol, and one that ends early or differs only makes calls
     // fail.
     if (result != ncclSuccess) {
         std::fprintf(stderr, "the deterministic world ended with %d: %s\n", static_cast<int>(result),
                      crossdockGetLastError());
+        std::abort();
+    }
+    if (pair.passed[0].is_known && pair.passed[1].is_known && pair.passed[0] != pair.passed[1]) {
+        std::fprintf(stderr, "ranks that disagree have both succeeded\n");
         std::abort();
     }
 }
@@ -59,7 +68,7 @@ void run_one_rank(Input input, bool has_ht) {
         std::abort();
     }
     Kept kept;
-    Session(comm, input, has_ht, false, false, kept.memory).run();
+    Session(comm, input, {.has_ht = has_ht}, false, kept.memory).run();
     if (crossdockCommDestroy(comm) != ncclSuccess) {
         std::abort();
     }
@@ -86,7 +95,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (data[0] % 4 == 0) {
         run_one_rank(input, has_ht);
     } else {
-        run_two_ranks(input, data[1], has_ht, data[0] % 4 == 3);
+        run_two_ranks(input, data[1],
+                      {.has_ht = has_ht, .is_stoppable = data[0] % 4 == 3, .may_disagree = data[0] % 4 == 2});
     }
     return 0;
 }

@@ -14,7 +14,17 @@ class Input {
     bool is_empty() const { return position_ >= size_; }
 
     // Zeroes after the end.
-    uint8_t byte() { return position_ < size_ ? data_[position_++] : 0; }
+    uint8_t byte() {
+        if (position_ >= size_) return 0;
+        const uint8_t change = position_ == changed_at_ ? change_ : uint8_t{0};
+        return static_cast<uint8_t>(data_[position_++] + change);
+    }
+
+    // So many bytes from here, another byte is read than is there.
+    void change(size_t distance, uint8_t by) {
+        changed_at_ = position_ + distance;
+        change_ = by;
+    }
 
     uint32_t below(uint32_t bound) { return byte() % bound; }
 
@@ -33,6 +43,8 @@ class Input {
     const uint8_t* data_;
     size_t size_;
     size_t position_ = 0;
+    size_t changed_at_ = SIZE_MAX;
+    uint8_t change_ = 0;
 };
 
 }  // namespace crossdock::fuzz

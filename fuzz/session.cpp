@@ -50,8 +50,8 @@ size_t bytes_of(const ncclEpTensor_t& tensor) {
 
 }  // namespace
 
-Session::Session(ncclComm_t comm, Input input, bool has_ht, bool is_stoppable, bool stops, std::vector<void*>& keep)
-    : comm_(comm), input_(input), has_ht_(has_ht), is_stoppable_(is_stoppable), stops_(stops) {
+Session::Session(ncclComm_t comm, Input input, const SessionKind& kind, bool is_odd, std::vector<void*>& keep)
+    : comm_(comm), input_(input), kind_(kind), is_odd_(is_odd) {
     expect(crossdockCommCount(comm, &num_ranks_), "crossdockCommCount");
     if (input_.byte() % 2 == 1) {
         expect(crossdockMemAlloc(&window_memory_, kWindowBytes), "crossdockMemAlloc");
@@ -88,7 +88,11 @@ void Session::run() {
         update_handle();
     }
     for (int steps = 0; steps < kMaxSteps && !input_.is_empty(); ++steps) {
-        if (is_stoppable_ && input_.rarely() && stops_) {
+        if (kind_.is_stoppable && input_.rarely() && is_odd_) {
+            return;
+        }
+        if (kind_.may_disagree && input_.rarely()) {
+            disagree();
             return;
         }
         step();
@@ -104,7 +108,7 @@ void Session::expect(ncclResult_t result, const char* call) {
             report(call, "no sentence says what failed");
         }
     }
-    if (result == ncclInvalidArgument || result == ncclInvalidUsage) {
+    if (!is_last_call_ && (result == ncclInvalidArgument || result == ncclInvalidUsage)) {
         for (const FuzzTensor* made : tensors_of_call_) {
             if (made->memory != made->before) {
                 report(call, "a refused call has written to a tensor");

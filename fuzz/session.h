@@ -5,7 +5,8 @@
 //
 // All memory that tensors name is as large as the tensor says, so whatever a call touches beyond its tensors is seen by
 // AddressSanitizer. What a caller may not do (name memory that is not there, overlap an input with an output, move a
-// tensor's memory before the operation has ended, make another operation than the other ranks) does not occur.
+// tensor's memory before the operation has ended) does not occur. Ranks make the same calls, but a session may end with
+// one in which one rank differs in whatever a byte decides: operation, handle, type, width, recipe, window and so on.
 #pragma once
 
 #include <cstdint>
@@ -40,17 +41,38 @@ struct Padded {
     }
 };
 
+// What a session has in common with that of the other rank.
+struct SessionKind {
+    bool has_ht = false;        // groups may be high-throughput ones
+    bool is_stoppable = false;  // bytes between the calls may say that a rank ends there, without a word to the other
+    bool may_disagree = false;  // or that a rank makes the next call otherwise, and that all end behind it
+};
+
+// What ranks must pass alike to a low-latency dispatch without masks that is whole: where it was one, and succeeded.
+struct PassedAlike {
+    bool is_known = false;
+    size_t group = 0;
+    ncclEpLayout_t layout{};
+    uint32_t topk = 0;
+    uint32_t hidden = 0;
+    ncclDataType_t dtype{};
+    ncclEpDispQuant_t recipe{};
+
+    bool operator==(const PassedAlike&) const = default;
+};
+
 class Session {
   public:
-    // has_ht: groups may be high-throughput ones. is_stoppable: bytes between the calls may say that a rank ends there,
-    // without a word to the others, and `stops` that it is this one. keep: where memory goes that peers may write even
-    // when this rank has ended, because they do not know; the caller frees it with crossdockMemFree when all have.
-    Session(ncclComm_t comm, Input input, bool has_ht, bool is_stoppable, bool stops, std::vector<void*>& keep);
+    // is_odd: this is the rank that stops or differs. keep: where memory goes that peers may write even when this rank
+    // has ended, because they do not know; the caller frees it with crossdockMemFree when all have.
+    Session(ncclComm_t comm, Input input, const SessionKind& kind, bool is_odd, std::vector<void*>& keep);
     ~Session();
     Session(const Session&) = delete;
     Session& operator=(const Session&) = delete;
 
     void run();
+    // Of the call at which a rank differed.
+    const PassedAlike& passed() const { return passed_; }
 
   private:
     struct Group {
@@ -59,6 +81,8 @@ class Session {
         uint32_t max_tokens = 1;
         bool is_ht = false;
         uint32_t budget = 0;
+        bool has_masks = false;
+        size_t number = 0;
     };
     struct Handle {
         ncclEpHandle_t handle = nullptr;
@@ -114,6 +138,7 @@ class Session {
 
     // session_calls.cpp: a call each.
     void step();
+    void disagree();
     void create_group();
     void destroy_group();
     void init_handle();
@@ -157,9 +182,10 @@ class Session {
 
     ncclComm_t comm_;
     Input input_;
-    bool has_ht_;
-    bool is_stoppable_;
-    bool stops_;
+    SessionKind kind_;
+    bool is_odd_;
+    bool is_last_call_ = false;  // which may fail in the middle
+    PassedAlike passed_;
     int num_ranks_ = 1;
     std::vector<Group> groups_;
     std::vector<Handle> handles_;

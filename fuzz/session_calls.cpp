@@ -66,6 +66,19 @@ void Session::step() {
     }
 }
 
+// One rank reads another byte than the other, anywhere in what decides the call. Behind it ranks know nothing of each
+// other, so it is their last.
+void Session::disagree() {
+    void (Session::*const calls[])() = {&Session::dispatch, &Session::combine, &Session::update_handle};
+    const size_t distance = input_.below(48);
+    const auto by = static_cast<uint8_t>(1 + input_.below(255));
+    if (is_odd_) {
+        input_.change(distance, by);
+    }
+    is_last_call_ = true;
+    (this->*calls[input_.below(3)])();
+}
+
 void Session::create_group() {
     Padded<ncclEpGroupConfig_t> config;
     ncclEpGroupConfig_t& whole = config.whole;
@@ -82,15 +95,20 @@ void Session::create_group() {
     whole.zero_copy = static_cast<ncclEpZeroCopyMode_t>(input_.or_edge(input_.below(3)));
     whole.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(input_.rarely() ? input_.byte() : 0);
     whole.num_topk = input_.rarely() ? input_.or_edge(input_.byte()) : 0;
-    if (has_ht_ && input_.below(4) != 0) {
+    if (kind_.has_ht && input_.below(4) != 0) {
         choose_ht_config(whole);
     }
     if (const uint8_t hooks = input_.byte(); hooks >= 192) {
         allocations_left = hooks >= 248 ? static_cast<int>(input_.below(4)) : 1000;
         whole.alloc = {hooks == 200 ? nullptr : allocate_hook, hooks == 201 ? nullptr : free_hook, &allocations_left};
     }
-    Group made{sentinel<ncclEpGroup_t>(), whole.num_experts, whole.max_dispatch_tokens_per_rank,
-               whole.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT, whole.max_recv_tokens_per_rank};
+    Group made{sentinel<ncclEpGroup_t>(),
+               whole.num_experts,
+               whole.max_dispatch_tokens_per_rank,
+               whole.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT,
+               whole.max_recv_tokens_per_rank,
+               whole.enable_mask != 0,
+               groups_.size()};
     ncclEpGroup_t* const group = input_.rarely() ? nullptr : &made.group;
     ncclComm_t const comm = input_.rarely() ? nullptr : comm_;
     ncclResult_t result;
@@ -241,9 +259,13 @@ void Session::dispatch() {
     config.whole.round_scales = is_fp8 ? input_.below(2) : input_.or_edge(0);
     config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.rarely() ? input_.byte() : 0);
     config.whole.quant_recipe = static_cast<ncclEpDispQuant_t>(input_.or_edge(recipe));
-    expect(ncclEpDispatch(handle.handle, break_struct(inputs), break_struct(outputs), break_struct(layout_info),
-                          break_struct(config), nullptr),
-           "ncclEpDispatch");
+    const ncclResult_t result = ncclEpDispatch(handle.handle, break_struct(inputs), break_struct(outputs),
+                                               break_struct(layout_info), break_struct(config), nullptr);
+    expect(result, "ncclEpDispatch");
+    const bool is_whole = config.whole.send_only == 0 && config.whole.size >= NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
+    if (is_last_call_ && result == ncclSuccess && is_whole && !handle.group.has_masks) {
+        passed_ = {true, handle.group.number, handle.layout, handle.topk, handle.hidden, dtype, recipe};
+    }
 }
 
 void Session::combine() {

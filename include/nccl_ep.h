@@ -353,13 +353,12 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // blocking, not capturable. *ep_group is written on success only.
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
 // later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
-// out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to stderr
-// at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting all ranks and registering memory, has
-// 60 s at least.
-// ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E; an unknown enum value; HT:
-// C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator hook without the other;
-// more SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL or a topology without
-// the device API; contradicting environment variables.
+// out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to
+// stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting all ranks and registering
+// memory, has 60 s at least. ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E;
+// an unknown enum value; HT: C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator
+// hook without the other; more SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL
+// or a topology without the device API; contradicting environment variables.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config);
 
 // Destroys a group: collective, not capturable. Waits until the device has done all work of this process, of whichever
@@ -448,9 +447,15 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // outputs->tokens and of outputs->scales.
 // Must agree in HT: the call itself, the update whose routing is used, layout and K, the direction, the recipe, the
 // type of the tokens, the bytes of a row and of its scales (in a group of one domain a rank that sends and receives no
-// rows may pass others), and where two ranks have windows, the bytes from the window's start to outputs->tokens. Ranks
-// that differ all get ncclInvalidUsage, here or (GPU) from the next call of the group on, with a message that names the
-// quantity, two ranks and their values; the group has failed.
+// rows may pass others).
+// Must agree where peers write into windows (LL rank-major: of ranks that have the same outputs in windows; HT flat: of
+// ranks that have windows at all): the window, and win_offset of outputs->tokens and outputs->scales. Hashes of them
+// are compared; that the windows are not the same ones is noticed on CPUs only, unless their sizes show it. Where ranks
+// differ, all get ncclInvalidUsage, here or (GPU) from the next call of the group on, with a message that names the
+// quantity, two ranks and their values; the group has failed. Two exceptions: of windows that differ in HT, a rank that
+// does not reach the odd one's window is told by others (ncclRemoteError, which names the odd rank); in an LL combine,
+// a rank that has no tokens at the experts of the odd rank, nor rows of its tokens, may succeed, and gets
+// ncclRemoteError from its next operation, when the timeout is over.
 // ncclInvalidArgument: a tensor missing, forbidden here, misaligned or of other shape or type; an output over an input;
 // rows larger than max_token_bytes.
 // ncclInvalidUsage: no routing bound; a send_only operation of this handle is pending; BWD in LL; eager HT in capture,

@@ -80,12 +80,12 @@ const char* name_of(Term term) {
             return "the quantization recipe";
         case Term::kDirection:
             return "the direction";
-        case Term::kScaleBytes:
+        case Term::kScaleUnits:
             return "the bytes of a row's scales";
         case Term::kSums:
             return "who sums (crossdockHandleSetSums)";
         case Term::kRouting:
-            return "the routing (the number of the update that made it)";
+            return "the routing (the number of the update that made it)";  // of windows: PeerNumber::kWindows
         case Term::kNumTerms:
             break;
     }
@@ -106,12 +106,23 @@ const char* name_of(ncclEpLayout_t layout) {
     return "another";
 }
 
+// A value that was folded: itself, or that it is large, and its hash.
+std::string unfolded(uint32_t bits, uint64_t folded, uint64_t unit) {
+    if (!Terms::is_hash(bits, folded)) return fmt::format("{}", unit * folded);
+    const uint64_t top = uint64_t{1} << (bits - 1);
+    return fmt::format("{} or more (hash {})", unit * top, folded - top);
+}
+
 std::string value_of(Term term, uint64_t value) {
+    const uint32_t bits = Terms::bits_of(static_cast<uint32_t>(term));
     switch (term) {
         case Term::kOperation:
             return name_of(static_cast<OperationKind>(value));
         case Term::kRowUnits:
-            return fmt::format("{}", value * kRowUnitBytes);
+        case Term::kScaleUnits:
+            return unfolded(bits, value, kRowUnitBytes);
+        case Term::kRouting:
+            return unfolded(bits, value, 1);
         case Term::kDtype:
             return dtype_name(static_cast<ncclDataType_t>(value));
         case Term::kLayout:
@@ -122,8 +133,6 @@ std::string value_of(Term term, uint64_t value) {
             return value == CROSSDOCK_SUMS_EXACT ? "exact" : "sender";
         case Term::kTopk:
         case Term::kRecipe:
-        case Term::kScaleBytes:
-        case Term::kRouting:
         case Term::kNumTerms:
             break;
     }
@@ -157,6 +166,10 @@ const char* name_of(PeerNumber number) {
             return "experts for one token";
         case PeerNumber::kWindowOffset:
             return "as its tensor's win_offset";
+        case PeerNumber::kWindows:
+            return "as the place of its tensors in windows";
+        case PeerNumber::kEndInWindow:
+            return "rows from the beginning of its tensor to the last one that is sent to it";
     }
     return "";
 }
@@ -166,6 +179,10 @@ const char* name_of(PeerNumber number) {
 std::string describe(const PeerFault& fault, int rank) {
     const std::string where =
         fmt::format("{} (operation {}, handle {})", name_of(fault.operation), fault.epoch, fault.handle);
+    if (fault.kind == PeerFaultKind::kOutOfRange && fault.number == PeerNumber::kMask) {
+        return fmt::format("the group has failed: rank {} announced {:#x} {} to rank {}, allowed: bits of {:#x}; in {}",
+                           fault.peer, fault.seen, name_of(fault.number), rank, fault.expected, where);
+    }
     if (fault.kind == PeerFaultKind::kOutOfRange) {
         return fmt::format("the group has failed: rank {} announced {} {} to rank {}, allowed: at most {}; in {}",
                            fault.peer, fault.seen, name_of(fault.number), rank, fault.expected, where);
@@ -173,8 +190,16 @@ std::string describe(const PeerFault& fault, int rank) {
     if (fault.number == PeerNumber::kWindowOffset) {
         return fmt::format(
             "the group has failed: the tensor of rows begins at byte {} of its window on rank {}, at byte {} on rank "
-            "{} (modulo 64 MiB); where both have windows it must begin alike, in {}",
-            16 * fault.expected, rank, 16 * fault.seen, fault.peer, where);
+            "{}; where both have windows it must begin alike, in {}",
+            unfolded(static_cast<uint32_t>(kPayloadBits), fault.expected, kWindowUnits), rank,
+            unfolded(static_cast<uint32_t>(kPayloadBits), fault.seen, kWindowUnits), fault.peer, where);
+    }
+    if (fault.number == PeerNumber::kWindows) {
+        return fmt::format(
+            "the group has failed: the tensors of rows or of scales lie elsewhere in their windows on rank {} than on "
+            "rank {}, or in another window (hashes {:#x} and {:#x}); where both have windows, the window and "
+            "win_offset must be the same, in {}",
+            fault.peer, rank, fault.seen, fault.expected, where);
     }
     std::string differences;
     for (uint32_t i = 0; i < static_cast<uint32_t>(Term::kNumTerms); ++i) {

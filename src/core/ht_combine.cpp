@@ -92,14 +92,15 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     args.common.has_windows = !is_expert_major() && tokens.window.has_value();
     if (args.common.has_windows) {
         args.token_windows = *tokens.window;
-        args.common.window_offset = tokens.window->offset;
+        args.common.window_offset = folded_window_offset(tokens.window_place.offset);
+        args.common.window_places = tokens.window_place.hash();
         args.common.window_rows = args.row_bytes == 0 ? 0 : tokens.window_bytes / args.row_bytes;
     }
     Terms& terms = args.common.terms;
     terms = terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
     // Who has no rows may not know what they are like, but between domains it passes on those of others.
     if (wide.num_elements() > 0 || config.has_several_domains())
-        terms = terms.with(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
+        terms = terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
     const LaunchShape shape = plan_ht_combine(*group_, args);
     before_operation(stream);
     launch_ht_combine(group_->runtime(), args, shape, stream);

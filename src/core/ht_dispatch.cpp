@@ -127,7 +127,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     const bool has_rows = source.num_elements() > 0 || target.num_elements() > 0;
     if (has_rows || config.has_several_domains()) {
         args.common.terms =
-            args.common.terms.with(Term::kRowUnits, row_bytes / kRowUnitBytes).with(Term::kDtype, source.dtype);
+            args.common.terms.with_folded(Term::kRowUnits, row_bytes / kRowUnitBytes).with(Term::kDtype, source.dtype);
     }
     expect_rows(target, needs_all_rows);
     args.tokens = source.data;
@@ -135,6 +135,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     args.token_rows = target.num_elements() == 0 ? 0 : target.sizes[0];
 
     std::optional<PeerMap> scale_window;
+    WindowPlace scale_place;
     uint64_t scale_window_bytes = 0;
     if (!with_scales) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
@@ -153,7 +154,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
                 "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", row_bytes, scale_bytes,
                 config.max_token_bytes);
         args.scale_bytes = static_cast<uint32_t>(scale_bytes);
-        args.common.terms = args.common.terms.with(Term::kScaleBytes, scale_bytes);
+        args.common.terms = args.common.terms.with_folded(Term::kScaleUnits, scale_bytes / kRowUnitBytes);
         require(target.window.has_value() == out_scales.window.has_value() || target.num_elements() == 0,
                 ncclInvalidArgument,
                 "outputs->tokens and outputs->scales: either both are window-backed or neither, here only {}",
@@ -164,6 +165,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         args.out_scales = out_scales.data;
         // Peers write rows and scales by bulk copies. Windows that these cannot write are filled by this rank.
         if (is_aligned(out_scales)) scale_window = out_scales.window;
+        scale_place = out_scales.window_place;
         scale_window_bytes = out_scales.window_bytes;
     }
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || target.window || target.num_elements() == 0,
@@ -171,10 +173,12 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     args.common.has_windows = !is_expert_major() && target.window && (!with_scales || scale_window);
     if (!args.common.has_windows) return;
     args.token_windows = *target.window;
-    args.common.window_offset = target.window->offset;
+    args.common.window_offset = folded_window_offset(target.window_place.offset);
+    args.common.window_places = target.window_place.hash();
     args.common.window_rows = row_bytes == 0 ? 0 : target.window_bytes / row_bytes;
     if (!scale_window) return;
     args.scale_windows = *scale_window;
+    args.common.window_places += 3 * scale_place.hash();
     if (args.scale_bytes > 0)
         args.common.window_rows = std::min(args.common.window_rows, scale_window_bytes / args.scale_bytes);
 }

@@ -62,6 +62,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         expect_aligned(*tensor);
     }
     CallMemory memory;
+    memory.reads(routing());
     memory.reads(tokens);
     memory.writes(target);
 
@@ -83,7 +84,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     }
     memory.expect_apart();
     args.common.set(Term::kRecipe, recipe);
-    args.common.set(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
+    args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set(Term::kDtype, tokens.dtype);
     args.common.set(Term::kSums, args.wire == LlCombineWire::kSums ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
     run(args, stream);

@@ -48,13 +48,17 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     std::optional<PeerMap> token_window;
     std::optional<PeerMap> scale_window;
     CallMemory memory;
-    read_dispatch_tokens(inputs, outputs, recipe, args, token_window, memory);
-    read_dispatch_scales(inputs, outputs, recipe, args, scale_window, memory);
+    WindowPlace token_place;
+    WindowPlace scale_place;
+    memory.reads(routing());
+    read_dispatch_tokens(inputs, outputs, recipe, args, token_window, token_place, memory);
+    read_dispatch_scales(inputs, outputs, recipe, args, scale_window, scale_place, memory);
     read_dispatch_routing(inputs, outputs, layout_info, args, memory);
     memory.expect_apart();
     args.common.set(Term::kRecipe, recipe);
-    args.common.set(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
-    args.common.set(Term::kScaleBytes, args.scale_bytes);
+    args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
+    // Computed scales are as many as the row's bytes ask for.
+    if (args.recipe == LlRecipe::kBytes) args.common.set_folded(Term::kScaleUnits, args.scale_bytes / kRowUnitBytes);
 
     const bool may_be_direct = !is_expert_major() && args.recipe == LlRecipe::kBytes;
     if (may_be_direct && token_window) args.direct |= kDirectTokens, args.token_windows = *token_window;
@@ -63,12 +67,14 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
             "the group's zero_copy is on: outputs->tokens or outputs->scales must be window-backed (scales: at a "
             "multiple of {} bytes), with rank-major layout and recipe none or forward",
             kRowGranule);
+    args.common.set(Term::kRouting, window_term(args.direct, token_place, scale_place));
     run(args, stream);
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                     ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                                    std::optional<PeerMap>& token_window, CallMemory& memory) const {
+                                    std::optional<PeerMap>& token_window, WindowPlace& token_place,
+                                    CallMemory& memory) const {
     const GroupConfig& config = group_->config();
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
@@ -115,11 +121,13 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
     args.row_bytes = static_cast<uint32_t>(target.row_bytes());
     args.common.set(Term::kDtype, source.dtype);
     token_window = target.window;
+    token_place = target.window_place;
 }
 
 void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                     ncclEpDispQuant_t recipe, LlDispatchArgs& args,
-                                    std::optional<PeerMap>& scale_window, CallMemory& memory) const {
+                                    std::optional<PeerMap>& scale_window, WindowPlace& scale_place,
+                                    CallMemory& memory) const {
     const GroupConfig& config = group_->config();
     if (recipe == NCCL_EP_DISP_QUANT_NONE) {
         expect_absent(inputs.scales, "inputs->scales", "with recipe none");
@@ -148,6 +156,7 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
         args.scales = source.data;
         // Peers write scales by bulk copies. A window that these cannot write is filled by this rank.
         if (is_aligned(target)) scale_window = target.window;
+        scale_place = target.window_place;
     }
     memory.writes(target);
     require(args.row_bytes + target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,

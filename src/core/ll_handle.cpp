@@ -119,6 +119,16 @@ void LlHandle::expect_routing() const {
     require(has_routing_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
 }
 
+Tensor LlHandle::routing() const {
+    Tensor routing;
+    routing.name = "the handle's topk_idx";
+    routing.dtype = ids_are_64_bit_ ? ncclInt64 : ncclInt32;
+    routing.ndim = 2;
+    routing.sizes = {num_tokens_, topk_};
+    routing.data = topk_idx_;
+    return routing;
+}
+
 void LlHandle::expect_may_start(bool send_only) const {
     require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
             "a send_only operation of this handle is pending: call ncclEpComplete first");

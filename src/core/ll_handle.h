@@ -40,13 +40,14 @@ class LlHandle final : public Handle {
     LlHandleGeometry geometry() const;
     LlCommon common(OperationKind operation, bool send_only) const;
     void expect_routing() const;
+    Tensor routing() const;  // the borrowed topk_idx
     void expect_may_start(bool send_only) const;
     void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                               ncclEpDispQuant_t recipe, LlDispatchArgs& args, std::optional<PeerMap>& token_window,
-                              CallMemory& memory) const;
+                              WindowPlace& token_place, CallMemory& memory) const;
     void read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                               ncclEpDispQuant_t recipe, LlDispatchArgs& args, std::optional<PeerMap>& scale_window,
-                              CallMemory& memory) const;
+                              WindowPlace& scale_place, CallMemory& memory) const;
     void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args, CallMemory& memory) const;
     void read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
@@ -60,7 +61,7 @@ class LlHandle final : public Handle {
     std::shared_ptr<LlArena> arena_;
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
 
-    const void* topk_idx_ = nullptr;  // the caller's, borrowed
+    std::byte* topk_idx_ = nullptr;  // the caller's, borrowed
     bool ids_are_64_bit_ = false;
     uint32_t num_tokens_ = 0;
 

@@ -185,6 +185,7 @@ Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, con
     PeerMap peers = window.peers;
     peers.offset += copy.win_offset;
     tensor.window = peers;
+    tensor.window_place = {window.number, copy.win_offset};
     tensor.window_bytes = window.bytes - copy.win_offset;
     return tensor;
 }

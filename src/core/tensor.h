@@ -8,6 +8,7 @@
 
 #include "device/numeric.h"
 #include "fabric/communicator.h"
+#include "kernels/agreement.h"
 #include "nccl_ep.h"
 
 namespace crossdock {
@@ -22,6 +23,7 @@ struct Tensor {
     std::array<size_t, kMaxDims> sizes{};
     std::byte* data = nullptr;      // resolved, window-only tensors too; null for an empty tensor
     std::optional<PeerMap> window;  // every rank's tensor, for window-backed ones
+    WindowPlace window_place;       // and where there
     uint64_t window_bytes = 0;      // from there to the window's end, which lies alike on all ranks
 
     uint64_t num_elements() const;

@@ -25,10 +25,13 @@ enum class WaitStep : uint32_t {
     kRefused  // another rank could not use the peer's words
 };
 
+// `claimed` of a record: 0: free; whoever counts it up from there writes the rest, and then adds this.
+inline constexpr uint32_t kRecordWritten = uint32_t{1} << 30;
+
 // Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared
 // `claimed`.
 struct ExpiredWait {
-    uint32_t claimed;  // 0: free; 1: somebody writes the rest
+    uint32_t claimed;
     uint32_t complete;
     OperationKind operation;
     WaitStep step;
@@ -68,7 +71,9 @@ enum class PeerNumber : uint32_t {
     kBase,
     kMask,
     kExpertsOfToken,
-    kWindowOffset
+    kWindowOffset,  // high throughput; of kDisagrees: folded_window_offset (kernels/agreement.h)
+    kWindows,       // of kDisagrees: hashes of where both ranks' tensors lie in their windows
+    kEndInWindow
 };
 
 // The first fault that this rank saw in a peer's words.
@@ -87,7 +92,9 @@ struct PeerFault {
 
 // The group's words that the host reads without touching the device.
 struct HostVisibleStatus {
-    uint32_t failed;  // an expired wait or a fault without masks, no free buffer, or an overflow: the group is over
+    // Not zero: an expired wait or a fault without masks, no free buffer, or an overflow, and the record of it is
+    // complete: the group is over.
+    uint32_t failed;
     uint32_t async_error;  // an expired wait or a fault with masks
     ExpiredWait expired;
     Overflow overflow;
@@ -118,6 +125,25 @@ struct Entry {
     }
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t parts(const TaggedWord& word) {
         return static_cast<uint32_t>(word.tag) & ((1u << kPartBits) - 1);
+    }
+};
+
+// The upper bits of a low-latency dispatch's terms: which parts of the rank's outputs peers may write straight, and a
+// hash of where these lie in their windows; 0: none. Peers write at their own offsets, so ranks that offer the same
+// parts must agree. Ranks that offer others write nothing of each other's.
+struct WindowTerm {
+    static constexpr uint32_t kBits = 17;
+    static constexpr uint32_t kPartBits = Entry::kPartBits;
+    static constexpr uint32_t kShift = 64 - kBits;
+
+    CROSSDOCK_HOST_DEVICE static constexpr bool only_windows_differ(uint64_t terms, uint64_t others) {
+        return (terms ^ others) << kBits == 0;
+    }
+    // Both ranks may pass these: they are the same but for windows that neither reaches.
+    CROSSDOCK_HOST_DEVICE static constexpr bool are_alike(uint64_t terms, uint64_t others) {
+        const uint64_t differ = terms ^ others;
+        constexpr uint64_t kParts = (uint64_t{1} << kPartBits) - 1;
+        return differ == 0 || (differ << kBits == 0 && (differ >> kShift & kParts) != 0);
     }
 };
 
@@ -158,11 +184,25 @@ CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {
     return ctx.is_killed() || ctx.load_relaxed_device(&scope.control->failed) != 0;
 }
 
-// Every later wait of this rank ends, and every later call fails.
-CROSSDOCK_DEVICE_RARE void fail_group(const Ctx& ctx, const WaitScope& scope) {
-    ctx.store_relaxed_device(&scope.control->failed, 1);
-    ctx.store_relaxed_device(&scope.status->failed, 1);
+CROSSDOCK_DEVICE_RARE void tell_host_of_failure(const Ctx& ctx, const WaitScope& scope) {
     ctx.fence_system();
+    ctx.add_acq_rel_device(&scope.status->failed, 1);
+    ctx.fence_system();
+}
+
+// Every later wait of this rank ends, and every later call fails. claimed: of the record that says why. Who fails the
+// group and who writes the record may be two: the later one tells the host, which so finds the record complete.
+CROSSDOCK_DEVICE_RARE void fail_group(const Ctx& ctx, const WaitScope& scope, uint32_t* claimed) {
+    ctx.store_relaxed_device(&scope.control->failed, 1);
+    if (ctx.add_acq_rel_device(claimed, 0) >= kRecordWritten) tell_host_of_failure(ctx, scope);
+}
+
+CROSSDOCK_DEVICE_RARE void complete_record(const Ctx& ctx, const WaitScope& scope, uint32_t* claimed,
+                                           uint32_t* complete) {
+    ctx.fence_system();
+    ctx.store_relaxed_device(complete, 1);
+    ctx.add_acq_rel_device(claimed, kRecordWritten);
+    if (ctx.load_relaxed_device(&scope.control->failed) != 0) tell_host_of_failure(ctx, scope);
 }
 
 CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, int peer) {
@@ -185,13 +225,12 @@ CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& 
         record.expected = expected;
         record.seen = seen;
         record.elapsed_ns = ctx.now_ns() - operation.start_ns;
-        ctx.fence_system();
-        ctx.store_relaxed_device(&record.complete, 1);
+        complete_record(ctx, scope, &record.claimed, &record.complete);
     }
     if (scope.masking != 0) {
         mask_peer(ctx, scope, peer);
     } else {
-        fail_group(ctx, scope);
+        fail_group(ctx, scope, &record.claimed);
     }
 }
 
@@ -210,13 +249,12 @@ CROSSDOCK_DEVICE_RARE void record_peer_fault(const Ctx& ctx, const WaitScope& sc
         record.epoch = operation.epoch;
         record.expected = expected;
         record.seen = seen;
-        ctx.fence_system();
-        ctx.store_relaxed_device(&record.complete, 1);
+        complete_record(ctx, scope, &record.claimed, &record.complete);
     }
     if (scope.masking != 0 && kind == PeerFaultKind::kOutOfRange) {
         mask_peer(ctx, scope, peer);
     } else {
-        fail_group(ctx, scope);
+        fail_group(ctx, scope, &record.claimed);
     }
 }
 
@@ -227,10 +265,9 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
         record.rank = static_cast<uint32_t>(rank);
         record.total = total;
         record.budget = budget;
-        ctx.fence_system();
-        ctx.store_relaxed_device(&record.complete, 1);
+        complete_record(ctx, scope, &record.claimed, &record.complete);
     }
-    fail_group(ctx, scope);
+    fail_group(ctx, scope, &record.claimed);
 }
 
 CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const WaitScope& scope, const Operation& operation, int peer) {
@@ -240,17 +277,19 @@ CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const WaitScope& scope, c
 // The peer has come to this operation with the same terms; or to a later one, so that it has found this rank's right.
 CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const WaitScope& scope, const Operation& operation) {
     const uint64_t epoch = word_epoch(entry.tag);
-    return epoch > operation.epoch || (epoch == operation.epoch && entry.payload == scope.terms);
+    return epoch > operation.epoch || (epoch == operation.epoch && WindowTerm::are_alike(entry.payload, scope.terms));
 }
 
 // False: the peer has come with other terms, and the group has failed.
 CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
                                             int peer) {
     const TaggedWord entry = load_entry(ctx, scope, operation, peer);
-    if (word_epoch(entry.tag) != operation.epoch || entry.payload == scope.terms || !Entry::is_whole(entry))
+    if (word_epoch(entry.tag) != operation.epoch || WindowTerm::are_alike(entry.payload, scope.terms) ||
+        !Entry::is_whole(entry))
         return true;
-    record_peer_fault(ctx, scope, operation, PeerFaultKind::kDisagrees, PeerNumber::kNone, peer, scope.terms,
-                      entry.payload);
+    const bool is_of_windows = WindowTerm::only_windows_differ(entry.payload, scope.terms);
+    record_peer_fault(ctx, scope, operation, PeerFaultKind::kDisagrees,
+                      is_of_windows ? PeerNumber::kWindows : PeerNumber::kNone, peer, scope.terms, entry.payload);
     return false;
 }
 

@@ -31,6 +31,7 @@ struct WindowView {
     std::byte* local = nullptr;
     size_t bytes = 0;
     PeerMap peers;
+    uint64_t number = 0;  // the same on all ranks, of each window another; 0: not known
 };
 
 // Stands for memory of ranks outside a load/store domain: whoever touches it faults.

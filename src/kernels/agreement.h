@@ -8,29 +8,35 @@
 
 namespace crossdock {
 
-// Fields are as wide as their values need; of what needs more the lower bits. What a group's ranks have agreed on when
-// they made it (the number of experts, budgets, their policy) is not here.
+// Fields are as wide as their values need, or fold them (Terms::fold). What a group's ranks have agreed on when they
+// made it (the number of experts, budgets, their policy) is not here.
 enum class Term : uint32_t {
     kOperation,  // OperationKind
     kTopk,
     kRowUnits,    // row_bytes / kRowUnitBytes
     kDtype,       // ncclDataType_t of rows
     kLayout,      // ncclEpLayout_t
-    kRecipe,      // of quantisation, or a combine's format on the wire; meaning by operation
+    kRecipe,      // of quantization, or a combine's format on the wire; meaning by operation
     kDirection,   // forward or backward
-    kScaleBytes,  // of a row
+    kScaleUnits,  // bytes of a row's forwarded scales / kRowUnitBytes
     kSums,        // crossdockSums_t
-    kRouting,     // which one is used: the number of the operation that made it
+    kRouting,     // HT: which one is used, the number of the operation that made it. LL dispatch: WindowTerm
     kNumTerms
 };
 
 inline constexpr uint32_t kRowUnitBytes = 16;
 
+// A hash of so many bits: of what is told apart and not read.
+CROSSDOCK_HOST_DEVICE constexpr uint64_t hash_of(uint64_t value, uint32_t bits) {
+    value = (value ^ value >> 32) * 0xD6E8FEB86659FD93;
+    return ((value ^ value >> 32) * 0x9E3779B97F4A7C15) >> (64 - bits);
+}
+
 struct Terms {
     uint64_t word = 0;
 
     CROSSDOCK_HOST_DEVICE static constexpr uint32_t bits_of(uint32_t term) {
-        constexpr uint32_t kBits[] = {4, 7, 18, 4, 2, 4, 1, 12, 1, 11};
+        constexpr uint32_t kBits[] = {4, 7, 14, 4, 2, 4, 1, 10, 1, 17};
         static_assert(sizeof(kBits) / sizeof(kBits[0]) == static_cast<uint32_t>(Term::kNumTerms),
                       "every term has a width");
         return kBits[term];
@@ -48,9 +54,47 @@ struct Terms {
     CROSSDOCK_HOST_DEVICE constexpr Terms with(Term term, uint64_t value) const {
         return {(word & ~mask_of(term)) | (value << shift_of(term) & mask_of(term))};
     }
+    // The same for a value that may be larger than the field.
+    CROSSDOCK_HOST_DEVICE constexpr Terms with_folded(Term term, uint64_t value) const {
+        return with(term, fold(bits_of(static_cast<uint32_t>(term)), value));
+    }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t get(Term term) const { return word >> shift_of(term) & max_of(term); }
+
+    // A value that needs fewer bits is kept; of a larger one there is a hash behind a leading one, so that two of them
+    // are seldom alike, whatever their difference is.
+    CROSSDOCK_HOST_DEVICE static constexpr uint64_t fold(uint32_t bits, uint64_t value) {
+        const uint64_t top = uint64_t{1} << (bits - 1);
+        return value < top ? value : top | hash_of(value, bits - 1);
+    }
+    CROSSDOCK_HOST_DEVICE static constexpr bool is_hash(uint32_t bits, uint64_t folded) {
+        return folded >> (bits - 1) != 0;
+    }
 };
 
 static_assert(Terms::shift_of(Term::kNumTerms) <= 64, "all terms fit into one word");
+
+static_assert(Terms::shift_of(Term::kRouting) == WindowTerm::kShift &&
+                  Terms::bits_of(static_cast<uint32_t>(Term::kRouting)) == WindowTerm::kBits,
+              "windows of low latency have the place of routings");
+
+// Where a tensor begins, of which the ranks' windows are numbered alike; 0: no window is known by a number.
+struct WindowPlace {
+    uint64_t window = 0;
+    uint64_t offset = 0;
+
+    constexpr uint64_t hash() const { return hash_of(hash_of(window, 63) + offset, 63); }
+};
+
+// Low latency: of a rank that offers these parts of its outputs (DirectPart).
+constexpr uint64_t window_term(uint32_t parts, const WindowPlace& tokens, const WindowPlace& scales) {
+    const uint64_t places = ((parts & 1) != 0 ? tokens.hash() : 0) + 3 * ((parts & 2) != 0 ? scales.hash() : 0);
+    return parts == 0 ? 0 : hash_of(places, WindowTerm::kBits - WindowTerm::kPartBits) << WindowTerm::kPartBits | parts;
+}
+
+// High throughput: where a rank's rows begin in its window, for a message: folded, in units of 16 bytes.
+inline constexpr uint32_t kWindowUnits = 16;
+constexpr uint64_t folded_window_offset(uint64_t offset) {
+    return Terms::fold(static_cast<uint32_t>(kPayloadBits), offset / kWindowUnits);
+}
 
 }  // namespace crossdock

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "bad_call.h"
+#include "scoped_arena.h"
 #include "with_domain.h"
 
 namespace crossdock::testing {
@@ -28,6 +29,11 @@ struct Passed {
     size_t num_scales = 0;  // bytes that are forwarded; 0: none
     bool quantises = false;
     crossdockSums_t sums = CROSSDOCK_SUMS_EXACT;
+    // Where the caller has a window: which outputs are in it, and how many bytes farther on they begin.
+    bool tokens_in_window = true;
+    bool scales_in_window = true;
+    size_t token_shift = 0;
+    size_t scale_shift = 0;
 };
 
 // What one rank does otherwise. Empty values: whatever the layouts are called.
@@ -67,14 +73,15 @@ constexpr ncclEpLayout_t other_of(ncclEpLayout_t layout) {
 // rank.
 class Caller {
   public:
-    Caller(RankContext& context, ncclEpLayout_t layout)
+    Caller(RankContext& context, ncclEpLayout_t layout, WindowArena* arena = nullptr)
         : context_(context),
           layout_(layout),
+          arena_(arena),
           group_(context, context.comm(), config_of(context)),
           stream_(context.make_stream()),
           ids_(context, stream_, kBufferBytes),
           input_(context, stream_, kBufferBytes),
-          output_(context, stream_, kBufferBytes) {
+          output_(context, stream_, kBufferBytes, arena) {
         std::vector<std::byte> ids(kBufferBytes);
         std::vector<std::byte> zeros(kBufferBytes);
         for (size_t token = 0; token < tokens(); ++token) {
@@ -112,9 +119,21 @@ class Caller {
     void check_untouched() {
         output_.check(std::vector<std::byte>(kBufferBytes, kPoison), 128, "the outputs of a dispatch that was refused");
     }
+    // Nobody has written bytes [first, first + bytes) of the outputs.
+    void check_poison(size_t first, size_t bytes) {
+        const std::vector<std::byte> seen = output_.read();
+        for (size_t i = first; i < first + bytes; ++i)
+            RANK_CHECK(context_, seen[i] == kPoison, "byte {} of the outputs was written", i);
+    }
     void check_guards() { output_.check_guards("the outputs of a combine that was refused"); }
 
   private:
+    void put_in_window(OpenTensor& tensor, size_t shift) {
+        auto* const data = static_cast<std::byte*>(tensor.tensor.data) + shift;
+        tensor.tensor.data = data;
+        tensor.tensor.win_hdl = arena_->window.handle;
+        tensor.tensor.win_offset = static_cast<uint64_t>(data - arena_->window.memory);
+    }
     size_t tokens() const { return static_cast<size_t>(context_.num_ranks()); }
     size_t ranks() const { return static_cast<size_t>(context_.num_ranks()); }
     static ncclEpGroupConfig_t config_of(RankContext& context) {
@@ -158,6 +177,9 @@ class Caller {
             call.received_scales.set(ncclFloat32, {blocks, rows, passed.hidden / 128}, behind_rows + kBufferBytes / 4);
             call.outputs.scales = &call.received_scales.tensor;
         }
+        if (arena_ != nullptr && passed.tokens_in_window) put_in_window(call.received, passed.token_shift);
+        if (arena_ != nullptr && passed.num_scales > 0 && passed.scales_in_window)
+            put_in_window(call.received_scales, passed.scale_shift);
         if (expert_major) {
             call.info.expert_counters = &call.counters.tensor;
         } else {
@@ -188,6 +210,7 @@ class Caller {
 
     RankContext& context_;
     ncclEpLayout_t layout_;
+    WindowArena* arena_;
     Group group_;
     cudaStream_t stream_;
     Buffer ids_, input_, output_;
@@ -241,6 +264,69 @@ void all_disagree(const WorldSpec& spec, int num_ranks) {
 
 TEST(Agreement, EveryRankLearnsWhatDiffers) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) { all_disagree(spec, ranks_or(3)); });
+}
+
+// Peers write rows straight into windows at their own offsets: ranks whose tensors lie otherwise get an error, and
+// nothing is written elsewhere.
+TEST(Agreement, WindowsThatLieOtherwiseAreNoticed) {
+    constexpr size_t kShift = 4096;
+    constexpr Passed kNoScales{};
+    constexpr Passed kScales{.num_scales = 16};
+    struct Shifted {
+        Passed common;
+        Passed odd;
+    };
+    constexpr Shifted kShifted[] = {
+        {kNoScales, {.token_shift = kShift}},
+        {kScales, {.num_scales = 16, .token_shift = kShift}},
+        {kScales, {.num_scales = 16, .scale_shift = kShift}},
+    };
+    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+        for (const Shifted& shifted : kShifted) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
+                ScopedArena arena(context, 4 * kBufferBytes);
+                Caller caller(context, NCCL_EP_LAYOUT_RANK_MAJOR, arena.get());
+                context.barrier();
+                const bool is_odd = context.rank() == 1;
+                const Passed& passed = is_odd ? shifted.odd : shifted.common;
+                const ncclResult_t first = caller.call(passed);
+                caller.synchronize();
+                RANK_CHECK(context, first == ncclInvalidUsage || context.is_gpu(), "{}, \"{}\"", result_name(first),
+                           crossdockGetLastError());
+                RANK_REFUSED(context, ncclInvalidUsage, "lie elsewhere in their windows", caller.call(passed));
+                RANK_REFUSED(context, ncclInvalidUsage, is_odd ? "than on rank 1" : "on rank 1 than on",
+                             caller.call(passed));
+                // Ranks that lie alike may have written to each other, but nobody where only the writer's tensor lies.
+                if (shifted.odd.token_shift > 0) caller.check_poison(is_odd ? 0 : kShift, kShift);
+                if (shifted.odd.scale_shift > 0)
+                    caller.check_poison(kBufferBytes / 4 * 3 + (is_odd ? 0 : kShift), kShift);
+                caller.check_guards();
+                context.barrier();
+            });
+        }
+    });
+}
+
+// Who offers no window, or only one of two, need not have it where the others do: then nobody writes straight there.
+TEST(Agreement, WindowsThatNobodyReachesMayLieAnywhere) {
+    constexpr Passed kOdd[] = {
+        {.num_scales = 16, .tokens_in_window = false, .scales_in_window = false, .token_shift = 4096},
+        {.num_scales = 16, .scales_in_window = false, .token_shift = 4096},
+        {.num_scales = 16, .tokens_in_window = false, .scale_shift = 4096},
+    };
+    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+        for (const Passed& odd : kOdd) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
+                ScopedArena arena(context, 4 * kBufferBytes);
+                Caller caller(context, NCCL_EP_LAYOUT_RANK_MAJOR, arena.get());
+                context.barrier();
+                for (int i = 0; i < 3; ++i)
+                    RANK_OK(context, caller.call(context.rank() == 1 ? odd : Passed{.num_scales = 16}));
+                caller.synchronize();
+                context.barrier();
+            });
+        }
+    });
 }
 
 // Between domains, of which the odd rank is in one.

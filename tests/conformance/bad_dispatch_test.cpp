@@ -49,6 +49,8 @@ const Row kCommon[] = {
      "max_token_bytes"},
     {"rows far too large", [](Call c) { c.tokens.sizes[1] = c.received.sizes[2] = ~size_t{0} / 2; }, "tokens"},
     {"tokens misaligned", [](Call c) { c.tokens.tensor.data = c.victim.input() + 8; }, "16"},
+    {"output over the routing", [](Call c) { c.received.tensor.data = c.victim.routing(); },
+     "outputs->tokens overlaps the handle's topk_idx"},
     {"output misaligned", [](Call c) { c.received.tensor.data = c.victim.output() + 2; }, "16"},
     {"integer tokens", [](Call c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclInt32; }, "tokens"},
     {"8-bit tokens without a recipe",

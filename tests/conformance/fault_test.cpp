@@ -22,6 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kTimeoutNs = 700'000'000;
+constexpr int kNumBuffers = 4;  // of an LL group, at most
 
 // The kernel ends this process when the time is over, wherever it is then.
 void die_after(uint64_t delay_us) {
@@ -217,6 +218,41 @@ TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
             }
             context.barrier();
         });
+    });
+}
+
+// A diagnosis says what was seen instead: the number of the earlier operation whose words lie in that buffer.
+TEST(Fault, ADiagnosisSaysWhichOperationWasSeen) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const bool is_dispatch : {true, false}) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                const int absent = context.num_ranks() - 1;
+                const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
+                Group group(context, context.comm(), short_config(context, problem));
+                Layer layer(context, group.get(), problem);
+                for (int i = 0; i < kNumBuffers; ++i) layer.round_trip();
+                if (!is_dispatch) {
+                    layer.prepare_dispatch();
+                    RANK_OK(context, layer.dispatch());
+                    layer.check_dispatch();
+                }
+                if (context.rank() != absent) {
+                    if (is_dispatch) layer.prepare_dispatch();
+                    if (!is_dispatch) layer.prepare_combine();
+                    const ncclResult_t result = is_dispatch ? layer.dispatch() : layer.combine();
+                    context.synchronize(layer.stream());
+                    RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
+                    crossdockDiagnosis_t seen = CROSSDOCK_DIAGNOSIS_INIT;
+                    RANK_OK(context, crossdockGroupDiagnosis(group.get(), &seen));
+                    RANK_CHECK(context,
+                               seen.valid != 0 && seen.peer == absent && seen.expected == seen.epoch && seen.seen > 0 &&
+                                   seen.seen < seen.expected,
+                               "peer {} in step {}: expected {}, saw {}", seen.peer, seen.step, seen.expected,
+                               seen.seen);
+                }
+                context.barrier();
+            });
+        }
     });
 }
 

@@ -31,6 +31,8 @@ struct Passed {
     bool other_layout = false;
     bool other_handle = false;  // which was updated later
     size_t window_shift = 0;    // bytes
+    size_t scale_shift = 0;
+    bool other_window = false;
 };
 
 // What one rank does otherwise.
@@ -87,10 +89,11 @@ constexpr Difference kDifferences[] = {
 // Makes calls over two handles of one layout and one of the other, in a group of its own.
 class Caller {
   public:
-    Caller(RankContext& context, ncclEpLayout_t layout, WindowArena* arena)
+    Caller(RankContext& context, ncclEpLayout_t layout, WindowArena* arena, WindowArena* other_arena = nullptr)
         : context_(context),
           layout_(layout),
           arena_(arena),
+          other_arena_(other_arena),
           group_(context, context.comm(), config_of(context)),
           stream_(context.make_stream()),
           ids_(context, stream_, kBufferBytes),
@@ -151,17 +154,19 @@ class Caller {
     }
     // Rows in the window, if there is one.
     void set_rows(OpenTensor& tensor, const Passed& passed, ncclDataType_t type, size_t num, size_t width,
-                  const Buffer& buffer) {
-        tensor.set(type, {num, width}, buffer.data() + passed.window_shift);
+                  const Buffer& buffer, size_t shift) {
+        tensor.set(type, {num, width}, buffer.data() + shift);
         if (arena_ == nullptr) return;
-        tensor.tensor.win_hdl = arena_->window.handle;
-        tensor.tensor.win_offset = buffer.window_offset() + passed.window_shift;
+        const WindowArena& arena = passed.other_window ? *other_arena_ : *arena_;
+        tensor.tensor.win_hdl = arena.window.handle;
+        tensor.tensor.win_offset = buffer.window_offset() + shift;
+        tensor.tensor.data = arena.window.memory + tensor.tensor.win_offset;
     }
     ncclResult_t dispatch(ncclEpHandle_t handle, const Passed& passed) {
         DispatchArguments call(handle);
         const bool is_flat = layout_ == NCCL_EP_LAYOUT_FLAT;
         call.tokens.set(passed.type, {kTokens, passed.hidden}, input_.data());
-        set_rows(call.received, passed, passed.type, rows(), passed.hidden, output_);
+        set_rows(call.received, passed, passed.type, rows(), passed.hidden, output_, passed.window_shift);
         call.inputs.tokens = &call.tokens.tensor;
         call.outputs.tokens = &call.received.tensor;
         call.config.pass_direction = passed.direction;
@@ -178,7 +183,8 @@ class Caller {
         if (passed.num_scales > 0) {
             call.config.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
             call.scales.set(ncclUint8, {kTokens, passed.num_scales}, input_.data());
-            set_rows(call.received_scales, passed, ncclUint8, rows(), passed.num_scales, output_);
+            set_rows(call.received_scales, passed, ncclUint8, rows(), passed.num_scales, output_,
+                     kBufferBytes / 4 + passed.scale_shift);
             call.inputs.scales = &call.scales.tensor;
             call.outputs.scales = &call.received_scales.tensor;
         }
@@ -186,7 +192,7 @@ class Caller {
     }
     ncclResult_t combine(ncclEpHandle_t handle, const Passed& passed) {
         CombineArguments call(handle);
-        set_rows(call.rows, passed, passed.type, rows(), passed.hidden, input_);
+        set_rows(call.rows, passed, passed.type, rows(), passed.hidden, input_, passed.window_shift);
         call.combined.set(passed.type, {kTokens, passed.hidden}, output_.data());
         call.inputs.tokens = &call.rows.tensor;
         call.outputs.tokens = &call.combined.tensor;
@@ -204,6 +210,7 @@ class Caller {
     RankContext& context_;
     ncclEpLayout_t layout_;
     WindowArena* arena_;
+    WindowArena* other_arena_;
     Group group_;
     cudaStream_t stream_;
     Buffer ids_, input_, output_;
@@ -271,6 +278,51 @@ void all_disagree(const WorldSpec& spec, int num_ranks, bool one_domain) {
 
 TEST(HtAgreement, EveryRankLearnsWhatDiffers) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) { all_disagree(spec, ranks_or(3), true); });
+}
+
+// Windows that lie otherwise in a way that is easily missed: a power of two apart, for the scales alone, or at the same
+// place of another window.
+TEST(HtAgreement, WindowsThatLieOtherwiseAreNoticed) {
+    constexpr size_t kFar = size_t{64} << 20;
+    constexpr Passed kOdd[] = {
+        {.kind = Kind::kDispatch, .num_scales = 16, .window_shift = kFar},
+        {.kind = Kind::kDispatch, .num_scales = 16, .scale_shift = 4096},
+        {.kind = Kind::kDispatch, .num_scales = 16, .other_window = true},
+        {.kind = Kind::kCombine, .window_shift = kFar},
+        {.kind = Kind::kCombine, .other_window = true},
+    };
+    on_each_world({WorldKind::kThreads, WorldKind::kGpu}, [&](const WorldSpec& spec) {
+        for (const Passed& odd : kOdd) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
+                // The same number does not name the same window on GPUs (nccl_ep.h).
+                if (odd.other_window && context.is_gpu()) return;
+                ScopedArena arena(context, kFar + kHtWindowBytes);
+                ScopedArena other(context, kFar + kHtWindowBytes);
+                {
+                    Caller caller(context, NCCL_EP_LAYOUT_FLAT, arena.get(), other.get());
+                    context.barrier();
+                    const Passed passed =
+                        context.rank() == 1 ? odd : Passed{.kind = odd.kind, .num_scales = odd.num_scales};
+                    // Who reached nobody's window yet learns it from who did.
+                    const auto is_expected = [](ncclResult_t result) {
+                        return result == ncclInvalidUsage || result == ncclRemoteError;
+                    };
+                    const ncclResult_t first = caller.call(passed);
+                    caller.synchronize();
+                    RANK_CHECK(context, is_expected(first) || context.is_gpu(), "{}, \"{}\"", result_name(first),
+                               crossdockGetLastError());
+                    const ncclResult_t again = caller.call(passed);
+                    const std::string message = crossdockGetLastError();
+                    RANK_CHECK(context, is_expected(again), "{}, \"{}\"", result_name(again), message);
+                    RANK_CHECK(context, message.find("rank 1") != std::string::npos, "\"{}\"", message);
+                    RANK_CHECK(context, again == ncclRemoteError || message.find("window") != std::string::npos,
+                               "\"{}\"", message);
+                    caller.check_untouched();
+                    context.barrier();
+                }
+            });
+        }
+    });
 }
 
 // Between domains, of which the odd rank is in one.

@@ -157,5 +157,51 @@ TEST(HtGraph, EagerDispatchesAreNotCaptured) {
     });
 }
 
+// Memory that a handle has routed is used by a second one inside a capture, first of all, where the first handle was
+// there when the second one was made. Where it was not, the calls are refused and nothing is captured, until the second
+// handle has been used once.
+TEST(HtGraph, RelocatedMemoryIsKnownBeforeACapture) {
+    on_gpus([](RankContext& context) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const bool first_stays : {true, false}) {
+                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 8);
+                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                const cudaStream_t stream = context.make_stream();
+                const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, stream);
+                auto first = std::make_unique<HtLayer>(context, group.get(), problem,
+                                                       HtOptions{.handle_memory = memory.get()}, stream);
+                first->pass(NCCL_EP_FWD_PASS);
+                context.synchronize(stream);
+                if (!first_stays) first.reset();
+                HtLayer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true},
+                               stream);
+                if (!first_stays) {
+                    const Graph nothing = context.capture(second.stream(), [&] {
+                        RANK_REFUSED(context, ncclInvalidUsage, "before a capture", second.dispatch(NCCL_EP_BWD_PASS));
+                        RANK_REFUSED(context, ncclInvalidUsage, "before a capture", second.combine());
+                    });
+                    context.launch(nothing, second.stream());
+                    second.pass(NCCL_EP_BWD_PASS);
+                }
+                const Graph backward = context.capture(second.stream(), [&] {
+                    RANK_OK(context, second.dispatch(NCCL_EP_BWD_PASS));
+                    RANK_OK(context, second.combine());
+                });
+                for (uint64_t seed = 1; seed < 4; ++seed) {
+                    second.change_data(seed);
+                    second.prepare_dispatch();
+                    second.prepare_combine();
+                    context.launch(backward, second.stream());
+                    second.check_dispatch(NCCL_EP_BWD_PASS);
+                    second.check_combine();
+                }
+                second.route(rerouted(problem, 9, true));
+                second.round_trip();
+                context.barrier();
+            }
+        }
+    });
+}
+
 }  // namespace
 }  // namespace crossdock::testing

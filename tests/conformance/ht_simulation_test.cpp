@@ -7,6 +7,7 @@
 
 #include "ht_sequence.h"
 #include "options.h"
+#include "with_domain.h"
 
 namespace crossdock::testing {
 namespace {
@@ -98,6 +99,18 @@ TEST(HtSimulation, NonsenseIsSurvived) {
         uint64_t clean = 0;
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
             clean += survives_nonsense(world, ranks_of(seed), seed, sequence_of(seed)) ? 1 : 0;
+        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+    });
+}
+
+// The same between two domains.
+TEST(HtSimulation, NonsenseIsSurvivedBetweenDomains) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const WithDomain domain(2);
+        const Seeds seeds = seeds_or(1, 60);
+        uint64_t clean = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
+            clean += survives_nonsense(world, 4, seed, sequence_of(seed)) ? 1 : 0;
         EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
     });
 }

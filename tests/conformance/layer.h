@@ -62,6 +62,7 @@ class Layer {
 
     const Problem& problem() const { return problem_; }
     ncclEpHandle_t handle() const { return handle_; }
+    std::byte* routing() const { return ids_->data(); }
     cudaStream_t stream() const { return stream_; }
 
     // Other tokens, routing and numbers of tokens in the same shapes, in the same buffers. Calls ncclEpUpdateHandle.

@@ -6,6 +6,7 @@
 
 #include "options.h"
 #include "sequence.h"
+#include "with_domain.h"
 
 namespace crossdock::testing {
 namespace {
@@ -84,6 +85,18 @@ TEST(Simulation, NonsenseIsSurvived) {
         uint64_t clean = 0;
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
             clean += survives_nonsense(world, ranks_of(seed), seed, sequence_of(seed)) ? 1 : 0;
+        EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+    });
+}
+
+// The same between two domains.
+TEST(Simulation, NonsenseIsSurvivedBetweenDomains) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const WithDomain domain(2);
+        const Seeds seeds = seeds_or(1, 100);
+        uint64_t clean = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
+            clean += survives_nonsense(world, 4, seed, sequence_of(seed)) ? 1 : 0;
         EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
     });
 }

@@ -272,7 +272,7 @@ TEST(DeterministicWorld, RefusesBadConfigurations) {
     config.magic = 1;
     EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
     config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
-    config.fault = static_cast<crossdockFault_t>(3);
+    config.fault = static_cast<crossdockFault_t>(4);
     EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
     EXPECT_EQ(num_runs, 0);
     EXPECT_EQ(crossdockRunDeterministic(2, nullptr, program, &num_runs, &num_steps), ncclSuccess);

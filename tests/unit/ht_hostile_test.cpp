@@ -35,11 +35,12 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
     }
 }
 
-// Now and then anywhere in the victim's arena, mostly to words that are looked at, tagged as this operation's.
+// Now and then to any word that announces something, mostly to words of updates, tagged as this operation's. Not to the
+// rings behind them: what is in these is a peer's to write, and read by ordinary loads.
 void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
     const HtGeometry& geometry = arena.geometry;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);
-    const uint64_t words = geometry.arena_bytes() / 8;
+    const uint64_t words = geometry.label_rings_offset() / 8;
     const uint64_t routing = geometry.tokens_offset() / 8;
     const uint64_t routing_end = geometry.flags_offset() / 8;
     // The epochs of the two operations that a rank may be in, from what it has been told.

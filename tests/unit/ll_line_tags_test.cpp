@@ -4,10 +4,12 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "device/numeric.h"
 #include "kernels/ll/line_rows.h"
+#include "runtime/cpu/local_executor.h"
 
 namespace crossdock {
 namespace {
@@ -39,6 +41,27 @@ TEST(LineTags, AreNoNumbersOfAnyFormat) {
         ASSERT_TRUE(std::isnan(element_of<DType::kF16>(tag, 3)));
         ASSERT_EQ(tag >> 48, 0xFFFF) << "two NaNs of e4m3";
     }
+}
+
+// A diagnosis says of which operation the lines are that are there instead of the awaited ones.
+TEST(LineTags, TellADiagnosisWhatIsThere) {
+    cpu::LocalExecutor(1).run({1, 1, 1024}, [&](cpu::Warp& warp) {
+        const Ctx ctx(warp);
+        const LineRow row(4096);
+        alignas(128) std::byte lines[2 * 4096] = {};
+        const std::vector<std::byte> data(4096);
+        EXPECT_EQ(epoch_in_lines(ctx, lines, 0), 0u) << "zeroed memory";
+        for (const uint64_t epoch : {uint64_t{7}, kLastEpoch}) {
+            for (uint32_t group = 0; group < row.groups(); ++group) {
+                LineGroup stored;
+                stored.read(ctx, row, group, data.data());
+                stored.store(ctx, row, group, lines, line_tag(epoch, 0));
+                EXPECT_EQ(epoch_in_lines(ctx, lines, group), epoch) << "group " << group;
+            }
+        }
+        std::memset(lines, 0x3c, sizeof(lines));
+        EXPECT_EQ(epoch_in_lines(ctx, lines, 0), 0u) << "a plain row";
+    });
 }
 
 // Zeroed memory, and rows that hold what announcing words hold.

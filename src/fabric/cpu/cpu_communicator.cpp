@@ -139,7 +139,7 @@ ncclWindow_t CpuCommunicator::register_window(void* memory, size_t bytes, uint64
     auto mapped = map_window(memory, bytes, timeout_ns);
     const auto handle = reinterpret_cast<ncclWindow_t>(new_token());
     const std::lock_guard lock(windows_mutex_);
-    windows_.emplace(handle, std::move(mapped));
+    windows_.emplace(handle, Window{std::move(mapped), ++num_registrations_});
     return handle;
 }
 
@@ -155,8 +155,8 @@ WindowView CpuCommunicator::window(ncclWindow_t handle) {
     const auto found = windows_.find(handle);
     require(found != windows_.end(), ncclInvalidArgument, "{} is not a window registered with this communicator",
             static_cast<void*>(handle));
-    const SymmetricMemory& memory = *found->second;
-    return {memory.local, memory.bytes, memory.peers};
+    const SymmetricMemory& memory = *found->second.memory;
+    return {memory.local, memory.bytes, memory.peers, found->second.number};
 }
 
 }  // namespace crossdock::cpu

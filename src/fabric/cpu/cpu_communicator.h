@@ -53,6 +53,11 @@ class CpuCommunicator : public Communicator {
     void expect_room(size_t bytes) const;
 
   private:
+    struct Window {
+        std::unique_ptr<SymmetricMemory> memory;
+        uint64_t number;  // of its registration, in which all ranks take part
+    };
+
     void gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride, size_t chunk_bytes,
                       uint64_t start_ns, uint64_t deadline_ns);
 
@@ -64,7 +69,8 @@ class CpuCommunicator : public Communicator {
     CpuRuntime runtime_;
     uint64_t num_calls_ = 0;  // of all_gather
     std::mutex windows_mutex_;
-    std::map<ncclWindow_t, std::unique_ptr<SymmetricMemory>> windows_;
+    std::map<ncclWindow_t, Window> windows_;
+    uint64_t num_registrations_ = 0;
 };
 
 }  // namespace crossdock::cpu

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cuda/nccl_communicator.h"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -25,6 +27,43 @@ Deadline deadline_after(uint64_t timeout_ns) {
     // Far enough for "forever", near enough not to overflow the clock.
     constexpr uint64_t kLongestNs = uint64_t{1'000'000'000} * 86'400 * 365;
     return std::chrono::steady_clock::now() + std::chrono::nanoseconds(std::min(timeout_ns, kLongestNs));
+}
+
+using AddressRange = decltype(&cuMemGetAddressRange);
+
+// The driver's function; null where it has none.
+AddressRange driver_address_range() {
+    constexpr unsigned kDriverVersion = 3020;  // the function's first, with 64-bit sizes
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult status = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t result =
+        cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, kDriverVersion, cudaEnableDefault, &status);
+    if (result != cudaSuccess || status != cudaDriverEntryPointSuccess) return nullptr;
+    return reinterpret_cast<AddressRange>(function);
+}
+
+// Where the memory at `first` ends that is mapped in one piece; 0: not known.
+uintptr_t end_of_mapping(const void* first) {
+    static const AddressRange address_range = driver_address_range();
+    CUdeviceptr base = 0;
+    size_t bytes = 0;
+    if (address_range == nullptr ||
+        address_range(&base, &bytes, static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(first))) != CUDA_SUCCESS)
+        return 0;
+    return static_cast<uintptr_t>(base) + bytes;
+}
+
+// At most so many bytes a window has from there: NCCL does not tell how many were registered. An allocator may have
+// mapped them in several pieces, one behind the other.
+size_t bytes_from(const std::byte* first, uintptr_t end_of_first_piece) {
+    if (end_of_first_piece == 0) return SIZE_MAX;
+    uintptr_t end = end_of_first_piece;
+    for (;;) {
+        const uintptr_t next = end_of_mapping(reinterpret_cast<const void*>(end));
+        if (next <= end) break;
+        end = next;
+    }
+    return end - reinterpret_cast<uintptr_t>(first);
 }
 
 class NcclCommunicator final : public Communicator {
@@ -53,9 +92,13 @@ class NcclCommunicator final : public Communicator {
     mutable CudaRuntime runtime_;
     mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
     mutable int ranks_on_device_ = 0;
-    mutable uint64_t longest_timeout_ns_ = 0;               // that a caller has given
-    mutable std::unique_ptr<GinConnection> gin_;            // made when several domains are first needed
-    std::unordered_map<ncclWindow_t, WindowView> windows_;  // as last seen
+    mutable uint64_t longest_timeout_ns_ = 0;     // that a caller has given
+    mutable std::unique_ptr<GinConnection> gin_;  // made when several domains are first needed
+    struct SeenWindow {
+        WindowView view;
+        uintptr_t end_of_first_piece = 0;
+    };
+    std::unordered_map<ncclWindow_t, SeenWindow> windows_;  // as last seen
 };
 
 void NcclCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
@@ -97,10 +140,13 @@ WindowView NcclCommunicator::window(ncclWindow_t handle) {
             "window {} is not registered with this group's communicator (rank {} of {})", fmt::ptr(handle), self_.rank,
             self_.num_ranks);
     auto* local = static_cast<std::byte*>(user_pointer);
-    WindowView& view = windows_[handle];
-    if (view.local != local || view.peers.at(self_.rank, 0) != address_in_window(self_, handle, self_.rank))
-        view = {local, SIZE_MAX, peers_of_window(self_, handle)};
-    return view;
+    const uintptr_t end_of_first_piece = end_of_mapping(local);
+    SeenWindow& seen = windows_[handle];
+    if (seen.view.local != local || seen.end_of_first_piece != end_of_first_piece ||
+        seen.view.peers.at(self_.rank, 0) != address_in_window(self_, handle, self_.rank)) {
+        seen = {{local, bytes_from(local, end_of_first_piece), peers_of_window(self_, handle)}, end_of_first_piece};
+    }
+    return seen.view;
 }
 
 NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {

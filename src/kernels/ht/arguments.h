@@ -125,8 +125,11 @@ struct HtCommon {
     uint32_t channels;       // of this operation: its blocks
     uint32_t unused_blocks;  // GPUs: the grid's first ones, which end at once
     bool has_windows;        // this rank's tensor may be reached by peers; a rank without rows may have none
-    uint64_t window_offset;  // where it begins in its window, with has_windows: the same on all such ranks
-    uint64_t window_rows;    // how many rows there are from there to the window's end
+    // With has_windows: where it begins there (folded_window_offset), and a hash of where all of it lies in its
+    // windows; the same on all such ranks.
+    uint64_t window_offset;
+    uint64_t window_places;
+    uint64_t window_rows;  // how many rows there are from there to the window's end
 };
 
 // What a block knows of a peer, in shared memory.

@@ -22,18 +22,18 @@ CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
     return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());
 }
 
-// Whether this rank's tensor is in a window, and where there, in units of 16 bytes, as far as there is room.
+// Whether this rank's tensors are in windows, and a hash of where there.
 inline constexpr uint32_t kStateBits = 2;
 CROSSDOCK_DEVICE uint64_t entered_payload(const HtCommon& c) {
     if (!c.has_windows) return kEntered;
-    return (c.window_offset / 16 << kStateBits | kDirect) & kMaxPayload;
+    return hash_of(c.window_places, static_cast<uint32_t>(kPayloadBits) - kStateBits) << kStateBits | kDirect;
 }
 
 CROSSDOCK_DEVICE Terms terms_of(const HtCommon& c) {
     if (c.scope.operation == OperationKind::kUpdate) return c.terms;
-    constexpr uint64_t kRouting = Terms::mask_of(Term::kRouting);
+    constexpr uint32_t kBits = Terms::bits_of(static_cast<uint32_t>(Term::kRouting));
     constexpr uint32_t kShift = Terms::shift_of(Term::kRouting);
-    return {c.terms.word | (c.tables.routing->update << kShift & kRouting)};
+    return {c.terms.word | Terms::fold(kBits, c.tables.routing->update) << kShift};
 }
 
 // The operation's number, the same on every rank. The first block tells every peer that this rank has come to it:
@@ -69,7 +69,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
                                          pack_word(operation.epoch, entered_payload(c)));
                 // Behind it: a release would wait until these have landed.
                 ctx.store_tagged(terms_word(c, operation, peer, c.rank), head->terms.word,
-                                 pack_word(operation.epoch, 0));
+                                 pack_word(operation.epoch, c.window_offset));
             }
         }
     }
@@ -83,7 +83,7 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
     uint64_t differ = own.word ^ theirs.word;
     if (differ == 0) return true;
     constexpr uint64_t kUnits = Terms::mask_of(Term::kRowUnits);
-    constexpr uint64_t kOfRows = kUnits | Terms::mask_of(Term::kScaleBytes) | Terms::mask_of(Term::kDtype);
+    constexpr uint64_t kOfRows = kUnits | Terms::mask_of(Term::kScaleUnits) | Terms::mask_of(Term::kDtype);
     if (!kSeveralDomains && ((own.word & kUnits) == 0 || (theirs.word & kUnits) == 0)) differ &= ~kOfRows;
     if (differ == 0) return true;
     record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees, PeerNumber::kNone, peer, own.word,
@@ -105,8 +105,10 @@ CROSSDOCK_DEVICE uint32_t rows_of_lane(const HtCommon& c, int lane) {
 CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
                                        uint64_t payload) {
     if (payload != entered_payload(c)) {
-        record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees, PeerNumber::kWindowOffset, peer,
-                          entered_payload(c) >> kStateBits, payload >> kStateBits);
+        const uint64_t theirs = word_payload(ctx.load_tagged(terms_word(c, operation, c.rank, peer)).tag);
+        record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees,
+                          theirs == c.window_offset ? PeerNumber::kWindows : PeerNumber::kWindowOffset, peer,
+                          c.window_offset, theirs);
         // Who has no window, or is in another domain, has not seen it.
         leave_peer(ctx, c, operation, peer, Blame{true, true, c.rank, peer}.pack());
         return false;
@@ -120,7 +122,7 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
     }
     if (end > c.budget) end = c.budget;
     if (end <= c.window_rows) return true;
-    refuse_number(ctx, c, operation, PeerNumber::kBase, peer, c.window_rows, end);
+    refuse_number(ctx, c, operation, PeerNumber::kEndInWindow, peer, c.window_rows, end);
     return false;
 }
 

@@ -438,7 +438,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
             shared.tokens[source] = 0;
         } else if (shared.tokens[source] != agreed) {
             refuse_number(ctx, c, operation, PeerNumber::kTokens, source, agreed, shared.tokens[source]);
-            fail_group(ctx, c.scope);  // with masks, too
+            fail_group(ctx, c.scope, &c.scope.status->fault.claimed);  // with masks, too
             shared.tokens[source] = 0;
         }
     }

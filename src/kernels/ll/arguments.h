@@ -86,6 +86,7 @@ struct LlCommon {
 
     // What this rank enters the operation with.
     void set(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with(term, value).word; }
+    void set_folded(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with_folded(term, value).word; }
 };
 
 inline constexpr uint32_t kRankOfExpertShift = 31;

@@ -59,7 +59,7 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
             return expect_number(ctx, c, operation, number, source, most, seen);
         };
         bool is_right = true;
-        int choices = 0;
+        uint64_t choices = 0;  // of right counts alone
         CROSSDOCK_ROLLED
         for (int i = ctx.lane(); i <= experts; i += kLanes) {
             uint64_t count = 0;
@@ -71,15 +71,19 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
                 announced.rows[source] = static_cast<int>(rows);
                 announced.lines[source] = in_lines ? announced.rows[source] : 0;
             } else {
-                is_right &= expect(PeerNumber::kChoices, most_choices, count);
-                announced.first_rows[source * experts + i - 1] = static_cast<int>(count);
-                choices += static_cast<int>(count);
+                const bool is_possible = expect(PeerNumber::kChoices, most_choices, count);
+                is_right &= is_possible;
+                announced.first_rows[source * experts + i - 1] = is_possible ? static_cast<int>(count) : 0;
+                choices += is_possible ? count : 0;
             }
         }
-        choices = ctx.warp_sum(choices);
+        // A lane with too many says so itself, so that the warp's sum stays within 32 bits.
+        const bool is_possible = expect(PeerNumber::kChoices, most_choices, choices);
+        const int sum = ctx.warp_sum(is_possible ? static_cast<int>(choices) : 0);
+        is_right &= is_possible;
         if (is_leader(ctx)) {
-            is_right &= expect(PeerNumber::kChoices, most_choices, static_cast<uint32_t>(choices));
-            announced.choices[source] = choices;
+            is_right &= expect(PeerNumber::kChoices, most_choices, static_cast<uint32_t>(sum));
+            announced.choices[source] = sum;
         }
         if (ctx.warp_any(!is_right)) forget_source(ctx, c, announced, source);
     }
@@ -243,7 +247,7 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
         if (!ctx.warp_all(expect_label(ctx, c, operation, row.source, label, c.expert_major && is_here ? number : 0)))
             return false;
         if (base == 0 && is_leader(ctx)) {
-            *placement.direct = label.direct & args.direct;
+            *placement.direct = label.direct == args.direct ? args.direct : 0;
             if (writes) *record = {label.token_idx, cell_index(c, label.token_idx, label.place)};
         }
         int32_t row_idx = -1;

@@ -128,13 +128,14 @@ CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const LlDispatchArgs& args,
 }
 
 // What peers allow to be written straight into their tensors: known when they have entered this operation, which also
-// says that they are done with the previous contents.
+// says that they are done with the previous contents. Who allows the same parts has them at the same offsets
+// (WindowTerm).
 CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
                                       int peer) {
     if (args.direct == 0) return 0;
     TaggedWord entry{};
     const bool allows = wait_entry(ctx, args.common, operation, peer, entry) && is_of(entry, operation);
-    return allows ? args.direct & Entry::parts(entry) : 0;
+    return allows && Entry::parts(entry) == args.direct ? args.direct : 0;
 }
 
 // A token and one of its ranks.
@@ -286,6 +287,8 @@ CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const LlDispatchArgs& args, co
         const uint64_t counts = outbox_counts(c, peer);
         const uint64_t first = *reinterpret_cast<const uint64_t*>(in_outbox(c, counts));
         const uint32_t rows = static_cast<uint32_t>(word_payload(first) % kLineRows);
+        // This rank's own number, but from memory that others may write.
+        if (!expect_number(ctx, c, operation, PeerNumber::kRows, c.rank, c.arena.max_tokens, rows)) return;
         if (rows > 0) {
             put(ctx, c.reach, peer, offset_of_header(c, operation, slot_of(c, c.rank, 0)), outbox_header(c, peer, 0),
                 uint64_t{rows} * c.offsets.header_stride);

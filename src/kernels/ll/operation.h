@@ -302,11 +302,19 @@ CROSSDOCK_DEVICE bool wait_entry(const Ctx& ctx, const LlCommon& c, const Operat
         [&](uint64_t) { return has_entered_alike(entry, c.scope, operation); });
 }
 
+// This rank itself is never masked.
+CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+                                         PeerNumber number, int peer, uint64_t most, uint64_t seen) {
+    WaitScope scope = c.scope;
+    if (peer == c.rank) scope.masking = 0;
+    record_peer_fault(ctx, scope, operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
+}
+
 // A number of the peer's is at most `most`. False: nothing of it may be used.
 CROSSDOCK_DEVICE bool expect_number(const Ctx& ctx, const LlCommon& c, const Operation& operation, PeerNumber number,
                                     int peer, uint64_t most, uint64_t seen) {
     if (seen <= most) return true;
-    record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
+    refuse_number(ctx, c, operation, number, peer, most, seen);
     return false;
 }
 
