@@ -74,7 +74,17 @@ std::string transports_of(Reach reach) {
 
 }  // namespace
 
-bool can_reach(Reach reach) { return !transports_of(reach).empty(); }
+bool can_reach(Reach reach) {
+    if (transports_of(reach).empty()) return false;
+    try {
+        ucx();
+        return true;
+    } catch (const Error&) {
+        // Without UCX the links carry everything. A UCX that the user names is wanted.
+        if (const char* named = std::getenv("CROSSDOCK_UCX_LIBRARY"); named != nullptr && *named != '\0') throw;
+        return false;
+    }
+}
 
 const char* status_name(ucs_status_t status) {
     switch (status) {

@@ -33,8 +33,8 @@ UcxLibrary open_library() {
     if (library == nullptr) {
         const char* reason = dlerror();
         fail(ncclInvalidUsage,
-             "no UCX: {} is {}, and opening it failed ({}). Ranks of several hosts, and the network plugin, need UCX "
-             "1.13 or newer (Debian's libucx0)",
+             "no UCX: {} is {}, and opening it failed ({}). UCX 1.13 or newer (Debian's libucx0) carries shared memory "
+             "between ranks of one host, and RDMA",
              kVariable, is_named ? named : "not set (so libucp.so.0)", reason != nullptr ? reason : "no reason given");
     }
     UcxLibrary found;

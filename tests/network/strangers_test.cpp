@@ -7,8 +7,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -134,6 +136,22 @@ TEST(Strangers, FindNoOpenPortOfARunningJob) {
             });
         }
     }
+}
+
+// Where nothing asks for it, UCX is not opened: the links carry everything.
+TEST(Strangers, RanksReachEachOtherWithoutUcx) {
+    run_ranks(2, [](TestRank& rank) {
+        setenv("UCX_TLS", "tcp", 1);
+        std::vector<uint64_t> words(8);
+        Session session(rank);
+        void* memory = session.add_memory(words.data(), 64);
+        session.finish(session.put_signal(1 - rank.rank(), memory, 0, 0, memory, 0, memory, 8, 1, true));
+        session.await_word(words[1], 1);
+        std::ifstream maps("/proc/self/maps");
+        for (std::string line; std::getline(maps, line);)
+            rank.expect(line.find("libucp") == std::string::npos, "UCX was opened: " + line);
+        rank.barrier();
+    });
 }
 
 }  // namespace
