@@ -120,8 +120,9 @@ std::string value_of(Term term, uint64_t value) {
             return value == 0 ? "forward" : "backward";
         case Term::kSums:
             return value == CROSSDOCK_SUMS_EXACT ? "exact" : "sender";
-        case Term::kTopk:
         case Term::kRecipe:
+            return fmt::format("{}{}", value % kRoundedScales, value < kRoundedScales ? "" : " with rounded scales");
+        case Term::kTopk:
         case Term::kScaleBytes:
         case Term::kRouting:
         case Term::kNumTerms:

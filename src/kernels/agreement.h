@@ -26,6 +26,9 @@ enum class Term : uint32_t {
 
 inline constexpr uint32_t kRowUnitBytes = 16;
 
+// In Term::kRecipe of an LL dispatch, beside the recipe: scales are rounded to powers of two.
+inline constexpr uint64_t kRoundedScales = 8;
+
 struct Terms {
     uint64_t word = 0;
 
