@@ -95,6 +95,10 @@ def dies_before_its_first_call(comm: ep.Communicator) -> None:
     assert layer(buffer) == 2 and masked_of(buffer) == [0, 0, 1]
     buffer.low_latency_clean_mask_buffer()
     assert layer(buffer) == 2 and masked_of(buffer) == [0, 0, 1]
+    x, ids = torch.ones(2, H, dtype=torch.bfloat16), torch.arange(E).repeat(2, 1)
+    with pytest.raises(ep.RemoteError, match="num_max_dispatch_tokens_per_rank 8, .* the constructor does"):
+        buffer.low_latency_dispatch(x, ids, 2 * M, E, use_fp8=False)
+    assert layer(buffer) == 2
     buffer.destroy()
 
 

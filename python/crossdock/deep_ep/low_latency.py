@@ -28,7 +28,7 @@ from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.makers import shaped_maker
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.scales import Packed, Scales, Transposed
-from crossdock.errors import Error
+from crossdock.errors import Error, RemoteError
 
 BLOCK = 128  # elements of a scale
 MOST_TOPK = 11  # of DeepEP's callers: for up to so many choices memory is made with the group
@@ -123,18 +123,26 @@ class LowLatency:
                 f"{num_experts} makes memory, which cannot be captured: make one such call before"
             ),
         )
-        pool = PooledGroup(
-            self.ranks,
-            device,
-            Layout.EXPERT_MAJOR,
-            algorithm=Algorithm.LOW_LATENCY,
-            num_experts=num_experts,
-            max_dispatch_tokens_per_rank=max_tokens,
-            max_token_bytes=2 * hidden,
-            enable_mask=self.enable_masks,
-            api_version=1,  # whose scales lie as DeepEP's do
-            num_topk=min(MOST_TOPK, num_experts),
-        )
+        try:
+            pool = PooledGroup(
+                self.ranks,
+                device,
+                Layout.EXPERT_MAJOR,
+                algorithm=Algorithm.LOW_LATENCY,
+                num_experts=num_experts,
+                max_dispatch_tokens_per_rank=max_tokens,
+                max_token_bytes=2 * hidden,
+                enable_mask=self.enable_masks,
+                api_version=1,  # whose scales lie as DeepEP's do
+                num_topk=min(MOST_TOPK, num_experts),
+            )
+        except RemoteError as error:
+            sentence = (
+                f"{error}; the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and "
+                f"num_experts {num_experts} makes memory together with all ranks: with num_rdma_bytes as "
+                "get_low_latency_rdma_size_hint says for it, the constructor does"
+            )
+            raise RemoteError(sentence) from error
         self._pools.append(pool)
         if any(self._masked):
             pool.group.mask_update([not masked for masked in self._masked])
