@@ -241,20 +241,31 @@ class LowLatency:
         recv_x = rows if scales is None else (rows, scales.tensor)
 
         if not (is_split or form.are_packed) and statistics is None and waiting is None:
-            trip.forget()
+            if not form.pool.is_cpu:
+                trip.forget()
             return recv_x, counts, handle, None
 
-        def finish() -> None:
-            self._receive(trip, is_split, waiting)
-            if scales is not None:
-                scales.finish()
-            if statistics is not None:
-                statistics.add_(counts)
-
+        finish = partial(self._finish, trip, counts, scales, statistics, waiting, is_split)
         if is_split:
             return recv_x, counts, handle, finish
         finish()
         return recv_x, counts, handle, None
+
+    def _finish(
+        self,
+        trip: Trip,
+        counts: torch.Tensor,
+        scales: Scales | None,
+        statistics: torch.Tensor | None,
+        waiting: torch.Tensor | None,
+        is_split: bool,
+    ) -> None:
+        """What is left of a dispatch once it has sent."""
+        self._receive(trip, is_split, waiting)
+        if scales is not None:
+            scales.finish()
+        if statistics is not None:
+            statistics.add_(counts)
 
     def _form_of(
         self,
