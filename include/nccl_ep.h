@@ -129,7 +129,8 @@ typedef struct {
     uint64_t timeout_ns;       // T, see above; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
     // Version 2
     ncclEpZeroCopyMode_t zero_copy;
-    ncclEpOverflowPolicy_t overflow_policy;  // HT
+    ncclEpOverflowPolicy_t overflow_policy;  // HT; LL expert-major: trap fails the group where repeated ids bring
+                                             // more than R*M rows of an expert, which are dropped otherwise
     unsigned int num_topk;                   // HT: bound of K of all handles, <= E; eager expert-major needs it
     unsigned char padding_v2[4];
 } ncclEpGroupConfig_t;

@@ -387,9 +387,10 @@ void bind_routing(nb::module_& module) {
     module.def("largest_id", &largest_id, "topk_idx"_a, nb::sig("def largest_id(topk_idx: object) -> int | None"),
                "The largest of [tokens, top-k] numbers in host memory, at least -1; -1 on GPUs; None where there are "
                "no such numbers.");
-    module.def("most_rows_of_expert", &most_rows_of_expert, "topk_idx"_a, "num_experts"_a,
-               nb::sig("def most_rows_of_expert(topk_idx: object, num_experts: int) -> int"),
-               "How often [tokens, top-k] numbers in host memory have the expert that they have most often; 0 on GPUs.");
+    module.def(
+        "most_rows_of_expert", &most_rows_of_expert, "topk_idx"_a, "num_experts"_a,
+        nb::sig("def most_rows_of_expert(topk_idx: object, num_experts: int) -> int"),
+        "How often [tokens, top-k] numbers in host memory have the expert that they have most often; 0 on GPUs.");
     module.def("host_bytes", &host_bytes, "tensors"_a, nb::sig("def host_bytes(*tensors: object) -> bytes | None"),
                "What dense int32 tensors hold, one behind the other; None where one is anything else, or elsewhere.");
     module.def("column_sums", &column_sums, "parts"_a, "first"_a, "num"_a,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Algorithm, Forms, Layout, most_rows_of_expert
+from crossdock._core import Algorithm, Forms, Layout, OverflowPolicy, most_rows_of_expert
 from crossdock.deep_ep.errors import require, require_state, translated
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
 from crossdock.deep_ep.layout import (
@@ -135,6 +135,7 @@ class LowLatency:
                 enable_mask=self.enable_masks,
                 api_version=1,  # whose scales lie as DeepEP's do
                 num_topk=min(MOST_TOPK, num_experts),
+                overflow_policy=OverflowPolicy.TRAP,
             )
         except RemoteError as error:
             sentence = (
