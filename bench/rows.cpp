@@ -53,7 +53,7 @@ uint8_t float_to_e4m3(float value) {
     return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + units));
 }
 
-// One fp32 scale a block: amax / 448 (amax at least 1e-4), and the block's values over it in e4m3.
+// One fp32 scale a block: amax * (1 / 448) (amax at least 1e-4), and the block's values over it in e4m3.
 Row quantised(const std::vector<float>& values) {
     Row row;
     for (size_t first = 0; first < values.size(); first += kScaleBlock) {
@@ -62,7 +62,7 @@ Row quantised(const std::vector<float>& values) {
             amax = std::max(amax, std::fabs(values[i]));
         }
         const float multiplier = 448.0f / amax;
-        row.scales.push_back(amax / 448.0f);
+        row.scales.push_back(amax * (1.0f / 448.0f));
         for (size_t i = first; i < first + kScaleBlock; ++i) {
             row.bytes.push_back(float_to_e4m3(values[i] * multiplier));
         }

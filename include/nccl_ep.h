@@ -130,7 +130,8 @@ typedef struct {
     uint64_t timeout_ns;       // T, see above; 0: 100 s. NCCL_EP_TIMEOUT_MS (ms) overrides it
     // Version 2
     ncclEpZeroCopyMode_t zero_copy;
-    ncclEpOverflowPolicy_t overflow_policy;  // HT
+    ncclEpOverflowPolicy_t overflow_policy;  // HT; LL expert-major: trap fails the group where repeated ids bring
+                                             // more than R*M rows of an expert, which are dropped otherwise
     unsigned int num_topk;                   // HT: bound of K of all handles, <= E; eager expert-major needs it
     unsigned char padding_v2[4];
 } ncclEpGroupConfig_t;
@@ -433,10 +434,11 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // Data types: NONE: tokens bf16, fp16 or fp32, the same in and out, no scales. FWD: tokens also e4m3, e5m2 or
 // ncclFloat4x2; inputs->scales [B, S] and outputs->scales, shaped like outputs->tokens with S for H, fp32, fp16, bf16,
 // e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
-// elements amax = max(1e-4, max |x|), scale amax / 448 (round_scales: rounded up to a power of two), stored value
-// x / scale in e4m3, nearest even. Rows of tokens and of forwarded scales are multiples of 16 bytes. Tokens begin at a
-// multiple of 16 bytes, every other tensor, scales too, at one of its element; of windows, peers write only those
-// straight that begin at a multiple of 16. No output may share bytes with an input.
+// elements amax = max(1e-4, max |x|), scale amax * (1 / 448) in fp32 (round_scales: rounded up to a power of two),
+// stored value x * (448 / amax) (round_scales: x / scale) in e4m3, nearest even. Rows of tokens and of forwarded scales
+// are multiples of 16 bytes. Tokens begin at a multiple of 16 bytes, every other tensor, scales too, at one of its
+// element; of windows, peers write only those straight that begin at a multiple of 16. No output may share bytes with
+// an input.
 //
 // Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
 // any rank may start the operation.

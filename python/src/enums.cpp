@@ -20,9 +20,9 @@ void bind_enums(nb::module_& module) {
         .value("BWD", NCCL_EP_BWD_PASS);
     nb::enum_<ncclEpOverflowPolicy_t>(module, "OverflowPolicy", nb::is_arithmetic(),
                                       "What happens when more rows arrive than max_recv_tokens_per_rank allows.")
-        .value("AUTO", NCCL_EP_OVERFLOW_AUTO, "As TRAP.")
-        .value("TRAP", NCCL_EP_OVERFLOW_TRAP, "The group fails with an error that names total and budget.")
-        .value("DROP", NCCL_EP_OVERFLOW_DROP, "Rows past the budget are dropped.");
+        .value("AUTO", NCCL_EP_OVERFLOW_AUTO, "As TRAP; in low latency as DROP.")
+        .value("TRAP", NCCL_EP_OVERFLOW_TRAP, "The group fails with an error that names total and room.")
+        .value("DROP", NCCL_EP_OVERFLOW_DROP, "Rows without room are dropped.");
     nb::enum_<ncclEpZeroCopyMode_t>(module, "ZeroCopyMode", nb::is_arithmetic(), "Whether arrays lie in windows.")
         .value("AUTO", NCCL_EP_ZERO_COPY_AUTO)
         .value("OFF", NCCL_EP_ZERO_COPY_OFF)

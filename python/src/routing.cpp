@@ -58,6 +58,26 @@ nb::object largest_id(nb::handle tensor) {
     return nb::int_(largest_of(ids));
 }
 
+template <class Id>
+int64_t most_of_one(const Strided& ids, int64_t num_experts) {
+    std::vector<int64_t> counts(static_cast<size_t>(num_experts), 0);
+    int64_t most = 0;
+    for (int64_t token = 0; token < ids.shape[0]; ++token) {
+        const Id* choices = static_cast<const Id*>(ids.data) + token * ids.strides[0];
+        for (int64_t k = 0; k < ids.shape[1]; ++k) {
+            const int64_t expert = choices[k * ids.strides[1]];
+            if (expert >= 0 && expert < num_experts) most = std::max(most, ++counts[static_cast<size_t>(expert)]);
+        }
+    }
+    return most;
+}
+
+int64_t most_rows_of_expert(nb::handle tensor, int64_t num_experts) {
+    Strided ids;
+    if (!ids_from(tensor, ids) || ids.device >= 0 || num_experts < 1) return 0;
+    return ids.type == ncclInt64 ? most_of_one<int64_t>(ids, num_experts) : most_of_one<int32_t>(ids, num_experts);
+}
+
 // A tensor of a call whose tensors are all on one device; NULL for None.
 class Tensors {
   public:
@@ -367,6 +387,10 @@ void bind_routing(nb::module_& module) {
     module.def("largest_id", &largest_id, "topk_idx"_a, nb::sig("def largest_id(topk_idx: object) -> int | None"),
                "The largest of [tokens, top-k] numbers in host memory, at least -1; -1 on GPUs; None where there are "
                "no such numbers.");
+    module.def(
+        "most_rows_of_expert", &most_rows_of_expert, "topk_idx"_a, "num_experts"_a,
+        nb::sig("def most_rows_of_expert(topk_idx: object, num_experts: int) -> int"),
+        "How often [tokens, top-k] numbers in host memory have the expert that they have most often; 0 on GPUs.");
     module.def("host_bytes", &host_bytes, "tensors"_a, nb::sig("def host_bytes(*tensors: object) -> bytes | None"),
                "What dense int32 tensors hold, one behind the other; None where one is anything else, or elsewhere.");
     module.def("column_sums", &column_sums, "parts"_a, "first"_a, "num"_a,

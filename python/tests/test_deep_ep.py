@@ -216,7 +216,7 @@ def quantised(x: Any, round_scale: bool) -> tuple[Any, Any]:
         scale = torch.exp2(torch.ceil(torch.log2(scale)))
         factor = 1 / scale
     else:
-        factor = 448 / amax
+        factor = torch.full_like(amax, 448) / amax  # 448 / amax is a product with the reciprocal in torch
     values = (blocks * factor.unsqueeze(-1)).to(torch.float8_e4m3fn).view(x.shape)
     return values, scale
 

@@ -222,3 +222,24 @@ def windows(comm: ep.Communicator, problem: Problem) -> None:
 @pytest.mark.parametrize("run", [ep.run_threads, ep.run_processes])
 def test_windows(run: Any) -> None:
     run(2, windows, random_problem(4, 2, 2, 8, 32, 2))
+
+
+def test_rows_that_an_expert_has_no_room_for() -> None:
+    """Repeated ids bring more than R*M rows of an expert: dropped, or with trap an error that names both numbers."""
+    [comm] = ep.Communicator.create_threads(1)
+    tokens, ids = np.ones((2, 4), np.float32), np.zeros((2, 2), np.int64)
+    received, counts = np.zeros((2, 2, 4), np.float32), np.zeros(2, np.int32)
+    with comm:
+        for policy in (ep.OverflowPolicy.DROP, ep.OverflowPolicy.TRAP):
+            sizes: dict[str, Any] = {"num_experts": 2, "max_dispatch_tokens_per_rank": 2, "max_token_bytes": 16}
+            with (
+                ep.Group(comm, **sizes, overflow_policy=policy) as group,
+                group.create_handle(ep.Layout.EXPERT_MAJOR, ids) as handle,
+            ):
+                info = ep.LayoutInfo(expert_counters=counts)
+                if policy == ep.OverflowPolicy.DROP:
+                    handle.dispatch(tokens, received, layout_info=info)
+                    assert counts.tolist() == [2, 0]
+                    continue
+                with pytest.raises(ep.InvalidUsage, match="4 rows of one expert came to rank 0, allowed: at most 2"):
+                    handle.dispatch(tokens, received, layout_info=info)

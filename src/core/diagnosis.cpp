@@ -131,8 +131,9 @@ std::string value_of(Term term, uint64_t value) {
             return value == 0 ? "forward" : "backward";
         case Term::kSums:
             return value == CROSSDOCK_SUMS_EXACT ? "exact" : "sender";
-        case Term::kTopk:
         case Term::kRecipe:
+            return fmt::format("{}{}", value % kRoundedScales, value < kRoundedScales ? "" : " with rounded scales");
+        case Term::kTopk:
         case Term::kNumTerms:
             break;
     }

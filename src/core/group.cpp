@@ -133,6 +133,13 @@ void Group::expect_working() const {
 std::optional<Error> Group::failure() const {
     if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return std::nullopt;
     const Overflow& overflow = status_->overflow;
+    if (__atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0 && config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
+        return Error(
+            ncclInvalidUsage,
+            fmt::format("the group has failed: {} rows of one expert came to rank {}, allowed: at most {} (ranks "
+                        "* max_dispatch_tokens_per_rank): rows of topk_idx repeat the expert",
+                        overflow.total, overflow.rank, overflow.budget));
+    }
     if (__atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0) {
         return Error(ncclInvalidUsage,
                      fmt::format("the group has failed: {} rows (expert-major: padded slots) came to rank {}, whose "

@@ -55,7 +55,8 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     read_dispatch_scales(inputs, outputs, recipe, args, scale_window, scale_place, memory);
     read_dispatch_routing(inputs, outputs, layout_info, args, memory);
     memory.expect_apart();
-    args.common.set(Term::kRecipe, recipe);
+    args.common.set(Term::kRecipe,
+                    recipe | (args.round_scales && recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? kRoundedScales : 0));
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     // Computed scales are as many as the row's bytes ask for.
     if (args.recipe == LlRecipe::kBytes) args.common.set_folded(Term::kScaleUnits, args.scale_bytes / kRowUnitBytes);

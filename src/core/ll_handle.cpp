@@ -81,6 +81,7 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     common.rank_of_expert_mult =
         static_cast<uint32_t>(((uint64_t{1} << kRankOfExpertShift) + experts_per_rank - 1) / experts_per_rank);
     common.ids_are_64_bit = ids_are_64_bit_;
+    common.traps_overflow = group_->config().overflow_policy == NCCL_EP_OVERFLOW_TRAP;
     common.topk = topk_;
     common.num_tokens = num_tokens_;
     common.topk_idx = topk_idx_;

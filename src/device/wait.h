@@ -298,14 +298,23 @@ CROSSDOCK_DEVICE int lost_peer(const WaitScope& scope, int peer, int first_ended
     return first_ended < 0 || scope.masking != 0 ? peer : first_ended;
 }
 
+// Low latency with masks: the peer has come to this operation.
+CROSSDOCK_DEVICE_RARE bool has_entered(const Ctx& ctx, const WaitScope& scope, const Operation& operation, int peer) {
+    return scope.masking != 0 && scope.entries != nullptr &&
+           word_epoch(load_entry(ctx, scope, operation, peer).tag) >= operation.epoch;
+}
+
 // After some vain polls. False: the peer is masked or its process has ended, the group has failed, the peer passed
 // other terms, or the operation's time is over.
 CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
                                              WaitStep step, int peer, uint64_t expected, uint64_t seen) {
-    const uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
+    uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
     if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;
     if (scope.entries != nullptr && !expect_agreement(ctx, scope, operation, peer)) return false;
     const int first_ended = ctx.first_ended(peer);
+    // A peer that came to the operation after this rank, and waits for a lost one, waits longer: it is not lost.
+    if (first_ended < 0 && ctx.now_ns() >= deadline_ns && has_entered(ctx, scope, operation, peer))
+        deadline_ns += scope.timeout_ns;
     if (first_ended >= 0 || ctx.now_ns() >= deadline_ns) {
         record_expired_wait(ctx, scope, operation, step, lost_peer(scope, peer, first_ended), expected, seen);
         return false;
@@ -331,7 +340,7 @@ CROSSDOCK_DEVICE bool poll_until(const Ctx&, Load load, Ready ready, MayGoOn may
 }
 
 // The same. False: the peer is masked or its process has ended, the group has failed, or the time that the operation
-// has (from its start on this rank, so that all its waits end together) is over.
+// has (from its start on this rank, so that all its waits for ranks that have not come end together) is over.
 template <typename Load, typename Ready>
 CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
                                  int peer, uint64_t expected, Load load, Ready ready) {

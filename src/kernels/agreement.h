@@ -26,6 +26,9 @@ enum class Term : uint32_t {
 
 inline constexpr uint32_t kRowUnitBytes = 16;
 
+// In Term::kRecipe of an LL dispatch, beside the recipe: scales are rounded to powers of two.
+inline constexpr uint64_t kRoundedScales = 8;
+
 // A hash of so many bits: of what is told apart and not read.
 CROSSDOCK_HOST_DEVICE constexpr uint64_t hash_of(uint64_t value, uint32_t bits) {
     value = (value ^ value >> 32) * 0xD6E8FEB86659FD93;

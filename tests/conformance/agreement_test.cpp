@@ -28,6 +28,7 @@ struct Passed {
     ncclDataType_t type = ncclBfloat16;
     size_t num_scales = 0;  // bytes that are forwarded; 0: none
     bool quantises = false;
+    bool rounds_scales = false;
     crossdockSums_t sums = CROSSDOCK_SUMS_EXACT;
     // Where the caller has a window: which outputs are in it, and how many bytes farther on they begin.
     bool tokens_in_window = true;
@@ -61,6 +62,11 @@ constexpr Difference kDifferences[] = {
      "bfloat16"},
     {"the quantization recipe", {}, {.quantises = true}, "0", "2"},
     {"the quantization recipe", {}, {.num_scales = 16}, "0", "1"},
+    {"the quantization recipe",
+     {.quantises = true},
+     {.quantises = true, .rounds_scales = true},
+     "2",
+     "2 with rounded scales"},
     {"the bytes of a row's scales", {.num_scales = 32}, {.num_scales = 16}, "32", "16"},
     {"who sums", {.kind = Kind::kCombine}, {.kind = Kind::kCombine, .sums = CROSSDOCK_SUMS_SENDER}, "exact", "sender"},
 };
@@ -174,6 +180,7 @@ class Caller {
         }
         if (passed.quantises) {
             call.config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+            call.config.round_scales = passed.rounds_scales ? 1 : 0;
             call.received_scales.set(ncclFloat32, {blocks, rows, passed.hidden / 128}, behind_rows + kBufferBytes / 4);
             call.outputs.scales = &call.received_scales.tensor;
         }

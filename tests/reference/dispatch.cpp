@@ -12,7 +12,8 @@ namespace {
 
 constexpr size_t kFp8Block = 128;
 
-// Each block of 128 elements: amax = max(1e-4, max |x|), scale = amax / 448, stored value x / scale.
+// Each block of 128 elements: amax = max(1e-4, max |x|), scale = amax * (1 / 448) in fp32, stored value x * (448 /
+// amax).
 ArrivedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>& row) {
     ArrivedRow result;
     std::vector<float> values = decoded(ncclBfloat16, row);
@@ -20,7 +21,7 @@ ArrivedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>
     for (size_t block = 0; block < problem.hidden / kFp8Block; ++block) {
         float amax = 1e-4f;
         for (size_t i = 0; i < kFp8Block; ++i) amax = std::max(amax, std::fabs(values[block * kFp8Block + i]));
-        float scale = amax / 448.0f;
+        float scale = amax * (1.0f / 448.0f);
         float multiplier = 448.0f / amax;
         if (problem.round_scales) {
             int exponent = 0;

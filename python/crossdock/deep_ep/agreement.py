@@ -19,8 +19,23 @@ from crossdock.deep_ep.errors import WrongCall
 from crossdock.deep_ep.ranks import Ranks
 
 # Equal on all ranks, then the ones that may differ.
-SAME = ("kind of call", "number of experts", "top-k", "bytes of a token's row", "columns of scales", "device")
+SAME = (
+    "kind of call",
+    "number of experts",
+    "top-k",
+    "bytes of a token's row",
+    "columns of scales",
+    "device",
+    "routing weights",  # 0: none
+    "num_max_tokens_per_rank",  # 0: ranks may differ in it
+)
 OWN = ("tokens", "rows")
+KINDS = (
+    "a dispatch without topk_idx",
+    "a dispatch with topk_idx",
+    "a dispatch with CPU sync",
+    "a dispatch without CPU sync",
+)
 _HEADER = struct.Struct(f"<{len(SAME) + len(OWN)}q")
 _OWN = struct.Struct(f"<{len(OWN)}q")
 _SAME_BYTES = _HEADER.size - _OWN.size
@@ -42,10 +57,10 @@ class Agreement:
         rows: int,
         counts: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        payload = _HEADER.pack(*same, tokens, rows)
-        if counts is not None:
-            told = _bytes_of(*counts)
-            payload += told.ljust(align(len(told), _COUNTS_UNIT), b"\0")
+        told = b"" if counts is None else _bytes_of(*counts)
+        # As long with counts as without, so that ranks of different kinds can tell each other so.
+        room = align(4 * (ranks.size + same[1]), _COUNTS_UNIT)
+        payload = _HEADER.pack(*same, tokens, rows) + told.ljust(room, b"\0")
         everybody = ranks.gather(payload)
         head = payload[:_SAME_BYTES]
         if not all(part.startswith(head) for part in everybody):
@@ -81,6 +96,12 @@ def _bytes_of(per_rank: torch.Tensor, per_expert: torch.Tensor) -> bytes:
 
 def _refuse(headers: list[tuple[int, ...]]) -> None:
     for i, name in enumerate(SAME):
-        values = [header[i] for header in headers]
+        values: list[Any] = [header[i] for header in headers]
         if len(set(values)) > 1:
-            raise WrongCall(f"{name}: the ranks' values are {values}, expected the same on all")
+            if i == 0:
+                values = [KINDS[value] for value in values]
+            rank = next(rank for rank, value in enumerate(values) if value != values[0])
+            raise WrongCall(
+                f"{name}: the ranks' values are {values}, expected the same on all: rank 0 has {values[0]}, rank "
+                f"{rank} has {values[rank]}"
+            )

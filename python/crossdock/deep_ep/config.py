@@ -7,6 +7,8 @@ hand them back to constructors.
 
 from __future__ import annotations
 
+import numbers
+
 from crossdock.deep_ep.errors import require
 
 SIZE_UNIT = 128
@@ -18,7 +20,8 @@ def align(value: int, unit: int) -> int:
 
 
 def _expect_positive(name: str, value: int) -> None:
-    require(int(value) >= 1, lambda: f"{name} is {value}, allowed: 1 and more")
+    fits = isinstance(value, numbers.Integral) and int(value) >= 1
+    require(fits, lambda: f"{name} is {value!r}, allowed: 1 and more")
 
 
 class Config:
@@ -62,10 +65,22 @@ class Config:
         return align(self._num_sms * nodes * self._rdma_tokens * (hidden_bytes + 256) // 2, SIZE_UNIT)
 
 
+# By bytes and number of ranks, the (M, H, E) that were asked for last. Callers make a buffer of that many bytes next.
+_hinted: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+
+def shape_of_hint(num_bytes: int, num_ranks: int) -> tuple[int, int, int] | None:
+    """(M, H, E) of the last call of low_latency_bytes that returned so many bytes for so many ranks."""
+    return _hinted.get((num_bytes, num_ranks))
+
+
 def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
     """What two operations in flight hold of rows, headers and counts: grows with each argument."""
     values = {"num_max_dispatch_tokens_per_rank": max_tokens, "hidden": hidden, "num_ranks": num_ranks}
     for name, value in (values | {"num_experts": num_experts}).items():
         _expect_positive(name, value)
     rows = max(num_experts, num_ranks) * max_tokens
-    return align(2 * (rows * (2 * hidden + 128) + 8 * (num_experts + num_ranks)), SIZE_UNIT)
+    num_bytes = align(2 * (rows * (2 * hidden + 128) + 8 * (num_experts + num_ranks)), SIZE_UNIT)
+    if num_experts % num_ranks == 0 and hidden % 8 == 0:
+        _hinted[num_bytes, num_ranks] = max_tokens, hidden, num_experts
+    return num_bytes

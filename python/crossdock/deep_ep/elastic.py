@@ -46,7 +46,8 @@ class ElasticBuffer:
 
     Collective, as its calls are. num_max_tokens_per_rank: M where dispatch does not say it. allow_multiple_reduction:
     a rank may round its sum of a token's expanded rows before it sends it. Rows are always in the order of source rank
-    and token, whatever deterministic says. All other arguments are kept and have no effect.
+    and token, whatever deterministic says. All other arguments are kept and have no effect. A buffer that is dropped
+    without destroy keeps its memory until the same ranks make another buffer, or the process ends.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class ElasticBuffer:
     ) -> None:
         require(group is not None, "group is None, expected a ProcessGroup")
         for name, value in {"num_max_tokens_per_rank": num_max_tokens_per_rank, "hidden": hidden}.items():
-            require(value >= 0, lambda: f"{name} is {value}, allowed: 0 and more")
-        require(num_bytes is None or num_bytes >= 0, lambda: f"num_bytes is {num_bytes}, allowed: 0 and more, or None")
+            layout.check_count(name, value, 0)
+        if num_bytes is not None:
+            layout.check_count("num_bytes", num_bytes, 0, "0 and more, or None")
         self.group = group
         self.num_max_tokens_per_rank = num_max_tokens_per_rank
         self.deterministic = deterministic
@@ -234,9 +236,8 @@ class ElasticBuffer:
             self._check_labels(topk_idx, topk_weights, tokens, call.statistics, num_experts)
             layout.check_values(topk_idx, num_experts)
             alignment = 1 if expert_alignment is None else expert_alignment
-            require(
-                1 <= alignment <= INT32_MAX, lambda: f"expert_alignment is {alignment}, allowed: 1..{INT32_MAX}"
-            )
+            fits = layout.is_whole(alignment, 1, INT32_MAX)
+            require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
             is_exact = do_cpu_sync is None or do_cpu_sync
             require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
@@ -312,7 +313,17 @@ class ElasticBuffer:
         form = topk_idx, topk_weights, tokens.values, statistics, num_experts
         if self._labels.find(*form) is not None:
             return
+        layout.check_count("num_experts", num_experts, 1)
         layout.check_form(topk_idx, num_experts, self.num_ranks)
+        others = {
+            "topk_idx": topk_idx,
+            "topk_weights": topk_weights,
+            "cumulative_local_expert_recv_stats": statistics,
+        }
+        for name, tensor in others.items():
+            if tensor is not None:
+                layout.check_tensor(name, tensor)
+                layout.check_device(name, tensor, tokens.values.device)
         require(
             topk_idx.shape[0] == tokens.values.shape[0],
             lambda: f"x has {tokens.values.shape[0]} rows, expected those of topk_idx: {topk_idx.shape[0]}",

@@ -15,9 +15,9 @@ from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.expand import Expansion
 from crossdock.deep_ep.labels import MOST_TARGETS, Labels, num_words
-from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.layout import check_device, describe
 from crossdock.deep_ep.makers import maker_of, makers_of
-from crossdock.deep_ep.normal import Tokens, add_up_with
+from crossdock.deep_ep.normal import Tokens, add_up_with, check_bias
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.row_exchange import Route, RowExchange
 from crossdock.deep_ep.scales import empty_scales
@@ -102,6 +102,7 @@ class Elastic:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.exchange = RowExchange(ranks)
+        self._agreed: set[tuple[int, ...]] = set()
 
     def dispatch(
         self,
@@ -123,12 +124,13 @@ class Elastic:
         if is_exact:
             counted = layout.counts_of(topk_idx, num_experts, ranks.size)
             is_in_rank = counted.is_in_rank
-            same = (2, num_experts, topk, row_bytes, num_scales, not x.is_cpu)
+            same = self._same(2, call, num_experts, topk, 0)
             agreed = Agreement(ranks, same, x.shape[0], max_tokens, (counted.per_rank, counted.per_expert))
             max_tokens, most_tokens = max(agreed.most_rows, agreed.most_tokens), agreed.most_tokens
             budget, expected = 0, agreed.rows_here()
             aligned = agreed.expert_counts_here(alignment)
         else:
+            self._agree_once(x.is_cpu, self._same(3, call, num_experts, topk, max_tokens))
             budget, expected, most_tokens = ranks.size * max_tokens, None, max_tokens
         if topk <= min(ranks.size, MOST_TARGETS):
             is_in_rank = None
@@ -181,6 +183,15 @@ class Elastic:
             max(1, max_tokens),
         )
         counts = counting[:local]
+        if call.do_expand and x.is_cpu:
+            there = int(ends[-1])
+            require(
+                there <= num_expanded,
+                lambda: (
+                    f"topk_idx repeats experts in rows: {there} rows by expert come, allowed without CPU sync: "
+                    f"{num_expanded}"
+                ),
+            )
         expansion = None
         if call.do_expand:
             expansion = Expansion.of(local_ids, counts, alignment, num_expanded, sources)
@@ -201,6 +212,19 @@ class Elastic:
             _state=State(route, local_ids, expansion),
         )
         return self._outputs(call, handle, values, ids, came_weights, came_scales)
+
+    @staticmethod
+    def _same(kind: int, call: Call, num_experts: int, topk: int, max_tokens: int) -> tuple[int, ...]:
+        """Values of agreement.SAME."""
+        x, num_scales, has_weights = call.tokens.values, call.tokens.num_scales, int(call.topk_weights is not None)
+        row_bytes = x.shape[1] * x.element_size()
+        return kind, num_experts, topk, row_bytes, num_scales, int(not x.is_cpu), has_weights, max_tokens
+
+    def _agree_once(self, is_cpu: bool, same: tuple[int, ...]) -> None:
+        """Ranks compare what their calls without CPU sync are like: on GPUs once, since such calls wait for nobody."""
+        if is_cpu or same not in self._agreed:
+            Agreement(self.ranks, same, 0, 0, None)
+            self._agreed.add(same)
 
     def rows_again(
         self, x: torch.Tensor, handle: EPHandle, statistics: torch.Tensor | None
@@ -267,12 +291,11 @@ class Elastic:
                 f"x is {describe(x)}, expected a contiguous [{num_rows}, ..] of torch.bfloat16, the rows of dispatch"
             ),
         )
+        check_device("x", x, route.total.device)
         for bias in biases:
-            require(
-                tuple(bias.shape) == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
-                lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
-            )
+            check_bias(bias, route, x)
         if topk_weights is not None:
+            check_device("topk_weights", topk_weights, x.device)
             _check_weights(topk_weights, (num_rows, state.local_ids.shape[1]) if expansion is None else (num_rows,))
         rows, weights = x, None
         if expansion is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from crossdock.errors import InvalidArgument, InvalidUsage
+from crossdock.errors import Error, InvalidArgument, InvalidUsage
 
 
 class WrongArgument(InvalidArgument, AssertionError):
@@ -28,3 +28,12 @@ def require(holds: bool, sentence: Sentence) -> None:
 def require_state(holds: bool, sentence: Sentence) -> None:
     if not holds:
         raise WrongCall(sentence if isinstance(sentence, str) else sentence())
+
+
+def translated(error: Error) -> Error:
+    """What the library refused, as the exception that callers of DeepEP's classes know; else the error itself."""
+    if isinstance(error, AssertionError):
+        return error
+    if isinstance(error, InvalidArgument):
+        return WrongArgument(str(error))
+    return WrongCall(str(error)) if isinstance(error, InvalidUsage) else error

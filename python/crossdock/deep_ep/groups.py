@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
 
-from crossdock._core import Communicator, Group, Handle, Layout
+from crossdock._core import Group, Handle, Layout
 from crossdock.deep_ep.errors import require_state
-
-# What nobody closed: peers may still write there, and whoever drops a buffer must not wait for them.
-_abandoned: list[Group] = []
+from crossdock.deep_ep.ranks import Ranks
 
 
 SPARE = 4  # handles that captures can have, since none can be made during one
@@ -29,15 +26,16 @@ class PooledGroup:
     calls, but whatever is captured with one of them is replayed in the order of its capture.
     """
 
-    def __init__(self, comm: Communicator, layout: Layout, **fields: Any) -> None:
-        self.group = Group(comm, **fields)
+    def __init__(self, ranks: Ranks, device: torch.device, layout: Layout, **fields: Any) -> None:
+        self.group = Group(ranks.communicator(device), **fields)
         self.is_cpu = self.group.is_cpu
         self.is_closed = False
         self._layout = layout
         # By top-k: of eager calls, and of captured ones.
         self._free: dict[int, list[Handle]] = {}
         self._free_captured: dict[int, list[Handle]] = {}
-        self._abandon = weakref.finalize(self, _abandoned.append, self.group)
+        self._estate = ranks.estate  # which outlives a buffer that nobody destroys
+        self._estate.groups.append(self.group)
 
     def take(self, num_topk: int) -> tuple[Handle, list[Handle]]:
         """A handle, and the list that it goes back to."""
@@ -63,7 +61,7 @@ class PooledGroup:
 
     def close(self) -> None:
         """Collective."""
-        self._abandon.detach()
+        self._estate.groups.remove(self.group)
         self.is_closed = True
         for free in (*self._free.values(), *self._free_captured.values()):
             free.clear()

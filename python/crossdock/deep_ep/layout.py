@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,39 @@ from crossdock.deep_ep.errors import require
 from crossdock.deep_ep.makers import makers_of
 
 topk_idx_t = torch.int64
-_ID_TYPES = (torch.int64, torch.int32)
+ID_TYPES = (torch.int64, torch.int32)
+
+
+def is_whole(value: object, least: int, most: int | None = None) -> bool:
+    if not isinstance(value, (int, numbers.Integral)):
+        return False
+    return least <= int(value) and (most is None or int(value) <= most)
+
+
+def check_count(name: str, value: object, least: int, allowed: str = "") -> None:
+    """A whole number, no smaller than least; allowed: what is, where that is less."""
+    fits = is_whole(value, least)
+    require(fits, lambda: f"{name} is {value!r}, allowed: {allowed or f'{least} and more'}")
+
+
+def check_tensor(name: str, value: object) -> None:
+    require(isinstance(value, torch.Tensor), lambda: f"{name} is {describe(value)}, expected a torch.Tensor")
+
+
+def check_device(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
+    """device: of the other tensors; None: any that there is."""
+    if device is None:
+        kinds = ("cpu", "cuda")
+        require(tensor.device.type in kinds, lambda: f"{name} is on device {tensor.device}, allowed: cpu, cuda")
+        return
+    require(
+        tensor.device == device, lambda: f"{name} is on device {tensor.device}, expected {device}, as the other tensors"
+    )
+
+
+def is_same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Of two tensors of the same shape."""
+    return a is b or (a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.stride() == b.stride())
 
 
 def check_topk_idx(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None:
@@ -27,7 +60,7 @@ def check_form(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None
         lambda: f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks",
     )
     require(
-        isinstance(topk_idx, torch.Tensor) and topk_idx.dim() == 2 and topk_idx.dtype in _ID_TYPES,
+        isinstance(topk_idx, torch.Tensor) and topk_idx.dim() == 2 and topk_idx.dtype in ID_TYPES,
         lambda: f"topk_idx is {describe(topk_idx)}, expected [tokens, top-k] of torch.int64",
     )
     require(topk_idx.shape[1] >= 1, lambda: f"topk_idx is {describe(topk_idx)}, expected at least one column")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,11 @@ from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.errors import WrongArgument, require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.fresh import check_counts, check_labels, expect_alike
+from crossdock.deep_ep.layout import check_count, check_device, check_tensor, describe, is_whole
 from crossdock.deep_ep.low_latency import Finish, LowLatency
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
+from crossdock.deep_ep.other_builds import refuse_nvfp4, refuse_overlap
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.streams import current_stream, index_of, run_on
 from crossdock.deep_ep.turns import Turns, overlaps
@@ -48,8 +51,11 @@ class Buffer:
     so that ranks can be threads. Collective, as are all calls but get_dispatch_layout. Memory grows with what is
     dispatched, in steps that all ranks take together; num_nvl_bytes, num_rdma_bytes, num_qps_per_rank and the allow_
     flags have no effect.
-    low_latency_mode: the low_latency_ functions may be called. enable_shrink: ranks that do not answer are masked.
-    explicitly_destroy: destroy() frees everything; without it a dropped buffer keeps its memory until the process ends.
+    low_latency_mode: the low_latency_ functions may be called. Their memory is made here where num_rdma_bytes is what
+    get_low_latency_rdma_size_hint said last, and by the first call of another shape, of all ranks together.
+    enable_shrink: ranks that do not answer are masked in low latency; but not while memory is made.
+    explicitly_destroy: destroy() frees everything; without it a dropped buffer keeps its memory until the same ranks
+    make another buffer, or the process ends.
     """
 
     num_sms = 20
@@ -69,8 +75,8 @@ class Buffer:
         *,
         use_fabric: bool = False,
     ) -> None:
-        require(num_nvl_bytes >= 0, lambda: f"num_nvl_bytes is {num_nvl_bytes}, allowed: 0 and more")
-        require(num_rdma_bytes >= 0, lambda: f"num_rdma_bytes is {num_rdma_bytes}, allowed: 0 and more")
+        check_count("num_nvl_bytes", num_nvl_bytes, 0)
+        check_count("num_rdma_bytes", num_rdma_bytes, 0)
         self.group = group
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
@@ -79,16 +85,27 @@ class Buffer:
         ranks = Ranks(group, comm)
         self.rank, self.group_size = ranks.rank, ranks.size
         self.runtime: Runtime | None = Runtime(ranks, enable_shrink)
+        if low_latency_mode:
+            self._prepare_low_latency(self.runtime)
+
+    def _prepare_low_latency(self, runtime: Runtime) -> None:
+        """Makes the memory of low latency now, where all ranks asked alike how large num_rdma_bytes is to be."""
+        max_tokens, hidden, num_experts = sizes.shape_of_hint(self.num_rdma_bytes, self.group_size) or (0, 0, 0)
+        has_gpu = has_cuda and torch.cuda.is_initialized()
+        own = struct.pack("<4q", max_tokens, hidden, num_experts, has_gpu)
+        everybody = runtime.ranks.gather(own)
+        if max_tokens == 0 or any(part != own for part in everybody):
+            return
+        device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+        runtime.low_latency.pool(device, max_tokens, hidden, num_experts)
 
     # ---- functions of the class ----
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Remembered for callers that read it; Crossdock chooses by itself."""
-        require(
-            new_num_sms % 2 == 0 and new_num_sms > 0,
-            lambda: f"num_sms is {new_num_sms}, allowed: positive even numbers",
-        )
+        fits = is_whole(new_num_sms, 1) and new_num_sms % 2 == 0
+        require(fits, lambda: f"num_sms is {new_num_sms!r}, allowed: positive even numbers")
         Buffer.num_sms = new_num_sms
 
     @staticmethod
@@ -103,12 +120,12 @@ class Buffer:
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        require(num_ranks >= 1, lambda: f"num_ranks is {num_ranks}, allowed: 1 and more")
+        check_count("num_ranks", num_ranks, 1)
         return Config(Buffer.num_sms, 24, 256, 6, 128)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        require(num_ranks >= 1, lambda: f"num_ranks is {num_ranks}, allowed: 1 and more")
+        check_count("num_ranks", num_ranks, 1)
         return Config(Buffer.num_sms, 8, 256, 6, 128)
 
     @staticmethod
@@ -176,7 +193,9 @@ class Buffer:
         """Counts of topk_idx [T, K]: a rank, a node (None: there is one), an expert; and [T, R] who gets a token."""
         runtime = self._open()
         ranks = runtime.ranks
+        check_count("num_experts", num_experts, 1)
         layout.check_form(topk_idx, num_experts, ranks.size)
+        check_device("topk_idx", topk_idx, None)
         if not overlaps(previous_event, async_finish):
             return *layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes), EventOverlap()
         result, event = runtime.turns.run(
@@ -238,14 +257,15 @@ class Buffer:
         per_rank, in_rank, per_expert = num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert
         form = *tokens, topk_idx, topk_weights, per_rank, in_rank, per_expert, expert_alignment, num_worst_tokens
         if runtime.fresh.find(*form) is None:
-            self._check_fresh(tokens, per_rank, in_rank, per_expert)
+            check_counts(tokens, per_rank, in_rank, per_expert, self.group_size)
             check_labels(topk_idx, topk_weights, tokens.values, per_expert.shape[0], self.group_size)
-            require(expert_alignment >= 1, lambda: f"expert_alignment is {expert_alignment}, allowed: 1 and more")
-            require(num_worst_tokens >= 0, lambda: f"num_worst_tokens is {num_worst_tokens}, allowed: 0 and more")
+            check_count("expert_alignment", expert_alignment, 1)
+            check_count("num_worst_tokens", num_worst_tokens, 0)
             require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
             runtime.fresh.keep(True, *form)
         elif topk_idx is not None:
             layout.check_values(topk_idx, per_expert.shape[0])
+        expect_alike(tokens, per_rank, in_rank)
 
         def work() -> tuple[Any, torch.Tensor | None, torch.Tensor | None, list[int], DispatchHandle]:
             return runtime.normal.dispatch(
@@ -271,23 +291,6 @@ class Buffer:
             async_finish,
         )
         return *result, event
-
-    def _check_fresh(
-        self, tokens: Tokens, per_rank: torch.Tensor, is_in_rank: torch.Tensor, per_expert: torch.Tensor
-    ) -> None:
-        size, num_tokens = self.group_size, tokens.values.shape[0]
-        require(
-            tuple(per_rank.shape) == (size,),
-            lambda: f"num_tokens_per_rank is {describe(per_rank)}, expected [{size}] of int32",
-        )
-        require(
-            tuple(is_in_rank.shape) == (num_tokens, size) and is_in_rank.dtype == torch.bool,
-            lambda: f"is_token_in_rank is {describe(is_in_rank)}, expected {[num_tokens, size]} of torch.bool",
-        )
-        require(
-            per_expert.dim() == 1 and len(per_expert) > 0 and len(per_expert) % size == 0,
-            lambda: f"num_tokens_per_expert is {describe(per_expert)}, expected [num_experts], a multiple of {size}",
-        )
 
     def combine(
         self,
@@ -343,11 +346,17 @@ class Buffer:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        *,
+        use_nvfp4: bool = False,
+        x_global_scale: torch.Tensor | None = None,
     ) -> tuple[Any, torch.Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
         """A row for each token and choice, to [L, R*M, H] by expert.
 
-        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8.
+        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8. use_nvfp4, of
+        some builds of DeepEP, is refused; x_global_scale is for it and has no effect without it.
         """
+        if use_nvfp4:
+            refuse_nvfp4()
         low_latency, is_split = self._low_latency(), bool(return_recv_hook)
         arguments = (
             x,
@@ -386,11 +395,24 @@ class Buffer:
         return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
+        *,
+        overlap: bool = False,
+        packed_recv_count: torch.Tensor | None = None,
+        comp_signal: torch.Tensor | None = None,
+        block_m: int | None = None,
+        threshold: int | None = None,
+        num_sms: int | None = None,
+        src_signals: torch.Tensor | None = None,
+        src_signal_expect_value: int | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
         """Sums of weight times row over each token's choices, in fp32, rounded once: (combined_x [T, H], event, hook).
 
-        use_logfmt allows a lossy transport; here rows travel as they are.
+        topk_idx: as dispatched; it may leave choices out (-1) and have a token's choices in another order. use_logfmt
+        allows a lossy transport; here rows travel as they are. overlap, of some builds of DeepEP, combines rows while
+        a kernel still makes them, and is refused; the arguments behind it are for it and have no effect without it.
         """
+        if overlap:
+            refuse_overlap()
         low_latency, is_split = self._low_latency(), bool(return_recv_hook)
         require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
         waiting = combine_wait_recv_cost_stats
@@ -422,48 +444,28 @@ class Buffer:
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """mask: nothing is sent to the rank, or awaited from it. Local."""
         low_latency = self._masked()
-        require(
-            0 <= rank_to_mask < self.group_size,
-            lambda: f"rank_to_mask is {rank_to_mask}, allowed: 0..{self.group_size - 1}",
-        )
+        fits = is_whole(rank_to_mask, 0, self.group_size - 1)
+        require(fits, lambda: f"rank_to_mask is {rank_to_mask!r}, allowed: 0..{self.group_size - 1}")
         low_latency.set_mask(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Fills mask_status [R] int32: 1 for a masked rank."""
         low_latency = self._masked()
         require(
-            tuple(mask_status.shape) == (self.group_size,) and mask_status.dtype == torch.int32,
+            isinstance(mask_status, torch.Tensor)
+            and tuple(mask_status.shape) == (self.group_size,)
+            and mask_status.dtype == torch.int32,
             lambda: f"mask_status is {describe(mask_status)}, expected [{self.group_size}] of torch.int32",
         )
         low_latency.query_masks(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """All ranks that call it take part again; collective over those."""
+        """No rank is masked any more, in this rank's view. Local.
+
+        A rank that is there takes part again if it has made the same calls and cleans its own masks; one that is not
+        is masked again by the next call, after the timeout.
+        """
         self._masked().clean_masks()
-
-
-def check_labels(
-    topk_idx: torch.Tensor | None,
-    topk_weights: torch.Tensor | None,
-    values: torch.Tensor,
-    num_experts: int,
-    num_ranks: int,
-) -> None:
-    require(
-        (topk_idx is None) == (topk_weights is None),
-        "one of topk_idx and topk_weights is None, allowed: both or none",
-    )
-    if topk_idx is None or topk_weights is None:
-        return
-    layout.check_topk_idx(topk_idx, num_experts, num_ranks)
-    require(
-        topk_idx.shape[0] == values.shape[0],
-        lambda: f"topk_idx has {topk_idx.shape[0]} rows, expected those of x: {values.shape[0]}",
-    )
-    require(
-        topk_weights.shape == topk_idx.shape and topk_weights.dtype == torch.float32,
-        lambda: f"topk_weights is {describe(topk_weights)}, expected {list(topk_idx.shape)} of torch.float32",
-    )
 
 
 def _expect_one(is_split: bool) -> None:

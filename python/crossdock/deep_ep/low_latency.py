@@ -11,16 +11,27 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Algorithm, Forms, Layout
-from crossdock.deep_ep.errors import require, require_state
+from crossdock._core import Algorithm, Forms, Layout, OverflowPolicy, most_rows_of_expert
+from crossdock.deep_ep.errors import require, require_state, translated
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
-from crossdock.deep_ep.layout import check_topk_idx, check_values, describe
+from crossdock.deep_ep.layout import (
+    ID_TYPES,
+    check_count,
+    check_device,
+    check_tensor,
+    check_topk_idx,
+    check_values,
+    describe,
+    is_same_memory,
+)
 from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.makers import shaped_maker
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.scales import Packed, Scales, Transposed
+from crossdock.errors import Error, RemoteError
 
 BLOCK = 128  # elements of a scale
+MOST_TOPK = 11  # of DeepEP's callers: for up to so many choices memory is made with the group
 
 # The receive half of an operation whose send half has been called.
 Finish = Callable[[], None]
@@ -31,6 +42,7 @@ class Form:
     """What follows from the form of a dispatch's arguments, which are found right."""
 
     pool: PooledGroup
+    device: torch.device
     num_tokens: int
     topk: int
     max_tokens: int
@@ -50,12 +62,13 @@ class Form:
 class Trip(Lease):
     """One dispatch and the combines that follow it."""
 
-    __slots__ = ("combine_buffer", "form", "sources", "topk_idx")
+    __slots__ = ("bound", "combine_buffer", "form", "sources", "topk_idx")
 
     def __init__(self, form: Form, topk_idx: torch.Tensor) -> None:
         super().__init__(form.pool, form.topk)
         self.form = form
         self.topk_idx = topk_idx  # read until the last combine
+        self.bound = topk_idx  # what the next combine goes by
         self.combine_buffer: torch.Tensor | None = None
         self.sources: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -68,6 +81,12 @@ class Trip(Lease):
             self.handle.sources(tokens, ranges)
             self.sources = tokens, ranges
         return self.sources
+
+    def bind(self, topk_idx: torch.Tensor) -> None:
+        """Combines go by topk_idx from now on: as dispatched, or -1 where a choice is left out."""
+        if topk_idx is not self.bound:
+            self.handle.update(topk_idx)
+            self.bound = topk_idx
 
 
 class LowLatencyHandle(LazyTuple):
@@ -104,16 +123,27 @@ class LowLatency:
                 f"{num_experts} makes memory, which cannot be captured: make one such call before"
             ),
         )
-        pool = PooledGroup(
-            self.ranks.communicator(device),
-            Layout.EXPERT_MAJOR,
-            algorithm=Algorithm.LOW_LATENCY,
-            num_experts=num_experts,
-            max_dispatch_tokens_per_rank=max_tokens,
-            max_token_bytes=2 * hidden,
-            enable_mask=self.enable_masks,
-            api_version=1,  # whose scales lie as DeepEP's do
-        )
+        try:
+            pool = PooledGroup(
+                self.ranks,
+                device,
+                Layout.EXPERT_MAJOR,
+                algorithm=Algorithm.LOW_LATENCY,
+                num_experts=num_experts,
+                max_dispatch_tokens_per_rank=max_tokens,
+                max_token_bytes=2 * hidden,
+                enable_mask=self.enable_masks,
+                api_version=1,  # whose scales lie as DeepEP's do
+                num_topk=min(MOST_TOPK, num_experts),
+                overflow_policy=OverflowPolicy.TRAP,
+            )
+        except RemoteError as error:
+            sentence = (
+                f"{error}; the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and "
+                f"num_experts {num_experts} makes memory together with all ranks: with num_rdma_bytes as "
+                "get_low_latency_rdma_size_hint says for it, the constructor does"
+            )
+            raise RemoteError(sentence) from error
         self._pools.append(pool)
         if any(self._masked):
             pool.group.mask_update([not masked for masked in self._masked])
@@ -124,7 +154,7 @@ class LowLatency:
     # ---- masks ----
 
     def set_mask(self, rank: int, masked: bool) -> None:
-        """Local."""
+        """Local: nothing is sent to the rank, or awaited from it."""
         self._masked[rank] = masked
         for pool in self._pools:
             active = self._active(pool)
@@ -143,10 +173,10 @@ class LowLatency:
             status |= (active == 0).to(status.dtype)
 
     def clean_masks(self) -> None:
-        """Collective over the ranks that are to take part."""
+        """Local: no rank is masked here any more. One that still does not answer is masked again by the next call."""
         self._masked = [False] * self.ranks.size
         for pool in self._pools:
-            pool.group.mask_clean()
+            pool.group.mask_update([True] * self.ranks.size)
 
     def _active(self, pool: PooledGroup) -> list[bool]:
         if pool.group.is_cpu:
@@ -177,45 +207,66 @@ class LowLatency:
             arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
             _check_dispatch(*arguments, self.ranks.size)
             shapes: list[tuple[int, ...]] = [(num_experts // self.ranks.size,)]
-            _check_statistics(statistics, "cumulative_local_expert_recv_stats", shapes, torch.int32)
-            check_waiting(waiting, "dispatch_wait_recv_cost_stats", self.ranks.size)
+            _check_statistics(statistics, "cumulative_local_expert_recv_stats", shapes, torch.int32, x.device)
+            check_waiting(waiting, "dispatch_wait_recv_cost_stats", self.ranks.size, x.device)
             form = self._form_of(*arguments)
             self._forms.keep(form, *key)
         if form.pool.is_cpu:
             check_values(topk_idx, num_experts)
+            most = most_rows_of_expert(topk_idx, num_experts)
+            if most > max_tokens:
+                sentence = (
+                    f"topk_idx has an expert {most} times, since rows repeat it, allowed: at most "
+                    f"num_max_dispatch_tokens_per_rank ({max_tokens}) times, for which recv_x has room"
+                )
+                require(False, sentence)
         trip = Trip(form, topk_idx)
         counts, rows = form.make_counts(), form.make_rows()
         scales = None if form.make_scales is None else form.make_scales()
-        trip.handle.route_and_dispatch(
-            topk_idx,
-            x,
-            rows,
-            counts,
-            None if scales is None else scales.stored,
-            not form.are_packed,
-            is_split,
-            form.round_scale,
-        )
+        try:
+            trip.handle.route_and_dispatch(
+                topk_idx,
+                x,
+                rows,
+                counts,
+                None if scales is None else scales.stored,
+                not form.are_packed,
+                is_split,
+                form.round_scale,
+            )
+        except Error as error:
+            raise translated(error) from error
         trip.is_pending = is_split
         handle = LowLatencyHandle(form.items)
         handle.trip = trip
         recv_x = rows if scales is None else (rows, scales.tensor)
 
         if not (is_split or form.are_packed) and statistics is None and waiting is None:
-            trip.forget()
+            if not form.pool.is_cpu:
+                trip.forget()
             return recv_x, counts, handle, None
 
-        def finish() -> None:
-            self._receive(trip, is_split, waiting)
-            if scales is not None:
-                scales.finish()
-            if statistics is not None:
-                statistics.add_(counts)
-
+        finish = partial(self._finish, trip, counts, scales, statistics, waiting, is_split)
         if is_split:
             return recv_x, counts, handle, finish
         finish()
         return recv_x, counts, handle, None
+
+    def _finish(
+        self,
+        trip: Trip,
+        counts: torch.Tensor,
+        scales: Scales | None,
+        statistics: torch.Tensor | None,
+        waiting: torch.Tensor | None,
+        is_split: bool,
+    ) -> None:
+        """What is left of a dispatch once it has sent."""
+        self._receive(trip, is_split, waiting)
+        if scales is not None:
+            scales.finish()
+        if statistics is not None:
+            statistics.add_(counts)
 
     def _form_of(
         self,
@@ -236,6 +287,7 @@ class LowLatency:
             make_scales = partial(Packed, *extents) if use_ue8m0 else Transposed.maker(*extents)
         return Form(
             pool=pool,
+            device=device,
             num_tokens=num_tokens,
             topk=topk_idx.shape[1],
             max_tokens=max_tokens,
@@ -281,7 +333,15 @@ class LowLatency:
             form.combines.keep(True, x, topk_idx, topk_weights, out, waiting)
         if out is None:
             out = form.make_sums()
-        trip.handle.combine_weighted(x, topk_weights.contiguous(), out, is_split)
+        if not is_same_memory(topk_idx, trip.topk_idx):
+            ids, topk_weights = as_dispatched(trip.topk_idx, topk_idx, topk_weights)
+            trip.bind(ids)
+        else:
+            trip.bind(trip.topk_idx)
+        try:
+            trip.handle.combine_weighted(x, topk_weights.contiguous(), out, is_split)
+        except Error as error:
+            raise translated(error) from error
         trip.is_pending = is_split
         if is_split:
             return out, partial(self._receive, trip, True, waiting)
@@ -326,6 +386,34 @@ class LowLatency:
         self._forms.clear()
 
 
+def as_dispatched(
+    dispatched: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A combine's own choices [T, K] and weights in the columns of the dispatch: -1 for those that it leaves out.
+
+    What the dispatch did not choose for a token has no row: an error on CPUs, nothing on GPUs, where nobody looks.
+    """
+    is_moved = topk_idx != dispatched
+    if topk_idx.is_cpu and not is_moved.any():
+        return dispatched, topk_weights
+    # [T, K, K]: column k of the combine is column j of the dispatch.
+    pairs = (topk_idx.unsqueeze(2) == dispatched.unsqueeze(1)) & is_moved.unsqueeze(2) & is_moved.unsqueeze(1)
+    is_missing = is_moved & (topk_idx >= 0) & ~pairs.any(dim=2)
+    if topk_idx.is_cpu and is_missing.any():
+        token, column = is_missing.nonzero()[0].tolist()
+        sentence = (
+            f"topk_idx has expert {int(topk_idx[token, column])} for token {token}, expected experts to which "
+            "low_latency_dispatch sent it, in any order, or -1"
+        )
+        require(False, sentence)
+    # Of columns that repeat an expert each has its share of their weights: their rows are the same.
+    moved = torch.where(pairs, topk_weights.unsqueeze(2), 0.0).sum(dim=1)
+    again = (dispatched.unsqueeze(2) == dispatched.unsqueeze(1)) & is_moved.unsqueeze(2)
+    weights = torch.where(is_moved, moved / again.sum(dim=1).clamp_min(1), topk_weights)
+    is_kept = ~is_moved | pairs.any(dim=1)
+    return torch.where(is_kept, dispatched, -1), weights
+
+
 def _check_dispatch(
     x: Any,
     topk_idx: torch.Tensor,
@@ -336,16 +424,16 @@ def _check_dispatch(
     use_ue8m0: bool,
     num_ranks: int,
 ) -> None:
+    check_count("num_experts", num_experts, 1)
+    check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1)
     check_topk_idx(topk_idx, num_experts, num_ranks)
-    require(max_tokens >= 1, lambda: f"num_max_dispatch_tokens_per_rank is {max_tokens}, allowed: 1 and more")
     fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.dtype == torch.bfloat16 and x.is_contiguous()
     require(fits, lambda: f"x is {describe(x)}, expected a contiguous [tokens, hidden] of torch.bfloat16")
+    check_device("x", x, None)
+    check_device("topk_idx", topk_idx, x.device)
     require(
-        x.shape[0] == topk_idx.shape[0] and x.device == topk_idx.device,
-        lambda: (
-            f"x has {x.shape[0]} rows on {x.device}, topk_idx {topk_idx.shape[0]} on {topk_idx.device}: expected the"
-            " same"
-        ),
+        x.shape[0] == topk_idx.shape[0],
+        lambda: f"x has {x.shape[0]} rows, topk_idx {topk_idx.shape[0]}: expected the same",
     )
     require(
         x.shape[0] <= max_tokens,
@@ -364,14 +452,19 @@ def _check_dispatch(
 def _check_combine(
     form: Form, x: Any, topk_idx: Any, topk_weights: Any, out: Any, waiting: Any, num_ranks: int
 ) -> None:
-    shape = form.shape
+    shape, device = form.shape, form.device
+    for name, tensor in {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights, "out": out}.items():
+        if tensor is not None or name != "out":
+            check_tensor(name, tensor)
+            check_device(name, tensor, device)
     require(
         tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
         lambda: f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
     )
     own = (form.num_tokens, form.topk)
     require(
-        tuple(topk_idx.shape) == own, lambda: f"topk_idx is {describe(topk_idx)}, expected {list(own)} as in dispatch"
+        tuple(topk_idx.shape) == own and topk_idx.dtype in ID_TYPES,
+        lambda: f"topk_idx is {describe(topk_idx)}, expected {list(own)} of torch.int64, as in dispatch",
     )
     require(
         tuple(topk_weights.shape) == own and topk_weights.dtype == torch.float32,
@@ -382,11 +475,15 @@ def _check_combine(
         out is None or (tuple(out.shape) == result and out.dtype == torch.bfloat16 and out.is_contiguous()),
         lambda: f"out is {describe(out)}, expected a contiguous {list(result)} of torch.bfloat16",
     )
-    check_waiting(waiting, "combine_wait_recv_cost_stats", num_ranks)
+    check_waiting(waiting, "combine_wait_recv_cost_stats", num_ranks, device)
 
 
 def _check_statistics(
-    tensor: torch.Tensor | None, name: str, shapes: list[tuple[int, ...]], dtype: torch.dtype
+    tensor: torch.Tensor | None,
+    name: str,
+    shapes: list[tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     if tensor is None:
         return
@@ -396,7 +493,8 @@ def _check_statistics(
             f"{name} is {describe(tensor)}, expected {' or '.join(str(list(shape)) for shape in shapes)} of {dtype}"
         ),
     )
+    check_device(name, tensor, device)
 
 
-def check_waiting(tensor: torch.Tensor | None, name: str, num_ranks: int) -> None:
-    _check_statistics(tensor, name, [(num_ranks,), (num_ranks, num_ranks)], torch.int64)
+def check_waiting(tensor: torch.Tensor | None, name: str, num_ranks: int, device: torch.device) -> None:
+    _check_statistics(tensor, name, [(num_ranks,), (num_ranks, num_ranks)], torch.int64, device)

@@ -11,8 +11,8 @@ import torch
 from crossdock._core import Forms, unpack_labels
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.labels import MOST_TARGETS, Labels, num_words
-from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.labels import Labels, num_words
+from crossdock.deep_ep.layout import check_device, describe
 from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.ranks import Ranks
@@ -34,6 +34,7 @@ def _check_tokens(values: Any, scales: Any) -> None:
         values.element_size() <= 4 and values.shape[1] >= 1,
         lambda: f"x is {describe(values)}, allowed: elements of 1, 2 or 4 bytes, at least one in a row",
     )
+    check_device("x", values, None)
     if scales is not None:
         shapes = isinstance(scales, torch.Tensor) and scales.dim() == 2 and scales.shape[1] >= 1
         require(
@@ -126,15 +127,14 @@ class Normal:
         ranks, device, is_cpu = self.ranks, x.device, x.is_cpu
         num_experts, topk = num_tokens_per_expert.shape[0], topk_idx.shape[1] if topk_idx is not None else 0
         num_scales, row_bytes = tokens.num_scales, x.shape[1] * x.element_size()
-        same = (topk_idx is not None, num_experts, topk, row_bytes, num_scales, not is_cpu)
+        same = (int(topk_idx is not None), num_experts, topk, row_bytes, num_scales, int(not is_cpu), 0, 0)
         counts = None
         if num_worst_tokens == 0 or is_cpu:  # else they would have to be awaited
             counts = num_tokens_per_rank, num_tokens_per_expert
         agreed = Agreement(ranks, same, x.shape[0], num_worst_tokens, counts)
         expected = agreed.rows_here() if counts is not None else None
         local = num_experts // ranks.size
-        by_choice = topk_idx is not None and topk <= min(ranks.size, MOST_TARGETS)
-        labels = Labels.of(x, topk_idx, topk_weights, scales, 0, local, None if by_choice else is_token_in_rank)
+        labels = Labels.of(x, topk_idx, topk_weights, scales, 0, local, is_token_in_rank)
         words = num_words(topk, num_scales)
         route = self.exchange.route(labels.targets, agreed.most_tokens, row_bytes, words, agreed.most_rows, expected)
         if num_worst_tokens > 0:
@@ -198,10 +198,7 @@ class Normal:
                 return plain, None
         check_rows(x, route, "x", SUM_TYPES)
         for bias in biases:
-            require(
-                bias.shape == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
-                lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
-            )
+            check_bias(bias, route, x)
         if topk_weights is not None:
             check_rows(topk_weights, route, "topk_weights", (torch.float32,))
         sums = add_up_with(self.exchange, route, x, biases)
@@ -235,6 +232,14 @@ def biases_of(bias: Any) -> list[torch.Tensor]:
     return biases
 
 
+def check_bias(bias: torch.Tensor, route: Route, x: torch.Tensor) -> None:
+    require(
+        tuple(bias.shape) == (route.num_tokens, x.shape[1]) and bias.dtype == x.dtype,
+        lambda: f"bias is {describe(bias)}, expected {[route.num_tokens, x.shape[1]]} of {x.dtype}",
+    )
+    check_device("bias", bias, x.device)
+
+
 def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, ...]) -> None:
     fits = isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and tensor.shape[0] == route.num_rows
     require(
@@ -244,6 +249,7 @@ def check_rows(tensor: Any, route: Route, name: str, dtypes: tuple[torch.dtype, 
             f" returned, of {' or '.join(map(str, dtypes))}"
         ),
     )
+    check_device(name, tensor, route.total.device)
 
 
 def add_up_with(exchange: RowExchange, route: Route, x: torch.Tensor, biases: list[torch.Tensor]) -> torch.Tensor:

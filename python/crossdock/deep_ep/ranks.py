@@ -4,34 +4,101 @@
 from __future__ import annotations
 
 import os
+import secrets
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from crossdock import nccl
-from crossdock._core import Communicator
+from crossdock._core import Communicator, Group
 from crossdock.deep_ep.errors import require
 from crossdock.torch.communicators import introduce, name_of_host
 
 
+def expect_group(group: Any) -> None:
+    """A ProcessGroup with this rank."""
+    is_member = group is not dist.GroupMember.NON_GROUP_MEMBER
+    require(is_member, "group is a ProcessGroup without this rank: only its members make a buffer")
+    for name in ("rank", "size"):
+        fits = callable(getattr(group, name, None))
+        require(fits, lambda: f"group is of type {type(group).__name__}, expected a ProcessGroup or Communicator")
+    rank, num_ranks = group.rank(), group.size()
+    require(
+        0 <= rank < num_ranks,
+        lambda: f"group is a ProcessGroup of {num_ranks} ranks without this one: only its members make a buffer",
+    )
+
+
 def size_of(group: Any) -> int:
     """How many ranks a ProcessGroup or Communicator has."""
+    if not isinstance(group, Communicator):
+        expect_group(group)
     return group.num_ranks if isinstance(group, Communicator) else int(group.size())
+
+
+@dataclass
+class Estate:
+    """What a buffer holds of its ranks, and what is left of it if it is dropped without destroy.
+
+    Peers may still write into the groups' memory then, and nobody waits for ranks when an object is collected. So the
+    next buffer that the same ranks make together closes what all of them have dropped.
+    """
+
+    name: bytes  # the same on all ranks, unlike any other's
+    rank: int
+    size: int
+    owned: list[Communicator] = field(default_factory=list)
+    of_gpus: Communicator | None = None
+    groups: list[Group] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Collective."""
+        while self.groups:
+            self.groups.pop(0).close()
+        if self.of_gpus is not None:
+            nccl.destroy(self.of_gpus)
+            self.of_gpus = None
+        while self.owned:
+            self.owned.pop().close()
+
+
+NAME_BYTES = 16
+_dropped: list[Estate] = []
+
+
+def close_dropped(comm: Communicator) -> None:
+    """Closes what all ranks of comm have dropped; collective."""
+    own = {
+        estate.name: estate
+        for estate in list(_dropped)
+        if (estate.rank, estate.size) == (comm.rank, comm.num_ranks) and estate.owned
+    }
+    most = max(int.from_bytes(part, "little") for part in comm.all_gather(len(own).to_bytes(4, "little")))
+    if most == 0:
+        return
+    told = comm.all_gather(b"".join(own).ljust(most * NAME_BYTES, b"\0"))
+    lists = [{part[i : i + NAME_BYTES] for i in range(0, len(part), NAME_BYTES)} for part in told]
+    for name in sorted(set.intersection(*lists) & own.keys()):
+        _dropped.remove(own[name])
+        own[name].close()
 
 
 def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[Any]]]:
     """Rank, number of ranks, and how a Python object is told to all."""
     if group is not None:
-        num_ranks: int = group.size()
+        expect_group(group)
+        rank, num_ranks = int(group.rank()), int(group.size())
 
         def gather(own: Any) -> list[Any]:
             everybody: list[Any] = [None] * num_ranks
             dist.all_gather_object(everybody, own, group=group)
             return everybody
 
-        return group.rank(), num_ranks, gather
+        return rank, num_ranks, gather
     for name in ("Get_rank", "Get_size", "allgather"):
         require(
             hasattr(comm, name), lambda: f"comm is of type {type(comm).__name__}, which has no {name}, as mpi4py's have"
@@ -46,8 +113,7 @@ class Ranks:
         require(group is not None or comm is not None, "group and comm are None, expected one of them")
         if isinstance(group, Communicator):
             group, comm = None, group
-        self._owned: list[Communicator] = []
-        self._of_gpus: Communicator | None = None
+        owned: list[Communicator] = []
         if isinstance(comm, Communicator) and group is None:
             require(comm.is_cpu, "comm is a communicator of GPUs, allowed here: one of CPUs")
             self.cpus = comm
@@ -56,8 +122,13 @@ class Ranks:
             rank, num_ranks, gather = _gather_of(group, comm)
             hosts = gather(name_of_host())
             self.cpus = introduce(rank, num_ranks, gather)
-            self._owned.append(self.cpus)
+            owned.append(self.cpus)
+            close_dropped(self.cpus)
         self.rank, self.size = self.cpus.rank, self.cpus.num_ranks
+        name = self.cpus.all_gather(secrets.token_bytes(NAME_BYTES))[0]
+        self.estate = Estate(name, self.rank, self.size, owned)
+        self._drop = weakref.finalize(self, _dropped.append, self.estate)
+        self._drop.atexit = False
         # Ranks of a host; 0 where hosts differ in their number of ranks, so that they are no nodes.
         of_host = [hosts.count(host) for host in hosts]
         self.node_size = of_host[0] if len(set(of_host)) == 1 else self.size
@@ -71,12 +142,13 @@ class Ranks:
         if device.type == "cpu":
             return self.cpus
         require(device.type == "cuda", lambda: f"tensors are on device {device}, allowed: cpu, cuda")
-        if self._of_gpus is None:
+        estate = self.estate
+        if estate.of_gpus is None:
             unique = nccl.unique_id() if self.rank == 0 else bytes(nccl.ID_BYTES)
             unique = self.cpus.all_gather(unique)[0]
             with torch.cuda.device(device):
-                self._of_gpus = nccl.join(self.size, self.rank, unique)
-        return self._of_gpus
+                estate.of_gpus = nccl.join(self.size, self.rank, unique)
+        return estate.of_gpus
 
     def gather(self, own: bytes) -> list[bytes]:
         """Everybody's bytes, as many from each; a few microseconds between processes of one host."""
@@ -84,9 +156,5 @@ class Ranks:
 
     def close(self) -> None:
         """Collective, after all groups are closed."""
-        if self._of_gpus is not None:
-            nccl.destroy(self._of_gpus)
-            self._of_gpus = None
-        for communicator in self._owned:
-            communicator.close()
-        self._owned = []
+        self._drop.detach()
+        self.estate.close()

@@ -15,10 +15,11 @@ import torch
 from crossdock._core import Algorithm, Layout, LayoutInfo
 from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.errors import require, require_state
+from crossdock.deep_ep.errors import require, require_state, translated
 from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
 from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.ranks import Ranks
+from crossdock.errors import Error
 
 SMALLEST_TOKENS = 128
 FEWEST_WORDS = 96  # of 4 bytes, that have room beside a row at least
@@ -119,7 +120,8 @@ class RowExchange:
         tokens = _grown(tokens, size.tokens if size else SMALLEST_TOKENS)
         rows = max(budget, tokens) if budget else 0
         pool = PooledGroup(
-            self.ranks.communicator(device),
+            self.ranks,
+            device,
             Layout.FLAT,
             algorithm=Algorithm.HIGH_THROUGHPUT,
             num_experts=self.ranks.size,
@@ -147,11 +149,12 @@ class RowExchange:
         num_rows, lease = route.num_rows, route.lease
         received = maker_of(rows.dtype, rows.device)(route.tensor_rows, rows.shape[1])
         found = None
-        if words is None:
-            lease.handle.dispatch_rows(rows, received)
-        else:
+        if words is not None:
             found = makers_of(words.device).int32(route.tensor_rows, words.shape[1])
+        try:
             lease.handle.dispatch_rows(rows, received, words, found)
+        except Error as error:
+            raise translated(error) from error
         lease.forget()
         if route.tensor_rows != num_rows:
             received = received[:num_rows]
@@ -184,7 +187,11 @@ class RowExchange:
         num_rows = route.num_rows
         if route.tensor_rows != num_rows:
             return None
-        found: torch.Tensor | None = route.lease.handle.send_again(x, route.num_tokens, num_rows, route.capacity)
+        found: torch.Tensor | None
+        try:
+            found = route.lease.handle.send_again(x, route.num_tokens, num_rows, route.capacity)
+        except Error as error:
+            raise translated(error) from error
         return found
 
     @staticmethod
@@ -193,7 +200,11 @@ class RowExchange:
         num_rows = route.num_rows
         if route.tensor_rows != num_rows:
             return None
-        found: torch.Tensor | None = route.lease.handle.add_up(x, num_rows, route.num_tokens, route.capacity)
+        found: torch.Tensor | None
+        try:
+            found = route.lease.handle.add_up(x, num_rows, route.num_tokens, route.capacity)
+        except Error as error:
+            raise translated(error) from error
         return found
 
     def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
@@ -211,14 +222,17 @@ class RowExchange:
         result = rows.new_empty(route.num_tokens, padded)
         # Longer rows than the group was made for go home in pieces.
         step = route.capacity // carried.UNIT * unit
-        if padded <= step:
-            route.lease.handle.combine(rows, result)
-        else:
-            for first in range(0, padded, step):
-                piece = rows[:, first : first + step].contiguous()
-                sums = piece.new_empty(route.num_tokens, piece.shape[1])
-                route.lease.handle.combine(piece, sums)
-                result[:, first : first + step] = sums
+        try:
+            if padded <= step:
+                route.lease.handle.combine(rows, result)
+            else:
+                for first in range(0, padded, step):
+                    piece = rows[:, first : first + step].contiguous()
+                    sums = piece.new_empty(route.num_tokens, piece.shape[1])
+                    route.lease.handle.combine(piece, sums)
+                    result[:, first : first + step] = sums
+        except Error as error:
+            raise translated(error) from error
         route.lease.forget()
         return result if padded == hidden else result[:, :hidden].contiguous()
 

@@ -29,6 +29,8 @@ def padded_bytes(num_bytes: int) -> int:
 
 def as_carried(rows: torch.Tensor) -> torch.Tensor:
     """[T, H] of any type as [T, n] of a known one, padded with zeros where that is needed."""
+    if rows.stride(1) != 1:  # a contiguous tensor without rows, or of one column, has any strides
+        rows = rows.as_strided(rows.shape, (rows.shape[1], 1))
     num_bytes = rows.shape[1] * rows.element_size()
     if num_bytes % UNIT == 0 and num_bytes > 0:
         return rows if rows.dtype in KNOWN_TYPES else rows.view(torch.uint8)

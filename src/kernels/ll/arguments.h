@@ -66,7 +66,8 @@ struct LlCommon {
 
     bool expert_major;
     bool ids_are_64_bit;
-    uint32_t topk;  // this handle's
+    bool traps_overflow;  // rows of an expert past its capacity, which only repeated ids make, fail the group
+    uint32_t topk;        // this handle's
     uint32_t num_tokens;
     const void* topk_idx;          // [tokens][topk] global expert ids
     uint32_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank

@@ -106,7 +106,10 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
             announced.first_rows[source * experts + expert] = rows;
             rows += count;
         }
-        if (share.block == 0) args.counters[expert] = rows < capacity ? rows : capacity;
+        if (share.block != 0) continue;
+        args.counters[expert] = rows < capacity ? rows : capacity;
+        if (rows > capacity && c.traps_overflow)
+            record_overflow(ctx, c.scope, c.rank, static_cast<uint32_t>(rows), static_cast<uint32_t>(capacity));
     }
 }
 

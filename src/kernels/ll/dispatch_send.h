@@ -46,7 +46,7 @@ CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const float (&values)[k
     float largest = 1e-4f;
     for (uint32_t i = 0; i < kFp8PerLane; ++i) largest = larger(largest, absolute(values[i]));
     largest = ctx.warp_max(largest);
-    float scale = largest / 448.0f;
+    float scale = largest * (1.0f / 448.0f);  // not divided: the same bits as DeepEP's
     float multiplier = 448.0f / largest;
     if (round_scales) {
         // The next power of two: the exponent, and one more if there is any mantissa.

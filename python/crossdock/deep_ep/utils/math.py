@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from crossdock.deep_ep.config import align
@@ -12,15 +14,43 @@ __all__ = [
     "align",
     "calc_diff",
     "ceil_div",
+    "count_bytes",
+    "create_grouped_scores",
     "hash_tensor",
     "inplace_unique",
     "per_token_cast_back",
     "per_token_cast_to_fp8",
+    "safe_div",
 ]
 
 
 def ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
+
+
+def safe_div(dividend: float, divisor: float) -> float:
+    """The quotient; 0 where the divisor is 0."""
+    return dividend / divisor if divisor != 0 else 0.0
+
+
+def count_bytes(*values: Any) -> int:
+    """Of all tensors, also those in tuples and lists; None has none."""
+    num_bytes = 0
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            num_bytes += count_bytes(*value)
+        elif value is not None:
+            num_bytes += value.numel() * value.element_size()
+    return num_bytes
+
+
+def create_grouped_scores(scores: torch.Tensor, group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """scores [T, E], 0 outside of each token's groups: group_idx [T, n] of num_groups equal runs of experts."""
+    num_tokens, num_experts = scores.shape
+    is_chosen = torch.zeros(num_tokens, num_groups, dtype=torch.bool, device=scores.device)
+    is_chosen.scatter_(1, group_idx.long(), True)
+    of_experts = is_chosen.repeat_interleave(num_experts // num_groups, dim=1)
+    return torch.where(of_experts, scores, 0)
 
 
 def calc_diff(a: torch.Tensor, b: torch.Tensor) -> float:

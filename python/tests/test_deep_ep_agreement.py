@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DeepEP's classes do where results could differ in silence: from DeepEP's, or from rank to rank. CPU ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
+
+from deep_ep_checks import Problem, arguments_of  # noqa: E402
+from test_deep_ep import RANKS, buffer_of, quantised  # noqa: E402
+
+import crossdock as ep  # noqa: E402
+import crossdock.deep_ep as deep_ep  # noqa: E402
+
+
+def elastic_of(comm: ep.Communicator, **arguments: Any) -> Any:
+    return deep_ep.ElasticBuffer(comm, explicitly_destroy=True, **arguments)
+
+
+def test_scales_are_deep_eps_bit_by_bit() -> None:
+    """amax * (1 / 448) in fp32, not amax / 448, and the values are x * (448 / amax)."""
+    num_max, hidden = 16, 1024
+    problem = Problem(RANKS, [16, 16, 16], hidden=hidden, dropped=0)
+    differ = [(quantised(x, False)[1] != amax_of(x) / 448).float().mean() for x in problem.x]
+    assert min(differ) > 0.4  # so a division would be seen
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True)
+        for rounded in (False, True):
+            (values, scales), counts, handle, _, _ = buffer.low_latency_dispatch(
+                problem.x[comm.rank], problem.ids[comm.rank], num_max, problem.num_experts, round_scale=rounded
+            )
+            sources, ranges = handle[:2]
+            expected = [quantised(x, rounded) for x in problem.x]
+            for expert in range(problem.local):
+                for source in range(RANKS):
+                    num, first = int(ranges[expert, source]) & 0xFFFFFFFF, int(ranges[expert, source]) >> 32
+                    tokens = sources[expert, first : first + num].long()
+                    assert torch.equal(scales[expert, first : first + num], expected[source][1][tokens])
+                    found = values[expert, first : first + num].view(torch.uint8)
+                    assert torch.equal(found, expected[source][0].view(torch.uint8)[tokens])
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
+def amax_of(x: Any) -> Any:
+    return x.float().view(len(x), -1, 128).abs().amax(dim=2).clamp_min(1e-4)
+
+
+def test_low_latency_combine_goes_by_its_own_choices() -> None:
+    """It may leave choices out, whose rows may hold anything, and have them in another order; then as dispatched."""
+    problem = Problem(RANKS, [8, 5, 3], dropped=0, repeats=True)
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True)
+        x, ids, weights = problem.x[comm.rank], problem.ids[comm.rank], problem.weights[comm.rank]
+        rows, counts, handle, _, _ = buffer.low_latency_dispatch(x, ids, 8, problem.num_experts, use_fp8=False)
+        experts = torch.arange(problem.local).view(-1, 1, 1) + comm.rank * problem.local
+        rows = rows * (experts + 1)  # the experts
+
+        def expected(own: Any, own_weights: Any) -> Any:
+            factors = torch.where(own >= 0, own_weights * (own + 1), 0).sum(dim=1, keepdim=True)
+            return x.float() * factors
+
+        def check(own: Any, own_weights: Any, given: Any = None) -> None:
+            sums, _, hook = buffer.low_latency_combine(
+                rows if given is None else given, own, own_weights, handle, return_recv_hook=True
+            )
+            hook()
+            torch.testing.assert_close(sums.float(), expected(own, own_weights), rtol=2e-2, atol=2e-2)
+
+        check(ids.clone(), weights)
+        order = torch.tensor([2, 0, 1])
+        check(ids[:, order].contiguous(), weights[:, order].contiguous())
+        fewer = ids.clone()
+        fewer[:, 1] = -1
+        check(fewer, weights)
+        check(fewer.int(), weights)
+        # Expert 0's rows are not for any token now.
+        spoilt = rows.clone()
+        if comm.rank == 0:
+            spoilt[0] = torch.nan
+        check(torch.where(ids == 0, -1, ids), weights, spoilt)
+        check(ids, weights)
+        other = ids.clone()
+        other[0, 2] = next(e for e in range(problem.num_experts) if e not in ids[0].tolist())
+        with pytest.raises(AssertionError, match=rf"topk_idx has expert {int(other[0, 2])} for token 0, expected"):
+            buffer.low_latency_combine(rows, other, weights, handle)
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
+def test_a_fresh_dispatch_goes_by_is_token_in_rank() -> None:
+    """Rows go where it says, whatever the experts in topk_idx, which only label them."""
+    problem = Problem(RANKS, [9, 4, 7], dropped=0)
+
+    def program(comm: ep.Communicator) -> None:
+        buffer, rank = buffer_of(comm), comm.rank
+        x, ids, weights = problem.x[rank], problem.ids[rank], problem.weights[rank]
+        everywhere = torch.ones(len(x), RANKS, dtype=torch.bool)
+        everywhere[0] = False
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
+        arguments |= {"is_token_in_rank": everywhere, "num_tokens_per_rank": everywhere.sum(dim=0).int()}
+        rows, local_ids, local_weights, _, handle, _ = buffer.dispatch(
+            x, **arguments, topk_idx=ids, topk_weights=weights
+        )
+        assert torch.equal(rows, torch.cat([of[1:] for of in problem.x]))
+        every_id = torch.cat([of[1:] for of in problem.ids])
+        is_here = every_id // problem.local == rank
+        assert torch.equal(local_ids, torch.where(is_here, every_id - rank * problem.local, -1))
+        assert torch.equal(local_weights, torch.where(is_here, torch.cat([of[1:] for of in problem.weights]), 0))
+        sums = buffer.combine(rows, handle)[0]
+        assert torch.equal(sums, (x.float() * everywhere.sum(dim=1, keepdim=True)).bfloat16())
+        arguments["num_tokens_per_rank"] = arguments["num_tokens_per_rank"] - 1
+        with pytest.raises(AssertionError, match=r"num_tokens_per_rank is \[.*\], is_token_in_rank has"):
+            buffer.dispatch(x, **arguments)
+        buffer.destroy()
+
+    ep.run_threads(RANKS, program)
+
+
+def test_more_rows_of_an_expert_than_there_is_room_for() -> None:
+    """Repeated ids that recv_x has no room for are an error, not rows that are missing."""
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True)
+        x, ids = torch.ones(3, 128, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
+        with pytest.raises(AssertionError, match=r"topk_idx has an expert 6 times, .* at most .* \(4\)"):
+            buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
+        _, counts, _, _, _ = buffer.low_latency_dispatch(x[:2], ids[:2], 4, 2, use_fp8=False)
+        assert counts.tolist() == ([8] if comm.rank == 0 else [0])
+        buffer.destroy()
+        elastic = elastic_of(comm)
+        form = {"topk_idx": ids, "num_experts": 2, "num_max_tokens_per_rank": 4}
+        if comm.rank == 0:
+            with pytest.raises(AssertionError, match="topk_idx repeats experts in rows: 12 rows .*: 8"):
+                elastic.dispatch(x, **form, do_cpu_sync=False, do_expand=True)
+        else:
+            elastic.dispatch(x, **form, do_cpu_sync=False, do_expand=True)
+        elastic.destroy()
+
+    ep.run_threads(2, program)
+
+
+Call = Any
+
+
+def calls_that_differ() -> dict[str, tuple[Call, str]]:
+    """A call for rank 0 and for rank 1, by what differs, and the error's words."""
+
+    def low_latency(comm: ep.Communicator, **fields: Any) -> None:
+        topk, hidden = fields.pop("topk", 2), fields.pop("hidden", 256)
+        x, ids = torch.ones(2, hidden, dtype=torch.bfloat16), torch.arange(topk).repeat(2, 1)
+        buffer = buffer_of(comm, low_latency_mode=True)
+        buffer.low_latency_dispatch(torch.ones(2, 512, dtype=torch.bfloat16), ids, 2, 4, use_fp8=False)
+        buffer.low_latency_dispatch(x, ids, 2, 4, **fields)
+
+    def cached(comm: ep.Communicator, width: int = 256, scales: int = 0, rows: Any = torch.bfloat16) -> None:
+        buffer, ids = buffer_of(comm), torch.arange(2).repeat(2, 1) * 2
+        x = torch.ones(2, 256, dtype=torch.bfloat16)
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, 4))
+        handle = buffer.dispatch(x, **arguments)[4]
+        again = torch.ones(2, width).to(rows)
+        buffer.dispatch((again, torch.ones(2, scales)) if scales else again, handle=handle)
+
+    def elastic(
+        comm: ep.Communicator, topk: int = 2, experts: int = 4, scales: int = 0, most: int = 4, **fields: Any
+    ) -> None:
+        buffer, ids = elastic_of(comm), torch.arange(topk).repeat(2, 1)
+        x: Any = torch.ones(2, 256, dtype=torch.bfloat16)
+        x = (x, torch.ones(2, scales)) if scales else x
+        weights = torch.ones(2, topk) if fields.get("weights") else None
+        sync = fields.get("sync", False)
+        buffer.dispatch(
+            x, topk_idx=ids, topk_weights=weights, num_experts=experts, num_max_tokens_per_rank=most, do_cpu_sync=sync
+        )
+
+    def case(call: Any, words: str, **fields: Any) -> tuple[Call, str]:
+        return lambda comm: call(comm, **(fields if comm.rank == 1 else {})), words
+
+    return {
+        "use_fp8": case(low_latency, "quantization recipe is . on rank ., . on rank .", use_fp8=False),
+        "round_scale": case(low_latency, "quantization recipe is .*2 with rounded scales", round_scale=True),
+        "LL hidden": case(low_latency, "bytes of a row is .* on rank ., .* on rank .", hidden=512),
+        "LL top-k": case(low_latency, "top_k is . on rank ., . on rank .", topk=3),
+        "cached rows": case(cached, "bytes of a row is (512|256) on rank ., (512|256) on rank .", width=128),
+        "cached scales": case(cached, "is .* on rank ., .* on rank .", scales=4),
+        "top-k": case(elastic, r"top-k: the ranks' values are \[2, 3\].*rank 0 has 2, rank 1 has 3", topk=3),
+        "experts": case(elastic, r"number of experts: the ranks' values are \[4, 8\]", experts=8),
+        "scales": case(elastic, r"columns of scales: the ranks' values are \[0, 2\]", scales=2),
+        "weights": case(elastic, r"routing weights: the ranks' values are \[0, 1\]", weights=True),
+        "M": case(elastic, r"num_max_tokens_per_rank: the ranks' values are \[4, 8\]", most=8),
+        "CPU sync": case(elastic, "kind of call: .* rank 0 has a dispatch without CPU sync, rank 1 has", sync=True),
+    }
+
+
+@pytest.mark.parametrize("what", calls_that_differ())
+def test_every_rank_is_told_what_differs(what: str) -> None:
+    """The error names the quantity, the ranks and both values."""
+    call, words = calls_that_differ()[what]
+
+    def program(comm: ep.Communicator) -> None:
+        with pytest.raises(AssertionError, match=words) as raised:
+            call(comm)
+        assert isinstance(raised.value, ep.Error)
+
+    ep.run_threads(2, program)
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (512, 2), (7, 3)])
+def test_an_idle_rank_has_any_strides(strides: tuple[int, int]) -> None:
+    """A rank without tokens, whose x counts as contiguous with any strides, takes part in all modes."""
+
+    def program(comm: ep.Communicator) -> None:
+        elastic, buffer = elastic_of(comm), buffer_of(comm)
+        for width, dtype in ((256, torch.bfloat16), (9, torch.float32), (256, torch.uint8), (1, torch.int16)):
+            num = 2 * comm.rank
+            x = torch.ones(num, width).to(dtype)
+            if num == 0:
+                x = x.as_strided((0, width), strides)
+            ids = torch.zeros(num, 1, dtype=torch.int64)
+            rows, _, _, handle, _ = elastic.dispatch(x, topk_idx=ids, num_experts=2)
+            assert rows.shape == (2 if comm.rank == 0 else 0, width)
+            again = elastic.dispatch(x, handle=handle)[0]
+            assert torch.equal(again, rows)
+            arguments = arguments_of(buffer.get_dispatch_layout(ids, 2))
+            assert torch.equal(buffer.dispatch(x, **arguments)[0], rows)
+        elastic.destroy()
+        buffer.destroy()
+
+    ep.run_threads(2, program)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every wrong argument of DeepEP's classes is an AssertionError that names it; and what their tests import is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
+
+from deep_ep_checks import arguments_of  # noqa: E402
+from test_deep_ep import buffer_of  # noqa: E402
+
+import crossdock as ep  # noqa: E402
+import crossdock.deep_ep as deep_ep  # noqa: E402
+from crossdock.deep_ep.utils import math, testing  # noqa: E402
+
+E, M = 4, 4
+
+
+def test_arguments_are_named() -> None:
+    """Wrong devices, types and numbers, of all calls."""
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True, enable_shrink=True)
+        elastic: Any = deep_ep.ElasticBuffer(comm, explicitly_destroy=True)
+        buffers: Any = deep_ep.Buffer
+        x, ids, weights = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[0, 1]] * 2), torch.ones(2, 2)
+        far = {"x": x.to("meta"), "ids": ids.to("meta"), "weights": weights.to("meta")}
+        arguments = arguments_of(buffer.get_dispatch_layout(ids, E))
+        rows, _, _, _, handle, _ = buffer.dispatch(x, **arguments)
+        of_elastic = elastic.dispatch(x, topk_idx=ids, num_experts=E)[3]
+        low_latency, combine = buffer.low_latency_dispatch, buffer.low_latency_combine
+        experts_rows, _, trip, _, _ = low_latency(x, ids, M, E, use_fp8=False)
+        there = torch.zeros(1, dtype=torch.int32)
+        cases: list[tuple[Callable[[], Any], str]] = [
+            (lambda: buffers.set_num_sms("a"), "num_sms is 'a', allowed: positive even numbers"),
+            (lambda: buffers.get_dispatch_config("a"), "num_ranks is 'a', allowed"),
+            (lambda: deep_ep.Config(num_sms="a"), "num_sms is 'a', allowed"),  # type: ignore[arg-type]
+            (lambda: buffers(comm, "a"), "num_nvl_bytes is 'a', allowed"),
+            (lambda: deep_ep.ElasticBuffer(comm, hidden=None), "hidden is None, allowed"),  # type: ignore[arg-type]
+            (lambda: buffer.get_dispatch_layout(far["ids"], E), "topk_idx is on device meta, allowed: cpu, cuda"),
+            (lambda: buffer.get_dispatch_layout(ids, "a"), "num_experts is 'a', allowed: 1 and more"),
+            (lambda: buffer.dispatch(far["x"], **arguments), "x is on device meta, allowed: cpu, cuda"),
+            (
+                lambda: buffer.dispatch(x, **arguments, topk_idx=ids, topk_weights=far["weights"]),
+                "topk_weights is on device meta, expected cpu",
+            ),
+            (
+                lambda: buffer.dispatch(x, **arguments | {"num_tokens_per_rank": there.to("meta")}),
+                "num_tokens_per_rank is on device meta, expected cpu",
+            ),
+            (
+                lambda: buffer.dispatch(x, **arguments | {"num_tokens_per_rank": [2]}),
+                "num_tokens_per_rank is of type list, expected a torch.Tensor",
+            ),
+            (
+                lambda: buffer.dispatch(x, **arguments | {"num_tokens_per_expert": torch.ones(E)}),
+                "num_tokens_per_expert is .*float32, expected .* of torch.int32",
+            ),
+            (lambda: buffer.combine(rows.to("meta"), handle), "x is on device meta, expected cpu"),
+            (lambda: buffer.combine(rows, handle, bias=far["x"]), "bias is on device meta, expected cpu"),
+            (
+                lambda: buffer.combine(rows, handle, topk_weights=far["weights"]),
+                "topk_weights is on device meta, expected cpu",
+            ),
+            (lambda: low_latency(far["x"], far["ids"], M, E), "x is on device meta, allowed: cpu, cuda"),
+            (lambda: low_latency(x, far["ids"], M, E), "topk_idx is on device meta, expected cpu"),
+            (lambda: low_latency(x, ids, "a", E), "num_max_dispatch_tokens_per_rank is 'a', allowed: 1 and more"),
+            (lambda: low_latency(x, ids, M, None), "num_experts is None, allowed: 1 and more"),
+            (lambda: combine(experts_rows, ids, far["weights"], trip), "topk_weights is on device meta, expected cpu"),
+            (lambda: combine(experts_rows, [[0]], weights, trip), "topk_idx is of type list, expected a torch.Tensor"),
+            (lambda: combine(experts_rows, ids, weights, trip, out=far["x"]), "out is on device meta, expected cpu"),
+            (lambda: buffer.low_latency_update_mask_buffer("a"), "rank_to_mask is 'a', allowed: 0..0"),
+            (lambda: buffer.low_latency_query_mask_buffer([0]), "mask_status is of type list, expected"),
+            (lambda: elastic.dispatch(x, far["ids"], num_experts=E), "topk_idx is on device meta, expected cpu"),
+            (lambda: elastic.dispatch(x, topk_idx=ids, num_experts="a"), "num_experts is 'a', allowed"),
+            (
+                lambda: elastic.dispatch(x, topk_idx=ids, num_experts=E, expert_alignment="a"),
+                "expert_alignment is 'a', allowed",
+            ),
+            (lambda: elastic.combine(x.to("meta"), of_elastic), "x is on device meta, expected cpu"),
+        ]
+        for call, words in cases:
+            with pytest.raises(AssertionError, match=words) as raised:
+                call()
+            assert isinstance(raised.value, ep.Error)
+        buffer.destroy()
+        elastic.destroy()
+
+    ep.run_threads(1, program)
+
+
+def test_arguments_of_other_builds() -> None:
+    """Those that SGLang and vLLM pass to some builds of DeepEP: without effect, or refused with the way out."""
+
+    def program(comm: ep.Communicator) -> None:
+        buffer = buffer_of(comm, low_latency_mode=True)
+        x, ids, weights = torch.ones(2, 128, dtype=torch.bfloat16), torch.tensor([[0, 1]] * 2), torch.ones(2, 2)
+        scale, signal = torch.ones(1), torch.zeros(4, dtype=torch.int32)
+        dispatch = buffer.low_latency_dispatch
+        rows, counts, handle, _, _ = dispatch(x, ids, M, E, use_fp8=False, use_nvfp4=False, x_global_scale=scale)
+        with pytest.raises(AssertionError, match="use_nvfp4 is True, .*--deepep-dispatcher-output-dtype bf16"):
+            dispatch(x, ids, M, E, use_fp8=False, use_nvfp4=True, x_global_scale=scale)
+        of_hopper = {"packed_recv_count": counts, "comp_signal": signal, "block_m": 64, "threshold": 1, "num_sms": 3}
+        for arguments in (of_hopper, {"src_signals": signal, "src_signal_expect_value": 1}):
+            sums = buffer.low_latency_combine(rows, ids, weights, handle, overlap=False, **arguments)[0]
+            assert (sums == 2).all()
+            with pytest.raises(AssertionError, match="overlap is True, .*without --enable-single-batch-overlap"):
+                buffer.low_latency_combine(rows, ids, weights, handle, overlap=True, **arguments)
+        buffer.destroy()
+
+    ep.run_threads(1, program)
+
+
+def test_helpers_of_tests() -> None:
+    assert math.safe_div(6, 3) == 2 and math.safe_div(1, 0) == 0
+    x = torch.zeros(3, 4, dtype=torch.bfloat16)
+    assert math.count_bytes(x, None, (x, [torch.zeros(2)])) == 24 + 24 + 8
+    scores = torch.arange(1.0, 13.0).view(2, 6)
+    grouped = math.create_grouped_scores(scores, torch.tensor([[0, 2], [1, 1]]), 3)
+    assert grouped.tolist() == [[1, 2, 0, 0, 5, 6], [0, 0, 9, 10, 0, 0]]
+    calls: list[int] = []
+    times = testing.bench(lambda: calls.append(1), num_warmups=1, num_tests=2, post_fn=lambda: calls.append(2))
+    mean, least, most = times
+    assert calls == [1, 1, 2, 1, 2] and least <= mean <= most
+    assert testing.bench_kineto(lambda: x.add_(1), "dispatch", num_tests=2) > 0
+    both = testing.bench_kineto(lambda: x.add_(1), ("dispatch", "combine"), num_tests=2, num_kernels_per_period=2)
+    assert [len(times) for times in both] == [2, 2]
