@@ -54,8 +54,10 @@
 #define NCCL_EP_PATCH 0
 #define NCCL_EP_VERSION_CODE (NCCL_EP_MAJOR * 10000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH)
 
-// The feature level that a caller was compiled for; travels in ncclEpGroupConfig_t::version.
-#define NCCL_EP_API_VERSION 2
+// The feature level that a caller was compiled for; travels in ncclEpGroupConfig_t::version. The library serves callers
+// of all three. Version 2 appended fields to five structs, and has recipes, int32 routing and eager mode; version 3 has
+// SM counts per operation (dispatch_num_sms, combine_num_sms) and NCCL_EP_COMB_QUANT_MXFP8.
+#define NCCL_EP_API_VERSION 3
 
 // The second field of every struct: of a tensor descriptor, and of everything else.
 #define NCCL_EP_TENSOR_MAGIC 0xCAFECAFEu
@@ -73,8 +75,9 @@ extern "C" {
 // ---- Types ----
 //
 // Every struct starts with its size and a magic number, set by its INIT macro, and only ever grows at its end: the
-// library reads a field only if `size` covers it and takes 0 otherwise, so callers compiled against an older header
-// (or a newer one) keep working. A size below the struct's V1 size is an ncclInvalidArgument.
+// library reads a field only if `size` covers it whole and takes 0 otherwise, so callers compiled against an older
+// header (or a newer one) keep working. What lies behind `size` is never read. A size below the struct's V1 size is an
+// ncclInvalidArgument.
 
 typedef struct ncclEpGroup* ncclEpGroup_t;
 typedef struct ncclEpHandle* ncclEpHandle_t;
@@ -132,6 +135,10 @@ typedef struct {
     ncclEpOverflowPolicy_t overflow_policy;  // HT
     unsigned int num_topk;                   // HT: bound of K of all handles, <= E; eager expert-major needs it
     unsigned char padding_v2[4];
+    // Version 3. The first that is set counts: NCCL_EP_DISPATCH_SMS or NCCL_EP_COMBINE_SMS in the environment,
+    // NCCL_EP_COMM_SMS there, the field here, max_num_sms.
+    unsigned int dispatch_num_sms;  // most SMs a dispatch occupies, 1 .. those of the device, or NCCL_EP_AUTO
+    unsigned int combine_num_sms;   // the same for a combine
 } ncclEpGroupConfig_t;
 
 // Counts and positions of received rows: 1-D device tensors, all optional unless a call says otherwise.
@@ -237,11 +244,13 @@ typedef struct ncclEpCompleteConfig {
 #define NCCL_EP_TENSOR_ALLOC_CONFIG_V1_LAST_FIELD magic
 
 #define NCCL_EP_GROUP_CONFIG_SIZE ((unsigned int)sizeof(ncclEpGroupConfig_t))
-#define NCCL_EP_GROUP_CONFIG_CURRENT_VERSION 2
+#define NCCL_EP_GROUP_CONFIG_CURRENT_VERSION 3
 #define NCCL_EP_GROUP_CONFIG_V1_SIZE 96
 #define NCCL_EP_GROUP_CONFIG_V1_LAST_FIELD timeout_ns
 #define NCCL_EP_GROUP_CONFIG_V2_SIZE 112
 #define NCCL_EP_GROUP_CONFIG_V2_LAST_FIELD padding_v2
+#define NCCL_EP_GROUP_CONFIG_V3_SIZE 120
+#define NCCL_EP_GROUP_CONFIG_V3_LAST_FIELD combine_num_sms
 
 #define NCCL_EP_LAYOUT_INFO_SIZE ((unsigned int)sizeof(ncclEpLayoutInfo_t))
 #define NCCL_EP_LAYOUT_INFO_CURRENT_VERSION 2
@@ -301,7 +310,7 @@ typedef struct ncclEpCompleteConfig {
 #else
 #define NCCL_EP_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
 #endif
-// That version `v` (V1, V2) of struct `X` (GROUP_CONFIG, ...) ends where its frozen size says.
+// That version `v` (V1, V2, V3) of struct `X` (GROUP_CONFIG, ...) ends where its frozen size says.
 #define NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, v)                                                             \
     NCCL_EP_STATIC_ASSERT(NCCL_EP_FIELD_END(type, NCCL_EP_##X##_##v##_LAST_FIELD) == NCCL_EP_##X##_##v##_SIZE, \
                           #type " must keep its frozen size")
@@ -352,9 +361,9 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // blocking, not capturable. *ep_group is written on success only.
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
 // later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
-// out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to stderr
-// at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting all ranks and registering memory, has
-// 60 s at least.
+// out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to
+// stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting all ranks and registering
+// memory, has 60 s at least.
 // ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E; an unknown enum value; HT:
 // C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator hook without the other;
 // more SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL or a topology without

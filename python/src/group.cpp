@@ -104,7 +104,7 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
         } else if (shown(name) == "domain_ranks") {
             options.domain_ranks = as<int>(value, "domain_ranks", "the number of ranks of a domain");
         } else if (shown(name) == "api_version") {
-            api_version = as<unsigned int>(value, "api_version", "1, 2");
+            api_version = as<unsigned int>(value, "api_version", "1, 2, 3");
         } else {
             of_config[name] = value;
         }

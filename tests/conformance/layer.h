@@ -46,8 +46,11 @@ struct LayerOptions {
     bool odd_scales = false;          // scales begin at no multiple of more than their element
     bool in_place = false;            // combine reads the tensor that dispatch filled, where its type and width allow
     bool source_counters = true;      // rank-major: asks for them
-    bool version_1_structs = false;   // config and layout structs end where version 1's did
-    bool null_configs = false;        // NULL for configs that hold defaults only
+    bool ask_places = false;          // asks for experts' offsets (rank-major: in vain) and for the total
+    ncclDataType_t place_type = ncclInt64;
+    bool version_1_structs = false;  // config and layout structs end where version 1's did
+    bool cut_structs = false;        // the same structs end within the field that comes behind, which holds rubbish
+    bool null_configs = false;       // NULL for configs that hold defaults only
     bool peers_may_die = false;  // a handle that dead ranks keep from being made ends the program, without a failure
     bool keep_outputs = false;   // what an earlier dispatch left in unused rows stays there and is not looked at
 };
