@@ -439,8 +439,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. BWD
 //   has neither weights nor topk_idx.
 //
-// Data types: NONE: tokens bf16, fp16 or fp32, the same in and out, no scales. FWD: tokens also e4m3, e5m2 or
-// ncclFloat4x2; inputs->scales [B, S] and outputs->scales, shaped like outputs->tokens with S for H, fp32, fp16, bf16,
+// Data types: NONE: tokens bf16, fp16, fp32, or of one byte: e4m3, e5m2, ncclFloat4x2, uint8, int8; the same in and
+// out, no scales. FWD: tokens alike; inputs->scales [B, S] and outputs->scales, with S for H, of fp32, fp16, bf16,
 // e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
 // elements amax = max(1e-4, max |x|), scale amax / 448 (round_scales: rounded up to a power of two), stored value
 // x / scale in e4m3, nearest even. Rows of tokens and of forwarded scales are multiples of 16 bytes. Tokens begin at a

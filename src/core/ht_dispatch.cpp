@@ -105,11 +105,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     Communicator& communicator = group_->communicator();
     const Tensor source = read_tensor(communicator, inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(communicator, outputs.tokens, "outputs->tokens");
-    if (with_scales) {
-        expect_dtype(source, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2});
-    } else {
-        expect_dtype(source, {ncclBfloat16, ncclFloat16, ncclFloat32});
-    }
+    expect_carried(source);
     expect_dtype(target, {source.dtype});
     expect_shape(source, {*num_tokens_, kAnySize}, "[rows of topk_idx, hidden]");
     expect_shape(target, {kAnySize, kAnySize}, "[received rows, hidden]");

@@ -72,17 +72,10 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
     const GroupConfig& config = group_->config();
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
-    switch (recipe) {
-        case NCCL_EP_DISP_QUANT_NONE:
-            expect_dtype(source, {ncclBfloat16, ncclFloat16, ncclFloat32});
-            break;
-        case NCCL_EP_DISP_QUANT_FWD:
-            expect_dtype(source,
-                         {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2});
-            break;
-        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
-            expect_dtype(source, {ncclBfloat16});
-            break;
+    if (recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4) {
+        expect_dtype(source, {ncclBfloat16});
+    } else {
+        expect_carried(source);
     }
     expect_dtype(target, {recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? ncclFloat8e4m3 : source.dtype});
 

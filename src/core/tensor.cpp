@@ -222,6 +222,11 @@ void expect_aligned(const Tensor& tensor, uint32_t bytes) {
             tensor.name, static_cast<void*>(tensor.data), bytes);
 }
 
+void expect_carried(const Tensor& tensor) {
+    expect_dtype(tensor, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2,
+                          ncclUint8, ncclInt8});
+}
+
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why) {
     require(caller == nullptr, ncclInvalidArgument, "{} must be NULL {}", name, why);
 }

@@ -71,6 +71,8 @@ Tensor read_local_tensor(const ncclEpTensor_t* caller, const char* name);
 inline constexpr size_t kAnySize = ~size_t{0};
 void expect_shape(const Tensor& tensor, std::initializer_list<size_t> sizes, const char* meaning);
 void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed);
+// A type that dispatch can carry: rows move byte by byte, so that of one byte any.
+void expect_carried(const Tensor& tensor);
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why);
 
 // ncclEpTensorAlloc and ncclEpTensorDestroy.

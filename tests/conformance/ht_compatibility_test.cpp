@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "ht_random_problem.h"
 #include "options.h"
@@ -111,7 +112,10 @@ struct Books {
     int allocations = 0;
     int calls = 0;
     std::vector<void*> live;
+    std::vector<size_t> sizes;  // of each
     RankContext* context = nullptr;
+
+    size_t bytes() const { return std::accumulate(sizes.begin(), sizes.end(), size_t{0}); }
 };
 
 ncclEpAllocConfig_t hooks_of(Books& books) {
@@ -121,6 +125,7 @@ ncclEpAllocConfig_t hooks_of(Books& books) {
                 if (own.allocations++ >= own.limit) return cudaErrorMemoryAllocation;
                 *memory = own.context->allocate(size);
                 own.live.push_back(*memory);
+                own.sizes.push_back(size);
                 return cudaSuccess;
             },
             [](void* memory, void* hook_context) {
@@ -128,6 +133,7 @@ ncclEpAllocConfig_t hooks_of(Books& books) {
                 ++own.calls;
                 const auto found = std::find(own.live.begin(), own.live.end(), memory);
                 if (found == own.live.end()) return cudaErrorInvalidValue;
+                own.sizes.erase(own.sizes.begin() + (found - own.live.begin()));
                 own.live.erase(found);
                 own.context->deallocate(memory);
                 return cudaSuccess;
@@ -161,6 +167,31 @@ TEST(HtCompatibility, AllocatorsAreBalanced) {
                 RANK_CHECK(context, books.live.empty(), "{} allocations were not freed", books.live.size());
             }
         });
+    });
+}
+
+// One-byte rows travel in either layout, and scales of a byte, e8m0, per 32 elements.
+TEST(HtCompatibility, RowsOfOneByteElementsTravel) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
+                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 13);
+                    problem.token_type = type;
+                    problem.hidden = 512;
+                    problem.combine_hidden = 128;
+                    for (const bool with_scales : {false, true}) {
+                        if (with_scales) {
+                            problem.recipe = reference::Recipe::kForward;
+                            problem.scale_type = ncclUint8;
+                            problem.num_scales = problem.hidden / 32;
+                        }
+                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        HtLayer(context, group.get(), problem).round_trip();
+                    }
+                }
+            });
+        }
     });
 }
 

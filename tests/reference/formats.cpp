@@ -152,6 +152,8 @@ const char* type_name(ncclDataType_t type) {
             return "e5m2";
         case ncclUint8:
             return "uint8";
+        case ncclInt8:
+            return "int8";
         case 12:
             return "fp4x2";
         default:
