@@ -147,8 +147,8 @@ typedef struct {
     unsigned int magic;
     ncclEpTensor_t* expert_counters;     // [L] rows of each local expert
     ncclEpTensor_t* src_rank_counters;   // [R] int32, rows from each source rank (LL rank-major)
-    ncclEpTensor_t* expert_offsets;      // [L] first row of each expert's zone (HT expert-major)
-    ncclEpTensor_t* recv_total_counter;  // [1] rows received in all (HT)
+    ncclEpTensor_t* expert_offsets;      // [L] first row of each expert's zone (expert-major)
+    ncclEpTensor_t* recv_total_counter;  // [1] rows received in all
     // Version 2
     ncclEpExpertIdKind_t recv_topk_idx_kind;  // numbering in outputs->topk_idx
     unsigned char padding_v2[4];
@@ -428,12 +428,14 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // never blocks the host in LL; capturable (HT: with a fixed C).
 //
 // LL expert-major: inputs->tokens [B, H]; outputs->tokens [L, R*M, H]; layout_info->expert_counters [L] int32, written.
+//   expert_offsets and recv_total_counter may be given, int32 or int64: l * R*M and the sum of expert_counters.
 //   The first expert_counters[l] rows of outputs->tokens[l] hold one row a (source rank, token, k) with topk_idx equal
 //   to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx. Choices
 //   past an expert's R*M rows, which only duplicates within a row can reach, are dropped and add nothing to combine.
 // LL rank-major: inputs->tokens [B, H], topk_weights [B, K] fp32; outputs->tokens [R, M, H], topk_weights [R, M, K]
-//   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written. One row a
-//   (source rank, token) with an expert here, tokens in order. Weights of all K choices are copied in source order;
+//   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written, and its
+//   recv_total_counter, int32 or int64: their sum. expert_offsets is ignored. One row a (source rank, token) with an
+//   expert here, tokens in order. Weights of all K choices are copied in source order;
 //   topk_idx holds the ids of the choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
 // HT: outputs->tokens [N, H], rows in the order of source rank and token; FLAT: topk_weights [N, K] fp32, topk_idx
 //   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. BWD

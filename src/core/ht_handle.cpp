@@ -121,15 +121,7 @@ HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info, CallMemory& m
     std::optional<ncclDataType_t> shared_dtype;
     const auto read = [&](const ncclEpTensor_t* caller, const char* name, size_t extent, bool allows_64) -> void* {
         if (caller == nullptr) return nullptr;
-        const Tensor tensor = read_tensor(group_->communicator(), caller, name);
-        if (allows_64) {
-            expect_dtype(tensor, {ncclInt32, ncclInt64});
-        } else {
-            expect_dtype(tensor, {ncclInt32});
-        }
-        require(tensor.ndim == 1 && tensor.sizes[0] >= extent, ncclInvalidArgument,
-                "{} has {} dimensions and {} elements, expected 1 dimension and at least {}", name, tensor.ndim,
-                tensor.num_elements(), extent);
+        const Tensor tensor = read_counter(group_->communicator(), caller, name, extent, allows_64);
         require(!is_expert_major() || !shared_dtype || *shared_dtype == tensor.dtype, ncclInvalidArgument,
                 "{} is of type {}, expected that of the other counters: {}", name, dtype_name(tensor.dtype),
                 dtype_name(shared_dtype.value_or(ncclInt32)));

@@ -189,6 +189,20 @@ Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, con
     return tensor;
 }
 
+Tensor read_counter(Communicator& communicator, const ncclEpTensor_t* caller, const char* name, size_t extent,
+                    bool allows_64_bits) {
+    const Tensor tensor = read_tensor(communicator, caller, name);
+    if (allows_64_bits) {
+        expect_dtype(tensor, {ncclInt32, ncclInt64});
+    } else {
+        expect_dtype(tensor, {ncclInt32});
+    }
+    require(tensor.ndim == 1 && tensor.sizes[0] >= extent, ncclInvalidArgument,
+            "{} has {} dimensions and {} elements, expected 1 dimension and at least {}", name, tensor.ndim,
+            tensor.num_elements(), extent);
+    return tensor;
+}
+
 std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name) {
     if (caller == nullptr) return std::nullopt;
     return read_tensor(communicator, caller, name);

@@ -254,6 +254,26 @@ TEST(Compatibility, FieldsAreReadWholeOrNotAtAll) {
     });
 }
 
+// An engine that serves both modes asks for experts' offsets and for the total in low latency, too.
+TEST(Compatibility, PlacesAreToldInLowLatency) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            for (const ncclDataType_t type : {ncclInt32, ncclInt64}) {
+                expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                    const Problem problem = small_problem(context.num_ranks(), layout, 12);
+                    Group group(context, problem);
+                    Layer layer(context, group.get(), problem, {.ask_places = true, .place_type = type});
+                    layer.round_trip();
+                    layer.prepare_dispatch();
+                    RANK_OK(context, layer.dispatch(true));
+                    RANK_OK(context, layer.complete());
+                    layer.check_dispatch();
+                });
+            }
+        }
+    });
+}
+
 // Rows that a caller holds as bytes travel as bytes, FP8 rows without a recipe too.
 TEST(Compatibility, RowsOfOneByteElementsTravel) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {

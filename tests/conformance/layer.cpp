@@ -73,6 +73,9 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
         if (problem.recipe == Recipe::kForward) scales_ = make_buffer(max_tokens * problem.scale_row_bytes(), shift);
     }
     counters_ = make_buffer(static_cast<size_t>(problem.num_blocks()) * sizeof(int32_t));
+    // An extent more than needed, which must stay as it is.
+    offsets_ = make_buffer((static_cast<size_t>(problem.local_experts()) + 1) * sizeof(int64_t));
+    total_ = make_buffer(2 * sizeof(int64_t));
     if (!problem.expert_major()) {
         received_weights_ = make_buffer(rows * topk * sizeof(float));
         received_ids_ = make_buffer(rows * topk * sizeof(int32_t));
@@ -196,6 +199,12 @@ ncclResult_t Layer::dispatch(bool send_only) {
                                                    *received_scales_, naming);
         outputs->scales = *received_scales;
     }
+    Tensor offsets(options_.place_type, {static_cast<size_t>(problem_.local_experts()) + 1}, *offsets_, naming);
+    Tensor total(options_.place_type, {2}, *total_, naming);
+    if (options_.ask_places) {
+        info->expert_offsets = offsets;
+        info->recv_total_counter = total;
+    }
     if (problem_.expert_major()) {
         info->expert_counters = counters;
     } else {
@@ -221,8 +230,8 @@ ncclResult_t Layer::dispatch(bool send_only) {
         info->size = NCCL_EP_LAYOUT_INFO_V1_SIZE + cut;
         info->recv_topk_idx_kind = static_cast<ncclEpExpertIdKind_t>(77);
     }
-    const bool no_info =
-        !problem_.expert_major() && !options_.source_counters && problem_.id_kind == NCCL_EP_EXPERT_ID_AUTO;
+    const bool no_info = !problem_.expert_major() && !options_.source_counters && !options_.ask_places &&
+                         problem_.id_kind == NCCL_EP_EXPERT_ID_AUTO;
     return ncclEpDispatch(handle_, inputs.get(), outputs.get(), no_info ? nullptr : info.get(),
                           defaults && options_.null_configs ? nullptr : config.get(), stream_);
 }

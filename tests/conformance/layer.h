@@ -101,6 +101,7 @@ class Layer {
     // What unused rows of an output must hold: poison, or whatever is there.
     std::vector<std::byte> background(const Buffer& output) const;
     bool unused_rows_matter_ = true;
+    void check_places(const std::vector<int32_t>& counts);
     void check_scales(const std::vector<std::vector<reference::RowSource>>& blocks);
     void check_rank_major(const std::vector<std::vector<reference::RowSource>>& blocks);
     void check_bounds(const std::vector<std::byte>& seen, const ActiveRanks& active);
@@ -114,7 +115,7 @@ class Layer {
 
     // Dispatch: its inputs, then its outputs (null where the layout or the recipe has none).
     std::unique_ptr<Buffer> ids_, tokens_, scales_, weights_;
-    std::unique_ptr<Buffer> received_, received_scales_, received_weights_, received_ids_, counters_;
+    std::unique_ptr<Buffer> received_, received_scales_, received_weights_, received_ids_, counters_, offsets_, total_;
     // Combine.
     std::unique_ptr<Buffer> combine_input_, combine_scales_, combine_output_;
     std::unique_ptr<Buffer> handle_memory_;
