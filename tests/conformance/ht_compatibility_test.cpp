@@ -195,6 +195,29 @@ TEST(HtCompatibility, RowsOfOneByteElementsTravel) {
     });
 }
 
+// Rows of a combine as MXFP8, forward and backward; the recipe may change from call to call.
+TEST(HtCompatibility, CombinesMayBeQuantised) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        if (!is_one_domain(ranks_or(3))) return;
+        for (const size_t hidden : {32, 96, 512, 2048, 7168}) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, hidden);
+                problem.combine_hidden = hidden;
+                problem.values = reference::Values::kWide;
+                HtProblem quantised = problem;
+                quantised.combine_recipe = NCCL_EP_COMB_QUANT_MXFP8;
+                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                HtLayer layer(context, group.get(), quantised);
+                layer.round_trip();
+                layer.route(problem);
+                layer.round_trip();
+                layer.route(rerouted(quantised, 3));
+                layer.round_trip();
+            });
+        }
+    });
+}
+
 // Operations allocate nothing, whatever they need for the first time.
 TEST(HtCompatibility, OperationsCallNoAllocator) {
     on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {

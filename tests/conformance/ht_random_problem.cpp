@@ -34,6 +34,11 @@ void choose_types(HtProblem& problem, const HtLimits& limits, Random& random) {
     problem.combine_type = random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
     const size_t combine_bytes = random.chance(60) ? problem.token_row_bytes() : 16 * (1 + random.bits() % most_units);
     problem.combine_hidden = combine_bytes / type_bytes(problem.combine_type);
+    if (limits.mxfp8 && problem.expert_major() && random.chance(30)) {
+        problem.combine_recipe = NCCL_EP_COMB_QUANT_MXFP8;
+        problem.combine_type = ncclBfloat16;
+        problem.combine_hidden = std::max<size_t>(1, combine_bytes / 64) * 32;
+    }
     problem.values = random.chance(30) ? reference::Values::kWide : reference::Values::kModerate;
 }
 
