@@ -104,7 +104,10 @@ typedef struct {
 typedef cudaError_t (*ncclEpAllocFn_t)(void** ptr, size_t size, void* context);
 typedef cudaError_t (*ncclEpFreeFn_t)(void* ptr, void* context);
 
-// Either both functions or none. Memory that peers must reach is not taken from here.
+// Either both functions or none. Device memory of a group and its handles that no peer reaches comes from here: less
+// than 1 KiB per group and communication buffer, and ncclEpHandleMemSize bytes for each handle without memory of the
+// caller. The communication buffers, by far the most, are symmetric windows, which only NCCL can allocate
+// (ncclMemAlloc). crossdockGroupMemoryUse (crossdock.h) tells how much of each a group has.
 typedef struct {
     ncclEpAllocFn_t alloc_fn;
     ncclEpFreeFn_t free_fn;

@@ -170,6 +170,46 @@ TEST(HtCompatibility, AllocatorsAreBalanced) {
     });
 }
 
+// What a group says that it has from the allocator is what it has: all that peers do not reach, in either mode.
+TEST(HtCompatibility, MemoryThatNoPeerReachesIsTheAllocators) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
+            const HtProblem problem = plain_ht_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
+            for (const ncclEpAlgorithm_t algorithm : {NCCL_EP_ALGO_HIGH_THROUGHPUT, NCCL_EP_ALGO_LOW_LATENCY}) {
+                Books books{.context = &context};
+                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                config.algorithm = algorithm;
+                config.alloc = hooks_of(books);
+                Group group(context, context.comm(), config);
+                crossdockMemoryUse_t use = CROSSDOCK_MEMORY_USE_INIT;
+                RANK_OK(context, crossdockGroupMemoryUse(group.get(), &use));
+                size_t symmetric = 0, local = 0, handle_bytes = 0;
+                RANK_OK(context, crossdockGroupMemory(group.get(), &symmetric, &local));
+                RANK_CHECK(context, use.allocator_bytes == books.bytes() && use.handle_bytes == 0,
+                           "{} bytes, of handles {}, {} allocated", use.allocator_bytes, use.handle_bytes,
+                           books.bytes());
+                RANK_CHECK(context, use.symmetric_bytes == symmetric && local == use.allocator_bytes + use.host_bytes,
+                           "{} and {} bytes, {} and {} with {} of the host", symmetric, local, use.symmetric_bytes,
+                           use.allocator_bytes, use.host_bytes);
+                ncclEpHandle_t handle = nullptr;
+                RANK_OK(context, ncclEpInitHandle(&handle, group.get(), problem.layout, nullptr, 3, nullptr));
+                RANK_OK(context, ncclEpHandleMemSize(group.get(), problem.layout, nullptr, &handle_bytes, 3));
+                RANK_OK(context, crossdockGroupMemoryUse(group.get(), &use));
+                RANK_CHECK(context, use.allocator_bytes == books.bytes() && use.handle_bytes == handle_bytes,
+                           "{} bytes, of handles {}, {} allocated", use.allocator_bytes, use.handle_bytes,
+                           books.bytes());
+                RANK_OK(context, ncclEpHandleDestroy(handle));
+                RANK_OK(context, crossdockGroupMemoryUse(group.get(), &use));
+                RANK_CHECK(context, use.allocator_bytes == books.bytes(), "{} bytes, {} allocated", use.allocator_bytes,
+                           books.bytes());
+                RANK_REFUSED(context, ncclInvalidArgument, "use", crossdockGroupMemoryUse(group.get(), nullptr));
+                use.size -= 1;
+                RANK_REFUSED(context, ncclInvalidArgument, "size", crossdockGroupMemoryUse(group.get(), &use));
+            }
+        });
+    });
+}
+
 // One-byte rows travel in either layout, and scales of a byte, e8m0, per 32 elements.
 TEST(HtCompatibility, RowsOfOneByteElementsTravel) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
