@@ -392,12 +392,15 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
 // it is collective and blocks until all ranks have come, like ncclEpCreateGroup: callers that set neither make such
 // handles on all ranks, in the same order.
 // handle_mem: NULL, or a 1-D ncclUint8 tensor of at least ncclEpHandleMemSize bytes that the caller keeps, untouched,
-// until ncclEpHandleDestroy. NULL: the group's memory, that of destroyed handles first. HT keeps all routing in
-// handle_mem: a second handle of the same group over the same memory, or over a copy of it, with the same layout, K and
-// alignment, works with the routing of the first, without an update. Its first use reads the routing, which waits for
-// the stream and is ncclInvalidUsage in a capture, before anything is captured; not so where the first handle still
-// lives when the second is made. Routing that a handle of another group, layout, K or alignment has written is
-// ncclInvalidUsage when it is used.
+// until ncclEpHandleDestroy. NULL: the group's memory, that of destroyed handles first.
+// HT keeps all routing in handle_mem: a second handle of the same group over the same memory, or over a copy of it,
+// with the same layout, K and alignment, works with the routing of the first, without an update. Its first use reads
+// the routing, which waits for the stream; not so where the first handle still lives when the second is made. Between
+// the last use of a routing and the next update the memory may hold anything. The caller may also copy another routing
+// of such a handle into it: where B differs, the next use reads it again. In a capture nothing is read: B is the
+// tensors', and a replay takes what the memory holds then, which must be such a routing, for the same B; num_topk -1
+// and eager mode are ncclInvalidUsage there, before anything is captured. Routing that a handle of another group,
+// layout, K or alignment has written is ncclInvalidUsage when it is read.
 // num_topk: K, 1 .. E; -1 in HT takes the group's num_topk.
 // ncclInvalidArgument: a layout that the algorithm does not have, an alignment that is no power of two, a K out of
 // range, a handle_mem of wrong shape, type or size. ncclInvalidUsage: K above the group's num_topk (HT).

@@ -31,7 +31,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
             group_->config().num_ranks, group_->config().domain_ranks);
     const bool is_backward = direction == NCCL_EP_BWD_PASS;
     DeviceScope device(group_->runtime());
-    expect_routing(stream);
+    expect_routing(stream, outputs.tokens, "outputs->tokens");
 
     const GroupConfig& config = group_->config();
     Communicator& communicator = group_->communicator();

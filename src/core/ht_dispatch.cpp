@@ -52,7 +52,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
         !is_eager() || !is_capturing || (direction == NCCL_EP_BWD_PASS && total_), ncclInvalidUsage,
         "dispatch of an eager group (max_recv_tokens_per_rank 0) can not be captured, but for a backward pass whose "
         "number of rows has been asked for: set a budget");
-    expect_routing(stream);
+    expect_routing(stream, inputs.tokens, "inputs->tokens");
 
     // Version switch: API v1 asks for no more rows than come.
     const bool is_v1 = group_->config().api_version == 1 &&
