@@ -128,7 +128,7 @@ typedef struct {
     unsigned int max_token_bytes;        // > 0; bound for token row + scale row, any call (HT: a multiple of 16)
     unsigned long int rdma_buffer_size;  // LL; bytes, a hint. NCCL_EP_AUTO, or a value from nccl_ep/common.hpp
     unsigned int num_qp_per_rank;        // a hint, or NCCL_EP_AUTO
-    unsigned int num_channels;           // accepted, without effect
+    unsigned int num_channels;           // accepted, without effect: max_num_sms bounds what an operation occupies
     unsigned int max_num_sms;            // most SMs an operation occupies, 1 .. those of the device, or NCCL_EP_AUTO
     ncclEpAllocConfig_t alloc;
     unsigned int enable_mask;  // LL; a rank that does not answer is masked instead of failing the group
@@ -444,8 +444,9 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //   expert here, tokens in order. Weights of all K choices are copied in source order;
 //   topk_idx holds the ids of the choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
 // HT: outputs->tokens [N, H], rows in the order of source rank and token; FLAT: topk_weights [N, K] fp32, topk_idx
-//   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. BWD
-//   has neither weights nor topk_idx.
+//   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. In
+//   all unused rows, to the end of the tensor or of the budget, topk_idx is -1 and weights are 0. BWD has neither
+//   weights nor topk_idx. Expert-major, the counters of layout_info that are given are written as in an update.
 //
 // Data types: NONE: tokens bf16, fp16, fp32, or of one byte: e4m3, e5m2, ncclFloat4x2, uint8, int8; the same in and
 // out, no scales. FWD: tokens alike; inputs->scales [B, S] and outputs->scales, with S for H, of fp32, fp16, bf16,
