@@ -229,7 +229,7 @@ void Session::dispatch() {
     const size_t zones = is_expert_major ? handle.group.num_experts / num_ranks : num_ranks;
     const size_t slots = is_expert_major ? num_ranks * max_tokens : max_tokens;
     static constexpr uint32_t kHidden[] = {16, 8, 32, 128, 256, 512, 7, 24};
-    static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclBfloat16};
+    static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8};
     const uint8_t kind = input_.byte();
     const auto recipe = kind < 150   ? NCCL_EP_DISP_QUANT_NONE
                         : kind < 200 ? NCCL_EP_DISP_QUANT_FWD
@@ -259,6 +259,9 @@ void Session::dispatch() {
     config.whole.round_scales = is_fp8 ? input_.below(2) : input_.or_edge(0);
     config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.rarely() ? input_.byte() : 0);
     config.whole.quant_recipe = static_cast<ncclEpDispQuant_t>(input_.or_edge(recipe));
+    const ncclDataType_t wide = input_.below(2) == 0 ? ncclInt32 : ncclInt64;
+    layout_info.whole.expert_offsets = tensor_if(input_.below(4) == 0, wide, {handle.group.num_experts / num_ranks});
+    layout_info.whole.recv_total_counter = tensor_if(input_.below(4) == 0, wide, {1});
     const ncclResult_t result = ncclEpDispatch(handle.handle, break_struct(inputs), break_struct(outputs),
                                                break_struct(layout_info), break_struct(config), nullptr);
     expect(result, "ncclEpDispatch");
@@ -367,7 +370,8 @@ void Session::inspect() {
     size_t symmetric = 0;
     size_t local = 0;
     Padded<crossdockDiagnosis_t> diagnosis;
-    switch (input_.below(4)) {
+    Padded<crossdockMemoryUse_t> use;
+    switch (input_.below(5)) {
         case 0:
             expect(ncclEpGetVersion(input_.rarely() ? nullptr : &version), "ncclEpGetVersion");
             break;
@@ -377,6 +381,9 @@ void Session::inspect() {
             break;
         case 2:
             expect(crossdockGroupDiagnosis(choose_group().group, break_struct(diagnosis)), "crossdockGroupDiagnosis");
+            break;
+        case 3:
+            expect(crossdockGroupMemoryUse(choose_group().group, break_struct(use)), "crossdockGroupMemoryUse");
             break;
         default:
             expect(crossdockHandleSetSums(choose_handle()->handle,

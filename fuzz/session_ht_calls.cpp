@@ -48,7 +48,7 @@ void Session::dispatch_ht(Handle& handle) {
     const bool is_backward = input_.below(3) == 0;
     const bool has_scales = input_.below(4) == 0;
     static constexpr uint32_t kHidden[] = {16, 8, 32, 128, 256, 512, 7, 24};
-    static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclBfloat16};
+    static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8};
     const ncclDataType_t dtype = has_scales ? ncclFloat8e4m3 : kTypes[input_.below(4)];
     handle.hidden = kHidden[input_.below(8)];
     const size_t rows = num_rows(handle);
@@ -84,8 +84,10 @@ void Session::combine_ht(const Handle& handle) {
     const bool is_flat = handle.layout == NCCL_EP_LAYOUT_FLAT;
     const bool is_backward = input_.below(3) == 0;
     static constexpr ncclDataType_t kTypes[] = {ncclBfloat16, ncclFloat16, ncclFloat32, ncclBfloat16};
-    const ncclDataType_t dtype = kTypes[input_.below(4)];
-    const size_t hidden = input_.byte() < 200 ? handle.hidden : 16;
+    const uint32_t kind = input_.below(4);
+    const bool is_mxfp8 = kind == 3 && !is_flat;
+    const ncclDataType_t dtype = kTypes[kind];
+    const size_t hidden = input_.byte() < 200 ? handle.hidden : is_mxfp8 ? 96 : 16;
     const size_t rows = num_rows(handle);
 
     Padded<ncclEpCombineInputs_t> inputs;
@@ -101,7 +103,7 @@ void Session::combine_ht(const Handle& handle) {
     outputs.whole.topk_weights = tensor_if(is_backward, ncclFloat32, {handle.num_tokens, handle.topk});
     config.whole.send_only = input_.below(2);
     config.whole.pass_direction = static_cast<ncclEpPassDir_t>(input_.or_edge(is_backward ? 1 : 0));
-    config.whole.quant_recipe = static_cast<ncclEpCombQuant_t>(input_.or_edge(0));
+    config.whole.quant_recipe = static_cast<ncclEpCombQuant_t>(input_.or_edge(is_mxfp8 ? NCCL_EP_COMB_QUANT_MXFP8 : 0));
     expect(ncclEpCombine(handle.handle, break_struct(inputs), break_struct(outputs), break_struct(config), nullptr),
            "ncclEpCombine");
 }

@@ -210,8 +210,24 @@ typedef struct {
 ncclResult_t crossdockGroupDiagnosis(ncclEpGroup_t group, crossdockDiagnosis_t* diagnosis);
 
 /* Bytes that the library holds for this group on this rank: symmetric communication memory, and the rest (handles' own
- * memory excluded). Local. Either pointer may be NULL. */
+ * memory excluded: crossdockGroupMemoryUse). Local. Either pointer may be NULL. */
 ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, size_t* local_bytes);
+
+/* What a group and its handles hold on this rank, in bytes. */
+typedef struct {
+    unsigned int size;        /* in: sizeof(crossdockMemoryUse_t) */
+    unsigned int magic;       /* in: NCCL_EP_MAGIC */
+    uint64_t symmetric_bytes; /* communication buffers: windows, from NCCL or, on CPUs, from the library */
+    uint64_t allocator_bytes; /* all other device memory: from config->alloc, where that is set */
+    uint64_t handle_bytes;    /* of allocator_bytes, what handles have or have given back to the group */
+    uint64_t host_bytes;      /* host memory that the device writes */
+} crossdockMemoryUse_t;
+
+#define CROSSDOCK_MEMORY_USE_INIT \
+    { sizeof(crossdockMemoryUse_t), NCCL_EP_MAGIC, 0, 0, 0, 0 }
+
+/* Local. handle_mem of the caller is not counted, nor what NCCL takes besides. */
+ncclResult_t crossdockGroupMemoryUse(ncclEpGroup_t group, crossdockMemoryUse_t* use);
 
 /* What this rank's operations have sent in a group of several load/store domains, since the group was made. Rows that
  * HT reads where they lie, in windows, are not counted. */

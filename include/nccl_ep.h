@@ -54,8 +54,10 @@
 #define NCCL_EP_PATCH 0
 #define NCCL_EP_VERSION_CODE (NCCL_EP_MAJOR * 10000 + NCCL_EP_MINOR * 100 + NCCL_EP_PATCH)
 
-// The feature level that a caller was compiled for; travels in ncclEpGroupConfig_t::version.
-#define NCCL_EP_API_VERSION 2
+// The feature level that a caller was compiled for; travels in ncclEpGroupConfig_t::version. The library serves callers
+// of all three. Version 2 appended fields to five structs, and has recipes, int32 routing and eager mode; version 3 has
+// SM counts per operation (dispatch_num_sms, combine_num_sms) and NCCL_EP_COMB_QUANT_MXFP8.
+#define NCCL_EP_API_VERSION 3
 
 // The second field of every struct: of a tensor descriptor, and of everything else.
 #define NCCL_EP_TENSOR_MAGIC 0xCAFECAFEu
@@ -73,8 +75,9 @@ extern "C" {
 // ---- Types ----
 //
 // Every struct starts with its size and a magic number, set by its INIT macro, and only ever grows at its end: the
-// library reads a field only if `size` covers it and takes 0 otherwise, so callers compiled against an older header
-// (or a newer one) keep working. A size below the struct's V1 size is an ncclInvalidArgument.
+// library reads a field only if `size` covers it whole and takes 0 otherwise, so callers compiled against an older
+// header (or a newer one) keep working. What lies behind `size` is never read. A size below the struct's V1 size is an
+// ncclInvalidArgument.
 
 typedef struct ncclEpGroup* ncclEpGroup_t;
 typedef struct ncclEpHandle* ncclEpHandle_t;
@@ -102,7 +105,10 @@ typedef struct {
 typedef cudaError_t (*ncclEpAllocFn_t)(void** ptr, size_t size, void* context);
 typedef cudaError_t (*ncclEpFreeFn_t)(void* ptr, void* context);
 
-// Either both functions or none. Memory that peers must reach is not taken from here.
+// Either both functions or none. Device memory of a group and its handles that no peer reaches comes from here: less
+// than 1 KiB per group and communication buffer, and ncclEpHandleMemSize bytes for each handle without memory of the
+// caller. The communication buffers, by far the most, are symmetric windows, which only NCCL can allocate
+// (ncclMemAlloc). crossdockGroupMemoryUse (crossdock.h) tells how much of each a group has.
 typedef struct {
     ncclEpAllocFn_t alloc_fn;
     ncclEpFreeFn_t free_fn;
@@ -123,7 +129,7 @@ typedef struct {
     unsigned int max_token_bytes;        // > 0; bound for token row + scale row, any call (HT: a multiple of 16)
     unsigned long int rdma_buffer_size;  // LL; bytes, a hint. NCCL_EP_AUTO, or a value from nccl_ep/common.hpp
     unsigned int num_qp_per_rank;        // a hint, or NCCL_EP_AUTO
-    unsigned int num_channels;           // accepted, without effect
+    unsigned int num_channels;           // accepted, without effect: max_num_sms bounds what an operation occupies
     unsigned int max_num_sms;            // most SMs an operation occupies, 1 .. those of the device, or NCCL_EP_AUTO
     ncclEpAllocConfig_t alloc;
     unsigned int enable_mask;  // LL; a rank that does not answer is masked instead of failing the group
@@ -134,6 +140,10 @@ typedef struct {
                                              // more than R*M rows of an expert, which are dropped otherwise
     unsigned int num_topk;                   // HT: bound of K of all handles, <= E; eager expert-major needs it
     unsigned char padding_v2[4];
+    // Version 3. The first that is set counts: NCCL_EP_DISPATCH_SMS or NCCL_EP_COMBINE_SMS in the environment,
+    // NCCL_EP_COMM_SMS there, the field here, max_num_sms.
+    unsigned int dispatch_num_sms;  // most SMs a dispatch occupies, 1 .. those of the device, or NCCL_EP_AUTO
+    unsigned int combine_num_sms;   // the same for a combine
 } ncclEpGroupConfig_t;
 
 // Counts and positions of received rows: 1-D device tensors, all optional unless a call says otherwise.
@@ -142,8 +152,8 @@ typedef struct {
     unsigned int magic;
     ncclEpTensor_t* expert_counters;     // [L] rows of each local expert
     ncclEpTensor_t* src_rank_counters;   // [R] int32, rows from each source rank (LL rank-major)
-    ncclEpTensor_t* expert_offsets;      // [L] first row of each expert's zone (HT expert-major)
-    ncclEpTensor_t* recv_total_counter;  // [1] rows received in all (HT)
+    ncclEpTensor_t* expert_offsets;      // [L] first row of each expert's zone (expert-major)
+    ncclEpTensor_t* recv_total_counter;  // [1] rows received in all
     // Version 2
     ncclEpExpertIdKind_t recv_topk_idx_kind;  // numbering in outputs->topk_idx
     unsigned char padding_v2[4];
@@ -239,11 +249,13 @@ typedef struct ncclEpCompleteConfig {
 #define NCCL_EP_TENSOR_ALLOC_CONFIG_V1_LAST_FIELD magic
 
 #define NCCL_EP_GROUP_CONFIG_SIZE ((unsigned int)sizeof(ncclEpGroupConfig_t))
-#define NCCL_EP_GROUP_CONFIG_CURRENT_VERSION 2
+#define NCCL_EP_GROUP_CONFIG_CURRENT_VERSION 3
 #define NCCL_EP_GROUP_CONFIG_V1_SIZE 96
 #define NCCL_EP_GROUP_CONFIG_V1_LAST_FIELD timeout_ns
 #define NCCL_EP_GROUP_CONFIG_V2_SIZE 112
 #define NCCL_EP_GROUP_CONFIG_V2_LAST_FIELD padding_v2
+#define NCCL_EP_GROUP_CONFIG_V3_SIZE 120
+#define NCCL_EP_GROUP_CONFIG_V3_LAST_FIELD combine_num_sms
 
 #define NCCL_EP_LAYOUT_INFO_SIZE ((unsigned int)sizeof(ncclEpLayoutInfo_t))
 #define NCCL_EP_LAYOUT_INFO_CURRENT_VERSION 2
@@ -303,7 +315,7 @@ typedef struct ncclEpCompleteConfig {
 #else
 #define NCCL_EP_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
 #endif
-// That version `v` (V1, V2) of struct `X` (GROUP_CONFIG, ...) ends where its frozen size says.
+// That version `v` (V1, V2, V3) of struct `X` (GROUP_CONFIG, ...) ends where its frozen size says.
 #define NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, v)                                                             \
     NCCL_EP_STATIC_ASSERT(NCCL_EP_FIELD_END(type, NCCL_EP_##X##_##v##_LAST_FIELD) == NCCL_EP_##X##_##v##_SIZE, \
                           #type " must keep its frozen size")
@@ -381,12 +393,15 @@ ncclResult_t ncclEpHandleMemSize(ncclEpGroup_t ep_group, ncclEpLayout_t layout, 
 // it is collective and blocks until all ranks have come, like ncclEpCreateGroup: callers that set neither make such
 // handles on all ranks, in the same order.
 // handle_mem: NULL, or a 1-D ncclUint8 tensor of at least ncclEpHandleMemSize bytes that the caller keeps, untouched,
-// until ncclEpHandleDestroy. NULL: the group's memory, that of destroyed handles first. HT keeps all routing in
-// handle_mem: a second handle of the same group over the same memory, or over a copy of it, with the same layout, K and
-// alignment, works with the routing of the first, without an update. Its first use reads the routing, which waits for
-// the stream and is ncclInvalidUsage in a capture, before anything is captured; not so where the first handle still
-// lives when the second is made. Routing that a handle of another group, layout, K or alignment has written is
-// ncclInvalidUsage when it is used.
+// until ncclEpHandleDestroy. NULL: the group's memory, that of destroyed handles first.
+// HT keeps all routing in handle_mem: a second handle of the same group over the same memory, or over a copy of it,
+// with the same layout, K and alignment, works with the routing of the first, without an update. Its first use reads
+// the routing, which waits for the stream; not so where the first handle still lives when the second is made. Between
+// the last use of a routing and the next update the memory may hold anything. The caller may also copy another routing
+// of such a handle into it: where B differs, the next use reads it again. In a capture nothing is read: B is the
+// tensors', and a replay takes what the memory holds then, which must be such a routing, for the same B; num_topk -1
+// and eager mode are ncclInvalidUsage there, before anything is captured. Routing that a handle of another group,
+// layout, K or alignment has written is ncclInvalidUsage when it is read.
 // num_topk: K, 1 .. E; -1 in HT takes the group's num_topk.
 // ncclInvalidArgument: a layout that the algorithm does not have, an alignment that is no power of two, a K out of
 // range, a handle_mem of wrong shape, type or size. ncclInvalidUsage: K above the group's num_topk (HT).
@@ -420,19 +435,22 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // never blocks the host in LL; capturable (HT: with a fixed C).
 //
 // LL expert-major: inputs->tokens [B, H]; outputs->tokens [L, R*M, H]; layout_info->expert_counters [L] int32, written.
+//   expert_offsets and recv_total_counter may be given, int32 or int64: l * R*M and the sum of expert_counters.
 //   The first expert_counters[l] rows of outputs->tokens[l] hold one row a (source rank, token, k) with topk_idx equal
 //   to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx. Choices
 //   past an expert's R*M rows, which only duplicates within a row can reach, are dropped and add nothing to combine.
 // LL rank-major: inputs->tokens [B, H], topk_weights [B, K] fp32; outputs->tokens [R, M, H], topk_weights [R, M, K]
-//   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written. One row a
-//   (source rank, token) with an expert here, tokens in order. Weights of all K choices are copied in source order;
+//   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written, and its
+//   recv_total_counter, int32 or int64: their sum. expert_offsets is ignored. One row a (source rank, token) with an
+//   expert here, tokens in order. Weights of all K choices are copied in source order;
 //   topk_idx holds the ids of the choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
 // HT: outputs->tokens [N, H], rows in the order of source rank and token; FLAT: topk_weights [N, K] fp32, topk_idx
-//   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. BWD
-//   has neither weights nor topk_idx.
+//   [N, K] int64; expert-major: topk_weights [N] fp32, zones of the experts padded with zero rows to the alignment. In
+//   all unused rows, to the end of the tensor or of the budget, topk_idx is -1 and weights are 0. BWD has neither
+//   weights nor topk_idx. Expert-major, the counters of layout_info that are given are written as in an update.
 //
-// Data types: NONE: tokens bf16, fp16 or fp32, the same in and out, no scales. FWD: tokens also e4m3, e5m2 or
-// ncclFloat4x2; inputs->scales [B, S] and outputs->scales, shaped like outputs->tokens with S for H, fp32, fp16, bf16,
+// Data types: NONE: tokens bf16, fp16, fp32, or of one byte: e4m3, e5m2, ncclFloat4x2, uint8, int8; the same in and
+// out, no scales. FWD: tokens alike; inputs->scales [B, S] and outputs->scales, with S for H, of fp32, fp16, bf16,
 // e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
 // elements amax = max(1e-4, max |x|), scale amax * (1 / 448) in fp32 (round_scales: rounded up to a power of two),
 // stored value x * (448 / amax) (round_scales: x / scale) in e4m3, nearest even. Rows of tokens and of forwarded scales
@@ -484,7 +502,13 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 // Must agree in HT: as for ncclEpDispatch, of inputs->tokens.
 //
 // NVFP4 (LL): bf16 tokens, H a multiple of 32, inputs->scales [.., 1] fp32 with 2688 / amax of each row, or 0.
-// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), and as for ncclEpDispatch.
+// MXFP8 (HT expert-major, either direction): bf16 tokens, H a multiple of 32, no scales. Each rank's sum for a token is
+//   rounded to bf16, as with NONE, and travels as e4m3 with one e8m0 scale per 32 elements: the smallest power of two,
+//   2^-127 at least, with which no element is larger than 448. The home adds these in fp32 and rounds once, so a result
+//   differs from the exact sum by what NONE allows plus, for each rank's sum x, the largest of |x| / 16, 2^-17 times
+//   the largest magnitude of its 32 elements, and 2^-137. A block that holds an infinity or a NaN becomes NaN.
+// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), MXFP8 with several load/store domains,
+// and as for ncclEpDispatch.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
                            const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
                            cudaStream_t stream);

@@ -83,13 +83,16 @@ typedef enum {
     NCCL_EP_DISPATCH_QUANT_DS_FP8E3M4 = NCCL_EP_DISP_QUANT_DS_FP8E3M4
 } ncclEpDispQuant_t;
 
-// What combine does to the rows on the way. The value 2 is reserved.
+// What combine does to the rows on the way.
 typedef enum {
     // Rows travel in the declared data type (bf16, fp16, fp32).
     NCCL_EP_COMB_QUANT_NONE = 0,
     // bf16 rows travel as packed 4-bit floats with e4m3 block scales of 16 elements. Low latency only; on GPUs it needs
     // a device with 4-bit conversion instructions.
     NCCL_EP_COMB_QUANT_NVFP4 = 1,
+    // bf16 rows travel as e4m3 with one e8m0 scale, a power of two, per 32 elements. High throughput, expert-major, all
+    // ranks in one load/store domain; on every GPU and CPU. Version 3.
+    NCCL_EP_COMB_QUANT_MXFP8 = 2,
     // Earlier spelling of the same value.
     NCCL_EP_COMBINE_QUANT_NONE = NCCL_EP_COMB_QUANT_NONE
 } ncclEpCombQuant_t;

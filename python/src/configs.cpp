@@ -57,7 +57,8 @@ void bind_group_config(nb::module_& module) {
                      "max_token_bytes: int = 0, rdma_buffer_size: int = 0, num_qp_per_rank: int = 0, "
                      "num_channels: int = 0, max_num_sms: int = 0, alloc: AllocConfig = ..., "
                      "enable_mask: bool = False, timeout_ns: int = 0, zero_copy: ZeroCopyMode = ..., "
-                     "overflow_policy: OverflowPolicy = ..., num_topk: int = 0) -> None"))
+                     "overflow_policy: OverflowPolicy = ..., num_topk: int = 0, dispatch_num_sms: int = 0, "
+                     "combine_num_sms: int = 0) -> None"))
         .def_rw("algorithm", &Config::algorithm, "LOW_LATENCY or HIGH_THROUGHPUT.")
         .def_rw("num_experts", &Config::num_experts, "E, a positive multiple of the number of ranks.")
         .def_rw("max_dispatch_tokens_per_rank", &Config::max_dispatch_tokens_per_rank, "M, positive.")
@@ -72,7 +73,9 @@ void bind_group_config(nb::module_& module) {
         .def_rw("timeout_ns", &Config::timeout_ns, "Bound of every wait for another rank; 0: 100 s.")
         .def_rw("zero_copy", &Config::zero_copy, "ON: arrays must lie in windows.")
         .def_rw("overflow_policy", &Config::overflow_policy, "High throughput.")
-        .def_rw("num_topk", &Config::num_topk, "High throughput: most choices a token, of all handles.");
+        .def_rw("num_topk", &Config::num_topk, "High throughput: most choices a token, of all handles.")
+        .def_rw("dispatch_num_sms", &Config::dispatch_num_sms, "Most SMs of a dispatch; 0: max_num_sms.")
+        .def_rw("combine_num_sms", &Config::combine_num_sms, "Most SMs of a combine; 0: max_num_sms.");
     flag(config, "enable_mask", &Config::enable_mask, "Low latency: silent ranks are masked, the group goes on.");
 }
 

@@ -40,7 +40,9 @@ void bind_enums(nb::module_& module) {
     nb::enum_<ncclEpCombQuant_t>(module, "CombineQuantizationRecipe", nb::is_arithmetic(),
                                  "What combine does to rows on the way.")
         .value("NONE", NCCL_EP_COMB_QUANT_NONE, "Rows travel as they are.")
-        .value("NVFP4", NCCL_EP_COMB_QUANT_NVFP4, "bf16 rows travel as 4-bit floats with scales.");
+        .value("NVFP4", NCCL_EP_COMB_QUANT_NVFP4, "bf16 rows travel as 4-bit floats with scales; low latency.")
+        .value("MXFP8", NCCL_EP_COMB_QUANT_MXFP8,
+               "bf16 rows travel as e4m3 with a power of two per 32 elements; high throughput, expert-major.");
     nb::enum_<crossdockSums_t>(module, "Sums", nb::is_arithmetic(), "How the low-latency expert-major combine sums.")
         .value("EXACT", CROSSDOCK_SUMS_EXACT, "Every row travels; fp32 in order of k, one rounding.")
         .value("SENDER", CROSSDOCK_SUMS_SENDER, "A rank sums a token's rows first: less traffic, one rounding more.");

@@ -35,6 +35,13 @@ nb::tuple memory(Group& self) {
     return nb::make_tuple(symmetric_bytes, local_bytes);
 }
 
+nb::object memory_use(Group& self) {
+    crossdockMemoryUse_t found = CROSSDOCK_MEMORY_USE_INIT;
+    GroupState& state = *self.state();
+    state.call([&] { check(crossdockGroupMemoryUse(state.get(), &found)); });
+    return nb::cast(found);
+}
+
 }  // namespace
 
 void GroupState::expect_open() const {
@@ -104,7 +111,7 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
         } else if (shown(name) == "domain_ranks") {
             options.domain_ranks = as<int>(value, "domain_ranks", "the number of ranks of a domain");
         } else if (shown(name) == "api_version") {
-            api_version = as<unsigned int>(value, "api_version", "1, 2");
+            api_version = as<unsigned int>(value, "api_version", "1, 2, 3");
         } else {
             of_config[name] = value;
         }
@@ -143,8 +150,18 @@ void bind_traffic(nb::module_& module) {
         .def_ro("signals", &Traffic::signals, "Messages that only raised a signal there.");
 }
 
+void bind_memory_use(nb::module_& module) {
+    using Use = crossdockMemoryUse_t;
+    nb::class_<Use>(module, "MemoryUse", "Bytes that a group and its handles hold on this rank: crossdockMemoryUse_t.")
+        .def_ro("symmetric_bytes", &Use::symmetric_bytes, "Communication buffers: windows, from NCCL.")
+        .def_ro("allocator_bytes", &Use::allocator_bytes, "All other device memory: from alloc, where that is set.")
+        .def_ro("handle_bytes", &Use::handle_bytes, "Of allocator_bytes, that of handles.")
+        .def_ro("host_bytes", &Use::host_bytes, "Host memory that the device writes.");
+}
+
 void bind_group(nb::module_& module) {
     bind_traffic(module);
+    bind_memory_use(module);
     nb::class_<Group> group(module, "Group", R"(Experts spread over the ranks of a communicator: expert e on rank e / L.
 
 Made and closed by all ranks together, in the same order; use it as a context manager. Configuration: a GroupConfig, or
@@ -189,7 +206,9 @@ Operations of a group are made by all ranks in the same order. Threads that shar
         .def("traffic", &traffic, nb::sig("def traffic(self) -> Traffic"),
              "What this rank has sent inside its load/store domain and out of it; waits for the operations.")
         .def("memory", &memory, nb::sig("def memory(self) -> tuple[int, int]"),
-             "(symmetric, other) bytes that the library holds for this group on this rank.")
+             "(symmetric, other) bytes that the library holds for this group on this rank, without those of handles.")
+        .def("memory_use", &memory_use, nb::sig("def memory_use(self) -> MemoryUse"),
+             "What the group and its handles hold on this rank, and from where.")
         .def_prop_ro("rank", [](const Group& self) { return self.state()->communicator().rank(); })
         .def_prop_ro("num_ranks", [](const Group& self) { return self.state()->communicator().num_ranks(); })
         .def_prop_ro("is_cpu", [](const Group& self) { return self.state()->communicator().is_cpu(); })

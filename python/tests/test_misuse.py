@@ -115,6 +115,7 @@ def test_every_call_on_closed_objects() -> None:
         lambda: group.init_handle(ep.Layout.EXPERT_MAJOR, 1),
         lambda: group.handle_mem_size(ep.Layout.EXPERT_MAJOR, 1),
         lambda: group.memory(),
+        lambda: group.memory_use(),
         lambda: group.mask_query(),
         lambda: group.mask_update([1]),
         lambda: group.mask_clean(),
@@ -197,6 +198,10 @@ def test_hooks_for_device_memory() -> None:
         with ep.Group(comm, **settings(alloc=hooks)) as group:
             with group.create_handle(ep.Layout.EXPERT_MAJOR, routing()):
                 assert live
+                use = group.memory_use()
+                assert use.allocator_bytes == sum(np.frombuffer(memory, np.uint8).size for memory in live.values())
+                assert 0 < use.handle_bytes < use.allocator_bytes
+                assert use.symmetric_bytes == group.memory()[0] > 0
                 is_poor = True
                 with pytest.raises(ep.UnhandledCudaError, match="alloc"):
                     group.create_handle(ep.Layout.EXPERT_MAJOR, routing())

@@ -29,7 +29,7 @@ def test_names_are_those_of_nccl_ep() -> None:
         "ZeroCopyMode": {"AUTO": 0, "OFF": 1, "ON": 2},
         "ExpertIdKind": {"AUTO": 0, "LOCAL": 1, "GLOBAL": 2},
         "DispatchQuantizationRecipe": {"NONE": 0, "FWD": 1, "DS_FP8E3M4": 2},
-        "CombineQuantizationRecipe": {"NONE": 0, "NVFP4": 1},
+        "CombineQuantizationRecipe": {"NONE": 0, "NVFP4": 1, "MXFP8": 2},
     }
     for name, values in expected.items():
         assert {member.name: int(member) for member in getattr(ep, name)} == values

@@ -350,6 +350,7 @@ def test_wrong_recipes() -> None:
         ({"recipe": fp8, "dtype": torch.bfloat16, "hidden": 64}, "hidden 64, allowed .* multiples of 128"),
         ({"recipe": ep.DispatchQuantizationRecipe.FWD}, "recipe is FWD"),
         ({"combine_recipe": nvfp4, "dtype": torch.bfloat16}, "hidden 8, allowed with combine_recipe NVFP4"),
+        ({"combine_recipe": ep.CombineQuantizationRecipe.MXFP8}, "combine_recipe is MXFP8, allowed here: NONE, NVFP4"),
         ({"recipe": fp8, "dtype": torch.bfloat16, "hidden": 128, "zero_copy": True}, "exclude each other"),
     ]
     for fields, sentence in wrong:

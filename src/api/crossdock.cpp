@@ -52,6 +52,14 @@ ncclResult_t crossdockGroupMemory(ncclEpGroup_t group, size_t* symmetric_bytes, 
     });
 }
 
+ncclResult_t crossdockGroupMemoryUse(ncclEpGroup_t group, crossdockMemoryUse_t* use) {
+    return crossdock::boundary([&] {
+        const auto found = crossdock::groups().find(group);
+        crossdock::mandatory_struct(use, sizeof(crossdockMemoryUse_t), "use");
+        *use = found->memory_use();
+    });
+}
+
 ncclResult_t crossdockGroupTraffic(ncclEpGroup_t group, crossdockTraffic_t* traffic) {
     return crossdock::boundary([&] {
         const auto found = crossdock::groups().find(group);

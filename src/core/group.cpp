@@ -262,4 +262,13 @@ size_t Group::local_bytes() const {
     return bytes;
 }
 
+crossdockMemoryUse_t Group::memory_use() const {
+    crossdockMemoryUse_t use = CROSSDOCK_MEMORY_USE_INIT;
+    use.symmetric_bytes = symmetric_bytes();
+    use.handle_bytes = handle_memory_.held_bytes();
+    use.allocator_bytes = local_bytes() - sizeof(HostVisibleStatus) + use.handle_bytes;
+    use.host_bytes = sizeof(HostVisibleStatus) + handle_memory_.word_bytes();
+    return use;
+}
+
 }  // namespace crossdock

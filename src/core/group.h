@@ -86,6 +86,7 @@ class Group {
     crossdockTraffic_t traffic();
     size_t symmetric_bytes() const;
     size_t local_bytes() const;
+    crossdockMemoryUse_t memory_use() const;
 
   private:
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);

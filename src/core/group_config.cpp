@@ -14,13 +14,6 @@
 namespace crossdock {
 namespace {
 
-// The caller's struct with the two fields that the coming version of the interface appends.
-struct CallerConfig : ncclEpGroupConfig_t {
-    unsigned int dispatch_num_sms;
-    unsigned int combine_num_sms;
-};
-static_assert(sizeof(CallerConfig) == 120, "the appended fields lie at 112 and 116");
-
 constexpr unsigned int kOptionsV1Bytes = offsetof(crossdockGroupOptions_t, domain_ranks);
 
 constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
@@ -80,7 +73,7 @@ uint32_t resolve_domain_ranks(const Communicator& communicator, const Environmen
 GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
                                  const crossdockGroupOptions_t* caller_options, const Environment& environment) {
     require(caller != nullptr, ncclInvalidArgument, "config is NULL");
-    const auto given = copy_struct<CallerConfig>(caller, NCCL_EP_GROUP_CONFIG_V1_SIZE, "config");
+    const auto given = copy_struct<ncclEpGroupConfig_t>(caller, NCCL_EP_GROUP_CONFIG_V1_SIZE, "config");
     const auto options = optional_struct(caller_options, kOptionsV1Bytes, "options");
     const unsigned int algorithm = enum_bits(given.algorithm);
     const uint32_t num_ranks = static_cast<uint32_t>(communicator.num_ranks());

@@ -50,7 +50,11 @@ void HandleMemory::trim() {
 }
 
 uint64_t* HandleMemory::take_word() {
-    if (spare_words_.empty()) return static_cast<uint64_t*>(runtime_.allocate_host_visible(sizeof(uint64_t)));
+    if (spare_words_.empty()) {
+        auto* made = static_cast<uint64_t*>(runtime_.allocate_host_visible(sizeof(uint64_t)));
+        ++num_words_;
+        return made;
+    }
     uint64_t* word = spare_words_.back();
     spare_words_.pop_back();
     return word;
@@ -58,12 +62,21 @@ uint64_t* HandleMemory::take_word() {
 
 void HandleMemory::give_back(uint64_t* word) { spare_words_.push_back(word); }
 
+size_t HandleMemory::held_bytes() const {
+    size_t bytes = used_bytes_ + spare_bytes_;
+    for (const auto* kept : {&retired_, &in_graphs_}) {
+        for (const DeviceMemory& memory : *kept) bytes += memory.bytes();
+    }
+    return bytes;
+}
+
 void HandleMemory::clear() noexcept {
     spare_.clear();
     retired_.clear();
     in_graphs_.clear();
     spare_bytes_ = 0;
     for (uint64_t* word : spare_words_) runtime_.free_host_visible(word);
+    num_words_ -= spare_words_.size();
     spare_words_.clear();
 }
 

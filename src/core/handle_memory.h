@@ -32,6 +32,10 @@ class HandleMemory {
     uint64_t* take_word();
     void give_back(uint64_t* word);
 
+    // Of handles, and kept for others or for replays.
+    size_t held_bytes() const;
+    size_t word_bytes() const { return num_words_ * sizeof(uint64_t); }
+
     // Frees all that no handle has.
     void clear() noexcept;
 
@@ -48,6 +52,7 @@ class HandleMemory {
     std::vector<DeviceMemory> retired_;  // of hooks, not kept any longer
     std::vector<DeviceMemory> in_graphs_;
     std::vector<uint64_t*> spare_words_;
+    size_t num_words_ = 0;
     size_t used_bytes_ = 0;  // by handles
     size_t most_used_bytes_ = 0;
     size_t spare_bytes_ = 0;

@@ -5,6 +5,7 @@
 #include "core/ht_handle.h"
 #include "core/ht_plan.h"
 #include "core/structs.h"
+#include "device/mxfp8.h"
 #include "kernels/ht/launch.h"
 
 namespace crossdock {
@@ -19,17 +20,28 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
     const unsigned int recipe = enum_bits(settings.quant_recipe);
-    require(recipe == NCCL_EP_COMB_QUANT_NONE, ncclInvalidArgument,
-            "config->quant_recipe is {}, allowed in HT mode: 0 (none)", recipe);
+    const bool is_quantised = recipe == NCCL_EP_COMB_QUANT_MXFP8;
+    require(recipe == NCCL_EP_COMB_QUANT_NONE || is_quantised, ncclInvalidArgument,
+            "config->quant_recipe is {}, allowed in HT mode: 0 (none), 2 (MXFP8)", recipe);
+    require(!is_quantised || is_expert_major(), ncclInvalidArgument,
+            "config->quant_recipe is MXFP8, allowed in expert-major layout: this handle's is flat");
+    require(!is_quantised || !group_->config().has_several_domains(), ncclInvalidUsage,
+            "config->quant_recipe is MXFP8, allowed where all ranks share one load/store domain: there are {} ranks in "
+            "domains of {}",
+            group_->config().num_ranks, group_->config().domain_ranks);
     const bool is_backward = direction == NCCL_EP_BWD_PASS;
     DeviceScope device(group_->runtime());
-    expect_routing(stream);
+    expect_routing(stream, outputs.tokens, "outputs->tokens");
 
     const GroupConfig& config = group_->config();
     Communicator& communicator = group_->communicator();
     const Tensor tokens = read_tensor(communicator, inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(communicator, outputs.tokens, "outputs->tokens");
-    expect_dtype(tokens, {ncclBfloat16, ncclFloat16, ncclFloat32});
+    if (is_quantised) {
+        expect_dtype(tokens, {ncclBfloat16});
+    } else {
+        expect_dtype(tokens, {ncclBfloat16, ncclFloat16, ncclFloat32});
+    }
     expect_dtype(target, {tokens.dtype});
     expect_shape(tokens, {kAnySize, kAnySize}, "[received rows, hidden]");
     expect_shape(target, {*num_tokens_, kAnySize}, "[rows of topk_idx, hidden]");
@@ -43,6 +55,9 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         require(tensor->row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
                 "{} has rows of {} bytes, allowed: at most max_token_bytes ({})", tensor->name, tensor->row_bytes(),
                 config.max_token_bytes);
+        require(!is_quantised || tensor->sizes[1] % kMxfp8Block == 0, ncclInvalidArgument,
+                "{} has rows of {} elements, allowed with MXFP8: multiples of {}", tensor->name, tensor->sizes[1],
+                kMxfp8Block);
         expect_aligned(*tensor);
     }
     CallMemory memory;
@@ -58,6 +73,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     const HtBlocks& blocks = group_->ht_arena().blocks;
     args.common = common(OperationKind::kCombine, is_expert_major() ? blocks.combine : blocks.flat_combine);
     args.dtype = kernel_dtype(tokens.dtype);
+    args.wire = is_quantised ? HtWire::kMxfp8 : HtWire::kRows;
     args.tokens = tokens.data;
     args.token_rows = tokens.num_elements() == 0 ? 0 : tokens.sizes[0];
     args.row_bytes = static_cast<uint32_t>(wide.row_bytes());

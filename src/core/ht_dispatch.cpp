@@ -52,7 +52,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
         !is_eager() || !is_capturing || (direction == NCCL_EP_BWD_PASS && total_), ncclInvalidUsage,
         "dispatch of an eager group (max_recv_tokens_per_rank 0) can not be captured, but for a backward pass whose "
         "number of rows has been asked for: set a budget");
-    expect_routing(stream);
+    expect_routing(stream, inputs.tokens, "inputs->tokens");
 
     // Version switch: API v1 asks for no more rows than come.
     const bool is_v1 = group_->config().api_version == 1 &&
@@ -105,11 +105,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
     Communicator& communicator = group_->communicator();
     const Tensor source = read_tensor(communicator, inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(communicator, outputs.tokens, "outputs->tokens");
-    if (with_scales) {
-        expect_dtype(source, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2});
-    } else {
-        expect_dtype(source, {ncclBfloat16, ncclFloat16, ncclFloat32});
-    }
+    expect_carried(source);
     expect_dtype(target, {source.dtype});
     expect_shape(source, {*num_tokens_, kAnySize}, "[rows of topk_idx, hidden]");
     expect_shape(target, {kAnySize, kAnySize}, "[received rows, hidden]");

@@ -27,8 +27,6 @@ uint32_t checked_topk(const Group& group, ncclEpLayout_t layout, int num_topk) {
     return num_topk > 0 ? static_cast<uint32_t>(num_topk) : bound;
 }
 
-constexpr uint32_t kAnyClean = UINT32_MAX;  // a captured update's: its replays may come at any time
-
 HtHandleGeometry geometry_of(const GroupConfig& config, uint32_t topk) {
     return {config.num_ranks, config.domain_ranks, config.experts_per_rank(), config.max_tokens, topk};
 }
@@ -121,15 +119,7 @@ HtCounters HtHandle::read_counters(const ncclEpLayoutInfo_t& info, CallMemory& m
     std::optional<ncclDataType_t> shared_dtype;
     const auto read = [&](const ncclEpTensor_t* caller, const char* name, size_t extent, bool allows_64) -> void* {
         if (caller == nullptr) return nullptr;
-        const Tensor tensor = read_tensor(group_->communicator(), caller, name);
-        if (allows_64) {
-            expect_dtype(tensor, {ncclInt32, ncclInt64});
-        } else {
-            expect_dtype(tensor, {ncclInt32});
-        }
-        require(tensor.ndim == 1 && tensor.sizes[0] >= extent, ncclInvalidArgument,
-                "{} has {} dimensions and {} elements, expected 1 dimension and at least {}", name, tensor.ndim,
-                tensor.num_elements(), extent);
+        const Tensor tensor = read_counter(group_->communicator(), caller, name, extent, allows_64);
         require(!is_expert_major() || !shared_dtype || *shared_dtype == tensor.dtype, ncclInvalidArgument,
                 "{} is of type {}, expected that of the other counters: {}", name, dtype_name(tensor.dtype),
                 dtype_name(shared_dtype.value_or(ncclInt32)));
@@ -211,16 +201,25 @@ void HtHandle::learn_total(bool wait) {
     group_->expect_working();
 }
 
-void HtHandle::expect_routing(cudaStream_t stream) {
+void HtHandle::expect_routing(cudaStream_t stream, const ncclEpTensor_t* own_rows, const char* name) {
     expect_not_overwritten();
-    if (!has_routing_) read_routing(stream);
-    require(routed_cleans_ == kAnyClean || routed_cleans_ == group_->num_cleans(), ncclInvalidUsage,
+    std::optional<Tensor> rows;
+    if (may_relocate_ && name != nullptr) {
+        rows = read_tensor(group_->communicator(), own_rows, name);
+        expect_shape(*rows, {kAnySize, kAnySize}, "[rows of topk_idx, hidden]");
+    }
+    const auto is_current = [&] { return routed_cleans_ == kAnyClean || routed_cleans_ == group_->num_cleans(); };
+    // The caller may have copied another routing into the memory since: looked at before a call is refused for it.
+    const bool may_be_other =
+        may_relocate_ && has_routing_ && (!is_current() || (rows && rows->sizes[0] != *num_tokens_));
+    if (!has_routing_ || may_be_other) read_routing(stream, rows);
+    require(is_current(), ncclInvalidUsage,
             "the handle's routing is from before the latest ncclEpMaskClean: call ncclEpUpdateHandle first");
 }
 
 uint32_t HtHandle::num_received(cudaStream_t stream) {
     group_->expect_working();
-    expect_routing(stream);
+    expect_routing(stream, nullptr, nullptr);
     learn_total(true);
     require(total_.has_value(), ncclInvalidUsage, "the number of received rows of a captured update is not known here");
     return std::min(*total_, budget());
@@ -243,7 +242,7 @@ void HtHandle::dropped_tokens(uint64_t* count, cudaStream_t stream) {
     group_->expect_working();
     require(count != nullptr, ncclInvalidArgument, "count is NULL");
     DeviceScope device(group_->runtime());
-    expect_routing(stream);
+    expect_routing(stream, nullptr, nullptr);
     // In the order of the operations, since the memory may be another handle's after this one.
     before_operation(stream);
     group_->runtime().copy_on_device(count, memory_ + offsetof(HtRouting, dropped), sizeof(*count), stream);

@@ -44,8 +44,9 @@ class HtHandle final : public Handle {
     HtCommon common(OperationKind operation, uint32_t channels) const;
     bool is_eager() const { return group_->config().max_recv_tokens == 0; }
     uint32_t budget() const;
-    // After them the number of tokens is known, and the total if that needs no waiting (or wait is set).
-    void expect_routing(cudaStream_t stream);
+    // After them the number of tokens is known, and the total if that needs no waiting (or wait is set). own_rows: the
+    // call's tensor with a row for each token of this rank, and its name; where the call has none, both are null.
+    void expect_routing(cudaStream_t stream, const ncclEpTensor_t* own_rows, const char* name);
     // Relocation (ht_relocation.cpp): handles in the same memory of the caller know of each other's updates.
     HtRoutingMaker maker() const;
     bool overlaps(const HtHandle& other) const;
@@ -55,7 +56,8 @@ class HtHandle final : public Handle {
     void tell_sharers();
     void adopt(const HtHandle& other);
     void expect_not_overwritten() const;
-    void read_routing(cudaStream_t stream);
+    void read_routing(cudaStream_t stream, const std::optional<Tensor>& own_rows);
+    void take_routing_as_it_is(const Tensor& own_rows);
     void learn_total(bool wait);
     HtCounters read_counters(const ncclEpLayoutInfo_t& info, CallMemory& memory) const;
     void read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
@@ -68,10 +70,11 @@ class HtHandle final : public Handle {
     bool is_topk_open_ = false;  // created with num_topk -1: each Update brings its own, up to topk_
     uint32_t routed_topk_ = 0;   // of the current routing
     bool may_relocate_ = false;  // the memory is the caller's: another handle may have written a routing there
-    std::shared_ptr<uint64_t> host_total_;        // host-visible: (number of the update, total)
-    std::shared_ptr<const uint64_t> total_word_;  // the word of the handle that made the current routing
-    uint32_t update_number_ = 0;                  // of the current routing
-    uint32_t routed_cleans_ = 0;                  // of the group's masks, before the current routing
+    std::shared_ptr<uint64_t> host_total_;             // host-visible: (number of the update, total)
+    std::shared_ptr<const uint64_t> total_word_;       // the word of the handle that made the current routing
+    uint32_t update_number_ = 0;                       // of the current routing
+    uint32_t routed_cleans_ = 0;                       // of the group's masks, before the current routing
+    static constexpr uint32_t kAnyClean = UINT32_MAX;  // where a graph decides which routing it is
     enum class Writer { kSharer, kOtherLayout, kOtherGroup };
     std::atomic<Writer> overwritten_by_{Writer::kSharer};
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "device/mxfp8.h"
 #include "device/sum_rows.h"
 #include "kernels/ht/update.h"
 #include "runtime/runtime.h"
@@ -169,11 +170,17 @@ uint32_t summers_for(uint32_t row_bytes) {
     return kGpuSummers + (fits_then ? 1 : 0);
 }
 
-void divide_rows(HtCrew& crew, uint32_t row_bytes) {
+// Parts, and what a summer sees to of them, are multiples of `granule`, of which kSummedBytes is one.
+void divide_rows(HtCrew& crew, uint32_t row_bytes, uint32_t granule) {
     if (crew.summers == 0) return;
-    crew.chunk_bytes = std::max(16u, part_bytes(row_bytes, crew.summers * kSummedBytes));
-    crew.summed_bytes = (crew.chunk_bytes / 16 + crew.summers - 1) / crew.summers * 16;
+    const uint64_t part = align_up(part_bytes(row_bytes, crew.summers * kSummedBytes), granule);
+    crew.chunk_bytes = std::max(granule, static_cast<uint32_t>(part));
+    crew.summed_bytes = (crew.chunk_bytes / granule + crew.summers - 1) / crew.summers * granule;
 }
+
+constexpr uint32_t kVectorBytes = 16;
+constexpr uint32_t kMxfp8BlockBytes = kMxfp8Block * dtype_bytes(DType::kBf16);
+static_assert(kSummedBytes % kVectorBytes == 0 && kSummedBytes % kMxfp8BlockBytes == 0);
 
 // Rows go straight to their places; a receiver sees to those of ranks without windows.
 HtCrew placing_crew(uint32_t channels, uint32_t chunk) {
@@ -184,7 +191,7 @@ HtCrew placing_crew(uint32_t channels, uint32_t chunk) {
 }
 
 // Expert-major: sums go home.
-HtCrew summing_crew(const Group& group, uint32_t row_bytes, uint32_t labellers) {
+HtCrew summing_crew(const Group& group, uint32_t row_bytes, HtWire wire, uint32_t labellers) {
     HtCrew crew{};
     crew.summers = summers_for(row_bytes);
     crew.senders = kGpuSenders;
@@ -194,7 +201,7 @@ HtCrew summing_crew(const Group& group, uint32_t row_bytes, uint32_t labellers) 
     crew.chunk_bytes = row_bytes;
     crew = crew_for(group, crew, 0);
     if (crew.summers > 0) crew.senders = crew.producers - 2 - crew.summers;
-    divide_rows(crew, row_bytes);
+    divide_rows(crew, row_bytes, wire == HtWire::kMxfp8 ? kMxfp8BlockBytes : kVectorBytes);
     return crew;
 }
 
@@ -210,7 +217,7 @@ HtCrew reading_crew(const Group& group, uint32_t row_bytes, bool with_weights) {
     crew.consumers = kMostWarps - crew.producers - crew.labellers;
     crew.chunk_bytes = chunk_bytes(group, row_bytes, kGpuChunkBytes);
     crew = crew_for(group, crew, 0);
-    divide_rows(crew, row_bytes);
+    divide_rows(crew, row_bytes, kVectorBytes);
     return crew;
 }
 
@@ -260,16 +267,23 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
 
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
-    args.rows = slots_of_rows(common, args.row_bytes, common.expert_major);
-    args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
-    args.labels = slots_of_labels(common);
     const uint32_t labellers = args.with_weights ? kGpuLabellers : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
     // Between domains rows cross on their way home when they are summed.
-    args.crew = common.expert_major  ? summing_crew(group, args.row_bytes, labellers)
+    args.crew = common.expert_major  ? summing_crew(group, args.row_bytes, args.wire, labellers)
                 : common.has_windows ? reading_crew(group, args.row_bytes, args.with_weights)
                                      : crew_for(group, {8, 12 - labellers, labellers, 2, 0, chunk}, 0);
-    args.shared = lay_out(group, common, args.crew, 0, "combine");
+    args.wire_bytes = args.row_bytes;
+    uint32_t tail_bytes = 0;
+    if (args.wire == HtWire::kMxfp8 && args.row_bytes > 0) {
+        const uint32_t part = args.crew.chunk_bytes / dtype_bytes(DType::kBf16);
+        args.wire_bytes = mxfp8_wire_bytes(args.row_bytes / dtype_bytes(DType::kBf16), part);
+        tail_bytes = mxfp8_part_bytes(part);
+    }
+    args.rows = slots_of_rows(common, args.wire_bytes, common.expert_major);
+    args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
+    args.labels = slots_of_labels(common);
+    args.shared = lay_out(group, common, args.crew, tail_bytes, "combine");
     limit_senders(args.crew, args.row_bytes);
     return shape_of(group, common, args.crew, args.shared, args.row_bytes);
 }

@@ -86,14 +86,31 @@ void HtHandle::expect_not_overwritten() const {
             writer == Writer::kOtherGroup ? "group" : "layout, top-k or alignment, or at another address");
 }
 
+// A graph is told nothing of what its memory will hold when it runs: kernels find all else there, and work on no more
+// tokens than both say.
+void HtHandle::take_routing_as_it_is(const Tensor& rows) {
+    require(rows.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument,
+            "{} has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", rows.name, rows.sizes[0],
+            group_->config().max_tokens);
+    num_tokens_ = static_cast<uint32_t>(rows.sizes[0]);
+    routed_topk_ = topk_;
+    routed_cleans_ = kAnyClean;
+    was_captured_ = true;
+    total_.reset();
+    total_word_.reset();
+}
+
 // What a handle that is gone, or a copy of its memory, has left there.
-void HtHandle::read_routing(cudaStream_t stream) {
+void HtHandle::read_routing(cudaStream_t stream, const std::optional<Tensor>& own_rows) {
     require(may_relocate_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
     DeviceScope device(group_->runtime());
-    require(
-        !group_->runtime().is_capturing(stream), ncclInvalidUsage,
-        "the routing in handle_mem must be known before a capture: call ncclEpUpdateHandle, use the handle once, or "
-        "keep the handle that was updated until this one has been made");
+    if (group_->runtime().is_capturing(stream)) {
+        require(own_rows && !is_topk_open_ && !is_eager(), ncclInvalidUsage,
+                "the routing in handle_mem must be known before a capture where num_topk is -1 or the group is eager: "
+                "call ncclEpUpdateHandle, use the handle once, or keep the handle that was updated until this one has "
+                "been made");
+        return take_routing_as_it_is(*own_rows);
+    }
     HtRouting routing{};
     group_->await_operations();
     group_->runtime().copy_to_host(&routing, memory_, sizeof(routing), stream);
@@ -114,6 +131,8 @@ void HtHandle::read_routing(cudaStream_t stream) {
     routed_topk_ = routing.topk;
     num_tokens_ = routing.num_tokens;
     total_ = routing.total;
+    total_word_.reset();
+    was_captured_ = false;
     routed_cleans_ = routing.cleans;
     has_routing_ = true;
 }

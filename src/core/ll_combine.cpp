@@ -25,7 +25,8 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
     const unsigned int recipe = enum_bits(settings.quant_recipe);
     require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument,
-            "config->quant_recipe is {}, allowed: 0 (none), 1 (NVFP4)", recipe);
+            "config->quant_recipe is {}, allowed in LL mode: 0 (none), 1 (NVFP4); 2 (MXFP8) is for HT expert-major",
+            recipe);
     if (recipe == NCCL_EP_COMB_QUANT_NVFP4) expect_fp4(group_->runtime().compute_capability());
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");

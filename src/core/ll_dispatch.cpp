@@ -79,17 +79,10 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
     const GroupConfig& config = group_->config();
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
-    switch (recipe) {
-        case NCCL_EP_DISP_QUANT_NONE:
-            expect_dtype(source, {ncclBfloat16, ncclFloat16, ncclFloat32});
-            break;
-        case NCCL_EP_DISP_QUANT_FWD:
-            expect_dtype(source,
-                         {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2});
-            break;
-        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
-            expect_dtype(source, {ncclBfloat16});
-            break;
+    if (recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4) {
+        expect_dtype(source, {ncclBfloat16});
+    } else {
+        expect_carried(source);
     }
     expect_dtype(target, {recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? ncclFloat8e4m3 : source.dtype});
 
@@ -178,27 +171,22 @@ void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const
         expect_absent(outputs.topk_weights, "outputs->topk_weights", "in expert-major layout");
         expect_absent(outputs.topk_idx, "outputs->topk_idx", "in expert-major layout");
         expect_absent(info.src_rank_counters, "layout_info->src_rank_counters", "in expert-major layout");
-        const Tensor counters = read_tensor(communicator, info.expert_counters, "layout_info->expert_counters");
-        expect_dtype(counters, {ncclInt32});
-        require(counters.ndim == 1 && counters.sizes[0] >= config.experts_per_rank(), ncclInvalidArgument,
-                "layout_info->expert_counters has {} dimensions and {} elements, expected 1 dimension and at least {}",
-                counters.ndim, counters.num_elements(), config.experts_per_rank());
+        const Tensor counters = read_counter(communicator, info.expert_counters, "layout_info->expert_counters",
+                                             config.experts_per_rank(), false);
         memory.writes(counters);
         args.counters = reinterpret_cast<int32_t*>(counters.data);
+        read_dispatch_places(info, args, memory);
         return;
     }
     expect_absent(info.expert_counters, "layout_info->expert_counters", "in rank-major layout");
+    read_dispatch_places(info, args, memory);
     const unsigned int id_kind = enum_bits(info.recv_topk_idx_kind);
     require(id_kind <= NCCL_EP_EXPERT_ID_GLOBAL, ncclInvalidArgument,
             "layout_info->recv_topk_idx_kind is {}, allowed: 0 (auto), 1 (local), 2 (global)", id_kind);
     args.global_ids = id_kind == NCCL_EP_EXPERT_ID_GLOBAL;
     if (info.src_rank_counters != nullptr) {
-        const Tensor counters = read_tensor(communicator, info.src_rank_counters, "layout_info->src_rank_counters");
-        expect_dtype(counters, {ncclInt32});
-        require(
-            counters.ndim == 1 && counters.sizes[0] >= config.num_ranks, ncclInvalidArgument,
-            "layout_info->src_rank_counters has {} dimensions and {} elements, expected 1 dimension and at least {}",
-            counters.ndim, counters.num_elements(), config.num_ranks);
+        const Tensor counters = read_counter(communicator, info.src_rank_counters, "layout_info->src_rank_counters",
+                                             config.num_ranks, false);
         memory.writes(counters);
         args.counters = reinterpret_cast<int32_t*>(counters.data);
     }
@@ -219,6 +207,23 @@ void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const
     args.topk_weights = reinterpret_cast<const float*>(weights.data);
     args.out_weights = reinterpret_cast<float*>(out_weights.data);
     args.out_topk_idx = reinterpret_cast<int32_t*>(out_ids.data);
+}
+
+// Numbers that are always the same, or a sum of others: engines that serve both modes ask for them here too.
+void LlHandle::read_dispatch_places(const ncclEpLayoutInfo_t& info, LlDispatchArgs& args, CallMemory& memory) const {
+    const auto read = [&](const ncclEpTensor_t* caller, const char* name, size_t extent, bool& is_64_bit) -> void* {
+        if (caller == nullptr) return nullptr;
+        const Tensor tensor = read_counter(group_->communicator(), caller, name, extent, true);
+        memory.writes(tensor);
+        is_64_bit = tensor.dtype == ncclInt64;
+        return tensor.data;
+    };
+    if (is_expert_major()) {
+        args.offsets = read(info.expert_offsets, "layout_info->expert_offsets", group_->config().experts_per_rank(),
+                            args.offsets_are_64_bit);
+    }
+    args.total = read(info.recv_total_counter, "layout_info->recv_total_counter", 1, args.total_is_64_bit);
+    args.tells_places = args.offsets != nullptr || args.total != nullptr;
 }
 
 }  // namespace crossdock

@@ -50,6 +50,7 @@ class LlHandle final : public Handle {
                               WindowPlace& scale_place, CallMemory& memory) const;
     void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args, CallMemory& memory) const;
+    void read_dispatch_places(const ncclEpLayoutInfo_t& info, LlDispatchArgs& args, CallMemory& memory) const;
     void read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
                              LlCombineArgs& args, CallMemory& memory) const;
     void run(LlDispatchArgs& args, cudaStream_t stream);

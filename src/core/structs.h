@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading the caller's structs: any size from the first release's on, fields past the caller's size are zero, nothing
-// is kept by reference.
+// Reading the caller's structs: any size from the first release's on, fields that the caller's size does not cover
+// whole are zero, nothing is kept by reference.
 #pragma once
 
 #include <cstring>
@@ -9,6 +9,12 @@
 #include "nccl_ep.h"
 
 namespace crossdock {
+
+// Fields that a version appended are pointers or numbers of four bytes: a size that ends within one does not cover it.
+template <typename Struct>
+inline constexpr unsigned int kAppendedFieldBytes = sizeof(unsigned int);
+template <>
+inline constexpr unsigned int kAppendedFieldBytes<ncclEpCombineInputs_t> = sizeof(ncclEpTensor_t*);
 
 // A copy of *caller. InvalidArgument where size or magic is wrong; a null pointer is the caller's to judge.
 template <typename Struct>
@@ -20,7 +26,8 @@ Struct copy_struct(const void* caller, unsigned int smallest_size, const char* n
     require(head[1] == NCCL_EP_MAGIC, ncclInvalidArgument,
             "{}->magic is {:#x}, expected {:#x}: use the struct's INIT macro", name, head[1], NCCL_EP_MAGIC);
     Struct copy{};
-    std::memcpy(&copy, caller, head[0] < sizeof(Struct) ? head[0] : sizeof(Struct));
+    const unsigned int whole_fields = head[0] - head[0] % kAppendedFieldBytes<Struct>;
+    std::memcpy(&copy, caller, whole_fields < sizeof(Struct) ? whole_fields : sizeof(Struct));
     return copy;
 }
 

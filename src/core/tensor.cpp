@@ -190,6 +190,20 @@ Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, con
     return tensor;
 }
 
+Tensor read_counter(Communicator& communicator, const ncclEpTensor_t* caller, const char* name, size_t extent,
+                    bool allows_64_bits) {
+    const Tensor tensor = read_tensor(communicator, caller, name);
+    if (allows_64_bits) {
+        expect_dtype(tensor, {ncclInt32, ncclInt64});
+    } else {
+        expect_dtype(tensor, {ncclInt32});
+    }
+    require(tensor.ndim == 1 && tensor.sizes[0] >= extent, ncclInvalidArgument,
+            "{} has {} dimensions and {} elements, expected 1 dimension and at least {}", name, tensor.ndim,
+            tensor.num_elements(), extent);
+    return tensor;
+}
+
 std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name) {
     if (caller == nullptr) return std::nullopt;
     return read_tensor(communicator, caller, name);
@@ -221,6 +235,11 @@ bool is_aligned(const Tensor& tensor, uint32_t bytes) { return reinterpret_cast<
 void expect_aligned(const Tensor& tensor, uint32_t bytes) {
     require(is_aligned(tensor, bytes), ncclInvalidArgument, "{} is at address {}, expected a multiple of {}",
             tensor.name, static_cast<void*>(tensor.data), bytes);
+}
+
+void expect_carried(const Tensor& tensor) {
+    expect_dtype(tensor, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2,
+                          ncclUint8, ncclInt8});
 }
 
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why) {

@@ -66,13 +66,19 @@ class CallMemory {
 Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 
-// The same without a communicator: windows stay unresolved. For tensors that no peer reaches.
+// The same for int32 numbers that the call writes, or int64 where allowed: one dimension, at least so many elements.
+Tensor read_counter(Communicator& communicator, const ncclEpTensor_t* caller, const char* name, size_t extent,
+                    bool allows_64_bits);
+
+// read_tensor without a communicator: windows stay unresolved. For tensors that no peer reaches.
 Tensor read_local_tensor(const ncclEpTensor_t* caller, const char* name);
 
 // InvalidArgument, naming tensor, dimension, value and the expected one. kAnySize matches everything.
 inline constexpr size_t kAnySize = ~size_t{0};
 void expect_shape(const Tensor& tensor, std::initializer_list<size_t> sizes, const char* meaning);
 void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed);
+// A type that dispatch can carry: rows move byte by byte, so that of one byte any.
+void expect_carried(const Tensor& tensor);
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why);
 
 // ncclEpTensorAlloc and ncclEpTensorDestroy.

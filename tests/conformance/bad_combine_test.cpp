@@ -47,7 +47,8 @@ const Row kExpertMajor[] = {
     {"weights with other rows", [](Call c) { c.weights.sizes[0] = 4; }, "topk_weights"},
     {"scales without a recipe", [](Call c) { c.quantise(), c.config.quant_recipe = NCCL_EP_COMB_QUANT_NONE; },
      "scales"},
-    {"unknown recipe", [](Call c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(2); }, "quant_recipe"},
+    {"a recipe of high throughput", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "2 (MXFP8)"},
+    {"unknown recipe", [](Call c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(3); }, "quant_recipe"},
     {"unknown direction", [](Call c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(-1); }, "pass_direction"},
     {"backward", [](Call c) { c.config.pass_direction = NCCL_EP_BWD_PASS; }, "pass_direction", ncclInvalidUsage},
 };

@@ -53,8 +53,12 @@ const Row kCommon[] = {
      "outputs->tokens overlaps the handle's topk_idx"},
     {"output misaligned", [](Call c) { c.received.tensor.data = c.victim.output() + 2; }, "16"},
     {"integer tokens", [](Call c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclInt32; }, "tokens"},
-    {"8-bit tokens without a recipe",
-     [](Call c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclFloat8e4m3; }, "tokens"},
+    {"8-bit tokens into 8 other bits",
+     [](Call c) {
+         c.tokens.tensor.datatype = ncclUint8;
+         c.received.tensor.datatype = ncclFloat8e4m3;
+     },
+     "tokens"},
     {"another output type", [](Call c) { c.received.tensor.datatype = ncclFloat16; }, "tokens"},
     {"output 2-D", [](Call c) { c.received.tensor.ndim = 2; }, "tokens"},
     {"output with another block", [](Call c) { c.received.sizes[0] += 1; }, "tokens"},
@@ -159,10 +163,10 @@ const Row kForwarding[] = {
     {"row and scales together too large",
      [](Call c) { c.forward_scales(), c.tokens.sizes[1] = c.received.sizes[2] = 592; }, "max_token_bytes"},
     {"rounded scales", [](Call c) { c.forward_scales(), c.config.round_scales = 1; }, "round_scales"},
-    {"tokens of uint8",
+    {"tokens of uint32",
      [](Call c) {
          c.forward_scales();
-         c.tokens.tensor.datatype = c.received.tensor.datatype = ncclUint8;
+         c.tokens.tensor.datatype = c.received.tensor.datatype = ncclUint32;
      },
      "tokens"},
     {"FP8 of fp16", [](Call c) { c.quantise(), c.tokens.tensor.datatype = ncclFloat16; }, "tokens"},

@@ -2,6 +2,7 @@
 // Callers of version 1, of version 2 and of versions to come share one library, in one process.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "layer.h"
@@ -180,9 +181,6 @@ TEST(Compatibility, LargerStructsAreAccepted) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
             Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
-            // The two counts that the coming version appends first are honoured, so they hold a legal value: the
-            // default.
-            std::memset(config.tail, 0, 8);
             config.value.version = 77;
             ncclEpGroup_t group = nullptr;
             RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
@@ -199,26 +197,102 @@ TEST(Compatibility, LargerStructsAreAccepted) {
     });
 }
 
-// The coming version's own numbers of SMs are checked like max_num_sms.
-TEST(Compatibility, TheComingVersionsSmCountsAreHonoured) {
+// Version 3's numbers of SMs per operation are checked like max_num_sms; behind a struct of version 2 they are not
+// there, whatever its caller has there.
+TEST(Compatibility, SmCountsPerOperationAreVersion3s) {
     on_each_world(kEveryWorld, [](const WorldSpec& spec) {
         expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
-            Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
-            const unsigned too_many = 1'000'000, one = 1;
+            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
             ncclEpGroup_t group = nullptr;
-            std::memcpy(config.tail, &one, sizeof one);
-            std::memcpy(config.tail + 4, &too_many, sizeof too_many);
-            // A CPU has no SMs to count.
-            if (context.is_gpu()) {
-                RANK_REFUSED(context, ncclInvalidUsage, "combine_num_sms",
-                             ncclEpCreateGroup(&group, context.comm(), &config.value));
+            for (unsigned ncclEpGroupConfig_t::*field :
+                 {&ncclEpGroupConfig_t::dispatch_num_sms, &ncclEpGroupConfig_t::combine_num_sms}) {
+                config.*field = 1'000'000;
+                const bool is_dispatch = field == &ncclEpGroupConfig_t::dispatch_num_sms;
+                // A CPU has no SMs to count.
+                if (context.is_gpu()) {
+                    RANK_REFUSED(context, ncclInvalidUsage, is_dispatch ? "dispatch_num_sms" : "combine_num_sms",
+                                 ncclEpCreateGroup(&group, context.comm(), &config));
+                }
+                config.*field = 1;
             }
-            std::memcpy(config.tail + 4, &one, sizeof one);
-            RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
+            RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config));
+            Layer(context, group, problem).round_trip();
+            RANK_OK(context, ncclEpGroupDestroy(group));
+            config.size = NCCL_EP_GROUP_CONFIG_V2_SIZE;
+            config.version = 2;
+            config.dispatch_num_sms = config.combine_num_sms = 0x5A5A5A5A;
+            RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config));
             Layer(context, group, problem).round_trip();
             RANK_OK(context, ncclEpGroupDestroy(group));
         });
+    });
+}
+
+// A size that ends within a field does not cover it: the half of a pointer, or of a number, is not looked at. Every
+// struct that has grown, at every size from the first version's on.
+TEST(Compatibility, FieldsAreReadWholeOrNotAtAll) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
+            const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 11);
+            const ncclEpGroupConfig_t complete = group_config_for(context, {&problem});
+            for (unsigned size = NCCL_EP_GROUP_CONFIG_V1_SIZE; size < NCCL_EP_GROUP_CONFIG_SIZE + 3; ++size) {
+                // What the size covers whole says 0; the rest is rubbish.
+                Grown<ncclEpGroupConfig_t> config(complete);
+                const unsigned covered = std::min<unsigned>(size / 4 * 4, sizeof complete);
+                std::memset(reinterpret_cast<std::byte*>(&config.value) + covered, 0xEE, sizeof complete - covered);
+                config.value.size = size;
+                ncclEpGroup_t group = nullptr;
+                RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
+                RANK_OK(context, ncclEpGroupDestroy(group));
+            }
+            Group group(context, problem);
+            Layer layer(context, group.get(), problem);
+            layer.round_trip();
+            Layer(context, group.get(), problem, {.cut_structs = true}).round_trip();
+        });
+    });
+}
+
+// An engine that serves both modes asks for experts' offsets and for the total in low latency, too.
+TEST(Compatibility, PlacesAreToldInLowLatency) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            for (const ncclDataType_t type : {ncclInt32, ncclInt64}) {
+                expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                    const Problem problem = small_problem(context.num_ranks(), layout, 12);
+                    Group group(context, problem);
+                    Layer layer(context, group.get(), problem, {.ask_places = true, .place_type = type});
+                    layer.round_trip();
+                    layer.prepare_dispatch();
+                    RANK_OK(context, layer.dispatch(true));
+                    RANK_OK(context, layer.complete());
+                    layer.check_dispatch();
+                });
+            }
+        }
+    });
+}
+
+// Rows that a caller holds as bytes travel as bytes, FP8 rows without a recipe too.
+TEST(Compatibility, RowsOfOneByteElementsTravel) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
+                    Problem problem = small_problem(context.num_ranks(), layout, 13);
+                    problem.token_type = type;
+                    Group group(context, problem);
+                    Layer(context, group.get(), problem).round_trip();
+                    // MXFP8 on the way in: one byte of scale, e8m0, per 32 elements.
+                    problem.recipe = reference::Recipe::kForward;
+                    problem.scale_type = ncclUint8;
+                    problem.num_scales = problem.hidden / 32;
+                    Group forwarding(context, problem);
+                    Layer(context, forwarding.get(), problem).round_trip();
+                }
+            });
+        }
     });
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ht_bad_call.h"
+#include "with_domain.h"
 
 namespace crossdock::testing {
 namespace {
@@ -56,7 +57,7 @@ const Row kForward[] = {
     {"forbidden weights", [](Call c) { c.inputs.topk_weights = &c.weights.tensor; }, "topk_weights"},
     {"scales", [](Call c) { c.inputs.scales = &c.scales.tensor; }, "scales"},
     {"a recipe of low latency", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_NVFP4; }, "quant_recipe"},
-    {"unknown recipe", [](Call c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(2); }, "quant_recipe"},
+    {"unknown recipe", [](Call c) { c.config.quant_recipe = static_cast<ncclEpCombQuant_t>(3); }, "quant_recipe"},
     {"unknown direction", [](Call c) { c.config.pass_direction = static_cast<ncclEpPassDir_t>(-1); }, "pass_direction"},
 };
 
@@ -99,6 +100,50 @@ const Row kExpertMajorBackward[] = {
 TEST(HtBadCombine, WeightsOfALayout) {
     check_on_each_world(NCCL_EP_LAYOUT_FLAT, kFlatBackward);
     check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, kExpertMajorBackward);
+}
+
+const Row kQuantised[] = {
+    {"MXFP8 of fp16",
+     [](Call c) {
+         c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8;
+         c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat16;
+     },
+     "allowed: bfloat16"},
+    {"MXFP8 rows of 48 elements",
+     [](Call c) {
+         c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8;
+         c.rows.sizes[1] = c.combined.sizes[1] = 48;
+     },
+     "multiples of 32"},
+    {"MXFP8 with scales",
+     [](Call c) {
+         c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8;
+         c.inputs.scales = &c.scales.tensor;
+     },
+     "scales"},
+};
+const Row kQuantisedFlat[] = {
+    {"MXFP8", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "allowed in expert-major layout"},
+};
+
+TEST(HtBadCombine, QuantisedRows) {
+    if (is_one_domain(ranks_or(2))) check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, kQuantised);
+    check_on_each_world(NCCL_EP_LAYOUT_FLAT, kQuantisedFlat);
+}
+
+// Between domains rows are summed on their way, so they cross as they are.
+TEST(HtBadCombine, QuantisedRowsStayInADomain) {
+    const WithDomain domain(1);
+    const Row rows[] = {
+        {"MXFP8", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "one load/store domain",
+         ncclInvalidUsage},
+    };
+    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [&](const WorldSpec& spec) {
+        expect_clean(spec, 2, std::nullopt, [&](RankContext& context) {
+            HtVictim victim(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
+            check_refusals(context, victim, rows);
+        });
+    });
 }
 
 // Fewer rows than were received: refused where the host knows, as it does on CPUs and in eager mode; never read.

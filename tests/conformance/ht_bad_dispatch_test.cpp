@@ -54,8 +54,12 @@ const Row kCommon[] = {
     {"tokens misaligned", [](Call c) { c.tokens.tensor.data = c.victim.input() + 8; }, "16"},
     {"output misaligned", [](Call c) { c.received.tensor.data = c.victim.output() + 2; }, "16"},
     {"integer tokens", [](Call c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclInt32; }, "tokens"},
-    {"8-bit tokens without a recipe",
-     [](Call c) { c.tokens.tensor.datatype = c.received.tensor.datatype = ncclFloat8e4m3; }, "tokens"},
+    {"8-bit tokens into 8 other bits",
+     [](Call c) {
+         c.tokens.tensor.datatype = ncclUint8;
+         c.received.tensor.datatype = ncclFloat8e4m3;
+     },
+     "tokens"},
     {"another output type", [](Call c) { c.received.tensor.datatype = ncclFloat16; }, "tokens"},
     {"output 3-D", [](Call c) { c.received.tensor.ndim = 3, c.received.sizes[2] = 1; }, "tokens"},
     {"output 1-D", [](Call c) { c.received.tensor.ndim = 1; }, "tokens"},
@@ -152,8 +156,8 @@ const Row kForwarding[] = {
     {"integer scales",
      [](Call c) { c.forward_scales(), c.scales.tensor.datatype = c.received_scales.tensor.datatype = ncclInt64; },
      "scales"},
-    {"tokens of bytes",
-     [](Call c) { c.forward_scales(), c.tokens.tensor.datatype = c.received.tensor.datatype = ncclUint8; }, "tokens"},
+    {"tokens of uint32",
+     [](Call c) { c.forward_scales(), c.tokens.tensor.datatype = c.received.tensor.datatype = ncclUint32; }, "tokens"},
     {"token and scales larger than max_token_bytes",
      [](Call c) { c.forward_scales(), c.tokens.sizes[1] = c.received.sizes[1] = 584; }, "max_token_bytes"},
     {"rounded scales", [](Call c) { c.forward_scales(), c.config.round_scales = 1; }, "round_scales"},

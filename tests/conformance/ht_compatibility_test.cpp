@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "ht_random_problem.h"
 #include "options.h"
@@ -111,7 +112,10 @@ struct Books {
     int allocations = 0;
     int calls = 0;
     std::vector<void*> live;
+    std::vector<size_t> sizes;  // of each
     RankContext* context = nullptr;
+
+    size_t bytes() const { return std::accumulate(sizes.begin(), sizes.end(), size_t{0}); }
 };
 
 ncclEpAllocConfig_t hooks_of(Books& books) {
@@ -121,6 +125,7 @@ ncclEpAllocConfig_t hooks_of(Books& books) {
                 if (own.allocations++ >= own.limit) return cudaErrorMemoryAllocation;
                 *memory = own.context->allocate(size);
                 own.live.push_back(*memory);
+                own.sizes.push_back(size);
                 return cudaSuccess;
             },
             [](void* memory, void* hook_context) {
@@ -128,6 +133,7 @@ ncclEpAllocConfig_t hooks_of(Books& books) {
                 ++own.calls;
                 const auto found = std::find(own.live.begin(), own.live.end(), memory);
                 if (found == own.live.end()) return cudaErrorInvalidValue;
+                own.sizes.erase(own.sizes.begin() + (found - own.live.begin()));
                 own.live.erase(found);
                 own.context->deallocate(memory);
                 return cudaSuccess;
@@ -161,6 +167,94 @@ TEST(HtCompatibility, AllocatorsAreBalanced) {
                 RANK_CHECK(context, books.live.empty(), "{} allocations were not freed", books.live.size());
             }
         });
+    });
+}
+
+// What a group says that it has from the allocator is what it has: all that peers do not reach, in either mode.
+TEST(HtCompatibility, MemoryThatNoPeerReachesIsTheAllocators) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
+            const HtProblem problem = plain_ht_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
+            for (const ncclEpAlgorithm_t algorithm : {NCCL_EP_ALGO_HIGH_THROUGHPUT, NCCL_EP_ALGO_LOW_LATENCY}) {
+                Books books{.context = &context};
+                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                config.algorithm = algorithm;
+                config.alloc = hooks_of(books);
+                Group group(context, context.comm(), config);
+                crossdockMemoryUse_t use = CROSSDOCK_MEMORY_USE_INIT;
+                RANK_OK(context, crossdockGroupMemoryUse(group.get(), &use));
+                size_t symmetric = 0, local = 0, handle_bytes = 0;
+                RANK_OK(context, crossdockGroupMemory(group.get(), &symmetric, &local));
+                RANK_CHECK(context, use.allocator_bytes == books.bytes() && use.handle_bytes == 0,
+                           "{} bytes, of handles {}, {} allocated", use.allocator_bytes, use.handle_bytes,
+                           books.bytes());
+                RANK_CHECK(context, use.symmetric_bytes == symmetric && local == use.allocator_bytes + use.host_bytes,
+                           "{} and {} bytes, {} and {} with {} of the host", symmetric, local, use.symmetric_bytes,
+                           use.allocator_bytes, use.host_bytes);
+                ncclEpHandle_t handle = nullptr;
+                RANK_OK(context, ncclEpInitHandle(&handle, group.get(), problem.layout, nullptr, 3, nullptr));
+                RANK_OK(context, ncclEpHandleMemSize(group.get(), problem.layout, nullptr, &handle_bytes, 3));
+                RANK_OK(context, crossdockGroupMemoryUse(group.get(), &use));
+                RANK_CHECK(context, use.allocator_bytes == books.bytes() && use.handle_bytes == handle_bytes,
+                           "{} bytes, of handles {}, {} allocated", use.allocator_bytes, use.handle_bytes,
+                           books.bytes());
+                RANK_OK(context, ncclEpHandleDestroy(handle));
+                RANK_OK(context, crossdockGroupMemoryUse(group.get(), &use));
+                RANK_CHECK(context, use.allocator_bytes == books.bytes(), "{} bytes, {} allocated", use.allocator_bytes,
+                           books.bytes());
+                RANK_REFUSED(context, ncclInvalidArgument, "use", crossdockGroupMemoryUse(group.get(), nullptr));
+                use.size -= 1;
+                RANK_REFUSED(context, ncclInvalidArgument, "size", crossdockGroupMemoryUse(group.get(), &use));
+            }
+        });
+    });
+}
+
+// One-byte rows travel in either layout, and scales of a byte, e8m0, per 32 elements.
+TEST(HtCompatibility, RowsOfOneByteElementsTravel) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
+                    HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 13);
+                    problem.token_type = type;
+                    problem.hidden = 512;
+                    problem.combine_hidden = 128;
+                    for (const bool with_scales : {false, true}) {
+                        if (with_scales) {
+                            problem.recipe = reference::Recipe::kForward;
+                            problem.scale_type = ncclUint8;
+                            problem.num_scales = problem.hidden / 32;
+                        }
+                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        HtLayer(context, group.get(), problem).round_trip();
+                    }
+                }
+            });
+        }
+    });
+}
+
+// Rows of a combine as MXFP8, forward and backward; the recipe may change from call to call.
+TEST(HtCompatibility, CombinesMayBeQuantised) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        if (!is_one_domain(ranks_or(3))) return;
+        for (const size_t hidden : {32, 96, 512, 2048, 7168}) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, hidden);
+                problem.combine_hidden = hidden;
+                problem.values = reference::Values::kWide;
+                HtProblem quantised = problem;
+                quantised.combine_recipe = NCCL_EP_COMB_QUANT_MXFP8;
+                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                HtLayer layer(context, group.get(), quantised);
+                layer.round_trip();
+                layer.route(problem);
+                layer.round_trip();
+                layer.route(rerouted(quantised, 3));
+                layer.round_trip();
+            });
+        }
     });
 }
 

@@ -119,6 +119,40 @@ TEST(HtGraph, ReplaysBackToBackDoNotOvertakeEachOther) {
     });
 }
 
+// A handle over memory that another one has routed may be used for the first time in a capture. A replay works with the
+// routing that the memory holds by then.
+TEST(HtGraph, ARelocatedHandleIsFirstUsedInACapture) {
+    on_gpus([](RankContext& context) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 8);
+            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
+            const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
+            HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
+            HtLayer second(context, group.get(), problem, {.handle_memory = place.get(), .without_update = true});
+            const Graph backward = context.capture(second.stream(), [&] {
+                RANK_OK(context, second.dispatch(NCCL_EP_BWD_PASS));
+                RANK_OK(context, second.combine(NCCL_EP_BWD_PASS));
+            });
+            for (uint64_t step = 0; step < 4; ++step) {
+                const HtProblem routed = rerouted(problem, 51 + step, true);
+                first.route(routed);
+                first.pass(NCCL_EP_FWD_PASS);
+                context.synchronize(first.stream());
+                place->write(memory->read());
+                context.barrier();
+                second.refill(routed);
+                second.prepare_dispatch();
+                second.prepare_combine();
+                context.launch(backward, second.stream());
+                second.check_dispatch(NCCL_EP_BWD_PASS);
+                second.check_combine(NCCL_EP_BWD_PASS);
+            }
+            second.pass(NCCL_EP_BWD_PASS);
+        }
+    });
+}
+
 // The rows of an eager dispatch are only known after its update, which a capture cannot wait for. Combine and update
 // may be captured, and a backward pass with the routing of before.
 TEST(HtGraph, EagerDispatchesAreNotCaptured) {

@@ -272,6 +272,8 @@ ncclResult_t HtLayer::combine(ncclEpPassDir_t direction) {
     }
     config->send_only = problem_.seed % 2;
     config->pass_direction = direction;
+    config->quant_recipe = problem_.combine_recipe;
+    const bool defaults = forward && problem_.combine_recipe == NCCL_EP_COMB_QUANT_NONE;
     if (options_.version_1_structs) {
         config->size = NCCL_EP_COMBINE_CONFIG_V1_SIZE;
         config->quant_recipe = static_cast<ncclEpCombQuant_t>(77);
@@ -279,7 +281,7 @@ ncclResult_t HtLayer::combine(ncclEpPassDir_t direction) {
         inputs->scales = reinterpret_cast<ncclEpTensor_t*>(77);
     }
     return ncclEpCombine(handle_, inputs.get(), outputs.get(),
-                         forward && options_.null_configs ? nullptr : config.get(), stream_);
+                         defaults && options_.null_configs ? nullptr : config.get(), stream_);
 }
 
 }  // namespace crossdock::testing

@@ -14,7 +14,8 @@ using reference::type_bytes;
 namespace {
 
 void choose_types(HtProblem& problem, const HtLimits& limits, Random& random) {
-    problem.token_type = random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
+    problem.token_type =
+        random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclInt8, ncclFloat8e4m3});
     // Rows from 16 bytes on; mostly small ones, some at the limit.
     const size_t most_units = limits.most_row_bytes / 16;
     const size_t units =
@@ -24,7 +25,7 @@ void choose_types(HtProblem& problem, const HtLimits& limits, Random& random) {
     if (random.chance(35)) {
         problem.recipe = Recipe::kForward;
         problem.token_type = random.pick(
-            {ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat8e4m3, ncclFloat8e5m2, static_cast<ncclDataType_t>(12)});
+            {ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2, ncclUint8});
         problem.scale_type =
             random.pick({ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
         problem.num_scales = 16 * static_cast<size_t>(random.between(1, 5)) / type_bytes(problem.scale_type);
@@ -33,6 +34,11 @@ void choose_types(HtProblem& problem, const HtLimits& limits, Random& random) {
     problem.combine_type = random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
     const size_t combine_bytes = random.chance(60) ? problem.token_row_bytes() : 16 * (1 + random.bits() % most_units);
     problem.combine_hidden = combine_bytes / type_bytes(problem.combine_type);
+    if (limits.mxfp8 && problem.expert_major() && random.chance(30)) {
+        problem.combine_recipe = NCCL_EP_COMB_QUANT_MXFP8;
+        problem.combine_type = ncclBfloat16;
+        problem.combine_hidden = std::max<size_t>(1, combine_bytes / 64) * 32;
+    }
     problem.values = random.chance(30) ? reference::Values::kWide : reference::Values::kModerate;
 }
 

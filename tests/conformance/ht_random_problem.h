@@ -17,6 +17,7 @@ struct HtLimits {
     size_t most_receive_bytes = 256u << 10;  // of one rank's receive tensor
     int most_tokens = 24;
     Room room = Room::kAny;
+    bool mxfp8 = false;  // expert-major combines may be quantised
 };
 
 HtProblem random_ht_problem(uint64_t seed, const HtLimits& limits);

@@ -34,6 +34,7 @@ RankProgram three_trips(const HtProblem& problem, bool windows) {
 void run_seeds(const WorldSpec& spec, Seeds seeds, HtLimits limits, int most_ranks) {
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
+        limits.mxfp8 = is_one_domain(limits.num_ranks);
         const HtProblem problem = random_ht_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
         WorldSpec seeded = spec;

@@ -79,6 +79,57 @@ TEST(HtRelocation, ASecondHandleFollowsUpdatesOfTheFirst) {
     });
 }
 
+// What others write into the memory between the last use of a routing and the next update does no harm.
+TEST(HtRelocation, MemoryMayBeOverwrittenBetweenSteps) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
+                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
+                HtLayer layer(context, group.get(), problem, {.handle_memory = memory.get()});
+                for (uint64_t step = 0; step < 4; ++step) {
+                    layer.pass(NCCL_EP_FWD_PASS);
+                    layer.pass(NCCL_EP_BWD_PASS);
+                    context.synchronize(layer.stream());
+                    memory->write(std::vector<std::byte>(memory->bytes(), std::byte(step == 0 ? 0xFF : 37 * step)));
+                    layer.route(rerouted(problem, 31 + step));
+                }
+            });
+        }
+    });
+}
+
+// A handle that stays, over memory into which the caller copies another routing each step, works with what is there: as
+// frameworks do that move their buffers and keep a handle for each address. Numbers of tokens may differ.
+TEST(HtRelocation, AHandleFollowsWhatIsCopiedIntoItsMemory) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const bool is_updated_once : {false, true}) {
+                expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                    const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
+                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
+                    const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
+                    HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
+                    HtLayer second(context, group.get(), problem,
+                                   {.handle_memory = place.get(), .without_update = !is_updated_once});
+                    for (uint64_t step = 0; step < 5; ++step) {
+                        const HtProblem routed = rerouted(problem, 41 + step);
+                        first.route(routed);
+                        first.pass(NCCL_EP_FWD_PASS);
+                        context.synchronize(first.stream());
+                        place->write(memory->read());
+                        second.refill(routed);
+                        second.pass(NCCL_EP_BWD_PASS);
+                        second.pass(NCCL_EP_FWD_PASS);
+                    }
+                });
+            }
+        }
+    });
+}
+
 HtProblem with_other_layout(const HtProblem& problem) {
     HtProblem other = problem;
     other.layout = problem.layout == NCCL_EP_LAYOUT_FLAT ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;

@@ -141,6 +141,7 @@ class HtSequence {
         HtLimits limits = shape_.limits;
         limits.num_ranks = context_.num_ranks();
         limits.local_experts = random_.pick({1, 2, 3, 8});
+        limits.mxfp8 = is_one_domain(limits.num_ranks);
         const auto room = random_.pick({Room::kEnough, Room::kDropping, Room::kEager});
         std::vector<HtProblem> problems;
         for (int i = 0; i < shape_.layers_per_group; ++i) problems.push_back(random_ht_problem(random_.bits(), limits));

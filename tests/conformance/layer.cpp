@@ -73,6 +73,9 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
         if (problem.recipe == Recipe::kForward) scales_ = make_buffer(max_tokens * problem.scale_row_bytes(), shift);
     }
     counters_ = make_buffer(static_cast<size_t>(problem.num_blocks()) * sizeof(int32_t));
+    // An extent more than needed, which must stay as it is.
+    offsets_ = make_buffer((static_cast<size_t>(problem.local_experts()) + 1) * sizeof(int64_t));
+    total_ = make_buffer(2 * sizeof(int64_t));
     if (!problem.expert_major()) {
         received_weights_ = make_buffer(rows * topk * sizeof(float));
         received_ids_ = make_buffer(rows * topk * sizeof(int32_t));
@@ -196,6 +199,12 @@ ncclResult_t Layer::dispatch(bool send_only) {
                                                    *received_scales_, naming);
         outputs->scales = *received_scales;
     }
+    Tensor offsets(options_.place_type, {static_cast<size_t>(problem_.local_experts()) + 1}, *offsets_, naming);
+    Tensor total(options_.place_type, {2}, *total_, naming);
+    if (options_.ask_places) {
+        info->expert_offsets = offsets;
+        info->recv_total_counter = total;
+    }
     if (problem_.expert_major()) {
         info->expert_counters = counters;
     } else {
@@ -213,15 +222,16 @@ ncclResult_t Layer::dispatch(bool send_only) {
     if (problem_.recipe == Recipe::kForward) config->quant_recipe = NCCL_EP_DISP_QUANT_FWD;
     if (problem_.recipe == Recipe::kFp8) config->quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
     const bool defaults = !send_only && !problem_.round_scales && config->quant_recipe == NCCL_EP_DISP_QUANT_NONE;
-    if (options_.version_1_structs || problem_.recipe == Recipe::kV1Fp8) {
+    const unsigned cut = options_.cut_structs ? 3 : 0;
+    if (options_.version_1_structs || options_.cut_structs || problem_.recipe == Recipe::kV1Fp8) {
         // The fields that version 1 did not have hold rubbish, which must not be looked at.
-        config->size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
+        config->size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE + cut;
         config->quant_recipe = static_cast<ncclEpDispQuant_t>(77);
-        info->size = NCCL_EP_LAYOUT_INFO_V1_SIZE;
+        info->size = NCCL_EP_LAYOUT_INFO_V1_SIZE + cut;
         info->recv_topk_idx_kind = static_cast<ncclEpExpertIdKind_t>(77);
     }
-    const bool no_info =
-        !problem_.expert_major() && !options_.source_counters && problem_.id_kind == NCCL_EP_EXPERT_ID_AUTO;
+    const bool no_info = !problem_.expert_major() && !options_.source_counters && !options_.ask_places &&
+                         problem_.id_kind == NCCL_EP_EXPERT_ID_AUTO;
     return ncclEpDispatch(handle_, inputs.get(), outputs.get(), no_info ? nullptr : info.get(),
                           defaults && options_.null_configs ? nullptr : config.get(), stream_);
 }
@@ -248,11 +258,12 @@ ncclResult_t Layer::combine(bool send_only) {
     }
     config->send_only = send_only ? 1 : 0;
     config->quant_recipe = problem_.combine_recipe;
-    const bool defaults = !send_only && problem_.combine_recipe == NCCL_EP_COMB_QUANT_NONE;
-    if (options_.version_1_structs && problem_.combine_recipe == NCCL_EP_COMB_QUANT_NONE) {
-        config->size = NCCL_EP_COMBINE_CONFIG_V1_SIZE;
+    const bool as_they_are = problem_.combine_recipe == NCCL_EP_COMB_QUANT_NONE;
+    const bool defaults = !send_only && as_they_are;
+    if ((options_.version_1_structs || options_.cut_structs) && as_they_are) {
+        config->size = NCCL_EP_COMBINE_CONFIG_V1_SIZE + (options_.cut_structs ? 3 : 0);
         config->quant_recipe = static_cast<ncclEpCombQuant_t>(77);
-        inputs->size = NCCL_EP_COMBINE_INPUTS_V1_SIZE;
+        inputs->size = NCCL_EP_COMBINE_INPUTS_V1_SIZE + (options_.cut_structs ? 7 : 0);
         inputs->scales = reinterpret_cast<ncclEpTensor_t*>(77);
     }
     return ncclEpCombine(handle_, inputs.get(), outputs.get(),

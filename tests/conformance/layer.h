@@ -46,8 +46,11 @@ struct LayerOptions {
     bool odd_scales = false;          // scales begin at no multiple of more than their element
     bool in_place = false;            // combine reads the tensor that dispatch filled, where its type and width allow
     bool source_counters = true;      // rank-major: asks for them
-    bool version_1_structs = false;   // config and layout structs end where version 1's did
-    bool null_configs = false;        // NULL for configs that hold defaults only
+    bool ask_places = false;          // asks for experts' offsets (rank-major: in vain) and for the total
+    ncclDataType_t place_type = ncclInt64;
+    bool version_1_structs = false;  // config and layout structs end where version 1's did
+    bool cut_structs = false;        // the same structs end within the field that comes behind, which holds rubbish
+    bool null_configs = false;       // NULL for configs that hold defaults only
     bool peers_may_die = false;  // a handle that dead ranks keep from being made ends the program, without a failure
     bool keep_outputs = false;   // what an earlier dispatch left in unused rows stays there and is not looked at
 };
@@ -99,6 +102,7 @@ class Layer {
     // What unused rows of an output must hold: poison, or whatever is there.
     std::vector<std::byte> background(const Buffer& output) const;
     bool unused_rows_matter_ = true;
+    void check_places(const std::vector<int32_t>& counts);
     void check_scales(const std::vector<std::vector<reference::RowSource>>& blocks);
     void check_rank_major(const std::vector<std::vector<reference::RowSource>>& blocks);
     void check_bounds(const std::vector<std::byte>& seen, const ActiveRanks& active);
@@ -112,7 +116,7 @@ class Layer {
 
     // Dispatch: its inputs, then its outputs (null where the layout or the recipe has none).
     std::unique_ptr<Buffer> ids_, tokens_, scales_, weights_;
-    std::unique_ptr<Buffer> received_, received_scales_, received_weights_, received_ids_, counters_;
+    std::unique_ptr<Buffer> received_, received_scales_, received_weights_, received_ids_, counters_, offsets_, total_;
     // Combine.
     std::unique_ptr<Buffer> combine_input_, combine_scales_, combine_output_;
     std::unique_ptr<Buffer> handle_memory_;

@@ -2,6 +2,7 @@
 // The comparisons of a layer: whole buffers, byte for byte, with what the reference says of every byte.
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "layer.h"
 #include "reference/formats.h"
@@ -26,8 +27,8 @@ Bytes as_bytes(const std::vector<Value>& values) {
 
 void Layer::prepare_dispatch() {
     if (options_.keep_outputs) return;
-    for (Buffer* buffer :
-         {received_.get(), received_scales_.get(), received_weights_.get(), received_ids_.get(), counters_.get()}) {
+    for (Buffer* buffer : {received_.get(), received_scales_.get(), received_weights_.get(), received_ids_.get(),
+                           counters_.get(), offsets_.get(), total_.get()}) {
         if (buffer != nullptr) buffer->poison();
     }
     if (options_.arena != nullptr) context_.barrier();
@@ -45,6 +46,8 @@ void Layer::check_dispatch(const ActiveRanks& active, bool lost_a_rank) {
     for (const std::vector<RowSource>& rows : blocks) counts.push_back(static_cast<int32_t>(rows.size()));
     counters_->check(counts_asked ? as_bytes(counts) : Bytes(counters_->bytes(), kPoison), sizeof(int32_t), "counters");
 
+    check_places(counts);
+
     Bytes image = background(*received_);
     const size_t row_bytes = problem_.received_row_bytes();
     for (size_t block = 0; block < blocks.size(); ++block) {
@@ -57,6 +60,24 @@ void Layer::check_dispatch(const ActiveRanks& active, bool lost_a_rank) {
     if (received_scales_) check_scales(blocks);
     if (!problem_.expert_major()) check_rank_major(blocks);
     for (Buffer* input : {ids_.get(), tokens_.get(), weights_.get()}) input->check_guards("an input of dispatch");
+}
+
+void Layer::check_places(const std::vector<int32_t>& counts) {
+    Bytes offsets = background(*offsets_);
+    Bytes total = background(*total_);
+    const auto put_number = [&](Bytes& image, size_t index, int64_t number) {
+        const auto narrow = static_cast<int32_t>(number);
+        const bool is_wide = options_.place_type == ncclInt64;
+        const void* from = is_wide ? static_cast<const void*>(&number) : &narrow;
+        const size_t bytes = is_wide ? sizeof number : sizeof narrow;
+        std::memcpy(&image[index * bytes], from, bytes);
+    };
+    if (options_.ask_places) put_number(total, 0, std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+    for (size_t expert = 0; options_.ask_places && problem_.expert_major() && expert < counts.size(); ++expert)
+        put_number(offsets, expert, static_cast<int64_t>(expert) * problem_.slots());
+    const size_t bytes = reference::type_bytes(options_.place_type);
+    offsets_->check(offsets, bytes, "experts' offsets");
+    total_->check(total, bytes, "the total");
 }
 
 void Layer::check_scales(const std::vector<std::vector<RowSource>>& blocks) {

@@ -48,6 +48,8 @@ int domain_for(int num_ranks) {
     return domain;
 }
 
+bool is_one_domain(int num_ranks) { return domain_for(num_ranks) == 0 || domain_for(num_ranks) == num_ranks; }
+
 bool world_is_selected(WorldKind kind) {
     const std::vector<WorldKind>& worlds = options().worlds;
     return std::find(worlds.begin(), worlds.end(), kind) != worlds.end();

@@ -38,6 +38,7 @@ int ranks_or(int wanted);
 // The ranks of a load/store domain in a group of so many: the largest even share that --domain allows. 0:
 // as the communicator has it.
 int domain_for(int num_ranks);
+bool is_one_domain(int num_ranks);
 
 // Whether the test may run in a world, and with how many ranks at most.
 bool world_is_selected(WorldKind kind);

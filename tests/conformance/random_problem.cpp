@@ -73,7 +73,8 @@ void choose_types(Problem& problem, const ProblemLimits& limits, Random& random)
     const int kind = limits.scales ? random.below(10) : 0;
     problem.recipe = kind < 5 ? Recipe::kNone : kind < 7 ? Recipe::kForward : kind < 9 ? Recipe::kFp8 : Recipe::kV1Fp8;
     if (problem.recipe == Recipe::kV1Fp8 && !problem.expert_major()) problem.recipe = Recipe::kFp8;
-    problem.token_type = random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
+    problem.token_type =
+        random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclInt8, ncclFloat8e4m3});
 
     // Rows from 16 bytes on; mostly small ones, some at the limit.
     const size_t most_units = limits.most_row_bytes / 16;
@@ -84,7 +85,7 @@ void choose_types(Problem& problem, const ProblemLimits& limits, Random& random)
     problem.hidden = units * 16 / type_bytes(problem.token_type);
     if (problem.recipe == Recipe::kForward) {
         problem.token_type =
-            random.pick({ncclBfloat16, ncclFloat32, ncclFloat8e4m3, ncclFloat8e5m2, static_cast<ncclDataType_t>(12)});
+            random.pick({ncclBfloat16, ncclFloat32, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2, ncclUint8});
         problem.hidden = units * 16 / type_bytes(problem.token_type);
         problem.scale_type =
             random.pick({ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});

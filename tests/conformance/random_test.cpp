@@ -18,6 +18,8 @@ LayerOptions random_options(uint64_t seed) {
     options.own_handle_memory = random.chance(30);
     options.in_place = random.chance(30);
     options.source_counters = random.chance(70);
+    options.ask_places = random.chance(40);
+    options.place_type = random.pick({ncclInt32, ncclInt64});
     options.version_1_structs = false;
     options.null_configs = random.chance(50);
     return options;

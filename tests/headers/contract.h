@@ -27,6 +27,16 @@
     NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, V1); \
     NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, V2)
 
+#define MACROS_V3(type, X, v1_bytes, v2_bytes, bytes) \
+    VALUE(NCCL_EP_##X##_SIZE, bytes);                 \
+    VALUE(NCCL_EP_##X##_CURRENT_VERSION, 3);          \
+    VALUE(NCCL_EP_##X##_V1_SIZE, v1_bytes);           \
+    VALUE(NCCL_EP_##X##_V2_SIZE, v2_bytes);           \
+    VALUE(NCCL_EP_##X##_V3_SIZE, bytes);              \
+    NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, V1);      \
+    NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, V2);      \
+    NCCL_EP_STATIC_ASSERT_BOUNDARY(type, X, V3)
+
 SIZE(ncclEpTensor_t, 48);
 FIELD(ncclEpTensor_t, size, 0, 4);
 FIELD(ncclEpTensor_t, magic, 4, 4);
@@ -48,7 +58,7 @@ FIELD(ncclEpAllocConfig_t, alloc_fn, 0, 8);
 FIELD(ncclEpAllocConfig_t, free_fn, 8, 8);
 FIELD(ncclEpAllocConfig_t, context, 16, 8);
 
-SIZE(ncclEpGroupConfig_t, 112);
+SIZE(ncclEpGroupConfig_t, 120);
 FIELD(ncclEpGroupConfig_t, size, 0, 4);
 FIELD(ncclEpGroupConfig_t, magic, 4, 4);
 FIELD(ncclEpGroupConfig_t, version, 8, 4);
@@ -68,7 +78,9 @@ FIELD(ncclEpGroupConfig_t, zero_copy, 96, 4);
 FIELD(ncclEpGroupConfig_t, overflow_policy, 100, 4);
 FIELD(ncclEpGroupConfig_t, num_topk, 104, 4);
 FIELD(ncclEpGroupConfig_t, padding_v2, 108, 4);
-MACROS_V2(ncclEpGroupConfig_t, GROUP_CONFIG, 96, 112);
+FIELD(ncclEpGroupConfig_t, dispatch_num_sms, 112, 4);
+FIELD(ncclEpGroupConfig_t, combine_num_sms, 116, 4);
+MACROS_V3(ncclEpGroupConfig_t, GROUP_CONFIG, 96, 112, 120);
 
 SIZE(ncclEpLayoutInfo_t, 48);
 FIELD(ncclEpLayoutInfo_t, size, 0, 4);
@@ -147,7 +159,7 @@ VALUE(NCCL_EP_MAJOR, 0);
 VALUE(NCCL_EP_MINOR, 2);
 VALUE(NCCL_EP_PATCH, 0);
 VALUE(NCCL_EP_VERSION_CODE, 200);
-VALUE(NCCL_EP_API_VERSION, 2);
+VALUE(NCCL_EP_API_VERSION, 3);
 VALUE(NCCL_EP_AUTO, 0);
 VALUE(NCCL_EP_MAGIC, 0xC00FFFEE);
 VALUE(NCCL_EP_TENSOR_MAGIC, 0xCAFECAFE);
@@ -186,6 +198,7 @@ VALUE(NCCL_EP_DISPATCH_QUANT_DS_FP8E3M4, 2);
 
 VALUE(NCCL_EP_COMB_QUANT_NONE, 0);
 VALUE(NCCL_EP_COMB_QUANT_NVFP4, 1);
+VALUE(NCCL_EP_COMB_QUANT_MXFP8, 2);
 VALUE(NCCL_EP_COMBINE_QUANT_NONE, 0);
 
 VALUE(ncclSuccess, 0);
@@ -276,6 +289,7 @@ static int check_use(void) {
     if (group.alloc.alloc_fn != NULL || group.alloc.free_fn != NULL || group.alloc.context != NULL) return __LINE__;
     if (group.enable_mask != 0 || group.timeout_ns != 0 || group.num_topk != 0) return __LINE__;
     if (group.zero_copy != NCCL_EP_ZERO_COPY_AUTO || group.overflow_policy != NCCL_EP_OVERFLOW_AUTO) return __LINE__;
+    if (group.dispatch_num_sms != 0 || group.combine_num_sms != 0) return __LINE__;
 
     // A caller of the first API version has no recipe, whatever lies behind its struct.
     ncclEpDispatchConfig_t config = NCCL_EP_DISPATCH_CONFIG_INIT;

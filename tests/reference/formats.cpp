@@ -152,6 +152,8 @@ const char* type_name(ncclDataType_t type) {
             return "e5m2";
         case ncclUint8:
             return "uint8";
+        case ncclInt8:
+            return "int8";
         case 12:
             return "fp4x2";
         default:
@@ -223,5 +225,21 @@ std::vector<std::byte> encoded(ncclDataType_t type, const std::vector<float>& va
 
 float decode_e2m1(uint8_t bits) { return decode_bits(kE2m1, bits); }
 uint8_t encode_e2m1(float value) { return static_cast<uint8_t>(encode_bits(kE2m1, value)); }
+
+Mxfp8Row through_mxfp8(const std::vector<float>& values) {
+    Mxfp8Row row{std::vector<float>(values.size()), std::vector<float>(values.size() / 32)};
+    for (size_t block = 0; block < row.scales.size(); ++block) {
+        double largest = 0;
+        for (size_t i = 0; i < 32; ++i) largest = std::max<double>(largest, std::fabs(values[32 * block + i]));
+        int exponent = -127;
+        while (largest > std::ldexp(448.0, exponent)) ++exponent;
+        row.scales[block] = std::ldexp(1.0f, exponent);
+        for (size_t i = 32 * block; i < 32 * (block + 1); ++i) {
+            const auto scaled = static_cast<float>(std::ldexp(double{values[i]}, -exponent));
+            row.elements[i] = decode_bits(kE4m3, encode_bits(kE4m3, scaled));
+        }
+    }
+    return row;
+}
 
 }  // namespace crossdock::reference

@@ -33,4 +33,12 @@ std::vector<std::byte> encoded(ncclDataType_t type, const std::vector<float>& va
 float decode_e2m1(uint8_t bits);
 uint8_t encode_e2m1(float value);
 
+// What is left of values after the trip through MXFP8: of each 32, e4m3 of the value by the smallest power of two,
+// 2^-127 at least, by which the largest magnitude becomes at most 448; and that power. All values must be finite.
+struct Mxfp8Row {
+    std::vector<float> elements;
+    std::vector<float> scales;  // one per 32 elements
+};
+Mxfp8Row through_mxfp8(const std::vector<float>& values);
+
 }  // namespace crossdock::reference

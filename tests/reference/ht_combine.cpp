@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ht_combine.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "formats.h"
@@ -13,6 +14,25 @@ using Bytes = std::vector<std::byte>;
 void add(const Bytes& row, ncclDataType_t type, std::vector<float>& sums) {
     const std::vector<float> values = decoded(type, row);
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
+}
+
+// The sum of one rank's rows as it crosses.
+void add_returned(const HtProblem& problem, const std::vector<float>& sums_of_rank, std::vector<float>& sums) {
+    const Bytes row = encoded(problem.combine_type, sums_of_rank);
+    if (problem.combine_recipe != NCCL_EP_COMB_QUANT_MXFP8) return add(row, problem.combine_type, sums);
+    const Mxfp8Row quantised = through_mxfp8(decoded(problem.combine_type, row));
+    for (size_t i = 0; i < sums.size(); ++i)
+        sums[i] = std::fma(quantised.elements[i], quantised.scales[i / 32], sums[i]);
+}
+
+// How far MXFP8 takes a row from `row`, whose elements may already be a little off (ht_combine.h).
+void add_mxfp8_errors(const std::vector<double>& row, std::vector<double>& errors) {
+    for (size_t block = 0; block < row.size(); block += 32) {
+        double largest = 0;
+        for (size_t i = block; i < block + 32; ++i) largest = std::max(largest, std::fabs(row[i]));
+        for (size_t i = block; i < block + 32; ++i)
+            errors[i] += 1.01 * std::max({std::fabs(row[i]) * 0x1p-4, largest * 0x1p-17, 0x1p-137});
+    }
 }
 
 }  // namespace
@@ -31,7 +51,7 @@ Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home,
             std::vector<float> sums_of_rank(problem.combine_hidden, 0.0f);
             for (; i < arrivals.size() && arrivals[i].target == target; ++i)
                 add(expert_row(problem, target, arrivals[i].source), type, sums_of_rank);
-            add(encoded(type, sums_of_rank), type, is_far ? sums_of_domain : sums);
+            add_returned(problem, sums_of_rank, is_far ? sums_of_domain : sums);
         }
         if (is_far) add(encoded(type, sums_of_domain), type, sums);
     }
@@ -44,12 +64,19 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int h
     result.bound.resize(problem.combine_hidden);
     const ncclDataType_t type = problem.combine_type;
     const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
-    for (const HtArrival& arrival : arrivals) {
-        const std::vector<float> values = decoded(type, expert_row(problem, arrival.target, arrival.source));
-        for (size_t i = 0; i < result.sum.size(); ++i) {
-            result.sum[i] += values[i];
-            result.bound[i] += std::fabs(values[i]);  // S, the sum of magnitudes
+    std::vector<double> errors(problem.combine_hidden);  // of MXFP8
+    for (size_t n = 0; n < arrivals.size();) {
+        const int target = arrivals[n].target;
+        std::vector<double> sum_of_rank(problem.combine_hidden);
+        for (; n < arrivals.size() && arrivals[n].target == target; ++n) {
+            const std::vector<float> values = decoded(type, expert_row(problem, target, arrivals[n].source));
+            for (size_t i = 0; i < result.sum.size(); ++i) {
+                sum_of_rank[i] += values[i];
+                result.bound[i] += std::fabs(values[i]);  // S, the sum of magnitudes
+            }
         }
+        for (size_t i = 0; i < result.sum.size(); ++i) result.sum[i] += sum_of_rank[i];
+        if (problem.combine_recipe == NCCL_EP_COMB_QUANT_MXFP8) add_mxfp8_errors(sum_of_rank, errors);
     }
     // With n terms and the unit roundoff u: one rounding in the FLAT layout, one more in the expert-major one and one
     // more between domains, n fp32 additions, each within 2^-24 of its exact result (combine.cpp derives it). Subnormal
@@ -60,7 +87,8 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int h
     const double growth = std::pow(1 + u, 1 + more_roundings);
     const double relative = growth - 1 + fp32 * growth;
     const double subnormal = smallest_positive(type) * static_cast<double>(1 + more_roundings * arrivals.size());
-    for (double& bound : result.bound) bound = bound * relative + subnormal;
+    for (size_t i = 0; i < result.bound.size(); ++i)
+        result.bound[i] = (result.bound[i] + errors[i]) * relative + errors[i] + subnormal;
     return result;
 }
 

@@ -30,11 +30,12 @@ std::string HtProblem::describe() const {
     const std::string room = budget == 0 ? "eager" : fmt::format("budget {}{}", budget, drops ? " drop" : "");
     return fmt::format(
         "{} R {} E {} M {} K {} B [{}] ids {} {} alignment {} | dispatch {} H {}{} id kind {} | "
-        "combine {} H {}",
+        "combine {} H {}{}",
         expert_major() ? "HT expert-major" : "HT flat", num_ranks, num_experts, max_tokens, num_topk, tokens,
         type_name(index_type), room, alignment, type_name(token_type), hidden,
         recipe == Recipe::kForward ? fmt::format(" S {} {}", num_scales, type_name(scale_type)) : "",
-        static_cast<int>(id_kind), type_name(combine_type), combine_hidden);
+        static_cast<int>(id_kind), type_name(combine_type), combine_hidden,
+        combine_recipe == NCCL_EP_COMB_QUANT_MXFP8 ? " MXFP8" : "");
 }
 
 std::vector<std::byte> expert_row(const HtProblem& problem, int target, const HtRow& row) {

@@ -50,6 +50,8 @@ def _check_recipes(
             )
         if zero_copy:
             raise InvalidUsage("zero_copy and recipe DS_FP8E3M4 exclude each other: rows that arrive are decoded")
+    if combine_recipe == CombineQuantizationRecipe.MXFP8:
+        raise InvalidArgument("combine_recipe is MXFP8, allowed here: NONE, NVFP4 (MXFP8 is for expert-major rows)")
     if combine_recipe != CombineQuantizationRecipe.NONE:
         if algorithm != Algorithm.LOW_LATENCY or dtype != torch.bfloat16 or hidden % 32 != 0:
             raise InvalidArgument(

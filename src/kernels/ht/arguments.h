@@ -245,6 +245,9 @@ struct HtDispatchArgs {
     HtCounters counters;  // what Update found, again
 };
 
+// What rows are like on the wire of a combine: as they are, or bf16 rows quantised (mxfp8.h; expert-major, one domain).
+enum class HtWire : uint32_t { kRows, kMxfp8 };
+
 struct HtCombineArgs {
     HtCommon common;
     HtCrew crew;
@@ -253,7 +256,9 @@ struct HtCombineArgs {
     HtSlots far_rows;  // between domains
     HtSlots labels;
     DType dtype;
-    bool with_weights;  // backward: gradients of weights travel, too
+    HtWire wire;
+    uint32_t wire_bytes;  // of a row
+    bool with_weights;    // backward: gradients of weights travel, too
 
     const std::byte* tokens;  // [rows][row_bytes]
     uint64_t token_rows;

@@ -61,7 +61,7 @@ struct Summand {
     }
 };
 
-template <DType kDType>
+template <DType kDType, HtWire kWire>
 CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
                                 const Share& share, uint32_t token) {
     const HtCommon& c = args.common;
@@ -91,8 +91,12 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.warp_sync();
     ctx.enter(Phase::kCombineAdd);
     if (token < c.num_tokens) {
-        sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType),
-                         args.out_tokens + uint64_t{token} * args.row_bytes);
+        std::byte* const out = args.out_tokens + uint64_t{token} * args.row_bytes;
+        if constexpr (kWire == HtWire::kMxfp8) {
+            sum_mxfp8_rows(ctx, plan.rows, num, args.row_bytes / 2, args.crew.chunk_bytes / 2, out);
+        } else {
+            sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType), out);
+        }
     }
     ctx.warp_sync();
     ctx.enter(Phase::kCombineCredit);
@@ -111,7 +115,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
 
 // warp: among the `warps` of this block that receive. Rows that are read where they lie need no order: then CPUs' warps
 // take tokens when they are free, and all end together; elsewhere there is a pipeline for them.
-template <DType kDType>
+template <DType kDType, HtWire kWire>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
@@ -121,12 +125,12 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, cons
         for (;;) {
             const uint32_t token = claim_next(ctx, c, operation);
             if (token >= tokens) return;
-            sum_token<kDType>(ctx, args, operation, own, token);
+            sum_token<kDType, kWire>(ctx, args, operation, own, token);
         }
     }
     CROSSDOCK_ROLLED
     for (uint32_t token = own.first + warp; token < own.end; token += warps)
-        sum_token<kDType>(ctx, args, operation, own, token);
+        sum_token<kDType, kWire>(ctx, args, operation, own, token);
 }
 
 // warp: among the `warps` of this block that see to weights.
@@ -169,11 +173,12 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
     }
 }
 
-template <DType kDType>
+template <DType kDType, HtWire kWire = HtWire::kRows>
 CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
+    static_assert(kWire == HtWire::kRows || kDType == DType::kBf16, "quantised rows are bf16 before and after");
     const HtCommon& c = args.common;
     if (args.crew.summers > 0) {
-        SumPipeline<kDType>::init(ctx, args);
+        SumPipeline<kDType, kWire>::init(ctx, args);
     } else {
         init_stages(ctx, args.crew, args.shared);
     }
@@ -191,16 +196,16 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     if (!runs) {
         // Nothing is sent, read or awaited.
     } else if (warp < pipeline) {
-        SumPipeline<kDType>(ctx, args, operation).run(ctx, warp);
+        SumPipeline<kDType, kWire>(ctx, args, operation).run(ctx, warp);
     } else if (warp < crew.producers) {
         if (kLanes == 1 && c.expert_major) {
-            SumReturner<kDType>(ctx, args, operation).run(ctx);
+            SumReturner<kDType, kWire>(ctx, args, operation).run(ctx);
         } else {
             RowReturner(ctx, args, operation).run(ctx);
         }
     } else if (warp < crew.producers + crew.consumers) {
         if (c.expert_major || pipeline == 0)
-            sum_tokens<kDType>(ctx, args, operation, warp - crew.producers, crew.consumers);
+            sum_tokens<kDType, kWire>(ctx, args, operation, warp - crew.producers, crew.consumers);
     } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders) {
         RowGatherer<kDType>(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
     } else {

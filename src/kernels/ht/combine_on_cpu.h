@@ -8,6 +8,7 @@ inline namespace CROSSDOCK_WORLD {
 
 // The high-throughput combine for the type of its rows.
 inline void run_ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
+    if (args.wire == HtWire::kMxfp8) return ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args);
     switch (args.dtype) {
         case DType::kBf16:
             return ht_combine<DType::kBf16>(ctx, args);

@@ -3,6 +3,7 @@
 // expert-major rows of one token summed first. A home rank that may read the rows where they lie needs none of this.
 #pragma once
 
+#include "device/mxfp8.h"
 #include "device/sum_rows.h"
 #include "kernels/ht/flag_batch.h"
 #include "kernels/ht/labels.h"
@@ -10,6 +11,14 @@
 
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
+
+// Bytes [first, first + bytes) of the part in a stage, which has part_bytes. Quantised, the part lies behind the chunk.
+// One warp.
+CROSSDOCK_DEVICE void quantise_part(const Ctx& ctx, std::byte* stage, uint32_t chunk_bytes, uint32_t part_bytes,
+                                    uint32_t first, uint32_t bytes) {
+    std::byte* const tail = stage + chunk_bytes;
+    quantise_mxfp8(ctx, stage + first, bytes / 2, tail + first / 2, tail + part_bytes / 2 + first / 2 / kMxfp8Block);
+}
 
 // What flat and expert-major rows have in common: packets in the homes' rings, and their flags.
 class Returns {
@@ -33,7 +42,7 @@ class Returns {
             if (may_send) {
                 note_packet_written(ctx, c, c.offsets.rows, operation_, agent, ring_of(ctx, row), row.packet,
                                     args_.rows.num);
-                count_rows(ctx, c.reach, agent, 1, args_.row_bytes);
+                count_rows(ctx, c.reach, agent, 1, args_.wire_bytes);
             }
         }
         return ctx.warp_broadcast(may_send ? 1u : 0u) != 0;
@@ -139,7 +148,7 @@ class RowReturner {
 };
 
 // Expert-major, where a CPU's one warp does it all: the rows of a token are summed into a stage, and the sum goes home.
-template <DType kDType>
+template <DType kDType, HtWire kWire>
 class SumReturner {
   public:
     CROSSDOCK_DEVICE SumReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
@@ -175,11 +184,19 @@ class SumReturner {
         ctx.warp_sync();
         ctx.enter(Phase::kCombineSum);
         sum_rows<kDType>(ctx, terms, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
+        if constexpr (kWire == HtWire::kMxfp8)
+            quantise_part(ctx, stage.data(), args_.crew.chunk_bytes, bytes, 0, bytes);
         stage.filled();
         ctx.warp_sync();
         ctx.enter(Phase::kCombineStore);
         if (!is_leader(ctx)) return;
-        if (packet != nullptr) stage.store(ctx, packet + first, 0, bytes, true);
+        if (packet != nullptr) {
+            if constexpr (kWire == HtWire::kMxfp8) {
+                stage.store(ctx, packet, args_.crew.chunk_bytes, args_.wire_bytes, true);
+            } else {
+                stage.store(ctx, packet + first, 0, bytes, true);
+            }
+        }
         RowStage::end_group(ctx);
     }
 

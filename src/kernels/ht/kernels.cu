@@ -35,6 +35,12 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     if (ctx.block_idx() >= 0) ht_combine<kDType>(ctx, args);
 }
 
+__global__ void __launch_bounds__(kMostThreads, 1)
+    crossdock_ht_combine_mxfp8(const __grid_constant__ HtCombineArgs args) {
+    const Ctx ctx(args.common.unused_blocks);
+    if (ctx.block_idx() >= 0) ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args);
+}
+
 __global__ void crossdock_ht_mask_clean(const __grid_constant__ HtMaskCleanArgs args) { ht_mask_clean(Ctx{}, args); }
 
 #if defined(CROSSDOCK_TIMELINE)
@@ -89,6 +95,7 @@ void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStrea
 }
 
 void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
+    if (args.wire == HtWire::kMxfp8) return launch<crossdock_ht_combine_mxfp8>(args, shape, stream, "HT combine");
     switch (args.dtype) {
         case DType::kBf16:
             return launch<crossdock_ht_combine_kernel<DType::kBf16>>(args, shape, stream, "HT combine");

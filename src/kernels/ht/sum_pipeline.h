@@ -73,7 +73,7 @@ class StageTurn {
     uint32_t round_ = 0;
 };
 
-template <DType kDType>
+template <DType kDType, HtWire kWire>
 class SumPipeline {
   public:
     // Followed by a barrier of the block.
@@ -260,13 +260,13 @@ class SumPipeline {
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < num_parts_; ++i, part_.advance(), term_.advance()) {
                 const uint32_t left = first < part_bytes(i) ? part_bytes(i) - first : 0;
-                sum(ctx, first, left < args_.crew.summed_bytes ? left : args_.crew.summed_bytes);
+                sum(ctx, part_bytes(i), first, left < args_.crew.summed_bytes ? left : args_.crew.summed_bytes);
             }
         }
     }
 
-    // A part's bytes [first, first + bytes).
-    CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t first, uint32_t bytes) {
+    // Bytes [first, first + bytes) of a part of so many.
+    CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t part, uint32_t first, uint32_t bytes) {
         wait_loaded(ctx);
         const uint32_t terms = part_.head().row.num_slots;
         if (terms != 1 || is_home_) {
@@ -281,6 +281,11 @@ class SumPipeline {
             }
             if (terms > 0) result.add(ctx, term_.data() + first, bytes);
             result.store(ctx, term_.data() + first, bytes);
+            term_.stage_at(term_.at()).filled();
+        }
+        if constexpr (kWire == HtWire::kMxfp8) {
+            ctx.warp_sync();  // a block's elements are several lanes'
+            quantise_part(ctx, term_.data(), args_.crew.chunk_bytes, part, first, bytes);
             term_.stage_at(term_.at()).filled();
         }
         ctx.warp_sync();
@@ -316,7 +321,15 @@ class SumPipeline {
                     const RowStage from = part_.stage_at(last_stage);
                     std::byte* const to = is_home_ ? args_.out_tokens + uint64_t{row.number} * args_.row_bytes
                                                    : returns.packet_of(ctx, row);
-                    if (may_send) from.store(ctx, to + i * args_.crew.chunk_bytes, 0, part_bytes(i), !is_home_);
+                    if constexpr (kWire == HtWire::kMxfp8) {
+                        const uint32_t chunk = args_.crew.chunk_bytes;
+                        if (may_send) {
+                            from.store(ctx, to + i * mxfp8_part_bytes(chunk / 2), chunk,
+                                       mxfp8_part_bytes(part_bytes(i) / 2), true);
+                        }
+                    } else {
+                        if (may_send) from.store(ctx, to + i * args_.crew.chunk_bytes, 0, part_bytes(i), !is_home_);
+                    }
                     RowStage::end_group(ctx);
                     from.wait_reusable(ctx);
                     BlockBarrier(part_.head_at(last_stage).free).arrive(ctx, args_.crew.summers);

@@ -5,6 +5,7 @@
 // ncclEpUpdateHandle; protocol: docs/protocol.md.
 #pragma once
 
+#include "kernels/counters.h"
 #include "kernels/ht/update_cross.h"
 
 namespace crossdock {
@@ -247,15 +248,6 @@ CROSSDOCK_DEVICE uint32_t rows_within_budget(const HtCommon& c, const uint32_t* 
         }
     }
     return t.expert_rows[expert];
-}
-
-CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at, uint32_t value) {
-    if (counters == nullptr) return;
-    if (is_64_bit) {
-        static_cast<int64_t*>(counters)[at] = value;
-    } else {
-        static_cast<int32_t*>(counters)[at] = static_cast<int32_t>(value);
-    }
 }
 
 // The zones' first slots and the totals. One warp.

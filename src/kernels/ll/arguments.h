@@ -117,7 +117,12 @@ struct LlDispatchArgs {
     std::byte* out_scales;
     float* out_weights;
     int32_t* out_topk_idx;
-    int32_t* counters;      // may be null (rank-major)
+    int32_t* counters;  // may be null (rank-major)
+    void* offsets;      // [local experts] expert-major; may be null, like the total
+    void* total;
+    bool offsets_are_64_bit;
+    bool total_is_64_bit;
+    bool tells_places;      // one of the two is there
     PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
     PeerMap scale_windows;
 };

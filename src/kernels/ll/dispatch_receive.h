@@ -3,6 +3,7 @@
 // it, in the order (source rank, token, k), while others are still under way.
 #pragma once
 
+#include "kernels/counters.h"
 #include "kernels/ll/dispatch_send.h"
 
 namespace crossdock {
@@ -113,6 +114,20 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
     }
 }
 
+// Where experts' rows begin among all rows, and how many came in all. One thread, behind a barrier of those that wrote
+// the counters.
+CROSSDOCK_DEVICE_RARE void tell_places(const LlDispatchArgs& args, const Announced& announced) {
+    const LlCommon& c = args.common;
+    const uint32_t num = c.expert_major ? c.offsets.experts_per_rank : c.arena.num_ranks;
+    uint32_t total = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < num; ++i) {
+        total += static_cast<uint32_t>(c.expert_major ? args.counters[i] : announced.rows[i]);
+        if (c.expert_major) write_counter(args.offsets, args.offsets_are_64_bit, i, i * c.offsets.num_slots);
+    }
+    write_counter(args.total, args.total_is_64_bit, 0, total);
+}
+
 // What a later combine must know, and how many rows of either form the sources below have. Then the counts are complete
 // for the whole block.
 CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
@@ -142,6 +157,7 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
         announced.lines[num_ranks] = most_lines;
     }
     share.sync(ctx);
+    if (args.tells_places && share.block == 0 && share.thread(ctx) == 0) tell_places(args, announced);
     if (c.expert_major) return;
     const uint32_t threads = static_cast<uint32_t>(share.num_blocks * share.threads());
     const uint32_t thread = static_cast<uint32_t>(share.block * share.threads() + share.thread(ctx));

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers that the caller gets, as int32 or int64.
+#pragma once
+
+#include "device/context.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_WORLD {
+
+// counters may be null.
+CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at, uint32_t value) {
+    if (counters == nullptr) return;
+    if (is_64_bit) {
+        static_cast<int64_t*>(counters)[at] = value;
+    } else {
+        static_cast<int32_t*>(counters)[at] = static_cast<int32_t>(value);
+    }
+}
+
+}  // namespace CROSSDOCK_WORLD
+}  // namespace crossdock
