@@ -75,7 +75,10 @@ void Session::create_a2sgd() {
         input_.rarely() ? nullptr : pieces.data(), given_pieces, input_.below(3) == 0 ? nullptr : break_struct(config));
     if (result != ncclSuccess && made.a2sgd != before) violate("a failed creation has written its output");
     expect(result, "crossdockA2sgdCreate");
-    if (result == ncclSuccess) a2sgds_.push_back(made);
+    if (result != ncclSuccess) return;
+    // A new object may have the address of one that was destroyed, which is the same then.
+    std::erase_if(a2sgds_, [&](const A2sgd& each) { return each.a2sgd == made.a2sgd; });
+    a2sgds_.push_back(made);
 }
 
 // Mostly of as many entries as there were.
