@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1 out=$2
-limit_mib=25
+limit_mib=40
 
 rm -rf "$out"
 mkdir -p "$out/bin" "$out/lib/fallback"
