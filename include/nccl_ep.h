@@ -504,9 +504,9 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 // NVFP4 (LL): bf16 tokens, H a multiple of 32, inputs->scales [.., 1] fp32 with 2688 / amax of each row, or 0.
 // MXFP8 (HT expert-major, either direction): bf16 tokens, H a multiple of 32, no scales. Each rank's sum for a token is
 //   rounded to bf16, as with NONE, and travels as e4m3 with one e8m0 scale per 32 elements: the smallest power of two,
-//   2^-127 at least, with which no element is larger than 448. The home adds these in fp32 and rounds once, so a result
-//   differs from the exact sum by what NONE allows plus, for each rank's sum x, the largest of |x| / 16, 2^-17 times
-//   the largest magnitude of its 32 elements, and 2^-137. A block that holds an infinity or a NaN becomes NaN.
+//   2^-127 at least, with which no element is larger than 448. The source rank adds these in fp32, rounding once: a
+//   result differs from the exact sum by what NONE allows plus, for each rank's sum x, the largest of |x| / 16, 2^-17
+//   times the largest magnitude of its 32 elements, and 2^-137. A block that holds an infinity or a NaN becomes NaN.
 // ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), MXFP8 with several load/store domains,
 // and as for ncclEpDispatch.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,

@@ -92,17 +92,16 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
 // Null: nothing but the link leads to that peer. The peer may see that differently, and is heard either way.
 UcxWorker* Transport::connect(uint32_t peer, std::span<const std::byte> packed_address, bool is_same_host) {
     const Addresses address = unpack(packed_address, peer);
-    if (is_same_host && near_ != nullptr && !address.near.empty()) {
-        near_->connect(peer, address.near);
-        return near_.get();
-    }
-    if (far_ == nullptr || address.far.empty()) return nullptr;
+    const bool is_near = is_same_host && near_ != nullptr && !address.near.empty();
+    UcxWorker* worker = is_near ? near_.get() : far_.get();
+    const std::span<const std::byte> place = is_near ? address.near : address.far;
+    if (worker == nullptr || place.empty()) return nullptr;
     try {
-        far_->connect(peer, address.far);
+        worker->connect(peer, place);
     } catch (const Error&) {
-        return nullptr;  // hosts whose RDMA networks are not the same
+        return nullptr;  // its RDMA network is another one, or it has left already
     }
-    return far_.get();
+    return worker;
 }
 
 uint64_t Transport::good_payload(uint32_t peer) const {

@@ -159,7 +159,8 @@ TEST(HtMask, HealthyGroupsBringTheSame) {
             WorldSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
-                const HtProblem problem = random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 1024});
+                const HtProblem problem =
+                    random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = true});
                 const OwnedGroup group = mask_group(context, problem, kLongNs);
                 HtLayer layer(context, group.get(), problem);
                 layer.round_trip();

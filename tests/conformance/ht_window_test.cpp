@@ -33,7 +33,8 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
         const Seeds seeds = seeds_or(80'001, seeds_in(spec.kind, 12));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
-            const HtProblem problem = random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 1024});
+            const HtProblem problem = random_ht_problem(
+                seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = is_one_domain(num_ranks)});
             SCOPED_TRACE(problem.describe());
             WorldSpec seeded = spec;
             seeded.deterministic.seed = seed;

@@ -23,7 +23,8 @@ quietly() {
 quietly "$cmake" --install "$build" --prefix "$work/first"
 mv "$work/first" "$work/prefix"
 prefix=$work/prefix
-libraries=$(dirname "$(find "$prefix" -name libnccl_ep.so)")
+# The Python package's folder for TransformerEngine has a file of that name, too.
+libraries=$(dirname "$(find "$prefix" -name nccl_ep_home -prune -o -name libnccl_ep.so -print)")
 
 for file in "$libraries"/libnccl_ep.{so,so.0,so.0.2.0,a} "$prefix"/include/{nccl_ep.h,nccl_ep/common.hpp,crossdock.h}; do
     [ -e "$file" ] || { echo "FAILED: no $file"; exit 1; }

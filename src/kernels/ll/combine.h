@@ -21,7 +21,7 @@ CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const LlCombineArgs& args, 
     for (uint32_t base = 0; base < c.topk; base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const int rank = k < c.topk ? rank_of_expert(c, expert_id(c, token, k)) : -1;
-        const TaggedWord entry = load_entry(ctx, c.scope, operation, rank >= 0 ? rank : c.rank);
+        const TaggedWord entry = load_entry_of(ctx, c, operation, rank >= 0 ? rank : c.rank);
         const bool repeats = ctx.lanes_before_with(rank) != 0 || !is_first_of_rank(c, token, base, rank);
         const bool has_row = rank >= 0 && (per_choice || !repeats);
         const int own_place = place + ctx.warp_sum_before(has_row ? 1 : 0);

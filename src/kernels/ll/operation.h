@@ -272,6 +272,17 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operati
     return arrived;
 }
 
+// What the peer has entered with. An entry that is put may be overtaken by a later one for the same buffer, which it
+// then overwrites: the signal behind the later one tells that it was here, and it counts as one of a later operation,
+// whose sender has found this rank's right.
+CROSSDOCK_DEVICE TaggedWord load_entry_of(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer) {
+    if constexpr (!kSeveralDomains) return load_entry(ctx, c.scope, operation, peer);
+    const bool was_here = is_remote(c.reach, peer) && ctx.load_acquire_system(entered_by(c, peer)) >= operation.epoch;
+    TaggedWord entry = load_entry(ctx, c.scope, operation, peer);
+    if (was_here && word_epoch(entry.tag) < operation.epoch) entry.tag = pack_word(operation.epoch + 1, 0);
+    return entry;
+}
+
 // One of a source's counts, and that the source has entered alike: both are looked at together. The word is all there
 // is to it: nothing is ordered behind it.
 CROSSDOCK_DEVICE bool wait_count(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
@@ -282,7 +293,7 @@ CROSSDOCK_DEVICE bool wait_count(const Ctx& ctx, const LlCommon& c, const Operat
     const bool came = wait_until(
         ctx, c.scope, operation, WaitStep::kCounts, source, operation.epoch,
         [&] {
-            entry = load_entry(ctx, c.scope, operation, source);
+            entry = load_entry_of(ctx, c, operation, source);
             seen = ctx.load_relaxed_system(word);
             return word_epoch(seen);
         },
@@ -296,7 +307,7 @@ CROSSDOCK_DEVICE bool wait_entry(const Ctx& ctx, const LlCommon& c, const Operat
     return wait_until(
         ctx, c.scope, operation, WaitStep::kEntry, peer, operation.epoch,
         [&] {
-            entry = load_entry(ctx, c.scope, operation, peer);
+            entry = load_entry_of(ctx, c, operation, peer);
             return word_epoch(entry.tag);
         },
         [&](uint64_t) { return has_entered_alike(entry, c.scope, operation); });
