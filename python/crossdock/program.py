@@ -138,7 +138,7 @@ def _expect_same(preloaded_file: str, *ours: str) -> None:
 def _checked_plugin(plugin: str, nccl: Library | None) -> str:
     path = os.path.abspath(plugin)
     if not os.path.isfile(path):
-        raise InvalidUsage(f"--plugin is {plugin}, which is no file: name libnccl-rma-crossdock.so (docs/plugin.md)")
+        raise InvalidUsage(f"--plugin is {plugin}, which is no file: name libnccl-rma-crossdock.so (docs/deployment.md)")
     library = ask(path, "", *PLUGIN_FUNCTIONS)
     if not library.symbols:
         reason = library.problem or f"it has neither {PLUGIN_FUNCTIONS[0]} nor {PLUGIN_FUNCTIONS[1]}"
