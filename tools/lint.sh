@@ -34,7 +34,6 @@ formatting() {
     sources | xargs -r clang-format-14 --dry-run 2>&1 | grep -oE '^[^ :]+:[0-9]+:' | cut -d: -f1 | sort | uniq -c |
         awk '{print $2 ": " $1 " places"}'
 }
-length() { { sources && scripts && files '*.py' '*CMakeLists.txt' '*.cmake'; } | xargs -r wc -l | awk '$2 != "total" && $1 > 500'; }
 licence() {
     { sources && scripts && files '*.py' '*CMakeLists.txt' '*.cmake'; } | while read -r file; do
         head -n 3 "$file" | grep -q "SPDX-License-Identifier: Apache-2.0" || echo "$file has no licence line"
@@ -54,7 +53,6 @@ tidy() {
 shell() { scripts | xargs -r shellcheck; }
 
 section "formatting (./dev format mends it)" none formatting
-section "no file over 500 lines" none length
 section "a licence line in every file" none licence
 section "GPU assembly in src/device/ptx.cuh only" none assembly
 section "no conditional compilation in kernels" none conditionals

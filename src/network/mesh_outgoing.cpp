@@ -273,8 +273,7 @@ void Mesh::finish(OutFrame& frame, ucs_status_t status) {
     if (!frame.copy.empty()) spare_copies_.push_back(std::move(frame.copy));
     frames_.give_back(&frame);
     if (status != UCS_OK) {
-        failed_transfers_.emplace_back(
-            peer, fmt::format("sending to rank {} failed: {}", peer, status_name(status)));
+        failed_transfers_.emplace_back(peer, fmt::format("sending to rank {} failed: {}", peer, status_name(status)));
     }
     if (operation == nullptr) return;
     --operation->under_way;

@@ -77,8 +77,8 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
     const auto address_of = [](const std::unique_ptr<UcxWorker>& each) {
         return each != nullptr ? each->address() : std::vector<std::byte>();
     };
-    std::vector<Link> links = meet(listener, addresses, rank, pack(address_of(near_), address_of(far_)),
-                                   config.timeout_ns);
+    std::vector<Link> links =
+        meet(listener, addresses, rank, pack(address_of(near_), address_of(far_)), config.timeout_ns);
     std::vector<std::vector<std::byte>> blobs;
     for (Link& link : links) blobs.push_back(std::move(link.blob));
     links_.emplace(std::move(links), receiver);

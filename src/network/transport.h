@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames between the ranks of a communicator. UCX carries them over shared memory within a host, and over RDMA between
-// hosts that have it; everything else goes over the links on which ranks proved who they are. UCX's own TCP transport is
-// never used: it writes what any stranger sends to any address. Frames to one peer may overtake each other. One thread
-// at a time.
+// hosts that have it; everything else goes over the links on which ranks proved who they are. UCX's own TCP transport
+// is never used: it writes what any stranger sends to any address. Frames to one peer may overtake each other. One
+// thread at a time.
 #pragma once
 
 #include <cstdint>

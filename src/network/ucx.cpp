@@ -305,7 +305,8 @@ ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header
     const bool elsewhere = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
     const bool can_stay = elsewhere || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
     worker.was_held_ = false;
-    Payload payload(&worker, can_stay ? data : nullptr, elsewhere ? nullptr : static_cast<const std::byte*>(data), bytes);
+    Payload payload(&worker, can_stay ? data : nullptr, elsewhere ? nullptr : static_cast<const std::byte*>(data),
+                    bytes);
     worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, payload);
     // What nobody holds is UCX's own again.
     return worker.was_held_ ? UCS_INPROGRESS : UCS_OK;

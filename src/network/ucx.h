@@ -21,8 +21,8 @@ enum class Reach : uint8_t {
     kChosen,   // what the user's own UCX_TLS says, without TCP
 };
 
-// Whether there is UCX, and anything that a context of this kind could use. Error if CROSSDOCK_UCX_LIBRARY names what is
-// no UCX.
+// Whether there is UCX, and anything that a context of this kind could use. Error if CROSSDOCK_UCX_LIBRARY names what
+// is no UCX.
 bool can_reach(Reach reach);
 
 // For messages. Opens UCX only for what UCX alone knows.

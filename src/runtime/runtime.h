@@ -28,8 +28,8 @@ struct LaunchShape {
 
 // Keeps a group's operations in the order of their issue when the caller changes streams between them: kernels of one
 // group never run at once, so two ranks can not start two of them in different orders and wait for each other forever.
-// Around a launch, in this order and with the rank's device current: before_operation, the launch, after_operation. True:
-// the stream is capturing, so the operation becomes part of a graph.
+// Around a launch, in this order and with the rank's device current: before_operation, the launch, after_operation.
+// True: the stream is capturing, so the operation becomes part of a graph.
 class StreamOrder {
   public:
     virtual ~StreamOrder() = default;

@@ -296,8 +296,8 @@ TEST(BadPeersFrames, NumbersCountOnce) {
         {"rank 1 sends frame", "far ahead"});
 }
 
-// Other processes may write into a worker of UCX's. Frames without the key are not looked at, whatever they say; ranks go
-// on.
+// Other processes may write into a worker of UCX's. Frames without the key are not looked at, whatever they say; ranks
+// go on.
 TEST(BadPeersFrames, StrangersChangeNothing) {
     if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) GTEST_SKIP() << "nobody else can write to a link";
     run_ranks(2, [&](TestRank& rank) {

@@ -94,7 +94,8 @@ void run_ranks(int num_ranks, const RankFunction& function, const std::vector<in
         ASSERT_GE(process, 0);
         if (process == 0) {
             // Each rank plays a host of its own, so that frames cross TCP.
-            if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) setenv("CROSSDOCK_HOST", std::to_string(rank).c_str(), 1);
+            if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr)
+                setenv("CROSSDOCK_HOST", std::to_string(rank).c_str(), 1);
             TestRank self(state, rank, num_ranks);
             state.processes[rank] = getpid();
             try {

@@ -107,7 +107,7 @@ struct HtRouting {
     uint32_t cleans;      // of the group's masks, before it
     uint64_t dropped;     // pairs of an own token and a masked rank to which it should have gone
     HtRoutingMaker maker;
-    uint64_t update;      // the number of the operation that made it: the same on every rank
+    uint64_t update;  // the number of the operation that made it: the same on every rank
 };
 inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
 

@@ -9,10 +9,10 @@
 #include <memory>
 #include <string>
 
-#include "runtime/cuda/launch.cuh"
 #include "kernels/ll/combine.h"
 #include "kernels/ll/dispatch.h"
 #include "kernels/ll/launch.h"
+#include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda {
 namespace {

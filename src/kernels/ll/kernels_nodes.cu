@@ -3,10 +3,10 @@
 // is defined for this file).
 #include <cuda_runtime.h>
 
-#include "runtime/cuda/launch.cuh"
 #include "kernels/ll/combine.h"
 #include "kernels/ll/dispatch.h"
 #include "kernels/ll/launch.h"
+#include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda::nodes {
 namespace {
