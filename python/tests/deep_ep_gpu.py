@@ -277,9 +277,11 @@ def labels(rank: int, size: int) -> dict[str, float]:
                 outs += [*sent[0], sent[1].targets]
                 expansion = Expansion.of(own_ids, counting[:local], 16, places, sources)
                 outs += [expansion.places, expansion.sources]
+                # Behind the last expert's zone no row is written.
+                filled = int((counting[:local] + -counting[:local] % 16).sum())
                 for table, column_major in zip(tables, (False, True, False), strict=True):
                     spread = expansion.spread(on(table), own_scales, own_weights, True, column_major)
-                    outs += [part for part in spread if part is not None]
+                    outs += [part[:filled] for part in spread if part is not None]
                     for kind in (torch.float32, torch.bfloat16):
                         outs += [part for part in expansion.add_up(spread[0], spread[2], kind) if part is not None]
                 found.append([out.cpu() for out in outs])

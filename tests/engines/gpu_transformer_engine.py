@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint64, c_void_p
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,12 +68,33 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * 128)]
 
 
+def load_beside_old_libraries(path: str) -> ctypes.CDLL:
+    """Opens the library where the system's cuBLAS is older than the one it was linked with.
+
+    What such a cuBLAS lacks is for matrix products, which nothing here computes: a function that ends the process
+    stands for it.
+    """
+    for _ in range(50):
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            missing = re.search(r"undefined symbol: (\w+)", str(error))
+            if missing is None:
+                raise
+        source = Path(tempfile.mkdtemp()) / "missing.c"
+        source.write_text(f"#include <stdlib.h>\nvoid {missing[1]}(void) {{ abort(); }}\n")
+        stub = source.with_suffix(".so")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", stub, source], check=True)
+        ctypes.CDLL(str(stub), mode=ctypes.RTLD_GLOBAL)
+    raise OSError(f"{path} lacks too many functions")
+
+
 class Engine:
     """The functions, with their types."""
 
     def __init__(self, path: str) -> None:
         ctypes.CDLL("libnvrtc.so.13", mode=ctypes.RTLD_GLOBAL)  # TransformerEngine leaves that to its Python package
-        self.library = ctypes.CDLL(path)
+        self.library = load_beside_old_libraries(path)
         tensor, window, stream, layer = c_void_p, Window, c_void_p, POINTER(LayerConfig)
         self._function("nvte_create_tensor", c_void_p, c_int)
         self._function("nvte_destroy_tensor", None, tensor)
