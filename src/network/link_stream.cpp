@@ -20,6 +20,13 @@ constexpr size_t kBytesPerTurn = size_t{1} << 20;
 // would have to be copied.
 constexpr size_t kBytesReadAhead = 2048;
 
+// What an answer of recv() that is no bytes says of the other end.
+const char* reason_of_end(ptrdiff_t got) {
+    if (got == 0) return "its process ended";
+    // So ends a process that has not read everything.
+    return errno == ECONNRESET ? "its process ended, or its connection was reset" : std::strerror(errno);
+}
+
 }  // namespace
 
 // Sends the unsent parts of `records`. Returns the system's answer.
@@ -109,7 +116,7 @@ bool LinkStream::receive(FrameReceiver& receiver, std::unique_ptr<Farewell>& far
         const ptrdiff_t got = read_some(is_drained);
         if (got < 0 && errno == EAGAIN) break;
         if (got <= 0) {
-            farewell.reset(new Farewell{false, got == 0 ? "its process ended" : std::strerror(errno)});
+            farewell.reset(new Farewell{false, reason_of_end(got)});
             return true;
         }
         taken += static_cast<size_t>(got);

@@ -121,6 +121,7 @@ def environment(root: Path, part: Part) -> dict[str, str]:
         "LD_LIBRARY_PATH": ":".join(folders),
         "LD_PRELOAD": f"{work}/libnccl.so.2:{work}/libnccl_ep.so.0",
         "NCCL_EP_HOME": str(work / "home"),
+        "NCCL_EP_JIT_BUILD_INCLUDE_DIR": str(work / "home"),  # for TransformerEngine, which looks for headers otherwise
         "NCCL_MULTI_RANK_GPU_ENABLE": "1",
         "NCCL_NVLS_ENABLE": "0",
         "GLOO_SOCKET_IFNAME": "lo",
