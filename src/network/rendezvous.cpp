@@ -124,7 +124,8 @@ class Guest {
     }
 
     std::nullopt_t give_up(const char* reason) {
-        reason_ = reason;
+        // A visit that the end of the time has cut short knows less than the one before.
+        if (reason_.empty() || cpu::steady_now_ns() < deadline_ns_) reason_ = reason;
         return std::nullopt;
     }
 
