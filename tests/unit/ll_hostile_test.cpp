@@ -138,9 +138,22 @@ class LlHostile : public testing::TestWithParam<Shape> {
     }
 };
 
-TEST_P(LlHostile, ThreadsSurviveNonsense) { survive_in_threads(15, program()); }
+// Whoever writes nonsense also writes where a kernel copies plain bytes, which is a race, and meant to be one.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kSeesRaces = true;
+#else
+constexpr bool kSeesRaces = false;
+#endif
 
-TEST_P(LlHostile, ProcessesSurviveNonsense) { survive_in_processes(5, program()); }
+TEST_P(LlHostile, ThreadsSurviveNonsense) {
+    if (kSeesRaces) GTEST_SKIP() << "nonsense races with kernels";
+    survive_in_threads(15, program());
+}
+
+TEST_P(LlHostile, ProcessesSurviveNonsense) {
+    if (kSeesRaces) GTEST_SKIP() << "nonsense races with kernels";
+    survive_in_processes(5, program());
+}
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LlHostile,
                          testing::Values(Shape{NCCL_EP_LAYOUT_EXPERT_MAJOR, CROSSDOCK_SUMS_EXACT, false},
