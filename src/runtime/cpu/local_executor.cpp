@@ -99,8 +99,8 @@ class LocalWarp final : public Warp {
     void wait_sources_read() override {}
     bool is_lazy() const override { return false; }
 
-    // Between ranks of one host the network is a copy. What is short may be polled without waiting for a signal: it goes
-    // word by word, in order.
+    // Between ranks of one host the network is a copy. What is short may be polled without waiting for a signal: it
+    // goes word by word, in order.
     void put(int, void* target, const void* source, size_t bytes) override {
         constexpr size_t kPolledBytes = 64;
         const auto is_aligned = [](const void* place) { return reinterpret_cast<uintptr_t>(place) % 8 == 0; };
