@@ -186,7 +186,10 @@ bool Mesh::progress_locked() {
     if (!failed_transfers_.empty()) {
         // A rank that ends because another is lost also takes and gives nothing more: the other is to be named.
         transport_.look_after_peers();
-        for (auto& [peer, sentence] : std::exchange(failed_transfers_, {})) blame(peer, std::move(sentence));
+        for (auto& [peer, message] : std::exchange(failed_transfers_, {})) {
+            const std::string& reason = peers_[peer].gone_reason;
+            blame(peer, reason.empty() ? std::move(message) : fmt::format("rank {} is lost: {}", peer, reason));
+        }
     }
     if (!dropped_.empty()) {
         for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);

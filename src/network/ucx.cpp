@@ -91,7 +91,7 @@ const char* status_name(ucs_status_t status) {
         case UCS_ERR_CANCELED:
             return "the connection was closed";
         case UCS_ERR_CONNECTION_RESET:
-            return "the connection was lost";
+            return "its process ended, or the connection was lost";
         default:
             return ucx().ucs_status_string(status);
     }
