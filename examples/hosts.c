@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One process a rank, on one host or on many: started by torchrun, mpirun or srun, or by hand (docs/deployment.md).
+ * One process per rank, on one host or on many: started by torchrun, mpirun or srun, or by hand (docs/deployment.md).
  * Each rank has an expert, which multiplies by its number plus one, and a token that goes to its own expert and to the
  * next one's.
  */

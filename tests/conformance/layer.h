@@ -46,7 +46,7 @@ struct LayerOptions {
     bool odd_scales = false;          // scales begin at no multiple of more than their element
     bool in_place = false;            // combine reads the tensor that dispatch filled, where its type and width allow
     bool source_counters = true;      // rank-major: asks for them
-    bool ask_places = false;          // asks for experts' offsets (rank-major: in vain) and for the total
+    bool ask_places = false;          // asks for experts' offsets (rank-major: ignored) and for the total
     ncclDataType_t place_type = ncclInt64;
     bool version_1_structs = false;  // config and layout structs end where version 1's did
     bool cut_structs = false;        // the same structs end within the field that comes behind, which holds rubbish
