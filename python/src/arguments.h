@@ -33,7 +33,8 @@ struct LayoutInfo {
 // The arrays of one call, in a place that does not move while the call runs.
 class CallArrays {
   public:
-    explicit CallArrays(bool is_cpu) : is_cpu_(is_cpu) { arrays_.reserve(kMost); }
+    // num: no more are added.
+    explicit CallArrays(bool is_cpu, size_t num = kMost) : is_cpu_(is_cpu) { arrays_.reserve(num); }
 
     // NULL for None. InvalidArgument: not an array, or one in memory that the group's ranks cannot reach.
     ncclEpTensor_t* add(nanobind::handle object, const char* name, Access access);

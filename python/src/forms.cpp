@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "collected.h"
 #include "torch_view.h"
 
 namespace nb = nanobind;
@@ -18,7 +19,8 @@ enum class Kind : int64_t { kNone, kNumber, kTensor, kDescribed };
 class Key {
   public:
     // False: an argument has no form, or they are too many for one look.
-    bool add_forms(const nb::args& arguments) {
+    template <class Arguments>
+    bool add_forms(const Arguments& arguments) {
         for (nb::handle argument : arguments) {
             if (!add_form(argument)) return false;
         }
@@ -91,6 +93,13 @@ nb::object Forms::find(const nb::args& arguments) const {
     return found == known_.end() ? nb::none() : found->second;
 }
 
+nb::handle Forms::look_up(std::initializer_list<nb::handle> arguments) const {
+    Key key;
+    if (!key.add_forms(arguments)) return {};
+    const auto found = known_.find(key.bytes());
+    return found == known_.end() ? nb::handle() : nb::handle(found->second);
+}
+
 void Forms::keep(nb::handle known, const nb::args& arguments) {
     Key key;
     if (!key.add_forms(arguments)) return;
@@ -109,25 +118,8 @@ int Forms::visit(visitproc visit, void* arg) const {
     return 0;
 }
 
-namespace {
-
-int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    return nb::inst_ready(self) ? nb::inst_ptr<Forms>(self)->visit(visit, arg) : 0;
-}
-
-int clear(PyObject* self) {
-    nb::inst_ptr<Forms>(self)->clear();
-    return 0;
-}
-
-PyType_Slot slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_clear, reinterpret_cast<void*>(clear)}, {0, nullptr}};
-
-}  // namespace
-
 void bind_forms(nb::module_& module) {
-    nb::class_<Forms>(module, "Forms", nb::type_slots(slots),
+    nb::class_<Forms>(module, "Forms", nb::type_slots(collected<Forms>()),
                       R"(What is known of calls, by the forms of their arguments.
 
 Arguments are tensors of torch, whose form is all that they are but for their elements and where these lie, numbers, and

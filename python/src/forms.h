@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -19,6 +20,8 @@ class Forms {
   public:
     // What was kept for arguments of these forms, else None.
     nanobind::object find(const nanobind::args& arguments) const;
+    // The same, borrowed; NULL for None.
+    nanobind::handle look_up(std::initializer_list<nanobind::handle> arguments) const;
     void keep(nanobind::handle known, const nanobind::args& arguments);
     void clear();
     int visit(visitproc visit, void* arg) const;

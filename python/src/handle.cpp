@@ -20,8 +20,9 @@ void Handle::expect_open() const {
 
 // On CPUs whole operations are over when they return. Elsewhere, and in the halves of a split one, the arrays must
 // stay; those of the call before may go, as work on one handle is ordered.
-void Handle::keep(std::vector<Array>& where, CallArrays& arrays, bool is_split) {
+void Handle::keep(std::vector<Array>& where, CallArrays& arrays, bool is_split, cudaStream_t stream) {
     device_ = arrays.device();
+    stream_ = stream;
     if (is_split || !is_cpu(*group_)) where = arrays.take();
     is_pending_ = is_pending_ || is_split;
 }
@@ -48,7 +49,7 @@ void Handle::dispatch(nb::handle inputs, nb::handle outputs, nb::handle layout_i
         is_default ? make_struct<ncclEpDispatchConfig_t>() : config_from<ncclEpDispatchConfig_t>(config, fields);
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
     group_->call([&] { check(ncclEpDispatch(handle_, &sent, &received, info, &settings, where)); });
-    keep(dispatched_, arrays, settings.send_only != 0);
+    keep(dispatched_, arrays, settings.send_only != 0, where);
 }
 
 void Handle::combine(nb::handle inputs, nb::handle outputs, nb::handle config, nb::handle stream,
@@ -63,15 +64,16 @@ void Handle::combine(nb::handle inputs, nb::handle outputs, nb::handle config, n
         is_default ? make_struct<ncclEpCombineConfig_t>() : config_from<ncclEpCombineConfig_t>(config, fields);
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
     group_->call([&] { check(ncclEpCombine(handle_, &sent, &received, &settings, where)); });
-    keep(combined_, arrays, settings.send_only != 0);
+    keep(combined_, arrays, settings.send_only != 0, where);
 }
 
 void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::handle rows, nb::handle counters,
-                                nb::handle scales, bool transposed_scales, bool send_only, bool round_scales) {
+                                nb::handle scales, bool transposed_scales, bool send_only, bool round_scales,
+                                nb::handle stream) {
     expect_open();
-    CallArrays routing(is_cpu(*group_));
+    CallArrays routing(is_cpu(*group_), 1);
     const ncclEpTensor_t* ids = routing.add(topk_idx, "topk_idx", Access::kRead);
-    CallArrays arrays(is_cpu(*group_));
+    CallArrays arrays(is_cpu(*group_), 4);
     auto sent = make_struct<ncclEpDispatchInputs_t>();
     sent.tokens = arrays.add(tokens, "tokens", Access::kRead);
     auto received = make_struct<ncclEpDispatchOutputs_t>();
@@ -89,18 +91,19 @@ void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::hand
     } else if (received.scales != nullptr) {
         settings.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
     }
-    const cudaStream_t where = stream_from(nb::none(), is_cpu(*group_), arrays.device());
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
     group_->call([&] {
         check(ncclEpUpdateHandle(handle_, ids, nullptr, where));
         check(ncclEpDispatch(handle_, &sent, &received, &info, &settings, where));
     });
     keep_routing(routing.take());
-    keep(dispatched_, arrays, send_only);
+    keep(dispatched_, arrays, send_only, where);
 }
 
-void Handle::combine_weighted(nb::handle rows, nb::handle topk_weights, nb::handle tokens, bool send_only) {
+void Handle::combine_weighted(nb::handle rows, nb::handle topk_weights, nb::handle tokens, bool send_only,
+                              nb::handle stream) {
     expect_open();
-    CallArrays arrays(is_cpu(*group_));
+    CallArrays arrays(is_cpu(*group_), 3);
     auto sent = make_struct<ncclEpCombineInputs_t>();
     sent.tokens = arrays.add(rows, "rows", Access::kRead);
     auto received = make_struct<ncclEpCombineOutputs_t>();
@@ -108,14 +111,15 @@ void Handle::combine_weighted(nb::handle rows, nb::handle topk_weights, nb::hand
     received.topk_weights = arrays.add(topk_weights, "topk_weights", Access::kRead);
     auto settings = make_struct<ncclEpCombineConfig_t>();
     settings.send_only = send_only ? 1 : 0;
-    const cudaStream_t where = stream_from(nb::none(), is_cpu(*group_), arrays.device());
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
     group_->call([&] { check(ncclEpCombine(handle_, &sent, &received, &settings, where)); });
-    keep(combined_, arrays, send_only);
+    keep(combined_, arrays, send_only, where);
 }
 
-void Handle::dispatch_rows(nb::handle rows, nb::handle received, nb::handle words, nb::handle received_words) {
+void Handle::dispatch_rows(nb::handle rows, nb::handle received, nb::handle words, nb::handle received_words,
+                           nb::handle stream) {
     expect_open();
-    CallArrays arrays(is_cpu(*group_));
+    CallArrays arrays(is_cpu(*group_), 4);
     // Types that the library moves as they are: backward without words, and forward's recipe with them.
     const ncclDataType_t type = words.is_none() ? ncclBfloat16 : ncclFloat8e4m3;
     auto inputs = make_struct<ncclEpDispatchInputs_t>();
@@ -127,15 +131,19 @@ void Handle::dispatch_rows(nb::handle rows, nb::handle received, nb::handle word
     auto settings = make_struct<ncclEpDispatchConfig_t>();
     settings.pass_direction = NCCL_EP_BWD_PASS;
     if (!words.is_none()) settings.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
-    const cudaStream_t where = stream_from(nb::none(), is_cpu(*group_), arrays.device());
+    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
     group_->call([&] { check(ncclEpDispatch(handle_, &inputs, &outputs, nullptr, &settings, where)); });
-    keep(dispatched_, arrays, false);
+    keep(dispatched_, arrays, false, where);
 }
 
 void Handle::complete(nb::handle stream) {
     expect_open();
-    const cudaStream_t where = stream_from(stream, is_cpu(*group_), device_);
-    group_->call([&] { check(ncclEpComplete(handle_, nullptr, where)); });
+    complete_on(stream_from(stream, is_cpu(*group_), device_));
+}
+
+void Handle::complete_on(cudaStream_t stream) {
+    expect_open();
+    group_->call([&] { check(ncclEpComplete(handle_, nullptr, stream)); });
     is_pending_ = false;
     if (is_cpu(*group_)) {
         dispatched_.clear();
@@ -257,30 +265,35 @@ N rows of a high-throughput receive array.)")
              "[B, H]. Collective. Low-latency expert-major also needs outputs.topk_weights, which it reads. Fields of "
              "CombineConfig by keyword.")
         .def("route_and_dispatch", &Handle::route_and_dispatch, "topk_idx"_a, "tokens"_a, "rows"_a, "counters"_a,
-             "scales"_a.none(), "transposed_scales"_a, "send_only"_a, "round_scales"_a,
+             "scales"_a.none(), "transposed_scales"_a, "send_only"_a, "round_scales"_a, "stream"_a.none() = nb::none(),
              nb::sig("def route_and_dispatch(self, topk_idx: object, tokens: object, rows: object, counters: object, "
-                     "scales: object, transposed_scales: bool, send_only: bool, round_scales: bool) -> None"),
+                     "scales: object, transposed_scales: bool, send_only: bool, round_scales: bool, stream: object = "
+                     "None) -> None"),
              "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
              "LayoutInfo's expert_counters. transposed_scales: scales [L, R*M, H / 128] lie in memory as a dense [L, "
              "H / 128, R*M] does, for groups of api_version 1.")
         .def("combine_weighted", &Handle::combine_weighted, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
-             nb::sig("def combine_weighted(self, rows: object, topk_weights: object, tokens: object, send_only: bool) "
-                     "-> None"),
+             "stream"_a.none() = nb::none(),
+             nb::sig("def combine_weighted(self, rows: object, topk_weights: object, tokens: object, send_only: bool, "
+                     "stream: object = None) -> None"),
              "Low latency, expert-major: combine of rows into tokens.")
         .def("dispatch_rows", &Handle::dispatch_rows, "rows"_a, "received"_a, "words"_a.none() = nb::none(),
-             "received_words"_a.none() = nb::none(),
+             "received_words"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
              nb::sig("def dispatch_rows(self, rows: object, received: object, words: object = None, received_words: "
-                     "object = None) -> None"),
+                     "object = None, stream: object = None) -> None"),
              "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
              "lengths are multiples of 16 bytes.")
         .def("send_again", &Handle::send_again, "tokens"_a.none(), "num_tokens"_a, "num_rows"_a, "most_bytes"_a,
-             nb::sig("def send_again(self, tokens: object, num_tokens: int, num_rows: int, most_bytes: int) -> "
-                     "typing.Any"),
+             "stream"_a.none() = nb::none(),
+             nb::sig("def send_again(self, tokens: object, num_tokens: int, num_rows: int, most_bytes: int, stream: "
+                     "object = None) -> typing.Any"),
              "High throughput: dispatch_rows of [num_tokens, ..] to a new tensor [num_rows, ..], which is returned; "
              "None: tokens are no dense tensor of torch of this shape, of a type that goes as it is, with rows of a "
              "multiple of 16 bytes, at most that many.")
         .def("add_up", &Handle::add_up, "tokens"_a.none(), "num_rows"_a, "num_tokens"_a, "most_bytes"_a,
-             nb::sig("def add_up(self, tokens: object, num_rows: int, num_tokens: int, most_bytes: int) -> typing.Any"),
+             "stream"_a.none() = nb::none(),
+             nb::sig("def add_up(self, tokens: object, num_rows: int, num_tokens: int, most_bytes: int, stream: object "
+                     "= None) -> typing.Any"),
              "High throughput: combine of [num_rows, ..] into a new tensor [num_tokens, ..], as send_again, of types "
              "that are summed.")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),

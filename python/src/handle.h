@@ -23,17 +23,20 @@ class Handle {
     // Low latency, expert-major: update and dispatch, and combine, of arguments that follow each other.
     void route_and_dispatch(nanobind::handle topk_idx, nanobind::handle tokens, nanobind::handle rows,
                             nanobind::handle counters, nanobind::handle scales, bool transposed_scales, bool send_only,
-                            bool round_scales);
-    void combine_weighted(nanobind::handle rows, nanobind::handle topk_weights, nanobind::handle tokens,
-                          bool send_only);
+                            bool round_scales, nanobind::handle stream);
+    void combine_weighted(nanobind::handle rows, nanobind::handle topk_weights, nanobind::handle tokens, bool send_only,
+                          nanobind::handle stream);
     // High throughput: bytes to the places of the routing, rows of words beside them unless these are None.
     void dispatch_rows(nanobind::handle rows, nanobind::handle received, nanobind::handle words,
-                       nanobind::handle received_words);
+                       nanobind::handle received_words, nanobind::handle stream);
     // High throughput: dispatch_rows without words, and combine, with the new tensor that is returned. None: tokens are
     // no dense tensor of torch with so many rows, of a type and length that go as they are.
-    nanobind::object send_again(nanobind::handle tokens, int64_t num_tokens, int64_t num_rows, int64_t most_bytes);
-    nanobind::object add_up(nanobind::handle tokens, int64_t num_rows, int64_t num_tokens, int64_t most_bytes);
+    nanobind::object send_again(nanobind::handle tokens, int64_t num_tokens, int64_t num_rows, int64_t most_bytes,
+                                nanobind::handle stream);
+    nanobind::object add_up(nanobind::handle tokens, int64_t num_rows, int64_t num_tokens, int64_t most_bytes,
+                            nanobind::handle stream);
     void complete(nanobind::handle stream);
+    void complete_on(cudaStream_t stream);
     void set_sums(crossdockSums_t sums);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);
     void sources(nanobind::handle tokens, nanobind::handle ranges, nanobind::handle stream);
@@ -45,18 +48,25 @@ class Handle {
     void keep_routing(std::vector<Array> arrays) { routing_ = std::move(arrays); }
     void keep_memory(std::vector<Array> arrays) { memory_ = std::move(arrays); }
 
+    // False once the handle or its group is closed.
+    bool is_usable() const { return handle_ != nullptr && !group_->is_closed(); }
+    bool is_of_cpus() const { return group_->communicator().is_cpu(); }
+    // Of the latest operation.
+    cudaStream_t latest_stream() const { return stream_; }
+
     size_t address() const { return reinterpret_cast<size_t>(handle_); }
 
   private:
     void expect_open() const;
     std::vector<Array> take_arrays();
-    void keep(std::vector<Array>& where, CallArrays& arrays, bool is_split);
+    void keep(std::vector<Array>& where, CallArrays& arrays, bool is_split, cudaStream_t stream);
 
     std::shared_ptr<GroupState> group_;
     ncclEpHandle_t handle_;
     std::vector<Array> memory_, routing_, dispatched_, combined_;
     bool is_pending_ = false;
     int device_ = -1;  // of the arrays of the latest operation, for the stream that completes it
+    cudaStream_t stream_ = nullptr;
 };
 
 Handle* create_handle(Group& group, ncclEpLayout_t layout, nanobind::handle topk_idx, nanobind::handle layout_info,

@@ -5,6 +5,7 @@
 #include "configs.h"
 #include "handle.h"
 #include "stream.h"
+#include "torch_maker.h"
 #include "torch_view.h"
 
 namespace nb = nanobind;
@@ -37,65 +38,41 @@ struct Rows {
     }
 };
 
-// torch's ways to make a tensor past the choice of an operator, as what it compiles does: (sizes, strides, dtype), on
-// GPUs on the current one. NULL where this torch lacks them.
-struct QuickMakers {
-    PyObject* on_host = nullptr;
-    PyObject* on_cuda = nullptr;
-    PyObject* current_device = nullptr;
-
-    QuickMakers() {
-        const nb::object internals = nb::module_::import_("torch").attr("_C");
-        const nb::object guards = nb::getattr(nb::getattr(internals, "_dynamo", nb::none()), "guards", nb::none());
-        on_host = nb::getattr(guards, "_empty_strided_cpu", nb::object()).release().ptr();
-        on_cuda = nb::getattr(guards, "_empty_strided_cuda", nb::object()).release().ptr();
-        current_device = nb::getattr(internals, "_cuda_getDevice", nb::object()).release().ptr();
-    }
-
-    PyObject* maker_for(const Rows& rows) const {
-        if (rows.device < 0) return on_host;
-        if (on_cuda == nullptr || current_device == nullptr) return nullptr;
-        return nb::cast<int>(nb::handle(current_device)()) == rows.device ? on_cuda : nullptr;
-    }
-};
-
 // Of the type of those, on their device.
 nb::object new_rows(const Rows& like, int64_t num) {
-    static const auto* makers = new QuickMakers;
-    if (PyObject* make = makers->maker_for(like); make != nullptr) {
-        return nb::handle(make)(nb::make_tuple(num, like.columns), nb::make_tuple(like.columns, 1),
-                                like.tensor.attr("dtype"));
-    }
-    return like.tensor.attr("new_empty")(num, like.columns);
+    return new_tensor(nb::make_tuple(num, like.columns), nb::make_tuple(like.columns, 1), like.tensor.attr("dtype"),
+                      like.tensor, like.device);
 }
 
 }  // namespace
 
-nb::object Handle::send_again(nb::handle tokens, int64_t num_tokens, int64_t num_rows, int64_t most_bytes) {
+nb::object Handle::send_again(nb::handle tokens, int64_t num_tokens, int64_t num_rows, int64_t most_bytes,
+                              nb::handle stream) {
     expect_open();
     Rows rows;
     if (!rows.read(tokens, most_bytes) || rows.num != num_tokens || bytes_of_datatype(rows.type) > 4) return nb::none();
     nb::object received = new_rows(rows, num_rows);
-    dispatch_rows(tokens, received, nb::none(), nb::none());
+    dispatch_rows(tokens, received, nb::none(), nb::none(), stream);
     forget_arrays();
     return received;
 }
 
-nb::object Handle::add_up(nb::handle tokens, int64_t num_rows, int64_t num_tokens, int64_t most_bytes) {
+nb::object Handle::add_up(nb::handle tokens, int64_t num_rows, int64_t num_tokens, int64_t most_bytes,
+                          nb::handle stream) {
     expect_open();
     Rows rows;
     if (!rows.read(tokens, most_bytes) || rows.num != num_rows) return nb::none();
     if (rows.type != ncclBfloat16 && rows.type != ncclFloat16 && rows.type != ncclFloat32) return nb::none();
     nb::object sums = new_rows(rows, num_tokens);
-    CallArrays arrays(group_->communicator().is_cpu());
+    CallArrays arrays(group_->communicator().is_cpu(), 2);
     auto sent = make_struct<ncclEpCombineInputs_t>();
     sent.tokens = arrays.add(tokens, "rows", Access::kRead);
     auto received = make_struct<ncclEpCombineOutputs_t>();
     received.tokens = arrays.add(sums, "sums", Access::kWrite);
     const auto settings = make_struct<ncclEpCombineConfig_t>();
-    const cudaStream_t where = stream_from(nb::none(), group_->communicator().is_cpu(), arrays.device());
+    const cudaStream_t where = stream_from(stream, group_->communicator().is_cpu(), arrays.device());
     group_->call([&] { check(ncclEpCombine(handle_, &sent, &received, &settings, where)); });
-    keep(combined_, arrays, false);
+    keep(combined_, arrays, false, where);
     forget_arrays();
     return sums;
 }

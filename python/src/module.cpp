@@ -5,14 +5,17 @@
 #include "arguments.h"
 #include "communicator.h"
 #include "configs.h"
+#include "deep_ep_calls.h"
 #include "error.h"
 #include "forms.h"
 #include "group.h"
 #include "group_masks.h"
 #include "handle.h"
 #include "routing.h"
+#include "row_route.h"
 #include "stream.h"
 #include "tensor.h"
+#include "torch_maker.h"
 #include "window.h"
 
 NB_MODULE(_core, module) {
@@ -32,6 +35,9 @@ NB_MODULE(_core, module) {
     bind_group(module);
     bind_a2sgd(module);
     bind_forms(module);
+    bind_torch_makers(module);
+    bind_deep_ep_calls(module);
+    bind_row_routes(module);
     bind_routing(module);
     bind_streams(module);
     module.def(

@@ -78,6 +78,18 @@ int64_t most_rows_of_expert(nb::handle tensor, int64_t num_experts) {
     return ids.type == ncclInt64 ? most_of_one<int64_t>(ids, num_experts) : most_of_one<int32_t>(ids, num_experts);
 }
 
+}  // namespace
+
+bool has_room_for_routing(nb::handle topk_idx, int64_t num_experts, int64_t most_rows) {
+    Strided ids;
+    if (!ids_from(topk_idx, ids) || ids.device >= 0 || largest_of(ids) >= num_experts) return false;
+    // So few choices fit whatever they are.
+    if (ids.shape[0] * ids.shape[1] <= most_rows) return true;
+    return most_rows_of_expert(topk_idx, num_experts) <= most_rows;
+}
+
+namespace {
+
 // A tensor of a call whose tensors are all on one device; NULL for None.
 class Tensors {
   public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensor.h"
 
+#include "collected.h"
 #include "error.h"
 #include "torch_view.h"
 #include "window.h"
@@ -96,25 +97,9 @@ void Tensor::clear() {
     window_.reset();
 }
 
-namespace {
-
-int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    return nb::inst_ready(self) ? nb::inst_ptr<Tensor>(self)->visit(visit, arg) : 0;
-}
-
-int clear(PyObject* self) {
-    nb::inst_ptr<Tensor>(self)->clear();
-    return 0;
-}
-
-PyType_Slot slots[] = {
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_clear, reinterpret_cast<void*>(clear)}, {0, nullptr}};
-
-}  // namespace
-
 void bind_tensor(nb::module_& module) {
-    nb::class_<Tensor>(module, "Tensor", nb::type_slots(slots), R"(An array, described once for many calls.
+    nb::class_<Tensor>(module, "Tensor", nb::type_slots(collected<Tensor>()),
+                       R"(An array, described once for many calls.
 
 Wherever the library takes an array it takes a Tensor, too; calls with Tensors are quicker, and a Tensor can say what
 an array does not: another type of the same size (dtype: a name, a dtype of NumPy or torch, or NCCL's number), another

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
-from crossdock.deep_ep import events, legacy, streams, turns  # noqa: E402
+from crossdock.deep_ep import events, streams, turns  # noqa: E402
 from crossdock.deep_ep.events import EventHandle, EventOverlap  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)
@@ -85,7 +85,7 @@ class Cuda:
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fake = SimpleNamespace(cuda=Cuda, device=torch.device, Tensor=torch.Tensor)
-    for module in (events, turns, streams, legacy):
+    for module in (events, turns, streams):
         monkeypatch.setattr(module, "torch", fake)
     monkeypatch.setattr(streams, "current_stream_address", lambda index: id(Cuda.current))
     monkeypatch.setattr(streams, "_known", {})
@@ -135,8 +135,7 @@ def test_the_stream_comes_back_where_work_fails() -> None:
 
 
 def test_a_hook_runs_on_the_stream_of_its_call() -> None:
-    x: Any = SimpleNamespace(is_cpu=False, device=DEVICE)
-    hook = legacy._on_this_stream(x, lambda: work() and None)
+    hook = streams.on_this_stream(DEVICE, lambda: work() and None)
     hook()
     Cuda.set_stream(Cuda.side)
     hook()

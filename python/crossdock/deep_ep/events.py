@@ -39,6 +39,10 @@ class EventOverlap:
     event: None where there is nothing to wait for. extra_tensors: kept alive until the wait.
     """
 
+    # What calls without an event leave as it is: C++ makes theirs without a constructor.
+    event: EventHandle | None = None
+    extra_tensors: Sequence[Any] | None = None
+
     def __init__(self, event: EventHandle | None = None, extra_tensors: Sequence[Any] | None = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors

@@ -39,9 +39,7 @@ class PooledGroup:
 
     def take(self, num_topk: int) -> tuple[Handle, list[Handle]]:
         """A handle, and the list that it goes back to."""
-        free = self._free.get(num_topk)
-        if free is None:
-            free = self._begin(num_topk)
+        free = self.free(num_topk)
         if not self.is_cpu and torch.cuda.is_current_stream_capturing():
             captured = self._free_captured[num_topk]
             found = _pop(captured) or _pop(free)
@@ -53,6 +51,10 @@ class PooledGroup:
             assert found is not None
             return found, captured
         return _pop(free) or self.group.init_handle(self._layout, num_topk), free
+
+    def free(self, num_topk: int) -> list[Handle]:
+        """The handles of eager calls that nobody uses."""
+        return self._free[num_topk] if num_topk in self._free else self._begin(num_topk)
 
     def _begin(self, num_topk: int) -> list[Handle]:
         spare = 0 if self.is_cpu or is_capturing() else SPARE

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Forms, has_cuda
+from crossdock._core import Forms, has_cuda, low_latency_combine, low_latency_dispatch
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import Config
-from crossdock.deep_ep.errors import WrongArgument, require, require_state
+from crossdock.deep_ep.errors import WrongArgument, require, require_state, translated
 from crossdock.deep_ep.events import EventHandle, EventOverlap
 from crossdock.deep_ep.fresh import check_counts, check_labels, expect_alike
 from crossdock.deep_ep.layout import check_count, check_device, check_tensor, describe, is_whole
-from crossdock.deep_ep.low_latency import Finish, LowLatency
+from crossdock.deep_ep.low_latency import LowLatency
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
 from crossdock.deep_ep.other_builds import refuse_nvfp4, refuse_overlap
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.streams import current_stream, index_of, run_on
 from crossdock.deep_ep.turns import Turns, overlaps
+from crossdock.errors import Error
 
 Event = EventHandle | EventOverlap | None
 
@@ -358,30 +358,30 @@ class Buffer:
         if use_nvfp4:
             refuse_nvfp4()
         low_latency, is_split = self._low_latency(), bool(return_recv_hook)
-        arguments = (
-            x,
-            topk_idx,
-            num_max_dispatch_tokens_per_rank,
-            num_experts,
-            use_fp8,
-            round_scale,
-            use_ue8m0,
-            cumulative_local_expert_recv_stats,
-            dispatch_wait_recv_cost_stats,
-        )
+        statistics, waiting = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
+        max_tokens, is_plain = num_max_dispatch_tokens_per_rank, statistics is None and waiting is None
+        if is_plain and not (use_ue8m0 or async_finish):
+            try:
+                made = low_latency_dispatch(
+                    low_latency.forms, x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, is_split
+                )
+            except Error as error:
+                raise translated(error) from error
+            if made is not None:
+                return made  # type: ignore[no-any-return]
+        arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, statistics, waiting
         if async_finish:
             _expect_one(is_split)
             made, event = self._open().turns.run(
                 x.device,
                 lambda: low_latency.dispatch(*arguments, False),
-                [x, topk_idx, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats],
+                [x, topk_idx, statistics, waiting],
                 lambda made: [*(made[0] if isinstance(made[0], tuple) else made[:1]), made[1]],
                 None,
                 True,
             )
             return *made[:3], event, None
-        recv_x, counts, handle, finish = low_latency.dispatch(*arguments, is_split)
-        return recv_x, counts, handle, EventOverlap(), finish and _on_this_stream(x, finish)
+        return low_latency.dispatch(*arguments, is_split)
 
     def low_latency_combine(
         self,
@@ -414,8 +414,15 @@ class Buffer:
         if overlap:
             refuse_overlap()
         low_latency, is_split = self._low_latency(), bool(return_recv_hook)
-        require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
         waiting = combine_wait_recv_cost_stats
+        if waiting is None and not (zero_copy or async_finish):
+            try:
+                made = low_latency_combine(low_latency.pools, x, topk_idx, topk_weights, handle, out, is_split)
+            except Error as error:
+                raise translated(error) from error
+            if made is not None:
+                return made  # type: ignore[no-any-return]
+        require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
         if async_finish:
             _expect_one(is_split)
             made, event = self._open().turns.run(
@@ -427,8 +434,7 @@ class Buffer:
                 True,
             )
             return made[0], event, None
-        sums, finish = low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split)
-        return sums, EventOverlap(), finish and _on_this_stream(x, finish)
+        return low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split)
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True."""
@@ -470,19 +476,3 @@ class Buffer:
 
 def _expect_one(is_split: bool) -> None:
     require(not is_split, "async_finish and return_recv_hook are both True, allowed: one")
-
-
-def _on_this_stream(x: torch.Tensor, work: Finish) -> Finish:
-    """The function, to be called once, on the stream of x's device that is current now."""
-    if x.is_cpu:
-        return work
-    index = index_of(x.device)
-    stream = current_stream(index)
-
-    def hook() -> None:
-        if current_stream(index) is stream:
-            work()
-        else:
-            run_on(stream, work)
-
-    return hook

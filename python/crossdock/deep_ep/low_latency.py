@@ -4,16 +4,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from crossdock._core import Algorithm, Forms, Layout, OverflowPolicy, most_rows_of_expert
+from crossdock._core import (
+    Algorithm,
+    Forms,
+    Handle,
+    Layout,
+    LowLatencyForm,
+    LowLatencyLease,
+    OverflowPolicy,
+    most_rows_of_expert,
+)
 from crossdock.deep_ep.errors import require, require_state, translated
-from crossdock.deep_ep.groups import Lease, PooledGroup, is_capturing
+from crossdock.deep_ep.events import EventOverlap
+from crossdock.deep_ep.groups import PooledGroup, is_capturing
 from crossdock.deep_ep.layout import (
     ID_TYPES,
     check_count,
@@ -24,10 +33,10 @@ from crossdock.deep_ep.layout import (
     describe,
     is_same_memory,
 )
-from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.makers import shaped_maker
 from crossdock.deep_ep.ranks import Ranks
-from crossdock.deep_ep.scales import Packed, Scales, Transposed
+from crossdock.deep_ep.scales import Packed
+from crossdock.deep_ep.streams import on_this_stream
 from crossdock.errors import Error, RemoteError
 
 BLOCK = 128  # elements of a scale
@@ -35,42 +44,50 @@ MOST_TOPK = 11  # of DeepEP's callers: for up to so many choices memory is made 
 
 # The receive half of an operation whose send half has been called.
 Finish = Callable[[], None]
+Shape = tuple[int, int, int]
 
 
-@dataclass(slots=True)
-class Form:
+class Form(LowLatencyForm):
     """What follows from the form of a dispatch's arguments, which are found right."""
 
-    pool: PooledGroup
-    device: torch.device
-    num_tokens: int
-    topk: int
-    max_tokens: int
-    hidden: int
-    num_experts: int
-    shape: tuple[int, int, int]  # of the rows
-    round_scale: bool
-    items: tuple[Any, ...]  # of the handle
-    make_counts: Callable[[], torch.Tensor]
-    make_rows: Callable[[], torch.Tensor]
-    make_scales: Callable[[], Scales] | None
-    are_packed: bool  # the scales
-    make_sums: Callable[[], torch.Tensor]
-    combines: Forms  # what is known of the combines that follow
+    __slots__ = ("device", "hidden", "num_tokens", "packed_scales", "shape")
+
+    def __init__(
+        self, x: torch.Tensor, topk: int, pool: PooledGroup, shape: Shape, numbers: Shape, scales: str | None, rounds: bool
+    ) -> None:
+        """shape: of the rows; numbers: (M, H, E); scales: one of "fp32" and "packed", or None for bf16."""
+        (num_tokens, hidden), device, (local, slots, _) = x.shape, x.device, shape
+        num_scales = hidden // BLOCK
+        of_scales = (local, slots, num_scales)
+        by_column = (slots * num_scales, 1, slots) if scales == "fp32" else None
+        super().__init__(
+            pool,
+            topk,
+            pool.free(topk),
+            numbers,
+            shaped_maker(torch.int32, device, (local,)),
+            shaped_maker(torch.float8_e4m3fn if scales else torch.bfloat16, device, shape),
+            shaped_maker(torch.float32, device, of_scales, by_column) if scales else None,
+            shaped_maker(torch.bfloat16, device, (num_tokens, hidden)),
+            scales == "fp32",
+            rounds,
+            pool.is_cpu,
+        )
+        self.device, self.hidden, self.num_tokens, self.shape = device, hidden, num_tokens, shape
+        self.packed_scales = of_scales if scales == "packed" else None
 
 
-class Trip(Lease):
+class Trip(LowLatencyLease):
     """One dispatch and the combines that follow it."""
 
-    __slots__ = ("bound", "combine_buffer", "form", "sources", "topk_idx")
+    __slots__ = ()
 
-    def __init__(self, form: Form, topk_idx: torch.Tensor) -> None:
-        super().__init__(form.pool, form.topk)
-        self.form = form
-        self.topk_idx = topk_idx  # read until the last combine
-        self.bound = topk_idx  # what the next combine goes by
-        self.combine_buffer: torch.Tensor | None = None
-        self.sources: tuple[torch.Tensor, torch.Tensor] | None = None
+    form: Form
+
+    @property
+    def handle(self) -> Handle:
+        require_state(not self.form.pool.is_closed, "the buffer of this handle is destroyed")
+        return self.taken
 
     def look(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the rows came from; the library is asked once."""
@@ -80,7 +97,8 @@ class Trip(Lease):
             ranges = torch.empty(local, slots // self.form.max_tokens, dtype=torch.int64, device=device)
             self.handle.sources(tokens, ranges)
             self.sources = tokens, ranges
-        return self.sources
+        found: tuple[torch.Tensor, torch.Tensor] = self.sources
+        return found
 
     def bind(self, topk_idx: torch.Tensor) -> None:
         """Combines go by topk_idx from now on: as dispatched, or -1 where a choice is left out."""
@@ -88,14 +106,33 @@ class Trip(Lease):
             self.handle.update(topk_idx)
             self.bound = topk_idx
 
+    def forget(self) -> None:
+        """Lets go of tensors that finished calls have used; torch knows by streams when their memory is free."""
+        if not self.form.is_cpu:  # CPUs keep none
+            self.handle.forget_arrays()
 
-class LowLatencyHandle(LazyTuple):
-    """What a low-latency dispatch returns: (src_info, layout_range, M, H, E)."""
 
-    trip: Trip
+class LowLatencyHandle(tuple[Any, ...]):
+    """What a low-latency dispatch returns: (src_info, layout_range, M, H, E).
 
+    The first two are looked up when somebody reads them, in the Trip that stands in their places.
+    """
 
-_SOURCES = Later(lambda handle: handle.trip.look()[0]), Later(lambda handle: handle.trip.look()[1])
+    __slots__ = ()
+
+    @property
+    def trip(self) -> Trip:
+        found: Trip = super().__getitem__(0)
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return (*self.trip.look(), *super().__getitem__(slice(2, None)))[index]
+        found = super().__getitem__(index)
+        return self.trip.look()[index % len(self)] if found is self.trip else found
 
 
 class LowLatency:
@@ -105,9 +142,9 @@ class LowLatency:
         self.ranks = ranks
         self.enable_masks = enable_masks
         self._sizes: dict[tuple[str, int, int], tuple[PooledGroup, int]] = {}  # and the elements of its rows
-        self._pools: list[PooledGroup] = []
+        self.pools: list[PooledGroup] = []
         self._masked = [False] * ranks.size
-        self._forms = Forms()  # of dispatches
+        self.forms = Forms()  # of dispatches
 
     def pool(self, device: torch.device, max_tokens: int, hidden: int, num_experts: int) -> PooledGroup:
         """The group for operations of this shape; collective where it has to be made."""
@@ -144,11 +181,11 @@ class LowLatency:
                 "get_low_latency_rdma_size_hint says for it, the constructor does"
             )
             raise RemoteError(sentence) from error
-        self._pools.append(pool)
+        self.pools.append(pool)
         if any(self._masked):
             pool.group.mask_update([not masked for masked in self._masked])
         self._sizes[key] = pool, hidden
-        self._forms.clear()  # shorter rows are for this group, too, on all ranks
+        self.forms.clear()  # shorter rows are for this group, too, on all ranks
         return pool
 
     # ---- masks ----
@@ -156,18 +193,18 @@ class LowLatency:
     def set_mask(self, rank: int, masked: bool) -> None:
         """Local: nothing is sent to the rank, or awaited from it."""
         self._masked[rank] = masked
-        for pool in self._pools:
+        for pool in self.pools:
             active = self._active(pool)
             active[rank] = not masked
             pool.group.mask_update(active)
 
     def query_masks(self, status: torch.Tensor) -> None:
         """1 for a masked rank, in groups of any shape."""
-        if not self._pools:
+        if not self.pools:
             status.copy_(torch.tensor(self._masked))
             return
         status.zero_()
-        for pool in self._pools:
+        for pool in self.pools:
             active = torch.empty_like(status)
             pool.group.mask_query(active)
             status |= (active == 0).to(status.dtype)
@@ -175,7 +212,7 @@ class LowLatency:
     def clean_masks(self) -> None:
         """Local: no rank is masked here any more. One that still does not answer is masked again by the next call."""
         self._masked = [False] * self.ranks.size
-        for pool in self._pools:
+        for pool in self.pools:
             pool.group.mask_update([True] * self.ranks.size)
 
     def _active(self, pool: PooledGroup) -> list[bool]:
@@ -199,10 +236,10 @@ class LowLatency:
         statistics: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
-    ) -> tuple[Any, torch.Tensor, LowLatencyHandle, Finish | None]:
-        """(recv_x, recv_count, handle, the receive half if is_split)."""
+    ) -> tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Finish | None]:
+        """(recv_x, recv_count, handle, an empty event, the receive half if is_split)."""
         key = x, topk_idx, statistics, waiting, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
-        form: Form | None = self._forms.find(*key)
+        form: Form | None = self.forms.find(*key)
         if form is None:
             arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0
             _check_dispatch(*arguments, self.ranks.size)
@@ -210,8 +247,8 @@ class LowLatency:
             _check_statistics(statistics, "cumulative_local_expert_recv_stats", shapes, torch.int32, x.device)
             check_waiting(waiting, "dispatch_wait_recv_cost_stats", self.ranks.size, x.device)
             form = self._form_of(*arguments)
-            self._forms.keep(form, *key)
-        if form.pool.is_cpu:
+            self.forms.keep(form, *key)
+        if form.is_cpu:
             check_values(topk_idx, num_experts)
             most = most_rows_of_expert(topk_idx, num_experts)
             if most > max_tokens:
@@ -220,51 +257,37 @@ class LowLatency:
                     f"num_max_dispatch_tokens_per_rank ({max_tokens}) times, for which recv_x has room"
                 )
                 require(False, sentence)
-        trip = Trip(form, topk_idx)
-        counts, rows = form.make_counts(), form.make_rows()
-        scales = None if form.make_scales is None else form.make_scales()
         try:
-            trip.handle.route_and_dispatch(
-                topk_idx,
-                x,
-                rows,
-                counts,
-                None if scales is None else scales.stored,
-                not form.are_packed,
-                is_split,
-                form.round_scale,
-            )
+            recv_x, counts, handle, event, hook = form.dispatch(x, topk_idx, is_split)
         except Error as error:
             raise translated(error) from error
-        trip.is_pending = is_split
-        handle = LowLatencyHandle(form.items)
-        handle.trip = trip
-        recv_x = rows if scales is None else (rows, scales.tensor)
-
-        if not (is_split or form.are_packed) and statistics is None and waiting is None:
-            if not form.pool.is_cpu:
-                trip.forget()
-            return recv_x, counts, handle, None
-
-        finish = partial(self._finish, trip, counts, scales, statistics, waiting, is_split)
-        if is_split:
-            return recv_x, counts, handle, finish
-        finish()
-        return recv_x, counts, handle, None
+        finish: Finish | None = hook
+        packed = None
+        if form.packed_scales is not None:
+            packed = Packed(recv_x[1], form.packed_scales)
+            recv_x = recv_x[0], packed.tensor
+        if packed is not None or statistics is not None or waiting is not None:
+            finish = partial(self._finish, handle.trip, counts, packed, statistics, waiting, is_split)
+            if not is_split:
+                finish()
+                finish = None
+            elif not form.is_cpu:
+                finish = on_this_stream(form.device, finish)
+        return recv_x, counts, handle, event, finish
 
     def _finish(
         self,
         trip: Trip,
         counts: torch.Tensor,
-        scales: Scales | None,
+        packed: Packed | None,
         statistics: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
     ) -> None:
         """What is left of a dispatch once it has sent."""
         self._receive(trip, is_split, waiting)
-        if scales is not None:
-            scales.finish()
+        if packed is not None:
+            packed.finish()
         if statistics is not None:
             statistics.add_(counts)
 
@@ -278,33 +301,11 @@ class LowLatency:
         round_scale: bool,
         use_ue8m0: bool,
     ) -> Form:
-        (num_tokens, hidden), device, ranks = x.shape, x.device, self.ranks
-        local, slots = num_experts // ranks.size, ranks.size * max_tokens
-        pool = self.pool(device, max_tokens, hidden, num_experts)
-        make_scales: Callable[[], Scales] | None = None
-        if use_fp8:
-            extents = local, slots, hidden // BLOCK, device
-            make_scales = partial(Packed, *extents) if use_ue8m0 else Transposed.maker(*extents)
-        return Form(
-            pool=pool,
-            device=device,
-            num_tokens=num_tokens,
-            topk=topk_idx.shape[1],
-            max_tokens=max_tokens,
-            hidden=hidden,
-            num_experts=num_experts,
-            shape=(local, slots, hidden),
-            round_scale=bool(round_scale),
-            items=(*_SOURCES, max_tokens, hidden, num_experts),
-            make_counts=shaped_maker(torch.int32, device, (local,)),
-            make_rows=shaped_maker(
-                torch.float8_e4m3fn if use_fp8 else torch.bfloat16, device, (local, slots, hidden)
-            ),
-            make_scales=make_scales,
-            are_packed=bool(use_ue8m0),
-            make_sums=shaped_maker(torch.bfloat16, device, (num_tokens, hidden)),
-            combines=Forms(),
-        )
+        hidden, size = x.shape[1], self.ranks.size
+        pool = self.pool(x.device, max_tokens, hidden, num_experts)
+        scales = None if not use_fp8 else "packed" if use_ue8m0 else "fp32"
+        shape, numbers = (num_experts // size, size * max_tokens, hidden), (max_tokens, hidden, num_experts)
+        return Form(x, topk_idx.shape[1], pool, shape, numbers, scales, bool(round_scale))
 
     def combine(
         self,
@@ -316,8 +317,8 @@ class LowLatency:
         out: torch.Tensor | None,
         waiting: torch.Tensor | None,
         is_split: bool,
-    ) -> tuple[torch.Tensor, Finish | None]:
-        """(combined_x, the receive half if is_split)."""
+    ) -> tuple[torch.Tensor, EventOverlap, Finish | None]:
+        """(combined_x, an empty event, the receive half if is_split)."""
         trip = self.trip_of(handle)
         if zero_copy:
             require_state(
@@ -344,12 +345,13 @@ class LowLatency:
             raise translated(error) from error
         trip.is_pending = is_split
         if is_split:
-            return out, partial(self._receive, trip, True, waiting)
+            finish: Finish = partial(self._receive, trip, True, waiting)
+            return out, EventOverlap(), finish if form.is_cpu else on_this_stream(form.device, finish)
         if waiting is not None:
             self._receive(trip, False, waiting)
         else:
             trip.forget()
-        return out, None
+        return out, EventOverlap(), None
 
     def _receive(self, trip: Trip, is_split: bool, waiting: torch.Tensor | None) -> None:
         """The receive half. On CPUs its time, in nanoseconds, is added to waiting for all other ranks."""
@@ -375,15 +377,15 @@ class LowLatency:
             require(False, f"handle is of type {kind}, expected one that low_latency_dispatch returned")
         trip: Trip = handle.trip
         require_state(
-            trip.form.pool in self._pools, "handle is of another buffer: pass it to the buffer that dispatched"
+            trip.form.pool in self.pools, "handle is of another buffer: pass it to the buffer that dispatched"
         )
         return trip
 
     def close(self) -> None:
-        for pool in self._pools:
+        for pool in self.pools:
             pool.close()
-        self._pools, self._sizes = [], {}
-        self._forms.clear()
+        self.pools, self._sizes = [], {}
+        self.forms.clear()
 
 
 def as_dispatched(
@@ -461,7 +463,7 @@ def _check_combine(
         tuple(x.shape) == shape and x.dtype == torch.bfloat16 and x.is_contiguous(),
         lambda: f"x is {describe(x)}, expected a contiguous {list(shape)} of torch.bfloat16, as dispatch returned it",
     )
-    own = (form.num_tokens, form.topk)
+    own = (form.num_tokens, form.num_topk)
     require(
         tuple(topk_idx.shape) == own and topk_idx.dtype in ID_TYPES,
         lambda: f"topk_idx is {describe(topk_idx)}, expected {list(own)} of torch.int64, as in dispatch",

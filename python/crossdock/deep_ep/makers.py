@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+
+from crossdock._core import TensorMaker
 
 Make = Callable[..., torch.Tensor]  # of extents
 Extents = tuple[int, ...]
@@ -42,11 +44,11 @@ def maker_of(dtype: torch.dtype, device: torch.device) -> Make:
 
 def shaped_maker(
     dtype: torch.dtype, device: torch.device, sizes: Extents, strides: Extents | None = None
-) -> Callable[[], torch.Tensor]:
+) -> TensorMaker:
     """Of tensors that are all alike; strides: None for dense ones."""
     if strides is None:
         strides = torch.empty(sizes, device="meta").stride()
-    return partial(_strided_maker(dtype, device), sizes, strides)
+    return TensorMaker(torch.empty(0, dtype=dtype, device=device), sizes, strides)
 
 
 def _strided_maker(dtype: torch.dtype, device: torch.device) -> Callable[[Extents, Extents], torch.Tensor]:

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Protocol
-
 import torch
 
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.makers import maker_of, shaped_maker
+from crossdock.deep_ep.makers import maker_of
 
 
 def empty_scales(like: torch.Tensor, num_rows: int, column_major: bool) -> torch.Tensor:
@@ -22,42 +18,18 @@ def empty_scales(like: torch.Tensor, num_rows: int, column_major: bool) -> torch
     return make(columns, aligned).as_strided((num_rows, columns), (1, aligned))
 
 
-class Scales(Protocol):
-    """Of one dispatch. stored: what the library fills; tensor: what the caller gets, once finish() was called."""
-
-    stored: torch.Tensor
-    tensor: torch.Tensor
-
-    def finish(self) -> None: ...
-
-
-class Transposed:
-    """fp32 [L, P, S] with strides (P*S, 1, P): the library lays them so by itself."""
-
-    __slots__ = ("stored", "tensor")
-
-    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
-        self.stored = self.tensor = make()
-
-    @staticmethod
-    def maker(local: int, slots: int, num_scales: int, device: torch.device) -> Callable[[], Scales]:
-        shape, strides = (local, slots, num_scales), (slots * num_scales, 1, slots)
-        return partial(Transposed, shaped_maker(torch.float32, device, shape, strides))
-
-    def finish(self) -> None:
-        pass
-
-
 class Packed:
-    """Exponents, four in an int32, [L, P, S / 4] with strides (P*S/4, 1, P)."""
+    """Exponents, four in an int32, [L, P, S / 4] with strides (P*S/4, 1, P): tensor, once finish() was called."""
 
     __slots__ = ("stored", "tensor")
 
-    def __init__(self, local: int, slots: int, num_scales: int, device: torch.device) -> None:
-        self.stored = torch.empty(local, slots, num_scales, dtype=torch.float32, device=device)
+    def __init__(self, stored: torch.Tensor, sizes: tuple[int, int, int]) -> None:
+        """stored [L, P, S] fp32: what the library fills, with powers of two."""
+        local, slots, num_scales = sizes
+        self.stored = stored
         shape, strides = (local, slots, num_scales // 4), (slots * num_scales // 4, 1, slots)
-        self.tensor = torch.empty_strided(shape, strides, dtype=torch.int32, device=device)
+        self.tensor = torch.empty_strided(shape, strides, dtype=torch.int32, device=stored.device)
 
     def finish(self) -> None:
-        exponents = (self.stored.view(torch.int32) >> 23).to(torch.uint8)  # of powers of two
+        exponents = (self.stored.view(torch.int32) >> 23).to(torch.uint8)
         self.tensor.copy_(exponents.view(torch.int32))

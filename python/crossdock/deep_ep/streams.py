@@ -40,3 +40,17 @@ def run_on(stream: torch.cuda.Stream, work: Callable[[], Result]) -> Result:
         return work()
     finally:
         torch.cuda.set_stream(before)
+
+
+def on_this_stream(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+    """The function, to be called later, on the stream of a CUDA device that is current now."""
+    index = index_of(device)
+    stream = current_stream(index)
+
+    def hook() -> None:
+        if current_stream(index) is stream:
+            work()
+        else:
+            run_on(stream, work)
+
+    return hook

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "deep_ep_calls.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "collected.h"
+#include "handle.h"
+#include "routing.h"
+#include "stream.h"
+#include "torch_view.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace crossdock::python {
+namespace {
+
+// Python's half, looked up once.
+struct Types {
+    nb::object lease, handle, event;
+
+    static const Types& get() {
+        static const Types* types = nullptr;  // no guarded initialisation: imports may let other threads run
+        if (types == nullptr) types = new Types;
+        return *types;
+    }
+    // An EventOverlap of a call with nothing to wait for, as its class's own values have it.
+    nb::object new_event() const {
+        auto* type = reinterpret_cast<PyTypeObject*>(event.ptr());
+        PyObject* made = type->tp_alloc(type, 0);
+        if (made == nullptr) nb::raise_python_error();
+        return nb::steal(made);
+    }
+
+  private:
+    Types()
+        : lease(nb::module_::import_("crossdock.deep_ep.low_latency").attr("Trip")),
+          handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")),
+          event(nb::module_::import_("crossdock.deep_ep.events").attr("EventOverlap")) {}
+};
+
+void expect_python(bool worked) {
+    if (!worked) nb::raise_python_error();
+}
+
+// A tuple of a subclass without attributes of its own.
+template <class... Items>
+nb::object tuple_of_type(nb::handle type, const Items&... items) {
+    auto* as_type = reinterpret_cast<PyTypeObject*>(type.ptr());
+    PyObject* made = as_type->tp_alloc(as_type, sizeof...(items));
+    expect_python(made != nullptr);
+    Py_ssize_t place = 0;
+    (PyTuple_SET_ITEM(made, place++, nb::handle(items).inc_ref().ptr()), ...);
+    return nb::steal(made);
+}
+
+bool is_capturing() {
+    static PyObject* getter = nullptr;
+    if (getter == nullptr) {
+        const nb::object internals = nb::module_::import_("torch").attr("_C");
+        getter = nb::object(internals.attr("_cuda_isCurrentStreamCapturing")).release().ptr();
+    }
+    PyObject* found = PyObject_CallNoArgs(getter);
+    expect_python(found != nullptr);
+    const bool is_true = found == Py_True;
+    Py_DECREF(found);
+    return is_true;
+}
+
+// Fills the lease's handle and the list that it goes back to.
+void take_handle(const LowLatencyForm& form, LowLatencyLease& lease) {
+    const Py_ssize_t num = PyList_GET_SIZE(form.free.ptr());
+    if (num > 0 && (form.is_cpu || !is_capturing())) {
+        lease.taken = nb::borrow(PyList_GET_ITEM(form.free.ptr(), num - 1));
+        lease.free = form.free;
+        expect_python(PyList_SetSlice(form.free.ptr(), num - 1, num, nullptr) == 0);
+        return;
+    }
+    const auto found = nb::cast<nb::tuple>(form.pool.attr("take")(form.num_topk));
+    lease.taken = found[0];
+    lease.free = found[1];
+}
+
+// The receive half of a split operation, on the stream of the first one.
+class Receive {
+  public:
+    Receive(nb::object lease, cudaStream_t stream) : lease_(std::move(lease)), stream_(stream) {}
+
+    void run() const {
+        auto& lease = nb::cast<LowLatencyLease&>(lease_);
+        auto& handle = nb::cast<Handle&>(lease.taken);
+        handle.complete_on(stream_);
+        lease.is_pending = false;
+        if (!handle.is_of_cpus()) handle.forget_arrays();
+    }
+    int visit(visitproc visit, void* arg) const {
+        Py_VISIT(lease_.ptr());
+        return 0;
+    }
+    void clear() { lease_.reset(); }
+
+  private:
+    nb::object lease_;
+    cudaStream_t stream_;
+};
+
+nb::object receive_half(const nb::object& lease, const Handle& handle, bool is_split) {
+    return is_split ? nb::cast(Receive(lease, handle.latest_stream())) : nb::none();
+}
+
+// Ends a call of a handle: what it was told stays as long as it is read.
+void end_call(LowLatencyLease& lease, Handle& handle, const LowLatencyForm& form, bool is_split) {
+    lease.is_pending = is_split;
+    if (!is_split && !form.is_cpu) handle.forget_arrays();
+}
+
+nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, bool is_split, nb::handle stream) {
+    const auto& form = nb::cast<const LowLatencyForm&>(object);
+    const Types& types = Types::get();
+    nb::object made = nb::inst_alloc(types.lease);
+    auto& lease = *new (nb::inst_ptr<LowLatencyLease>(made)) LowLatencyLease;
+    nb::inst_mark_ready(made);
+    lease.form = nb::borrow(object);
+    lease.topk_idx = lease.bound = nb::borrow(topk_idx);
+    lease.combine_buffer = lease.sources = nb::none();
+    take_handle(form, lease);
+    const auto make = [](const nb::object& maker) { return nb::cast<const TensorMaker&>(maker).make(); };
+    const nb::object counts = make(form.counts);
+    const nb::object rows = make(form.rows);
+    const nb::object scales = form.scales.is_none() ? nb::none() : make(form.scales);
+    auto& handle = nb::cast<Handle&>(lease.taken);
+    handle.route_and_dispatch(topk_idx, x, rows, counts, scales, form.transposed_scales, is_split, form.round_scales,
+                              stream);
+    end_call(lease, handle, form, is_split);
+    const nb::object received = scales.is_none() ? rows : nb::object(nb::make_tuple(rows, scales));
+    PyObject* numbers = form.numbers.ptr();
+    const nb::object sent =
+        tuple_of_type(types.handle, made, made, nb::handle(PyTuple_GET_ITEM(numbers, 0)),
+                      nb::handle(PyTuple_GET_ITEM(numbers, 1)), nb::handle(PyTuple_GET_ITEM(numbers, 2)));
+    return nb::make_tuple(received, counts, sent, types.new_event(), receive_half(made, handle, is_split));
+}
+
+nb::object dispatch(const Forms& forms, nb::handle x, nb::handle topk_idx, nb::handle max_tokens,
+                    nb::handle num_experts, nb::handle use_fp8, nb::handle round_scale, bool is_split,
+                    nb::handle stream) {
+    const nb::handle none = Py_None;
+    const nb::handle found =
+        forms.look_up({x, topk_idx, none, none, max_tokens, num_experts, use_fp8, round_scale, nb::handle(Py_False)});
+    if (!found.is_valid()) return nb::none();
+    const auto& form = nb::cast<const LowLatencyForm&>(found);
+    if (form.is_cpu && !has_room_for_routing(topk_idx, form.num_experts, form.max_tokens)) return nb::none();
+    const nb::object kept = nb::borrow(found);  // other threads may forget all forms meanwhile
+    return dispatch_along(kept, x, topk_idx, is_split, stream);
+}
+
+bool is_same_memory(nb::handle one, nb::handle other) {
+    if (one.is(other)) return true;
+    nb::dlpack::dltensor a, b;
+    if (!view_torch(one, a) || !view_torch(other, b)) return false;
+    return a.data == b.data && a.ndim == b.ndim && std::memcmp(&a.dtype, &b.dtype, sizeof(a.dtype)) == 0 &&
+           a.strides != nullptr && b.strides != nullptr && std::equal(a.shape, a.shape + a.ndim, b.shape) &&
+           std::equal(a.strides, a.strides + a.ndim, b.strides);
+}
+
+bool is_dense(nb::handle tensor) {
+    nb::dlpack::dltensor view;
+    return view_torch(tensor, view) && is_contiguous(view);
+}
+
+nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::handle topk_weights, nb::handle sent,
+                   nb::handle out, bool is_split, nb::handle stream) {
+    const Types& types = Types::get();
+    if (reinterpret_cast<PyObject*>(Py_TYPE(sent.ptr())) != types.handle.ptr()) return nb::none();
+    const nb::object made = nb::borrow(PyTuple_GET_ITEM(sent.ptr(), 0));
+    auto& lease = nb::cast<LowLatencyLease&>(made);
+    const nb::object form_object = lease.form;
+    const auto& form = nb::cast<const LowLatencyForm&>(form_object);
+    const int is_own = PySequence_Contains(pools.ptr(), form.pool.ptr());
+    expect_python(is_own >= 0);
+    const nb::handle none = Py_None;
+    const bool is_known = is_own == 1 && form.combines.look_up({x, topk_idx, topk_weights, out, none}).is_valid();
+    if (!is_known || !lease.bound.is(lease.topk_idx) || !is_same_memory(topk_idx, lease.topk_idx) ||
+        !is_dense(topk_weights)) {
+        return nb::none();
+    }
+    auto& handle = nb::cast<Handle&>(lease.taken);
+    if (!handle.is_usable()) return nb::none();
+    const nb::object sums = out.is_none() ? nb::cast<const TensorMaker&>(form.sums).make() : nb::borrow(out);
+    handle.combine_weighted(x, topk_weights, sums, is_split, stream);
+    end_call(lease, handle, form, is_split);
+    return nb::make_tuple(sums, types.new_event(), receive_half(made, handle, is_split));
+}
+
+}  // namespace
+
+int LowLatencyForm::visit(visitproc visit, void* arg) const {
+    for (const nb::object* held : {&pool, &free, &numbers, &counts, &rows, &scales, &sums}) Py_VISIT(held->ptr());
+    return combines.visit(visit, arg);
+}
+
+void LowLatencyForm::clear() {
+    combines.clear();
+    for (nb::object* held : {&pool, &free, &numbers, &counts, &rows, &scales, &sums}) held->reset();
+}
+
+int LowLatencyLease::visit(visitproc visit, void* arg) const {
+    for (const nb::object* held : {&form, &taken, &free, &topk_idx, &bound, &combine_buffer, &sources}) {
+        Py_VISIT(held->ptr());
+    }
+    return 0;
+}
+
+void LowLatencyLease::clear() {
+    if (taken.is_valid() && free.is_valid() && !is_pending && nb::cast<const Handle&>(taken).is_usable()) {
+        if (PyList_Append(free.ptr(), taken.ptr()) != 0) PyErr_Clear();
+    }
+    for (nb::object* held : {&form, &taken, &free, &topk_idx, &bound, &combine_buffer, &sources}) held->reset();
+}
+
+void bind_deep_ep_calls(nb::module_& module) {
+    nb::class_<LowLatencyForm>(module, "LowLatencyForm", nb::type_slots(collected<LowLatencyForm>()),
+                               "What follows from the form of a low-latency dispatch's arguments.")
+        .def(
+            "__init__",
+            [](LowLatencyForm* self, nb::object pool, int num_topk, nb::object free, nb::tuple numbers,
+               nb::object counts, nb::object rows, nb::object scales, nb::object sums, bool transposed_scales,
+               bool round_scales, bool is_cpu) {
+                const auto max_tokens = nb::cast<int64_t>(numbers[0]), num_experts = nb::cast<int64_t>(numbers[2]);
+                new (self)
+                    LowLatencyForm{pool, num_topk,          free,         numbers,    counts,      rows,   scales,
+                                   sums, transposed_scales, round_scales, max_tokens, num_experts, is_cpu, {}};
+            },
+            "pool"_a, "num_topk"_a, "free"_a, "numbers"_a, "counts"_a, "rows"_a, "scales"_a.none(), "sums"_a,
+            "transposed_scales"_a, "round_scales"_a, "is_cpu"_a)
+        .def_ro("pool", &LowLatencyForm::pool)
+        .def_ro("is_cpu", &LowLatencyForm::is_cpu)
+        .def_ro("num_topk", &LowLatencyForm::num_topk)
+        .def_ro("max_tokens", &LowLatencyForm::max_tokens)
+        .def_ro("num_experts", &LowLatencyForm::num_experts)
+        .def_prop_ro(
+            "make_sums", [](const LowLatencyForm& form) { return form.sums; },
+            nb::for_getter(nb::sig("def make_sums(self) -> TensorMaker")))
+        .def_prop_ro(
+            "combines", [](LowLatencyForm& form) { return &form.combines; }, nb::rv_policy::reference_internal)
+        .def(
+            "dispatch",
+            [](nb::handle self, nb::handle x, nb::handle topk_idx, bool is_split) {
+                return dispatch_along(self, x, topk_idx, is_split, nb::none());
+            },
+            "x"_a, "topk_idx"_a, "is_split"_a,
+            nb::sig("def dispatch(self, x: object, topk_idx: object, is_split: bool) -> tuple[typing.Any, typing.Any, "
+                    "typing.Any, typing.Any, typing.Any]"),
+            "What low_latency_dispatch returns; the last item is the receive half if is_split, on the same stream.");
+
+    nb::class_<LowLatencyLease>(module, "LowLatencyLease", nb::type_slots(collected<LowLatencyLease>()),
+                                "A handle that serves one dispatch and the combines that follow it.")
+        .def_ro("form", &LowLatencyLease::form)
+        .def_ro("taken", &LowLatencyLease::taken)
+        .def_ro("topk_idx", &LowLatencyLease::topk_idx)
+        .def_rw("bound", &LowLatencyLease::bound)
+        .def_rw("combine_buffer", &LowLatencyLease::combine_buffer, nb::arg().none())
+        .def_rw("sources", &LowLatencyLease::sources, nb::arg().none())
+        .def_rw("is_pending", &LowLatencyLease::is_pending);
+
+    nb::class_<Receive>(module, "Receive", nb::type_slots(collected<Receive>()), "The receive half of an operation.")
+        .def("__call__", &Receive::run);
+
+    module.def("low_latency_dispatch", &dispatch, "forms"_a, "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(),
+               "num_experts"_a.none(), "use_fp8"_a.none(), "round_scale"_a.none(), "is_split"_a,
+               "stream"_a.none() = nb::none(),
+               nb::sig("def low_latency_dispatch(forms: Forms, x: object, topk_idx: object, max_tokens: object, "
+                       "num_experts: object, use_fp8: object, round_scale: object, is_split: bool, stream: object = "
+                       "None) -> typing.Any"),
+               "Buffer.low_latency_dispatch of arguments whose forms are known; None: look closer.");
+    module.def("low_latency_combine", &combine, "pools"_a, "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(),
+               "handle"_a.none(), "out"_a.none(), "is_split"_a, "stream"_a.none() = nb::none(),
+               nb::sig("def low_latency_combine(pools: list[typing.Any], x: object, topk_idx: object, topk_weights: "
+                       "object, handle: object, out: object, is_split: bool, stream: object = None) -> typing.Any"),
+               "Buffer.low_latency_combine of arguments whose forms are known, the handle that of a dispatch by one of "
+               "these pools; None: look closer.");
+}
+
+}  // namespace crossdock::python

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "row_route.h"
+
+#include "collected.h"
+#include "handle.h"
+#include "torch_maker.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace crossdock::python {
+namespace {
+
+struct RowRoute {
+    nb::object handle;  // in the care of somebody who gives it back
+    int64_t num_tokens, num_rows, most_bytes;
+
+    nb::object send_again(nb::handle x, nb::handle stream) const {
+        auto& own = nb::cast<Handle&>(handle);
+        return own.is_usable() ? own.send_again(x, num_tokens, num_rows, most_bytes, stream) : nb::none();
+    }
+    nb::object add_up(nb::handle rows, nb::handle stream) const {
+        auto& own = nb::cast<Handle&>(handle);
+        return own.is_usable() ? own.add_up(rows, num_rows, num_tokens, most_bytes, stream) : nb::none();
+    }
+    int visit(visitproc visit, void* arg) const {
+        Py_VISIT(handle.ptr());
+        return 0;
+    }
+    void clear() { handle.reset(); }
+};
+
+}  // namespace
+
+void bind_row_routes(nb::module_& module) {
+    nb::class_<RowRoute>(module, "RowRoute", nb::type_slots(collected<RowRoute>()),
+                         "Where the tokens of one dispatch went. handle: in the care of somebody who gives it back.")
+        .def(
+            "__init__",
+            [](RowRoute* self, nb::object handle, int64_t num_tokens, int64_t num_rows, int64_t most_bytes) {
+                new (self) RowRoute{std::move(handle), num_tokens, num_rows, most_bytes};
+            },
+            "handle"_a, "num_tokens"_a, "num_rows"_a, "most_bytes"_a)
+        .def("send_again", &RowRoute::send_again, "x"_a.none(), "stream"_a.none() = nb::none(),
+             nb::sig("def send_again(self, x: object, stream: object = None) -> typing.Any"),
+             "x [num_tokens, ..] along the route: the new tensor [num_rows, ..] that came; None: x does not fit as it "
+             "is.")
+        .def("add_up", &RowRoute::add_up, "rows"_a.none(), "stream"_a.none() = nb::none(),
+             nb::sig("def add_up(self, rows: object, stream: object = None) -> typing.Any"),
+             "Sums of rows [num_rows, ..] back where they came from, alike.");
+}
+
+}  // namespace crossdock::python

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_maker.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace crossdock::python {
+namespace {
+
+// NULL where this torch lacks them.
+struct QuickMakers {
+    PyObject* on_host = nullptr;
+    PyObject* on_cuda = nullptr;  // on the current device
+    PyObject* current_device = nullptr;
+
+    QuickMakers() {
+        const nb::object internals = nb::module_::import_("torch").attr("_C");
+        const nb::object guards = nb::getattr(nb::getattr(internals, "_dynamo", nb::none()), "guards", nb::none());
+        on_host = nb::getattr(guards, "_empty_strided_cpu", nb::object()).release().ptr();
+        on_cuda = nb::getattr(guards, "_empty_strided_cuda", nb::object()).release().ptr();
+        current_device = nb::getattr(internals, "_cuda_getDevice", nb::object()).release().ptr();
+    }
+
+    PyObject* maker_for(int device) const {
+        if (device < 0) return on_host;
+        if (on_cuda == nullptr || current_device == nullptr) return nullptr;
+        return nb::cast<int>(nb::handle(current_device)()) == device ? on_cuda : nullptr;
+    }
+};
+
+}  // namespace
+
+nb::object new_tensor(nb::handle sizes, nb::handle strides, nb::handle dtype, nb::handle like, int device) {
+    static const QuickMakers* makers = nullptr;  // no guarded initialisation: imports may let other threads run
+    if (makers == nullptr) makers = new QuickMakers;
+    PyObject* make = makers->maker_for(device);
+    if (make == nullptr) return like.attr("new_empty_strided")(sizes, strides);
+    PyObject* arguments[] = {sizes.ptr(), strides.ptr(), dtype.ptr()};
+    PyObject* made = PyObject_Vectorcall(make, arguments, 3, nullptr);
+    if (made == nullptr) nb::raise_python_error();
+    return nb::steal(made);
+}
+
+TensorMaker::TensorMaker(nb::object like, nb::object sizes, nb::object strides)
+    : like_(std::move(like)),
+      dtype_(like_.attr("dtype")),
+      sizes_(std::move(sizes)),
+      strides_(std::move(strides)),
+      device_(nb::cast<bool>(like_.attr("is_cpu")) ? -1 : nb::cast<int>(like_.attr("get_device")())) {}
+
+void bind_torch_makers(nb::module_& module) {
+    nb::class_<TensorMaker>(module, "TensorMaker",
+                            "Makes tensors of torch that are all alike, their elements undefined.")
+        .def(nb::init<nb::object, nb::object, nb::object>(), "like"_a, "sizes"_a, "strides"_a,
+             nb::sig("def __init__(self, like: object, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None"),
+             "like: a tensor of the same type, on the same device.")
+        .def("__call__", &TensorMaker::make, nb::sig("def __call__(self) -> typing.Any"));
+}
+
+}  // namespace crossdock::python
