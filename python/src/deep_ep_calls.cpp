@@ -266,6 +266,9 @@ void bind_deep_ep_calls(nb::module_& module) {
     nb::class_<Receive>(module, "Receive", nb::type_slots(collected<Receive>()), "The receive half of an operation.")
         .def("__call__", &Receive::run);
 
+    module.def(
+        "no_event", [] { return Types::get().new_event(); }, nb::sig("def no_event() -> typing.Any"),
+        "A new EventOverlap of a call with nothing to wait for.");
     module.def("low_latency_dispatch", &dispatch, "forms"_a, "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(),
                "num_experts"_a.none(), "use_fp8"_a.none(), "round_scale"_a.none(), "is_split"_a,
                "stream"_a.none() = nb::none(),

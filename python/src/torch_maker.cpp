@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch_maker.h"
 
+#include <algorithm>
+#include <cstring>
+
+#include "array.h"
+#include "driver.h"
+#include "stream.h"
+#include "torch_view.h"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -41,6 +49,27 @@ nb::object new_tensor(nb::handle sizes, nb::handle strides, nb::handle dtype, nb
     return nb::steal(made);
 }
 
+nb::object copy_of(nb::handle tensor) {
+    nb::dlpack::dltensor view, copied;
+    const bool has_view = view_torch(tensor, view) && view.ndim == 2 && is_contiguous(view);
+    const std::optional<ncclDataType_t> type = has_view ? datatype_of(view.dtype) : std::nullopt;
+    if (!type || !(is_on_host(view) || is_on_cuda(view))) return tensor.attr("clone")();
+    const int64_t columns = view.shape[1];
+    const auto num_bytes = static_cast<size_t>(view.shape[0] * columns) * bytes_of_datatype(*type);
+    const int device = is_on_host(view) ? -1 : view.device.device_id;
+    const nb::object copy = new_tensor(nb::make_tuple(view.shape[0], columns),
+                                       nb::make_tuple(std::max<int64_t>(columns, 1), 1), tensor.attr("dtype"), tensor,
+                                       device);
+    if (!view_torch(copy, copied)) return tensor.attr("clone")();
+    if (device < 0) {
+        std::memcpy(copied.data, view.data, num_bytes);
+        return copy;
+    }
+    // One call of the driver, past the choice of an operator. It goes by the thread's current device, as new tensors do.
+    const bool is_copied = copy_on_device(copied.data, view.data, num_bytes, stream_from(nb::none(), false, device));
+    return is_copied ? copy : tensor.attr("clone")();
+}
+
 TensorMaker::TensorMaker(nb::object like, nb::object sizes, nb::object strides)
     : like_(std::move(like)),
       dtype_(like_.attr("dtype")),
@@ -55,6 +84,8 @@ void bind_torch_makers(nb::module_& module) {
              nb::sig("def __init__(self, like: object, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None"),
              "like: a tensor of the same type, on the same device.")
         .def("__call__", &TensorMaker::make, nb::sig("def __call__(self) -> typing.Any"));
+    module.def("copy_of", &copy_of, "tensor"_a, nb::sig("def copy_of(tensor: object) -> typing.Any"),
+               "A copy of a tensor of torch, on the current stream of its device.");
 }
 
 }  // namespace crossdock::python

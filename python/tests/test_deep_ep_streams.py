@@ -27,7 +27,7 @@ def tensor(number: int) -> Any:
 
 
 class Stream:
-    device_index = 0
+    device_index, cuda_stream = 0, 77
 
     def __init__(self, device: Any = None, priority: int = 0, name: str = "own") -> None:
         self.name = name
@@ -89,6 +89,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "torch", fake)
     monkeypatch.setattr(streams, "current_stream_address", lambda index: id(Cuda.current))
     monkeypatch.setattr(streams, "_known", {})
+    monkeypatch.setattr(events, "_free", {})
     Cuda.log, Cuda.current, Cuda.is_captured, Event.num = [], Cuda.main, False, 0
     yield
     assert Cuda.current is Cuda.main
@@ -97,6 +98,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def work() -> Any:
     Cuda.log.append(f"work on {Cuda.current.name}")
     return tensor(2)
+
+
+def list_of(made: Any) -> list[Any]:
+    return [made]
 
 
 def run(to: Any, previous: Any = None, is_async: bool = False, further: Any = None) -> tuple[EventOverlap, list[str]]:
@@ -118,6 +123,40 @@ def test_an_asynchronous_call_follows_the_caller_who_waits_when_asked() -> None:
         overlap.current_stream_wait()
         assert log[-1] == "main waits for own after 1" and len(overlap.extra_tensors or ()) == 2
     assert Event.num == 3  # one that follows, used twice, and two that callers have
+
+
+def test_a_call_on_another_streams_address_needs_no_record_where_the_caller_waits() -> None:
+    """The current stream stays; torch is told of tensors only if they go before the caller's stream has waited."""
+    to, streams_used = turns.Turns(), []
+
+    def enqueue() -> EventOverlap:
+        Cuda.log = []
+        _, overlap = to.enqueue(DEVICE, lambda stream: streams_used.append(stream) or work(), [tensor(1), None], list_of)
+        return overlap
+
+    overlap = enqueue()
+    assert Cuda.log == ["own waits for main after 0", "work on main"] and streams_used == [77]
+    overlap.current_stream_wait()
+    del overlap
+    assert Cuda.log[2:] == ["main waits for own after 0"]
+    for waits_elsewhere in (False, True):
+        overlap = enqueue()
+        if waits_elsewhere:
+            Cuda.set_stream(Cuda.side)
+            overlap.current_stream_wait(release_handle=True)
+            Cuda.set_stream(Cuda.main)
+        del overlap
+        assert Cuda.log[-2:] == ["own uses 1", "own uses 2"]
+    Cuda.is_captured = True
+    overlap = enqueue()
+    del overlap
+    assert not any("uses" in entry for entry in Cuda.log)
+    assert Event.num == 2  # one that follows, and the callers', of which no two are there at once
+
+
+def test_a_call_that_was_not_done_leaves_nothing_to_wait_for() -> None:
+    made, overlap = turns.Turns().enqueue(DEVICE, lambda stream: None, [], list_of)
+    assert made is None and overlap.event is None
 
 
 def test_an_event_stands_for_the_caller_and_a_further_one_comes_beside() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossdock._core import Forms
+from crossdock._core import Forms, no_event
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.elastic_dispatch import INT32_MAX, Call, Elastic, EPHandle, state_of
@@ -203,19 +203,23 @@ class ElasticBuffer:
         """
         runtime = self._open()
         require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
-        is_alone = not (
+        has_event = async_with_compute_stream or previous_event is not None or previous_event_before_epilogue is not None
+        is_alone = not has_event or not (
             overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)
         )
-        if handle is not None and is_alone and type(x) is torch.Tensor and topk_weights is None:
-            self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
-            again = runtime.elastic.rows_again(x, handle, cumulative_local_expert_recv_stats)
+        statistics = cumulative_local_expert_recv_stats
+        if handle is not None and is_alone and topk_weights is None and statistics is None:
+            is_bare = topk_idx is None and num_experts is None and expert_alignment is None
+            if not is_bare or do_cpu_sync or do_expand or type(handle) is not EPHandle or handle.do_expand:
+                self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
+            again = runtime.elastic.rows_again(x, handle)
             if again is not None:
-                return *again, None, handle, EventOverlap()
+                return *again, None, handle, no_event()
         tokens = Tokens.of(x)
         call = Call(
             tokens,
             topk_weights,
-            cumulative_local_expert_recv_stats,
+            statistics,
             do_expand,
             do_zero_padding,
             use_tma_aligned_col_major_sf,
@@ -356,8 +360,13 @@ class ElasticBuffer:
 
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
-        runtime, biases = self._open(), biases_of(bias)
-        rounds = self.allow_multiple_reduction
+        runtime = self._open()
+        has_event = async_with_compute_stream or previous_event is not None or previous_event_before_epilogue is not None
+        if topk_weights is None and bias is None and not has_event:
+            plain = runtime.elastic.sums_again(x, handle)
+            if plain is not None:
+                return plain, None, no_event()
+        biases, rounds = biases_of(bias), self.allow_multiple_reduction
         if not (overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)):
             return *runtime.elastic.combine(x, handle, topk_weights, biases, rounds), EventOverlap()
         state_of(handle, runtime.elastic.exchange)

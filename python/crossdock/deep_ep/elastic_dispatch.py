@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import unpack_labels
+from crossdock._core import copy_of, unpack_labels
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.config import align
@@ -226,15 +226,21 @@ class Elastic:
             Agreement(self.ranks, same, 0, 0, None)
             self._agreed.add(same)
 
-    def rows_again(
-        self, x: torch.Tensor, handle: EPHandle, statistics: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _route_by_rank(self, handle: Any) -> Route | None:
+        """Of a handle without an expansion; None: look closer."""
+        state = getattr(handle, "_state", None)
+        return state.route if type(state) is State and state.expansion is None else None
+
+    def rows_again(self, x: Any, handle: EPHandle) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The rows of x along a handle by rank, and their local ids, where x fits as it is. None: look closer."""
-        state = state_of(handle, self.exchange)
-        if state.expansion is not None or statistics is not None:
+        rows = self.exchange.send_plain(self._route_by_rank(handle), x)
+        return None if rows is None else (rows, copy_of(handle._state.local_ids))
+
+    def sums_again(self, x: Any, handle: EPHandle) -> torch.Tensor | None:
+        """The sums of rows along a handle by rank, where x fits as it is. None: look closer."""
+        if getattr(x, "dtype", None) is not torch.bfloat16:
             return None
-        rows = self.exchange.send_plain(state.route, x)
-        return None if rows is None else (rows, state.local_ids.clone())
+        return self.exchange.add_up_plain(self._route_by_rank(handle), x)
 
     def dispatch_again(
         self, call: Call, handle: EPHandle
@@ -246,7 +252,7 @@ class Elastic:
             require(False, sentence)
         x, scales = call.tokens
         values, (scales, weights) = self.exchange.send_again(state.route, x, scales, call.topk_weights)
-        ids = None if state.expansion is not None else state.local_ids.clone()  # callers overwrite theirs
+        ids = None if state.expansion is not None else copy_of(state.local_ids)  # callers overwrite theirs
         return self._outputs(call, handle, values, ids, weights, scales)
 
     def _outputs(
@@ -279,8 +285,8 @@ class Elastic:
         """rounds_between: sums over a rank's experts may be rounded before they travel."""
         state = state_of(handle, self.exchange)
         route, expansion = state.route, state.expansion
-        if expansion is None and topk_weights is None and not biases and getattr(x, "dtype", None) is torch.bfloat16:
-            plain = self.exchange.add_up_plain(route, x)
+        if topk_weights is None and not biases:
+            plain = self.sums_again(x, handle)
             if plain is not None:
                 return plain, None
         num_rows = handle.num_expanded_tokens if expansion is not None else route.num_rows

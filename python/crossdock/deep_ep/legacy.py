@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Forms, has_cuda, low_latency_combine, low_latency_dispatch
+from crossdock._core import Forms, has_cuda, low_latency_combine, low_latency_dispatch, no_event
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import Config
@@ -34,6 +34,7 @@ class Runtime:
         self.ranks = ranks
         self.turns = Turns()
         self.normal = Normal(ranks)
+        self.exchange = self.normal.exchange
         self.low_latency = LowLatency(ranks, enable_masks)
         self.staging: dict[bool, torch.Tensor] = {}
         self.fresh = Forms()  # of dispatches' arguments that have been found right
@@ -233,6 +234,15 @@ class Buffer:
         runtime = self._open()
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
+            if async_finish and previous_event is None and isinstance(x, torch.Tensor):
+                given = getattr(handle, "route", None), x
+                again, event = self._enqueue(x, runtime.exchange.send_plain, given, [x], _alone)
+                if again is not None:
+                    return again, None, None, None, None, event
+            elif not (async_finish or previous_event is not None):
+                again = runtime.exchange.send_plain(getattr(handle, "route", None), x)
+                if again is not None:
+                    return again, None, None, None, None, no_event()
             if not overlaps(previous_event, async_finish):
                 return runtime.normal.dispatch_again(x, handle), None, None, None, None, EventOverlap()
             tokens = Tokens.of(x)
@@ -307,7 +317,18 @@ class Buffer:
 
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
-        runtime, biases = self._open(), biases_of(bias)
+        runtime = self._open()
+        if bias is None and topk_weights is None and previous_event is None:
+            route = getattr(handle, "route", None)
+            if not async_finish:
+                plain = runtime.exchange.add_up_plain(route, x)
+                if plain is not None:
+                    return plain, None, no_event()
+            elif isinstance(x, torch.Tensor):
+                plain, event = self._enqueue(x, runtime.exchange.add_up_plain, (route, x), [x], _alone)
+                if plain is not None:
+                    return plain, None, event
+        biases = biases_of(bias)
         if not overlaps(previous_event, async_finish):
             return *runtime.normal.combine(x, handle, topk_weights, biases), EventOverlap()
         result, event = runtime.turns.run(
@@ -372,11 +393,16 @@ class Buffer:
         arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, statistics, waiting
         if async_finish:
             _expect_one(is_split)
+            if is_plain and not use_ue8m0 and isinstance(x, torch.Tensor):
+                known = low_latency.forms, x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, False
+                found, event = self._enqueue(x, low_latency_dispatch, known, [x, topk_idx], _of_dispatch)
+                if found is not None:
+                    return *found[:3], event, None
             made, event = self._open().turns.run(
                 x.device,
                 lambda: low_latency.dispatch(*arguments, False),
                 [x, topk_idx, statistics, waiting],
-                lambda made: [*(made[0] if isinstance(made[0], tuple) else made[:1]), made[1]],
+                _of_dispatch,
                 None,
                 True,
             )
@@ -425,16 +451,35 @@ class Buffer:
         require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
         if async_finish:
             _expect_one(is_split)
+            if waiting is None and not zero_copy and isinstance(x, torch.Tensor):
+                given = low_latency.pools, x, topk_idx, topk_weights, handle, out, False
+                found, event = self._enqueue(x, low_latency_combine, given, [x, topk_idx, topk_weights], _first)
+                if found is not None:
+                    return found[0], event, None
             made, event = self._open().turns.run(
                 x.device,
                 lambda: low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, False),
                 [x, topk_idx, topk_weights, out, waiting],
-                lambda made: made[:1],
+                _first,
                 None,
                 True,
             )
             return made[0], event, None
         return low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split)
+
+    def _enqueue(
+        self,
+        x: torch.Tensor,
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        inputs: list[torch.Tensor | None],
+        outputs: Callable[[Any], list[torch.Tensor]],
+    ) -> tuple[Any, EventOverlap]:
+        """call(*arguments, stream), asynchronously."""
+        try:
+            return self._open().turns.enqueue(x.device, lambda stream: call(*arguments, stream), inputs, outputs)
+        except Error as error:
+            raise translated(error) from error
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True."""
@@ -476,3 +521,18 @@ class Buffer:
 
 def _expect_one(is_split: bool) -> None:
     require(not is_split, "async_finish and return_recv_hook are both True, allowed: one")
+
+
+# The tensors that calls have made, of what they return.
+
+
+def _of_dispatch(made: Any) -> list[torch.Tensor]:
+    return [*(made[0] if isinstance(made[0], tuple) else made[:1]), made[1]]
+
+
+def _first(made: Any) -> list[torch.Tensor]:
+    return [made[0]]
+
+
+def _alone(made: Any) -> list[torch.Tensor]:
+    return [made]

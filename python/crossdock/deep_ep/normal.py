@@ -169,10 +169,9 @@ class Normal:
 
     def dispatch_again(self, x: Any, handle: Any) -> Any:
         """Along the route of a handle: rows at the same places."""
-        if type(x) is torch.Tensor:
-            plain = self.exchange.send_plain(route_of(handle, self.exchange), x)
-            if plain is not None:
-                return plain
+        plain = self.exchange.send_plain(route_of(handle, self.exchange), x)
+        if plain is not None:
+            return plain
         tokens = Tokens.of(x)
         route = self._expect_tokens(handle, tokens.values.shape[0], "x")
         received, [scales] = self.exchange.send_again(route, *tokens)

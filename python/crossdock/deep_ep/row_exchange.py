@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Algorithm, Layout, LayoutInfo
+from crossdock._core import Algorithm, Layout, LayoutInfo, RowRoute
 from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state, translated
@@ -37,6 +37,7 @@ class Route:
     num_received: int | None  # None: only the device knows ...
     total: torch.Tensor  # ... here, int32 [1]
     capacity: int  # bytes of a row with what travels beside it
+    plain: RowRoute | None  # for tensors that go as they are
 
     @property
     def received(self) -> int | torch.Tensor:
@@ -99,7 +100,10 @@ class RowExchange:
             num_received = int(total)
         num_rows = budget or num_received or 0
         tensor_rows = max(num_rows, pool.rows)
-        return Route(self, lease, targets.shape[0], num_rows, tensor_rows, num_received, total, pool.capacity)
+        num_tokens, plain = targets.shape[0], None
+        if tensor_rows == num_rows:
+            plain = RowRoute(lease.handle, num_tokens, num_rows, pool.capacity)
+        return Route(self, lease, num_tokens, num_rows, tensor_rows, num_received, total, pool.capacity, plain)
 
     def _pool(self, device: torch.device, tokens: int, row_bytes: int, side_words: int, budget: int) -> _Size:
         key = (device.type, budget)
@@ -181,28 +185,27 @@ class RowExchange:
             first += part.shape[1]
         return received, found
 
-    @staticmethod
-    def send_plain(route: Route, x: Any) -> torch.Tensor | None:
-        """x along a route, where that is a tensor that fits it as it is: what came. None: look closer."""
-        num_rows = route.num_rows
-        if route.tensor_rows != num_rows:
+    def send_plain(self, route: Any, x: Any, stream: int | None = None) -> torch.Tensor | None:
+        """x along a route, where that is a tensor that fits it as it is: what came. None: look closer.
+
+        stream: another than the current one, by its address.
+        """
+        if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
         found: torch.Tensor | None
         try:
-            found = route.lease.handle.send_again(x, route.num_tokens, num_rows, route.capacity)
+            found = route.plain.send_again(x, stream)
         except Error as error:
             raise translated(error) from error
         return found
 
-    @staticmethod
-    def add_up_plain(route: Route, x: Any) -> torch.Tensor | None:
+    def add_up_plain(self, route: Any, rows: Any, stream: int | None = None) -> torch.Tensor | None:
         """The same for what add_up does."""
-        num_rows = route.num_rows
-        if route.tensor_rows != num_rows:
+        if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
         found: torch.Tensor | None
         try:
-            found = route.lease.handle.add_up(x, num_rows, route.num_tokens, route.capacity)
+            found = route.plain.add_up(rows, stream)
         except Error as error:
             raise translated(error) from error
         return found

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from crossdock.deep_ep.events import EventHandle, EventOverlap, handle_of
+from crossdock.deep_ep.events import EventHandle, EventOverlap, Kept, handle_of
 from crossdock.deep_ep.streams import Result, current_stream, index_of, run_on
 
 
@@ -44,6 +44,31 @@ class Turns:
         event.record(before)
         event.wait(stream)
         free.append(event)
+
+    def enqueue(
+        self,
+        device: torch.device,
+        call: Callable[[int | None], Result],
+        inputs: Sequence[torch.Tensor | None],
+        outputs: Callable[[Result], Sequence[torch.Tensor | None]],
+    ) -> tuple[Result, EventOverlap]:
+        """run, asynchronously, of a call that makes tensors and enqueues its work on the stream of this address.
+
+        So that stream need not become the current one: tensors are of the caller's, which this one follows. A call
+        that returns None has not been done.
+        """
+        if device.type == "cpu":
+            return call(None), EventOverlap(EventHandle())
+        current, own = current_stream(index_of(device)), self.stream(device)
+        self._follow(own, current)
+        result = call(own.cuda_stream)
+        if result is None:
+            return result, EventOverlap()
+        touched = [tensor for tensor in (*inputs, *outputs(result)) if tensor is not None]
+        event = EventOverlap(EventHandle(own), touched)
+        if not torch.cuda.is_current_stream_capturing():
+            event.kept = Kept(touched, current, own)
+        return result, event
 
     def run(
         self,
