@@ -232,8 +232,11 @@ void bind_deep_ep_calls(nb::module_& module) {
                                    sums, transposed_scales, round_scales, max_tokens, num_experts, is_cpu, {}};
             },
             "pool"_a, "num_topk"_a, "free"_a, "numbers"_a, "counts"_a, "rows"_a, "scales"_a.none(), "sums"_a,
-            "transposed_scales"_a, "round_scales"_a, "is_cpu"_a)
-        .def_ro("pool", &LowLatencyForm::pool)
+            "transposed_scales"_a, "round_scales"_a, "is_cpu"_a,
+            nb::sig("def __init__(self, pool: object, num_topk: int, free: object, numbers: tuple[int, int, int], "
+                    "counts: object, rows: object, scales: object, sums: object, transposed_scales: bool, "
+                    "round_scales: bool, is_cpu: bool) -> None"))
+        .def_ro("pool", &LowLatencyForm::pool, nb::for_getter(nb::sig("def pool(self) -> typing.Any")))
         .def_ro("is_cpu", &LowLatencyForm::is_cpu)
         .def_ro("num_topk", &LowLatencyForm::num_topk)
         .def_ro("max_tokens", &LowLatencyForm::max_tokens)
@@ -255,12 +258,17 @@ void bind_deep_ep_calls(nb::module_& module) {
 
     nb::class_<LowLatencyLease>(module, "LowLatencyLease", nb::type_slots(collected<LowLatencyLease>()),
                                 "A handle that serves one dispatch and the combines that follow it.")
-        .def_ro("form", &LowLatencyLease::form)
-        .def_ro("taken", &LowLatencyLease::taken)
-        .def_ro("topk_idx", &LowLatencyLease::topk_idx)
-        .def_rw("bound", &LowLatencyLease::bound)
-        .def_rw("combine_buffer", &LowLatencyLease::combine_buffer, nb::arg().none())
-        .def_rw("sources", &LowLatencyLease::sources, nb::arg().none())
+        .def_ro("form", &LowLatencyLease::form, nb::for_getter(nb::sig("def form(self) -> typing.Any")))
+        .def_ro("taken", &LowLatencyLease::taken, nb::for_getter(nb::sig("def taken(self) -> Handle")))
+        .def_ro("topk_idx", &LowLatencyLease::topk_idx, nb::for_getter(nb::sig("def topk_idx(self) -> typing.Any")))
+        .def_rw("bound", &LowLatencyLease::bound, nb::for_getter(nb::sig("def bound(self) -> typing.Any")),
+                nb::for_setter(nb::sig("def bound(self, value: typing.Any) -> None")))
+        .def_rw("combine_buffer", &LowLatencyLease::combine_buffer, nb::arg().none(),
+                nb::for_getter(nb::sig("def combine_buffer(self) -> typing.Any")),
+                nb::for_setter(nb::sig("def combine_buffer(self, value: typing.Any) -> None")))
+        .def_rw("sources", &LowLatencyLease::sources, nb::arg().none(),
+                nb::for_getter(nb::sig("def sources(self) -> typing.Any")),
+                nb::for_setter(nb::sig("def sources(self, value: typing.Any) -> None")))
         .def_rw("is_pending", &LowLatencyLease::is_pending);
 
     nb::class_<Receive>(module, "Receive", nb::type_slots(collected<Receive>()), "The receive half of an operation.")

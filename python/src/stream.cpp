@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream.h"
 
+#include "driver.h"
 #include "error.h"
+#include "torch_maker.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -63,6 +65,15 @@ void bind_streams(nb::module_& module) {
     module.def(
         "current_stream_address", [](int device) { return reinterpret_cast<size_t>(current_stream_of_torch(device)); },
         "device"_a, "The address of torch's current stream of a CUDA device, by its number.");
+    module.def(
+        "order_streams",
+        [](int device, size_t waiting, size_t before) {
+            return is_current(device) && order_streams(device, reinterpret_cast<cudaStream_t>(waiting),
+                                                       reinterpret_cast<cudaStream_t>(before));
+        },
+        "device"_a, "waiting"_a, "before"_a,
+        "Makes one stream wait for what the other one has by now, both by their addresses, of a CUDA device by its "
+        "number. False: torch has to do it.");
 }
 
 }  // namespace crossdock::python

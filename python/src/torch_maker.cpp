@@ -29,19 +29,27 @@ struct QuickMakers {
         current_device = nb::getattr(internals, "_cuda_getDevice", nb::object()).release().ptr();
     }
 
+    bool is_current(int device) const {
+        return current_device != nullptr && nb::cast<int>(nb::handle(current_device)()) == device;
+    }
     PyObject* maker_for(int device) const {
         if (device < 0) return on_host;
-        if (on_cuda == nullptr || current_device == nullptr) return nullptr;
-        return nb::cast<int>(nb::handle(current_device)()) == device ? on_cuda : nullptr;
+        return on_cuda != nullptr && is_current(device) ? on_cuda : nullptr;
+    }
+
+    static const QuickMakers& get() {
+        static const QuickMakers* makers = nullptr;  // no guarded initialisation: imports may let other threads run
+        if (makers == nullptr) makers = new QuickMakers;
+        return *makers;
     }
 };
 
 }  // namespace
 
+bool is_current(int device) { return QuickMakers::get().is_current(device); }
+
 nb::object new_tensor(nb::handle sizes, nb::handle strides, nb::handle dtype, nb::handle like, int device) {
-    static const QuickMakers* makers = nullptr;  // no guarded initialisation: imports may let other threads run
-    if (makers == nullptr) makers = new QuickMakers;
-    PyObject* make = makers->maker_for(device);
+    PyObject* make = QuickMakers::get().maker_for(device);
     if (make == nullptr) return like.attr("new_empty_strided")(sizes, strides);
     PyObject* arguments[] = {sizes.ptr(), strides.ptr(), dtype.ptr()};
     PyObject* made = PyObject_Vectorcall(make, arguments, 3, nullptr);
@@ -57,15 +65,16 @@ nb::object copy_of(nb::handle tensor) {
     const int64_t columns = view.shape[1];
     const auto num_bytes = static_cast<size_t>(view.shape[0] * columns) * bytes_of_datatype(*type);
     const int device = is_on_host(view) ? -1 : view.device.device_id;
-    const nb::object copy = new_tensor(nb::make_tuple(view.shape[0], columns),
-                                       nb::make_tuple(std::max<int64_t>(columns, 1), 1), tensor.attr("dtype"), tensor,
-                                       device);
+    const nb::object copy =
+        new_tensor(nb::make_tuple(view.shape[0], columns), nb::make_tuple(std::max<int64_t>(columns, 1), 1),
+                   tensor.attr("dtype"), tensor, device);
     if (!view_torch(copy, copied)) return tensor.attr("clone")();
     if (device < 0) {
         std::memcpy(copied.data, view.data, num_bytes);
         return copy;
     }
-    // One call of the driver, past the choice of an operator. It goes by the thread's current device, as new tensors do.
+    // One call of the driver, past the choice of an operator. It goes by the thread's current device, as new tensors
+    // do.
     const bool is_copied = copy_on_device(copied.data, view.data, num_bytes, stream_from(nb::none(), false, device));
     return is_copied ? copy : tensor.attr("clone")();
 }

@@ -12,6 +12,9 @@ namespace crossdock::python {
 nanobind::object new_tensor(nanobind::handle sizes, nanobind::handle strides, nanobind::handle dtype,
                             nanobind::handle like, int device);
 
+// Whether that CUDA device is current for this thread, as far as this torch says so quickly.
+bool is_current(int device);
+
 // A copy of a dense tensor, on the current stream of its device.
 nanobind::object copy_of(nanobind::handle tensor);
 

@@ -203,7 +203,8 @@ class ElasticBuffer:
         """
         runtime = self._open()
         require(not do_zero_padding or do_expand, "do_zero_padding is True and do_expand False, allowed: both True")
-        has_event = async_with_compute_stream or previous_event is not None or previous_event_before_epilogue is not None
+        events = previous_event, previous_event_before_epilogue
+        has_event = async_with_compute_stream or events != (None, None)
         is_alone = not has_event or not (
             overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)
         )
@@ -361,7 +362,8 @@ class ElasticBuffer:
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """
         runtime = self._open()
-        has_event = async_with_compute_stream or previous_event is not None or previous_event_before_epilogue is not None
+        events = previous_event, previous_event_before_epilogue
+        has_event = async_with_compute_stream or events != (None, None)
         if topk_weights is None and bias is None and not has_event:
             plain = runtime.elastic.sums_again(x, handle)
             if plain is not None:

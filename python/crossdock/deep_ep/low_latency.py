@@ -53,7 +53,14 @@ class Form(LowLatencyForm):
     __slots__ = ("device", "hidden", "num_tokens", "packed_scales", "shape")
 
     def __init__(
-        self, x: torch.Tensor, topk: int, pool: PooledGroup, shape: Shape, numbers: Shape, scales: str | None, rounds: bool
+        self,
+        x: torch.Tensor,
+        topk: int,
+        pool: PooledGroup,
+        shape: Shape,
+        numbers: Shape,
+        scales: str | None,
+        rounds: bool,
     ) -> None:
         """shape: of the rows; numbers: (M, H, E); scales: one of "fp32" and "packed", or None for bf16."""
         (num_tokens, hidden), device, (local, slots, _) = x.shape, x.device, shape
@@ -368,8 +375,9 @@ class LowLatency:
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
         trip = self.trip_of(handle)
-        trip.combine_buffer = torch.empty(trip.form.shape, dtype=torch.bfloat16, device=trip.topk_idx.device)
-        return trip.combine_buffer
+        made = torch.empty(trip.form.shape, dtype=torch.bfloat16, device=trip.topk_idx.device)
+        trip.combine_buffer = made
+        return made
 
     def trip_of(self, handle: Any) -> Trip:
         if not isinstance(handle, LowLatencyHandle):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from crossdock._core import order_streams
 from crossdock.deep_ep.events import EventHandle, EventOverlap, Kept, handle_of
 from crossdock.deep_ep.streams import Result, current_stream, index_of, run_on
 
@@ -36,6 +37,8 @@ class Turns:
 
     def _follow(self, stream: torch.cuda.Stream, before: torch.cuda.Stream) -> None:
         """stream waits for what before has by now. A wait is for what was recorded then, so events are used again."""
+        if order_streams(before.device_index, stream.cuda_stream, before.cuda_stream):
+            return
         free = self._events.setdefault(before.device_index, [])
         try:  # threads may share a buffer
             event = free.pop()
