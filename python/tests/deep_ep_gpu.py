@@ -128,6 +128,9 @@ def low_latency(rank: int, size: int) -> dict[str, float]:
     found["dispatch of FP8, host, us"] = host_us(partial(dispatch, use_fp8=True))
     found["dispatch and hook, host, us"] = host_us(lambda: dispatch(use_fp8=False, return_recv_hook=True)[4]())
     found["dispatch, asynchronous, host, us"] = host_us(partial(dispatch, use_fp8=False, async_finish=True))
+    found["dispatch, asynchronous, with its wait, host, us"] = host_us(
+        lambda: dispatch(use_fp8=False, async_finish=True)[3].current_stream_wait()
+    )
     rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, tokens, problem.num_experts, use_fp8=False)
     found["combine, host, us"] = host_us(lambda: buffer.low_latency_combine(rows, ids, weights, handle))
 

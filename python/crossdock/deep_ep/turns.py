@@ -103,12 +103,14 @@ class Turns:
         result = run_on(own, work)
         touched = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
         made = [tensor for tensor in outputs(result) if isinstance(tensor, torch.Tensor)]
-        if not torch.cuda.is_current_stream_capturing():
-            for tensor in touched:
-                tensor.record_stream(own)
-            for tensor in made:
+        is_captured = torch.cuda.is_current_stream_capturing()
+        if not is_captured:
+            for tensor in made:  # on the other stream, for this one
                 tensor.record_stream(current)
         if is_async:
-            return result, EventOverlap(EventHandle(own), [*touched, *made])
+            event_after = EventOverlap(EventHandle(own), [*touched, *made])
+            if not is_captured:
+                event_after.kept = Kept(touched, current, own)
+            return result, event_after
         self._follow(current, own)
         return result, EventOverlap()
