@@ -9,6 +9,8 @@
 
 namespace crossdock::cpu {
 
+class Scheduler;
+
 class Executor {
   public:
     virtual ~Executor() = default;
@@ -22,6 +24,9 @@ class Executor {
     // (false).
     virtual bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) = 0;
     virtual uint64_t now_ns() = 0;
+
+    // The simulation's; null elsewhere.
+    virtual Scheduler* scheduler() { return nullptr; }
 };
 
 }  // namespace crossdock::cpu

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/cpu/warp.h"
@@ -99,6 +100,10 @@ class Scheduler {
     // Empty unless a deadlock was found.
     const std::string& deadlock() const { return deadlock_; }
 
+    // What a checker of one of the users has found, as the run's result. Replaces what was reported before.
+    void report(std::string finding) { finding_ = std::move(finding); }
+    const std::string& finding() const { return finding_; }
+
   private:
     struct Copy {
         uint64_t lands_at_ns;
@@ -152,6 +157,7 @@ class Scheduler {
     NonsenseWriter nonsense_;
     bool wait_expired_ = false;
     std::string deadlock_;
+    std::string finding_;
 };
 
 }  // namespace crossdock::cpu

@@ -154,6 +154,7 @@ class SimulatedExecutor final : public Executor {
     }
 
     uint64_t now_ns() override { return scheduler_->now_ns(); }
+    Scheduler* scheduler() override { return scheduler_; }
 
   private:
     void require_alive() const {
@@ -202,6 +203,7 @@ void Simulation::run(const std::function<void(int)>& program) {
         if (auto exception = task->fiber.take_exception(); thrown == nullptr) thrown = exception;
     }
     if (!checker_.violation().empty()) throw Error(ncclInternalError, checker_.violation());
+    if (!scheduler_.finding().empty()) throw Error(ncclInternalError, scheduler_.finding());
     if (!scheduler_.deadlock().empty()) throw Error(ncclInternalError, scheduler_.deadlock());
     if (thrown != nullptr) std::rethrow_exception(thrown);
 }

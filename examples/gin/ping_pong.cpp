@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Two ranks send a message back and forth: a put whose signal tells that it has arrived.
+#include "ranks.h"
+
+constexpr int kRounds = 8;
+constexpr int kWords = 64;
+
+// The window holds what is sent, then what is received: kWords each.
+__global__ void ping_pong(ncclDevComm comm, ncclWindow_t window, int* num_wrong) {
+    const ncclCoopCta block;
+    ncclGin gin(comm, 0);
+    const ncclTeam world = ncclTeamWorld(comm);
+    const int peer = 1 - comm.rank;
+    int* sent = static_cast<int*>(ncclGetLocalPointer(window, 0));
+    const int* received = sent + kWords;
+
+    for (int round = 0; round < kRounds; ++round) {
+        const bool is_first = comm.rank == round % 2;
+        if (!is_first) {
+            // Since signals grow, the next round waits for one more.
+            gin.waitSignal(block, 0, round / 2 + 1);
+            for (int i = threadIdx.x; i < kWords; i += blockDim.x) {
+                if (received[i] != 100 * round + i) atomicAdd(num_wrong, 1);
+            }
+        } else {
+            for (int i = threadIdx.x; i < kWords; i += blockDim.x) sent[i] = 100 * round + i;
+            // The group meets in put: all of its stores come before it.
+            gin.put(world, peer, window, kWords * sizeof(int), window, 0, kWords * sizeof(int),
+                    ncclGin_WeakSignalInc{0}, ncclGin_None{}, block);
+            // The sources of the next round are the same words.
+            gin.flush(block);
+        }
+    }
+}
+
+bool program(const Rank& self) {
+    if (self.rank > 1) return true;
+    Buffer buffer;
+    if (!buffer.make(self, 2 * kWords * sizeof(int))) return false;
+    ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+    reqs.ginSignalCount = 1;
+    reqs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+    ncclDevComm comm;
+    CHECK(ncclDevCommCreate(self.comm, &reqs, &comm));
+
+    void* num_wrong = nullptr;
+    if (cudaMalloc(&num_wrong, sizeof(int)) != cudaSuccess || !upload<int>(num_wrong, {0})) return false;
+    CHECK(crossdockLaunch(self.comm, 1, 32, 0, nullptr, ping_pong, comm, buffer.window, static_cast<int*>(num_wrong)));
+    if (cudaStreamSynchronize(nullptr) != cudaSuccess) return false;
+    const bool passed = download<int>(num_wrong, 1) == std::vector<int>{0};
+
+    cudaFree(num_wrong);
+    CHECK(ncclDevCommDestroy(self.comm, &comm));
+    return buffer.drop(self) && passed;
+}
+
+int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

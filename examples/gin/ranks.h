@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the programs of this folder share: run once per rank, and buffers that are windows. Without options ranks are
+// threads, each with a GPU of its own under nvcc. On CPUs:
+//   --ranks N         so many ranks (4)
+//   --processes       ranks are processes
+//   --seed S          the simulator, with this seed
+//   --seeds N         ... and the N - 1 after it
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "crossdock/device/kernel.hpp"
+
+#define CHECK(call)                                                                             \
+    do {                                                                                        \
+        const ncclResult_t result = (call);                                                     \
+        if (result != ncclSuccess) {                                                            \
+            std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, ncclGetLastError(nullptr)); \
+            return false;                                                                       \
+        }                                                                                       \
+    } while (false)
+
+struct Rank {
+    ncclComm_t comm;
+    int rank, num_ranks;
+};
+
+// Memory of every rank, of the same size, registered as a window.
+struct Buffer {
+    void* memory = nullptr;
+    ncclWindow_t window = nullptr;
+    bool make(const Rank& self, size_t bytes) {
+        CHECK(ncclMemAlloc(&memory, bytes));
+        CHECK(ncclCommWindowRegister(self.comm, memory, bytes, &window, NCCL_WIN_DEFAULT));
+        return cudaMemset(memory, 0, bytes) == cudaSuccess;
+    }
+    bool drop(const Rank& self) {
+        CHECK(ncclCommWindowDeregister(self.comm, window));
+        CHECK(ncclMemFree(memory));
+        return true;
+    }
+};
+
+template <typename T>
+bool upload(void* memory, const std::vector<T>& values) {
+    return cudaMemcpy(memory, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess;
+}
+template <typename T>
+std::vector<T> download(const void* memory, size_t count) {
+    std::vector<T> values(count);
+    if (cudaMemcpy(values.data(), memory, count * sizeof(T), cudaMemcpyDeviceToHost) != cudaSuccess) values.clear();
+    return values;
+}
+
+using Program = bool (*)(const Rank&);
+
+#if defined(__CUDACC__)
+
+inline int run_ranks(int argc, char** argv, Program program) {
+    int num_ranks = 0;
+    if (cudaGetDeviceCount(&num_ranks) != cudaSuccess || num_ranks == 0) return 77;
+    if (argc == 3 && std::strcmp(argv[1], "--ranks") == 0) num_ranks = std::atoi(argv[2]);
+    std::vector<ncclComm_t> comms(static_cast<size_t>(num_ranks));
+    if (ncclCommInitAll(comms.data(), num_ranks, nullptr) != ncclSuccess) return 1;
+    std::vector<std::thread> threads;
+    std::vector<char> passed(comms.size());
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        threads.emplace_back([&, rank] {
+            const auto i = static_cast<size_t>(rank);
+            passed[i] = cudaSetDevice(rank) == cudaSuccess && program({comms[i], rank, num_ranks});
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const char each : passed) {
+        if (!each) return 1;
+    }
+    return 0;
+}
+
+#else
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+inline bool run_threads(int num_ranks, Program program) {
+    std::vector<ncclComm_t> comms(static_cast<size_t>(num_ranks));
+    CHECK(crossdockCommInitAll(comms.data(), num_ranks));
+    std::vector<std::thread> threads;
+    std::vector<char> passed(comms.size());
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        const auto i = static_cast<size_t>(rank);
+        threads.emplace_back([&, rank, i] { passed[i] = program({comms[i], rank, num_ranks}); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    bool all_passed = true;
+    for (size_t i = 0; i < comms.size(); ++i) {
+        all_passed = all_passed && passed[i];
+        CHECK(crossdockCommDestroy(comms[i]));
+    }
+    return all_passed;
+}
+
+inline bool run_processes(int num_ranks, Program program) {
+    ncclUniqueId id;
+    CHECK(crossdockGetUniqueId(&id));
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+        const pid_t child = fork();
+        if (child == 0) {
+            ncclComm_t comm;
+            const bool joined = crossdockCommInitRank(&comm, num_ranks, id, rank) == ncclSuccess;
+            const bool passed = joined && program({comm, rank, num_ranks});
+            std::fflush(nullptr);
+            _exit(passed && crossdockCommDestroy(comm) == ncclSuccess ? 0 : 1);
+        }
+        children.push_back(child);
+    }
+    bool all_passed = true;
+    for (const pid_t child : children) {
+        int status = 0;
+        all_passed = waitpid(child, &status, 0) == child && status == 0 && all_passed;
+    }
+    return all_passed;
+}
+
+inline bool run_seed(int num_ranks, uint64_t seed, Program program) {
+    struct Run {
+        Program program;
+        int num_ranks;
+        int num_passed;
+    } run{program, num_ranks, 0};
+    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    config.seed = seed;
+    CHECK(crossdockRunDeterministic(
+        num_ranks, &config,
+        [](ncclComm_t comm, int rank, void* context) {
+            Run& its_run = *static_cast<Run*>(context);
+            its_run.num_passed += its_run.program({comm, rank, its_run.num_ranks});
+        },
+        &run, nullptr));
+    return run.num_passed == num_ranks;
+}
+
+inline int run_ranks(int argc, char** argv, Program program) {
+    int num_ranks = 4;
+    bool processes = false;
+    bool simulate = false;
+    uint64_t seed = 0;
+    uint64_t num_seeds = 1;
+    for (int i = 1; i < argc; ++i) {
+        const std::string option = argv[i];
+        const char* value = i + 1 < argc ? argv[i + 1] : "";
+        if (option == "--ranks") num_ranks = std::atoi(value), ++i;
+        if (option == "--processes") processes = true;
+        if (option == "--seed") simulate = true, seed = std::strtoull(value, nullptr, 10), ++i;
+        if (option == "--seeds") simulate = true, num_seeds = std::strtoull(value, nullptr, 10), ++i;
+    }
+    if (!simulate) return (processes ? run_processes : run_threads)(num_ranks, program) ? 0 : 1;
+    for (uint64_t i = 0; i < num_seeds; ++i) {
+        if (!run_seed(num_ranks, seed + i, program)) return 1;
+    }
+    return 0;
+}
+
+#endif

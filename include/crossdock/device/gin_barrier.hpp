@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Barriers between ranks that reach each other by GIN, and barriers of both kinds. One group of threads of each rank
+// uses a barrier at a time.
+#pragma once
+
+#include <optional>
+
+#include "crossdock/device/gin.hpp"
+#include "crossdock/device/lsa_barrier.hpp"
+
+// What a barrier brings besides: puts of the team's ranks to this one have landed. (There are no gets to wait for.)
+enum ncclGinFenceLevel : uint32_t { None = 0, Put = 1u << 0, Get = 1u << 1, Relaxed = None };
+constexpr ncclGinFenceLevel operator|(ncclGinFenceLevel a, ncclGinFenceLevel b) {
+    return static_cast<ncclGinFenceLevel>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
+}
+constexpr ncclGinFenceLevel operator&(ncclGinFenceLevel a, ncclGinFenceLevel b) {
+    return static_cast<ncclGinFenceLevel>(static_cast<uint32_t>(a) & static_cast<uint32_t>(b));
+}
+inline constexpr ncclGinFenceLevel kCrossdockWholeFence = ncclGinFenceLevel::Put | ncclGinFenceLevel::Get;
+
+template <typename Coop>
+class ncclGinBarrierSession {
+    using Location = crossdock::device::Location;
+
+  public:
+    // The fence covers the puts of gin's context.
+    ncclGinBarrierSession(Coop coop, ncclGin gin, ncclTeam team, ncclGinBarrierHandle handle, uint32_t index,
+                          Location location = Location::current())
+        : coop_(coop),
+          gin_(gin),
+          team_(team),
+          signal0_(handle.signal0 + index * static_cast<uint32_t>(team.nRanks)),
+          use_{gin.comm.crossdockId, true, handle.signal0, index, handle.nBarriers, crossdock::device::leader_of(coop)},
+          location_(location) {
+        crossdockBarrierEnter(&use_, crossdock::device::where(location));
+    }
+    ncclGinBarrierSession(Coop coop, ncclGin gin, ncclTeamTagRail, uint32_t index,
+                          Location location = Location::current())
+        : ncclGinBarrierSession(coop, gin, ncclTeamRail(gin.comm), gin.comm.railGinBarrier, index, location) {}
+    ncclGinBarrierSession(Coop coop, ncclGin gin, ncclTeamTagWorld, uint32_t index,
+                          Location location = Location::current())
+        : ncclGinBarrierSession(coop, gin, ncclTeamWorld(gin.comm), gin.comm.worldGinBarrier, index, location) {}
+    ncclGinBarrierSession(const ncclGinBarrierSession&) = delete;
+    ~ncclGinBarrierSession() { crossdockBarrierLeave(&use_); }
+
+    void sync(Coop, cuda::memory_order order, ncclGinFenceLevel fence = kCrossdockWholeFence) {
+        coop_.sync();
+        const bool covers_puts = (fence & ncclGinFenceLevel::Put) != 0;
+        const auto own = static_cast<uint32_t>(team_.rank);
+        // With the fence this rank tells itself, too: its puts to itself have landed then.
+        for (int i = coop_.thread_rank(); i < team_.nRanks; i += coop_.size()) {
+            const int peer = (team_.rank + 1 + i) % team_.nRanks;
+            if (peer == team_.rank && !covers_puts) continue;
+            if (covers_puts) {
+                gin_.signal(team_, peer, ncclGin_StrongSignalInc{signal0_ + own}, ncclCoopThread(), ncclGin_None(),
+                            cuda::thread_scope_thread, cuda::thread_scope_device, ncclGinOptFlagsDefault, location_);
+            } else {
+                gin_.signal(team_, peer, ncclGin_WeakSignalInc{signal0_ + own}, ncclCoopThread(), ncclGin_None(),
+                            cuda::thread_scope_thread, cuda::thread_scope_device, ncclGinOptFlagsDefault, location_);
+            }
+            const ncclGinSignal_t theirs = signal0_ + static_cast<uint32_t>(peer);
+            const uint64_t least = ++*gin_.getSignalShadowPtr(theirs, location_);
+            gin_.waitSignal(ncclCoopThread(), theirs, least, 64, order, location_);
+        }
+        coop_.sync();
+    }
+
+  private:
+    Coop coop_;
+    ncclGin gin_;
+    ncclTeam team_;
+    ncclGinSignal_t signal0_;
+    crossdockBarrierUse use_;
+    Location location_;
+};
+
+// All ranks (LSA teams inside, rails outside), or those of one kind.
+template <typename Coop>
+class ncclBarrierSession {
+    using Location = crossdock::device::Location;
+
+  public:
+    ncclBarrierSession(Coop coop, ncclTeamTagWorld, ncclGin gin, uint32_t index, bool multimem = false,
+                       Location location = Location::current()) {
+        const ncclDevComm& comm = gin.comm;
+        lsa_.emplace(coop, comm, ncclTeamLsa(comm), comm.hybridLsaBarrier, index, multimem, location);
+        rail_.emplace(coop, gin, ncclTeamRail(comm), comm.hybridRailGinBarrier, index, location);
+        world_.emplace(coop, gin, ncclTeamWorld(comm), comm.hybridWorldGinBarrier, index, location);
+    }
+    ncclBarrierSession(Coop coop, ncclTeamTagLsa, const ncclDevComm& comm, uint32_t index, bool multimem = false,
+                       Location location = Location::current()) {
+        lsa_.emplace(coop, comm, ncclTeamLsa(comm), comm.hybridLsaBarrier, index, multimem, location);
+    }
+    ncclBarrierSession(Coop coop, ncclTeamTagRail, ncclGin gin, uint32_t index,
+                       Location location = Location::current()) {
+        rail_.emplace(coop, gin, ncclTeamRail(gin.comm), gin.comm.hybridRailGinBarrier, index, location);
+    }
+    ncclBarrierSession(const ncclBarrierSession&) = delete;
+    ~ncclBarrierSession() noexcept(false) {}
+
+    ncclLsaBarrierSession<Coop>& lsaBarrier() { return *lsa_; }
+    ncclGinBarrierSession<Coop>& ginBarrier() { return *rail_; }
+
+    void sync(Coop coop, cuda::memory_order order, ncclGinFenceLevel fence = kCrossdockWholeFence) {
+        if (world_ && (fence & ncclGinFenceLevel::Put) != 0) return world_->sync(coop, order, fence);
+        if (lsa_) lsa_->sync(coop, order);
+        if (rail_) rail_->sync(coop, order, fence);
+    }
+
+  private:
+    std::optional<ncclLsaBarrierSession<Coop>> lsa_;
+    std::optional<ncclGinBarrierSession<Coop>> rail_;
+    std::optional<ncclGinBarrierSession<Coop>> world_;
+};

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gin/device_comm.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "api/boundary.h"
+#include "fabric/communicator.h"
+
+namespace crossdock::gin {
+namespace {
+
+constexpr int kMaxCount = 1 << 16;
+constexpr int kMaxContexts = 64;
+constexpr int kFull = 1, kRail = 2;  // ncclGinConnectionType_t
+
+struct Registry {
+    std::mutex mutex;
+    std::map<uint64_t, std::unique_ptr<DeviceComm>> all;
+    std::atomic<uint64_t> changes{1};  // what a thread has looked up holds until the next one
+    uint64_t last_id = 0;
+};
+Registry& registry() {
+    static auto* instance = new Registry;  // threads may use it while the process ends
+    return *instance;
+}
+
+void require_count(int count, int max, const char* name) {
+    require(count >= 0 && count <= max, ncclInvalidArgument, "reqs->{} is {}, must be in 0..{}", name, count, max);
+}
+
+void check(const crossdockDevCommNeeds& needs) {
+    require_count(needs.barriers, kMaxCount, "barrierCount");
+    require_count(needs.lsa_barriers, kMaxCount, "lsaBarrierCount");
+    require_count(needs.rail_gin_barriers, kMaxCount, "railGinBarrierCount");
+    require_count(needs.world_gin_barriers, kMaxCount, "worldGinBarrierCount");
+    require_count(needs.contexts, kMaxContexts, "ginContextCount");
+    require_count(needs.signals, kMaxCount, "ginSignalCount");
+    require_count(needs.counters, kMaxCount, "ginCounterCount");
+    require(needs.connection >= 0 && needs.connection <= kRail, ncclInvalidArgument,
+            "reqs->ginConnectionType is {}, must be in 0..{}", needs.connection, kRail);
+    require(needs.connection != 0 || (needs.signals == 0 && needs.counters == 0), ncclInvalidArgument,
+            "reqs->ginConnectionType is NCCL_GIN_CONNECTION_NONE with {} signals and {} counters; it must be FULL or "
+            "RAIL",
+            needs.signals, needs.counters);
+    require(needs.connection == kFull || needs.world_gin_barriers == 0, ncclInvalidArgument,
+            "reqs->worldGinBarrierCount is {}, must be 0 unless ginConnectionType is NCCL_GIN_CONNECTION_FULL",
+            needs.world_gin_barriers);
+    require(needs.connection != 0 || needs.rail_gin_barriers == 0, ncclInvalidArgument,
+            "reqs->railGinBarrierCount is {}, must be 0 with NCCL_GIN_CONNECTION_NONE", needs.rail_gin_barriers);
+    require(!needs.lsa_multimem, ncclInvalidUsage, "reqs->lsaMultimem is true: CPU communicators have no multimem");
+}
+
+}  // namespace
+
+int lsa_size(cpu::CpuCommunicator& communicator) {
+    const int ranks = communicator.domain_ranks();
+    const char* value = std::getenv("NCCL_LSA_TEAM_SIZE");
+    if (value == nullptr || *value == '\0') return ranks;
+    char* end = nullptr;
+    const long size = std::strtol(value, &end, 10);
+    require(*end == '\0' && size >= 1 && size <= ranks && ranks % size == 0, ncclInvalidUsage,
+            "NCCL_LSA_TEAM_SIZE is {}, must divide the {} ranks of a host", value, ranks);
+    return static_cast<int>(size);
+}
+
+DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, const crossdockDevCommNeeds& its_needs,
+                       uint64_t id)
+    : needs(its_needs), communicator(std::move(its_communicator)) {
+    // All ranks compare before one of them fails, so that they fail together.
+    const auto num_ranks = static_cast<size_t>(communicator->num_ranks());
+    std::vector<crossdockDevCommNeeds> all(num_ranks);
+    communicator->all_gather(&needs, all.data(), sizeof(needs), "ncclDevCommCreate", cpu::join_timeout_ns());
+    for (size_t rank = 1; rank < num_ranks; ++rank) {
+        require(std::memcmp(&all[rank], &all[0], sizeof(needs)) == 0, ncclInvalidArgument,
+                "the requirements of rank {} and rank 0 differ", rank);
+    }
+    check(needs);
+    require(communicator->domain_ranks() == communicator->num_ranks(), ncclInvalidUsage,
+            "ranks of several hosts have no device communicators");
+
+    view = {};
+    view.id = id;
+    view.rank = communicator->rank();
+    view.num_ranks = communicator->num_ranks();
+    view.lsa_size = lsa_size(*communicator);
+    view.lsa_rank = view.rank % view.lsa_size;
+    const bool has_gin = needs.connection != 0;
+    view.num_contexts = has_gin ? std::max(needs.contexts, 1) : 0;
+    view.num_signals = needs.signals;
+    view.num_counters = needs.counters;
+    view.lsa_barriers = needs.lsa_barriers;
+    view.rail_gin_barriers = needs.rail_gin_barriers;
+    view.world_gin_barriers = needs.world_gin_barriers;
+    view.hybrid_barriers = needs.barriers;
+    view.hybrid_lsa_handle = static_cast<uint32_t>(needs.lsa_barriers);
+    const int rail_size = view.num_ranks / view.lsa_size;
+    num_barrier_signals_ = 0;
+    const auto take = [&](int signals) {
+        const auto first = kBarrierSignal | static_cast<uint32_t>(num_barrier_signals_);
+        num_barrier_signals_ += signals;
+        return first;
+    };
+    view.rail_signal0 = take(needs.rail_gin_barriers * rail_size);
+    view.world_signal0 = take(needs.world_gin_barriers * view.num_ranks);
+    view.hybrid_rail_signal0 = take(needs.barriers * rail_size);
+    view.hybrid_world_signal0 = take(needs.barriers * view.num_ranks);
+
+    const auto contexts = static_cast<size_t>(view.num_contexts);
+    const auto signals = contexts * static_cast<size_t>(needs.signals + num_barrier_signals_);
+    const auto counters = contexts * static_cast<size_t>(needs.counters);
+    const auto inboxes = static_cast<size_t>(needs.lsa_barriers + needs.barriers) * static_cast<size_t>(view.lsa_size);
+    shadows_.resize(signals);
+    epochs_.resize(inboxes);
+    memory_ = communicator->allocate_symmetric(8 * (signals + counters) + 4 * inboxes + 8, cpu::join_timeout_ns());
+    if (cpu::Scheduler* scheduler = communicator->runtime().cpu_executor()->scheduler()) {
+        simulated = SimulatedGin::of(*scheduler);
+    }
+}
+
+size_t DeviceComm::signal_index(int context, uint32_t signal, const std::string& what) const {
+    const auto user_signals = static_cast<uint32_t>(needs.signals);
+    const uint32_t per_context = user_signals + static_cast<uint32_t>(num_barrier_signals_);
+    const bool is_barrier = (signal & kBarrierSignal) != 0;
+    const uint32_t index = is_barrier ? user_signals + (signal & ~kBarrierSignal) : signal;
+    require(index < (is_barrier ? per_context : user_signals), ncclInvalidArgument,
+            "{}: signal {} is out of range: the device communicator has {} (ginSignalCount)", what,
+            signal & ~kBarrierSignal, user_signals);
+    return static_cast<size_t>(context) * per_context + index;
+}
+
+uint64_t* DeviceComm::signal(int rank, int context, uint32_t signal, const std::string& what) const {
+    return reinterpret_cast<uint64_t*>(memory_->peers.at(rank, 0)) + signal_index(context, signal, what);
+}
+
+uint64_t* DeviceComm::shadow(int context, uint32_t signal, const std::string& what) {
+    return &shadows_[signal_index(context, signal, what)];
+}
+
+uint64_t* DeviceComm::counter(int context, uint32_t counter, const std::string& what) const {
+    require(counter < static_cast<uint32_t>(needs.counters), ncclInvalidArgument,
+            "{}: counter {} is out of range: the device communicator has {} (ginCounterCount)", what, counter,
+            needs.counters);
+    return reinterpret_cast<uint64_t*>(memory_->local) + shadows_.size() +
+           static_cast<size_t>(context) * static_cast<size_t>(needs.counters) + counter;
+}
+
+uint32_t* DeviceComm::lsa_inbox(int owner, uint32_t barrier, int from) const {
+    const auto words = shadows_.size() + static_cast<size_t>(view.num_contexts) * static_cast<size_t>(needs.counters);
+    return reinterpret_cast<uint32_t*>(reinterpret_cast<uint64_t*>(memory_->peers.at(owner, 0)) + words) +
+           barrier * static_cast<size_t>(view.lsa_size) + static_cast<size_t>(from);
+}
+
+DeviceComm::LsaEpochs& DeviceComm::lsa_epochs(uint32_t barrier, int peer) {
+    return epochs_[barrier * static_cast<size_t>(view.lsa_size) + static_cast<size_t>(peer)];
+}
+
+DeviceComm& find_device_comm(uint64_t id) {
+    struct Found {
+        uint64_t id = 0, changes = 0;
+        DeviceComm* device_comm = nullptr;
+    };
+    thread_local Found t_found;
+    const uint64_t changes = registry().changes.load(std::memory_order_acquire);
+    if (t_found.id == id && t_found.changes == changes) return *t_found.device_comm;
+    const std::lock_guard lock(registry().mutex);
+    const auto found = registry().all.find(id);
+    require(found != registry().all.end(), ncclInvalidUsage,
+            "the ncclDevComm was not made by ncclDevCommCreate, or is destroyed");
+    t_found = {id, changes, found->second.get()};
+    return *found->second;
+}
+
+}  // namespace crossdock::gin
+
+using namespace crossdock;
+
+namespace {
+
+std::shared_ptr<cpu::CpuCommunicator> cpu_communicator(ncclComm_t comm) {
+    auto communicator = std::dynamic_pointer_cast<cpu::CpuCommunicator>(communicator_of(comm));
+    require(communicator != nullptr, ncclInvalidUsage, "comm is an NCCL communicator; kernels for it come from nvcc");
+    return communicator;
+}
+
+}  // namespace
+
+ncclResult_t crossdockDevCommCreate(ncclComm_t comm, const crossdockDevCommNeeds* needs, crossdockDevCommView* view) {
+    return boundary([&] {
+        require(needs != nullptr, ncclInvalidArgument,
+                "reqs or outDevComm is NULL, or *reqs does not begin as NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER");
+        auto& registry = gin::registry();
+        uint64_t id;
+        {
+            const std::lock_guard lock(registry.mutex);
+            id = ++registry.last_id;
+        }
+        auto made = std::make_unique<gin::DeviceComm>(cpu_communicator(comm), *needs, id);
+        *view = made->view;
+        const std::lock_guard lock(registry.mutex);
+        registry.all[id] = std::move(made);
+    });
+}
+
+ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
+    return boundary([&] {
+        auto& registry = gin::registry();
+        std::unique_ptr<gin::DeviceComm> last_reference;
+        gin::DeviceComm& found = gin::find_device_comm(id);
+        // What is on its way writes into memory that goes.
+        if (found.simulated != nullptr) found.simulated->advance(UINT64_MAX);
+        const std::lock_guard lock(registry.mutex);
+        last_reference = std::move(registry.all[id]);
+        registry.all.erase(id);
+        ++registry.changes;
+    });
+}
+
+ncclResult_t crossdockDevCommTeams(ncclComm_t comm, crossdockDevCommView* view) {
+    return boundary([&] {
+        const auto communicator = cpu_communicator(comm);
+        const int size = gin::lsa_size(*communicator);
+        view->rank = communicator->rank();
+        view->num_ranks = communicator->num_ranks();
+        view->lsa_size = size;
+        view->lsa_rank = communicator->rank() % size;
+    });
+}

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device communicator of a CPU rank: teams, and symmetric memory for signals, counters and barriers.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "crossdock/device/entry.hpp"
+#include "fabric/cpu/cpu_communicator.h"
+#include "gin/simulated_gin.h"
+
+namespace crossdock::gin {
+
+// Signals of barriers have this bit, so that no program reaches them by a wrong number.
+inline constexpr uint32_t kBarrierSignal = uint32_t{1} << 31;
+
+// Ranks in a row of an LSA team: NCCL_LSA_TEAM_SIZE, or all of a host. Error where the number does not divide those.
+int lsa_size(cpu::CpuCommunicator& communicator);
+
+class DeviceComm {
+  public:
+    // Collective. Error with ncclInvalidArgument on every rank if needs are out of range or differ.
+    DeviceComm(std::shared_ptr<cpu::CpuCommunicator> communicator, const crossdockDevCommNeeds& needs, uint64_t id);
+
+    crossdockDevCommView view;
+    crossdockDevCommNeeds needs;
+    std::shared_ptr<cpu::CpuCommunicator> communicator;
+    std::shared_ptr<SimulatedGin> simulated;  // null outside of the simulation
+
+    // signal: of the program, or with kBarrierSignal. Error for one that does not exist, with what as its beginning.
+    uint64_t* signal(int rank, int context, uint32_t signal, const std::string& what) const;
+    uint64_t* counter(int context, uint32_t counter, const std::string& what) const;
+    uint64_t* shadow(int context, uint32_t signal, const std::string& what);
+    // Of barrier `barrier` of rank `owner` (of the world), the word that LSA rank `from` writes.
+    uint32_t* lsa_inbox(int owner, uint32_t barrier, int from) const;
+
+    // How often the barrier has told the LSA rank, and has waited for it.
+    struct LsaEpochs {
+        uint32_t told = 0, awaited = 0;
+    };
+    LsaEpochs& lsa_epochs(uint32_t barrier, int peer);
+
+    // Barriers in use: kind, number, index; by whom, in how many threads.
+    struct Use {
+        int leader;
+        int num_threads;
+    };
+    std::map<std::tuple<bool, uint32_t, uint32_t>, Use> uses;
+
+  private:
+    size_t signal_index(int context, uint32_t signal, const std::string& what) const;
+
+    int num_barrier_signals_;
+    std::unique_ptr<SymmetricMemory> memory_;
+    std::vector<uint64_t> shadows_;
+    std::vector<LsaEpochs> epochs_;
+};
+
+// Error with ncclInvalidUsage for one that does not exist, or no longer.
+DeviceComm& find_device_comm(uint64_t id);
+
+}  // namespace crossdock::gin

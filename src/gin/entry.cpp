@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels call (crossdock/device/entry.hpp): CUDA's vocabulary.
+#include "crossdock/device/entry.hpp"
+
+#include <exception>
+
+#include "core/error.h"
+#include "gin/kernel_thread.h"
+
+using namespace crossdock;
+using gin::KernelThread;
+
+void* crossdockDynamicShared() { return KernelThread::current().dynamic_shared(); }
+void crossdockSyncBlock() { KernelThread::current().sync_block(); }
+void crossdockSyncLanes(unsigned mask) { KernelThread::current().sync_lanes(mask); }
+void crossdockSyncNamed(int number, int count) { KernelThread::current().sync_named(number, count); }
+void crossdockExchange(unsigned mask, const void* own, size_t bytes, void* all) {
+    KernelThread::current().exchange(mask, own, bytes, static_cast<std::byte*>(all));
+}
+unsigned crossdockActiveMask() { return KernelThread::current().active_mask(); }
+
+void crossdockFenceMemory(crossdockFence) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    KernelThread& thread = KernelThread::current();
+    if (thread.launch().simulated == nullptr) return;
+    thread.clock.join(thread.pending);
+    thread.pending = {};
+    thread.fenced = thread.clock;
+    thread.tick();
+}
+
+void crossdockBeforeAtomic(const void* address, size_t, bool writes, bool releases) {
+    KernelThread* thread = KernelThread::current_or_null();
+    if (thread == nullptr || !writes) return;
+    thread->made_progress();
+    if (thread->launch().simulated == nullptr) return;
+    thread->scheduling_point();
+    gin::Clock& told = thread->launch().simulated->judge().atomics[address];
+    told.join(releases ? thread->clock : thread->fenced);
+    if (releases) thread->tick();
+}
+
+void crossdockAfterAtomic(const void* address, bool acquires, bool is_poll) {
+    KernelThread* thread = KernelThread::current_or_null();
+    if (thread == nullptr) return;
+    if (thread->launch().simulated != nullptr) {
+        const gin::Clock& told = thread->launch().simulated->judge().atomics[address];
+        (acquires ? thread->clock : thread->pending).join(told);
+    }
+    if (is_poll) thread->poll(0);
+}
+
+void crossdockPause(uint64_t nanoseconds) {
+    KernelThread& thread = KernelThread::current();
+    thread.poll(thread.now_ns() + nanoseconds + 1);
+}
+
+uint64_t crossdockClock() { return KernelThread::current().now_ns(); }
+
+void crossdockTrap(const char* message, crossdockWhere where) {
+    fail(ncclInternalError, "{}: {} at {}", KernelThread::current().name(), message, gin::Judge::name(where));
+}
+
+void crossdockAccess(const void* address, size_t bytes, bool is_write, const void* instruction) {
+    const KernelThread* thread = KernelThread::current_or_null();
+    if (thread == nullptr || thread->launch().simulated == nullptr) return;
+    thread->launch().simulated->judge().thread_accesses(thread->who(), thread->number, thread->clock, address, bytes,
+                                                        is_write, instruction);
+}
+
+bool crossdockUnwinding() { return std::uncaught_exceptions() > 0; }

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches of kernels that are written against NCCL's Device API.
+#include <cstdlib>
+#include <cstring>
+
+#include "api/boundary.h"
+#include "fabric/communicator.h"
+#include "gin/kernel_thread.h"
+
+using namespace crossdock;
+
+namespace {
+
+constexpr unsigned kMaxThreads = 1024;  // of a block
+constexpr unsigned kMaxBlocks = 65'535;
+constexpr uint64_t kDefaultTimeoutMs = 60'000;
+constexpr int kStaleByte = 0xcd;  // a GPU's shared memory is not zeroed either
+
+uint64_t timeout_ns() {
+    const char* value = std::getenv("CROSSDOCK_GIN_TIMEOUT_MS");
+    if (value == nullptr || *value == '\0') return kDefaultTimeoutMs * 1'000'000;
+    char* end = nullptr;
+    const unsigned long long milliseconds = std::strtoull(value, &end, 10);
+    require(*end == '\0' && *value != '-' && milliseconds > 0 && milliseconds < UINT64_MAX / 1'000'000'000,
+            ncclInvalidUsage, "CROSSDOCK_GIN_TIMEOUT_MS is {}, must be a number of milliseconds above 0", value);
+    return milliseconds * 1'000'000;
+}
+
+unsigned product(const unsigned (&size)[3], unsigned max, const char* what) {
+    const uint64_t product = uint64_t{size[0]} * size[1] * size[2];
+    require(size[0] <= max && size[1] <= max && size[2] <= max && product >= 1 && product <= max, ncclInvalidArgument,
+            "a launch with {} ({} x {} x {}), must be in 1..{}", what, size[0], size[1], size[2], max);
+    return static_cast<unsigned>(product);
+}
+
+void place(unsigned (&index)[3], const unsigned (&size)[3], unsigned linear) {
+    index[0] = linear % size[0];
+    index[1] = linear / size[0] % size[1];
+    index[2] = linear / size[0] / size[1];
+}
+
+}  // namespace
+
+ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArguments* arguments) {
+    return boundary([&] {
+        const auto communicator = std::dynamic_pointer_cast<cpu::CpuCommunicator>(communicator_of(comm));
+        require(communicator != nullptr, ncclInvalidUsage, "comm is an NCCL communicator; its kernels come from nvcc");
+        const unsigned num_threads = product(arguments->block, kMaxThreads, "threads per block");
+        const unsigned num_blocks = product(arguments->grid, kMaxBlocks, "blocks");
+        require(gin::KernelThread::current_or_null() == nullptr, ncclInvalidUsage, "a kernel launches no kernels");
+
+        cpu::Executor& executor = *communicator->runtime().cpu_executor();
+        gin::Launch launch{communicator, arguments->enter, timeout_ns(), executor.scheduler(), nullptr, {}};
+        if (launch.scheduler != nullptr) launch.simulated = gin::SimulatedGin::of(*launch.scheduler);
+        launch.blocks.resize(num_blocks);
+        for (gin::Block& block : launch.blocks) {
+            block.num_live = static_cast<int>(num_threads);
+            block.warps.resize((num_threads + 31) / 32);
+            block.static_shared.assign(arguments->static_shared_bytes, std::byte{kStaleByte});
+        }
+        LaunchShape shape;
+        shape.num_blocks = static_cast<int>(num_blocks);
+        shape.warps_per_block = static_cast<int>(num_threads);
+        shape.shared_bytes = arguments->dynamic_shared_bytes + 16;
+        // The __shared__ variables that are in place are nobody's when the blocks are gone.
+        struct Taken {
+            void (*enter)(const crossdockThread*);
+            ~Taken() {
+                const crossdockThread nobody = {};
+                enter(&nobody);
+                enter(nullptr);
+            }
+        } taken{arguments->enter};
+        executor.run(shape, [&](cpu::Warp& warp) {
+            gin::Block& block = launch.blocks[static_cast<size_t>(warp.block_idx)];
+            crossdockThread thread = {};
+            place(thread.thread_idx, arguments->block, static_cast<unsigned>(warp.warp_idx));
+            place(thread.block_idx, arguments->grid, static_cast<unsigned>(warp.block_idx));
+            std::memcpy(thread.block_dim, arguments->block, sizeof(thread.block_dim));
+            std::memcpy(thread.grid_dim, arguments->grid, sizeof(thread.grid_dim));
+            thread.static_shared = block.static_shared.data();
+            gin::KernelThread(launch, warp, thread, block, warp.block_idx, warp.warp_idx)
+                .run(arguments->body, arguments->context);
+        });
+    });
+}

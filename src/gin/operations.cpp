@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels call (crossdock/device/entry.hpp): NCCL's Device API. Outside of the simulation a put is a copy and a
+// signal an atomic addition, so all puts before a signal are visible to who sees it, and sources are free at once.
+#include <array>
+#include <cstring>
+
+#include "core/error.h"
+#include "gin/device_comm.h"
+#include "gin/kernel_thread.h"
+
+using namespace crossdock;
+using gin::DeviceComm;
+using gin::Judge;
+using gin::KernelThread;
+
+namespace {
+
+std::string beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
+    return fmt::format("{}: {} at {}", thread.name(), what, Judge::name(where));
+}
+
+// The window, and with it the judge's watch on all ranks' pieces of it.
+WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset, size_t bytes, const char* what,
+                       crossdockWhere where) {
+    cpu::CpuCommunicator& communicator = *thread.launch().communicator;
+    WindowView window;
+    try {
+        window = communicator.window(handle);
+    } catch (const Error& error) {
+        fail(error.code(), "{}: {}", beginning(thread, what, where), error.what());
+    }
+    require(offset <= window.bytes && bytes <= window.bytes - offset, ncclInvalidArgument,
+            "{}: offset {} and {} bytes, allowed: within the window's {} bytes", beginning(thread, what, where), offset,
+            bytes, window.bytes);
+    if (thread.launch().simulated != nullptr) {
+        Judge& judge = thread.launch().simulated->judge();
+        for (int rank = 0; rank < communicator.num_ranks(); ++rank) {
+            judge.watch(window.peers.at(rank, 0), window.bytes, rank, window.number);
+        }
+    }
+    return window;
+}
+
+int world_rank(const KernelThread& thread, const DeviceComm& comm, crossdockTeam team, int peer, const char* what,
+               crossdockWhere where) {
+    require(peer >= 0 && peer < team.num_ranks, ncclInvalidArgument, "{}: peer {} is outside of the team of {} ranks",
+            beginning(thread, what, where), peer, team.num_ranks);
+    const int rank = comm.view.rank + (peer - team.rank) * team.stride;
+    require(rank >= 0 && rank < comm.view.num_ranks, ncclInvalidArgument,
+            "{}: peer {} of the team (rank {} of {}, stride {}) is no rank of the communicator",
+            beginning(thread, what, where), peer, team.rank, team.num_ranks, team.stride);
+    constexpr int kRail = 2;
+    require(comm.needs.connection != kRail || (rank - comm.view.rank) % comm.view.lsa_size == 0, ncclInvalidArgument,
+            "{}: rank {} is on another rail, and ginConnectionType is NCCL_GIN_CONNECTION_RAIL",
+            beginning(thread, what, where), rank);
+    return rank;
+}
+
+DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, crossdockWhere where) {
+    DeviceComm& comm = gin::find_device_comm(id);
+    require(comm.view.num_contexts > 0, ncclInvalidUsage,
+            "{}: the device communicator has no GIN: its ginConnectionType was NCCL_GIN_CONNECTION_NONE",
+            beginning(thread, "ncclGin", where));
+    require(context >= 0 && context < comm.view.num_contexts, ncclInvalidArgument, "{}: context {}, must be in 0..{}",
+            beginning(thread, "ncclGin", where), context, comm.view.num_contexts - 1);
+    return comm;
+}
+
+uint64_t* word_of(const KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what,
+                  crossdockWhere where) {
+    const std::string begin = beginning(thread, what, where);
+    return slot.is_counter ? comm.counter(slot.context, slot.index, begin)
+                           : comm.signal(comm.view.rank, slot.context, slot.index, begin);
+}
+
+std::string name_of(crossdockSlot slot) {
+    const bool is_barrier = !slot.is_counter && (slot.index & gin::kBarrierSignal) != 0;
+    return fmt::format("{} {} of context {}",
+                       slot.is_counter ? "counter"
+                       : is_barrier    ? "barrier's signal"
+                                       : "signal",
+                       slot.index & ~gin::kBarrierSignal, slot.context);
+}
+
+bool has_reached(uint64_t seen, uint64_t least, int bits) {
+    const uint64_t mask = ~uint64_t{0} >> (64 - bits);
+    return ((seen - least) & mask) <= mask >> 1;
+}
+
+// Values go as one store where they are aligned, since their reader may poll them.
+void store_value(std::byte* target, uint64_t value, size_t bytes) {
+    if (reinterpret_cast<uintptr_t>(target) % bytes != 0) {
+        std::memcpy(target, &value, bytes);
+        return;
+    }
+    switch (bytes) {
+        case 8:
+            return __atomic_store_n(reinterpret_cast<uint64_t*>(target), value, __ATOMIC_RELEASE);
+        case 4:
+            return __atomic_store_n(reinterpret_cast<uint32_t*>(target), static_cast<uint32_t>(value),
+                                    __ATOMIC_RELEASE);
+        case 2:
+            return __atomic_store_n(reinterpret_cast<uint16_t*>(target), static_cast<uint16_t>(value),
+                                    __ATOMIC_RELEASE);
+        default:
+            std::memcpy(target, &value, bytes);
+    }
+}
+
+}  // namespace
+
+void* crossdockWindowPointer(ncclWindow_t handle, size_t offset, crossdockPointerKind kind, crossdockTeam team,
+                             int peer, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    const WindowView window = find_window(thread, handle, offset, 0, "a window's pointer", where);
+    cpu::CpuCommunicator& communicator = *thread.launch().communicator;
+    const int rank = communicator.rank();
+    const int size = kind == crossdockPointerLocal ? 1 : gin::lsa_size(communicator);
+    const int first = rank / size * size;
+    int target = rank;
+    switch (kind) {
+        case crossdockPointerLocal:
+            break;
+        case crossdockPointerLsa:
+            target = peer >= 0 && peer < size ? first + peer : -1;
+            break;
+        case crossdockPointerWorld:
+            target = peer;
+            break;
+        case crossdockPointerTeam:
+            target = rank + (peer - team.rank) * team.stride;
+            break;
+    }
+    require(target >= first && target < first + size, ncclInvalidArgument,
+            "{}: peer {} is outside of the LSA team of ranks {}..{}", beginning(thread, "a window's pointer", where),
+            peer, first, first + size - 1);
+    return window.peers.at(target, offset);
+}
+
+void crossdockGinOpen(uint64_t dev_comm, int context, crossdockWhere where) {
+    open_context(KernelThread::current(), dev_comm, context, where);
+}
+
+void crossdockGinPut(const crossdockPut* put) {
+    KernelThread& thread = KernelThread::current();
+    const char* what = put->target == nullptr ? "signal" : put->source == nullptr ? "putValue" : "put";
+    DeviceComm& comm = open_context(thread, put->dev_comm, put->context, put->where);
+    const int peer = world_rank(thread, comm, put->team, put->peer, what, put->where);
+    const bool has_data = put->target != nullptr || put->source != nullptr;
+    std::byte* target = nullptr;
+    const std::byte* source = nullptr;
+    if (has_data) {
+        target = find_window(thread, put->target, put->target_offset, put->bytes, what, put->where)
+                     .peers.at(peer, put->target_offset);
+        if (put->source != nullptr) {
+            source = find_window(thread, put->source, put->source_offset, put->bytes, what, put->where).local +
+                     put->source_offset;
+        }
+    }
+    const std::string begin =
+        put->remote.kind != crossdockNoSignal || put->has_counter ? beginning(thread, what, put->where) : std::string();
+    uint64_t* signal =
+        put->remote.kind == crossdockNoSignal ? nullptr : comm.signal(peer, put->context, put->remote.signal, begin);
+    uint64_t* counter = put->has_counter ? comm.counter(put->context, put->counter, begin) : nullptr;
+    thread.made_progress();
+
+    if (comm.simulated != nullptr) {
+        gin::SimulatedGin::Post post{thread.who(), thread.number, thread.clock, comm.view.rank, peer,
+                                     put->context, put->dev_comm, target,       source,         {},
+                                     put->bytes,   put->remote,   signal,       counter,        put->where,
+                                     nullptr};
+        if (has_data && source == nullptr) {
+            const auto* value = reinterpret_cast<const std::byte*>(&put->value);
+            post.value.assign(value, value + put->bytes);
+        }
+        post.is_there = [communicator = comm.communicator.get(), windows = std::array{put->target, put->source}] {
+            for (ncclWindow_t window : windows) {
+                try {
+                    if (window != nullptr) communicator->window(window);
+                } catch (const Error&) {
+                    return false;
+                }
+            }
+            return true;
+        };
+        comm.simulated->post(std::move(post));
+        thread.tick();
+        return thread.scheduling_point();
+    }
+    if (source != nullptr && put->bytes > 0) {
+        thread.warp().put(peer, target, source, put->bytes);
+    } else if (target != nullptr && put->bytes > 0) {
+        store_value(target, put->value, put->bytes);
+    }
+    if (counter != nullptr) __atomic_fetch_add(counter, 1, __ATOMIC_RELEASE);
+    if (signal != nullptr) thread.warp().signal(peer, signal, put->remote.value);
+}
+
+void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = open_context(thread, dev_comm, context, where);
+    thread.made_progress();
+    if (comm.simulated == nullptr) return;
+    thread.scheduling_point();
+    comm.simulated->flush(thread.number, dev_comm, context, thread.clock);
+    thread.scheduling_point();
+}
+
+uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
+    const uint64_t* word = word_of(thread, comm, slot, "a read", where);
+    // A loop around it waits.
+    thread.poll(0);
+    const uint64_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+    return value;
+}
+
+void crossdockGinWait(crossdockSlot slot, uint64_t least, int bits, bool acquires, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
+    const uint64_t* word = word_of(thread, comm, slot, "a wait", where);
+    require(bits >= 1 && bits <= 64, ncclInvalidArgument, "{}: {} bits, must be in 1..64",
+            beginning(thread, "a wait", where), bits);
+    uint64_t seen = 0;
+    thread.wait(
+        [&] {
+            seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+            return has_reached(seen, least, bits);
+        },
+        [&] { return fmt::format("{} at {}: expected {}, seen {}", name_of(slot), Judge::name(where), least, seen); });
+    if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+}
+
+void crossdockGinReset(crossdockSlot slot, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
+    uint64_t* word = word_of(thread, comm, slot, "a reset", where);
+    __atomic_store_n(word, 0, __ATOMIC_RELEASE);
+    if (comm.simulated != nullptr) comm.simulated->reset(word);
+}
+
+uint64_t* crossdockGinShadow(crossdockSlot slot, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
+    return comm.shadow(slot.context, slot.index, beginning(thread, "a signal's shadow", where));
+}
+
+void crossdockBarrierEnter(const crossdockBarrierUse* use, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = gin::find_device_comm(use->dev_comm);
+    const char* kind = use->is_gin ? "a GIN barrier" : "an LSA barrier";
+    require(use->index < static_cast<uint32_t>(use->num_barriers), ncclInvalidArgument,
+            "{}: barrier {}, but the device communicator has {} of them", beginning(thread, kind, where), use->index,
+            use->num_barriers);
+    DeviceComm::Use& in_use =
+        comm.uses.try_emplace({use->is_gin, use->handle, use->index}, DeviceComm::Use{use->leader, 0}).first->second;
+    require(in_use.leader == use->leader, ncclInvalidUsage,
+            "{}: barrier {} is in use by other threads (from block {}, thread {} on)", beginning(thread, kind, where),
+            use->index, in_use.leader / 1024, in_use.leader % 1024);
+    ++in_use.num_threads;
+}
+
+void crossdockBarrierLeave(const crossdockBarrierUse* use) {
+    try {
+        DeviceComm& comm = gin::find_device_comm(use->dev_comm);
+        const auto found = comm.uses.find({use->is_gin, use->handle, use->index});
+        if (found != comm.uses.end() && --found->second.num_threads == 0) comm.uses.erase(found);
+    } catch (const Error&) {  // the device communicator is gone, and its barriers with it
+    }
+}
+
+void crossdockLsaArrive(const crossdockBarrierUse* use, int peer, bool releases, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = gin::find_device_comm(use->dev_comm);
+    require(peer >= 0 && peer < comm.view.lsa_size, ncclInvalidArgument,
+            "{}: rank {} is outside of the LSA team of {} ranks", beginning(thread, "an LSA barrier", where), peer,
+            comm.view.lsa_size);
+    const uint32_t barrier = use->handle + use->index;
+    const int owner = comm.view.rank - comm.view.lsa_rank + peer;
+    uint32_t* inbox = comm.lsa_inbox(owner, barrier, comm.view.lsa_rank);
+    if (comm.simulated != nullptr) {
+        thread.scheduling_point();
+        comm.simulated->judge().atomics[inbox].join(releases ? thread.clock : thread.fenced);
+        thread.tick();
+    }
+    __atomic_store_n(inbox, ++comm.lsa_epochs(barrier, peer).told, __ATOMIC_RELEASE);
+    thread.scheduling_point();
+}
+
+void crossdockLsaWait(const crossdockBarrierUse* use, int peer, bool acquires, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    DeviceComm& comm = gin::find_device_comm(use->dev_comm);
+    const uint32_t barrier = use->handle + use->index;
+    const uint32_t* inbox = comm.lsa_inbox(comm.view.rank, barrier, peer);
+    const uint32_t least = ++comm.lsa_epochs(barrier, peer).awaited;
+    uint32_t seen = 0;
+    thread.wait(
+        [&] {
+            seen = __atomic_load_n(inbox, __ATOMIC_ACQUIRE);
+            return static_cast<int32_t>(seen - least) >= 0;
+        },
+        [&] {
+            return fmt::format("LSA rank {} at LSA barrier {} at {}: expected {}, seen {}", peer, use->index,
+                               Judge::name(where), least, seen);
+        });
+    if (comm.simulated != nullptr) {
+        (acquires ? thread.clock : thread.pending).join(comm.simulated->judge().atomics[inbox]);
+    }
+}

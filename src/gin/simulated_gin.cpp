@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gin/simulated_gin.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace crossdock::gin {
+namespace {
+
+constexpr uint64_t kMaxDelayNs = 3'000;
+constexpr uint64_t kStragglerOneIn = 8;  // of the puts take much longer
+constexpr uint64_t kStragglerFactor = 10;
+
+}  // namespace
+
+std::shared_ptr<SimulatedGin> SimulatedGin::of(cpu::Scheduler& scheduler) {
+    // A simulation runs in one thread.
+    thread_local std::map<cpu::Scheduler*, std::weak_ptr<SimulatedGin>> t_all;
+    std::erase_if(t_all, [](const auto& entry) { return entry.second.expired(); });
+    auto found = t_all[&scheduler].lock();
+    if (found == nullptr) {
+        found = std::make_shared<SimulatedGin>(scheduler);
+        t_all[&scheduler] = found;
+    }
+    return found;
+}
+
+SimulatedGin::SimulatedGin(cpu::Scheduler& scheduler)
+    : judge_(scheduler), random_(cpu::Random::mix(scheduler.config().seed ^ 0x6769'6e)), scheduler_(&scheduler) {}
+
+void SimulatedGin::add(uint64_t at_ns, Kind kind, uint64_t put) {
+    events_.push_back({at_ns, num_events_++, kind, put});
+    std::push_heap(events_.begin(), events_.end());
+}
+
+void SimulatedGin::post(Post post) {
+    const uint64_t number = puts_.size();
+    auto put = std::make_unique<Put>();
+    static_cast<Post&>(*put) = std::move(post);
+    const uint64_t now_ns = scheduler_->now_ns();
+    const auto delay = [&] {
+        const uint64_t factor = random_.one_in(kStragglerOneIn) ? kStragglerFactor : 1;
+        return 1 + random_.below(kMaxDelayNs) * factor;
+    };
+    uint64_t lands_at_ns = now_ns;
+    Stream& stream = streams_[{put->dev_comm, put->context, put->rank, put->peer}];
+    if (put->target != nullptr) {
+        lands_at_ns = now_ns + delay();
+        stream.last_landing_ns = std::max(stream.last_landing_ns, lands_at_ns);
+        stream.landed.join(put->issued);
+        stream.landed.learn_landed(number);
+        if (put->source != nullptr) {
+            put->before.assign(put->source, put->source + put->bytes);
+            unflushed_[{put->thread, put->dev_comm, put->context}].push_back(number);
+        }
+        add(lands_at_ns, Kind::kLanding, number);
+    }
+    if (put->counter != nullptr) {
+        add(now_ns + 1 + random_.below(std::max<uint64_t>(lands_at_ns - now_ns, 1)), Kind::kCounter, number);
+    }
+    if (put->signal != nullptr) {
+        put->signals = put->issued;
+        if (put->target != nullptr) put->signals.learn_landed(number);
+        uint64_t arrives_at_ns = std::max(lands_at_ns, now_ns + delay());
+        if (put->remote.is_strong) {
+            put->signals.join(stream.landed);
+            arrives_at_ns = std::max(arrives_at_ns, stream.last_landing_ns);
+        }
+        add(arrives_at_ns, Kind::kSignal, number);
+    }
+    puts_.push_back(std::move(put));
+}
+
+void SimulatedGin::read_source(uint64_t number) {
+    Put& put = *puts_[number];
+    if (put.is_read || put.source == nullptr) return;
+    put.is_read = true;
+    judge_.put_reads(number, put.who, put.where, put.issued, put.source, put.bytes);
+    put.read.assign(put.source, put.source + put.bytes);
+    // Who writes to a source without being watched is found by what it wrote.
+    const auto changed = std::mismatch(put.read.begin(), put.read.end(), put.before.begin()).first;
+    if (changed != put.read.end()) {
+        judge_.violated(fmt::format(
+            "source changed before a flush or a counter said that it was read: byte {} of the source of the put of {} "
+            "at {}",
+            changed - put.read.begin(), Judge::name(put.who), Judge::name(put.where)));
+    }
+}
+
+void SimulatedGin::flush(uint32_t thread, uint64_t dev_comm, int context, Clock& clock) {
+    auto& numbers = unflushed_[{thread, dev_comm, context}];
+    for (const uint64_t number : numbers) {
+        if (puts_[number] != nullptr && puts_[number]->is_there()) read_source(number);
+        clock.learn_read(number);
+    }
+    numbers.clear();
+}
+
+void SimulatedGin::deliver(const Event& event) {
+    Put& put = *puts_[event.put];
+    switch (event.kind) {
+        case Kind::kLanding:
+            if (!put.is_there()) return;
+            read_source(event.put);
+            judge_.put_lands(event.put, put.who, put.where, put.issued, put.target, put.bytes);
+            std::memcpy(put.target, put.source != nullptr ? put.read.data() : put.value.data(), put.bytes);
+            put.before = put.read = {};
+            return;
+        case Kind::kCounter: {
+            if (put.is_there()) read_source(event.put);
+            Word& word = words_[put.counter];
+            word.clock.join(put.issued);
+            word.clock.learn_read(event.put);
+            ++*put.counter;
+            return;
+        }
+        case Kind::kSignal: {
+            Word& word = words_[put.signal];
+            if (word.kind != crossdockNoSignal && word.kind != put.remote.kind) {
+                judge_.violated(fmt::format(
+                    "Inc mixed with Add without a reset: signal {} of context {} at rank {}: {} by {} at {} comes "
+                    "after the other kind at {}",
+                    put.remote.signal, put.context, put.peer, put.remote.kind == crossdockSignalInc ? "Inc" : "Add",
+                    Judge::name(put.who), Judge::name(put.where), Judge::name(word.where)));
+            }
+            word.kind = put.remote.kind;
+            word.where = put.where;
+            word.clock.join(put.signals);
+            *put.signal += put.remote.value;
+            return;
+        }
+    }
+}
+
+void SimulatedGin::advance(uint64_t now_ns) {
+    bool arrived = false;
+    while (!events_.empty() && events_.front().at_ns <= now_ns) {
+        std::pop_heap(events_.begin(), events_.end());
+        const Event event = events_.back();
+        events_.pop_back();
+        deliver(event);
+        arrived = true;
+    }
+    if (arrived) scheduler_->note_progress();
+}
+
+}  // namespace crossdock::gin
