@@ -98,7 +98,9 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.hybrid_lsa_handle = static_cast<uint32_t>(needs.lsa_barriers);
     const int rail_size = view.num_ranks / view.lsa_size;
     num_barrier_signals_ = 0;
-    const auto take = [&](int signals) {
+    // For every rank a word for barriers that cover puts, and one for those that do not.
+    const auto take = [&](int barriers_times_ranks) {
+        const int signals = 2 * barriers_times_ranks;
         const auto first = kBarrierSignal | static_cast<uint32_t>(num_barrier_signals_);
         num_barrier_signals_ += signals;
         return first;

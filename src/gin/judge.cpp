@@ -63,20 +63,21 @@ uint32_t Judge::number_of(const Who& who) {
 }
 
 void Judge::violated(const std::string& what) {
-    if (!violation_.empty() || !waits_.empty()) return;
+    if (!violation_.empty() || !waits_.empty() || !waits_within_blocks_.empty()) return;
     violation_ = fmt::format("seed {}: {}", scheduler_->config().seed, what);
     scheduler_->report(violation_);
     scheduler_->note_progress();  // those who wait end, too
 }
 
-void Judge::add_waiting(const std::string& deadlock, const std::string& wait) {
+void Judge::add_waiting(const std::string& deadlock, const std::string& wait, bool is_within_block) {
     if (!violation_.empty()) return;
-    waits_.push_back(wait);
+    (is_within_block ? waits_within_blocks_ : waits_).push_back(wait);
+    const auto& listed = waits_.empty() ? waits_within_blocks_ : waits_;
     std::string report = deadlock;
-    for (size_t i = 0; i < waits_.size() && i < kMaxWaits; ++i) {
-        report += fmt::format("{} {}", i == 0 ? ":" : ";", waits_[i]);
+    for (size_t i = 0; i < listed.size() && i < kMaxWaits; ++i) {
+        report += fmt::format("{} {}", i == 0 ? ":" : ";", listed[i]);
     }
-    if (waits_.size() > kMaxWaits) report += fmt::format("; and {} more", waits_.size() - kMaxWaits);
+    if (listed.size() > kMaxWaits) report += fmt::format("; and {} more", listed.size() - kMaxWaits);
     scheduler_->report(report);
 }
 

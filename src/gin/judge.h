@@ -49,8 +49,8 @@ class Judge {
     void violated(const std::string& what);
     const std::string& violation() const { return violation_; }
 
-    // After a deadlock: what each thread waits for.
-    void add_waiting(const std::string& deadlock, const std::string& wait);
+    // After a deadlock: what each thread waits for. Threads that wait for others of their block are only counted.
+    void add_waiting(const std::string& deadlock, const std::string& wait, bool is_within_block);
 
     static std::string name(const Who& who);
     static std::string name(crossdockWhere where);
@@ -91,6 +91,7 @@ class Judge {
     std::map<std::array<int, 3>, uint32_t> numbers_;
     std::string violation_;
     std::vector<std::string> waits_;
+    std::vector<std::string> waits_within_blocks_;
 };
 
 }  // namespace crossdock::gin

@@ -128,9 +128,9 @@ void KernelThread::meet(Meeting& meeting, unsigned arriving, const std::function
                 try {
                     suspended([&] { launch_->scheduler->block(); });
                 } catch (const Error& error) {
-                    deadlocked(error.what(), fmt::format("{} waits at {}", name(), what));
+                    deadlocked(error.what(), fmt::format("{} waits at {}", name(), what), true);
                 }
-                scheduling_point();
+                look();
             }
         } else {
             const uint64_t deadline_ns = now_ns() + launch_->timeout_ns;
@@ -185,9 +185,9 @@ void KernelThread::exchange(unsigned mask, const void* own, size_t bytes, std::b
     sync_lanes(mask);  // all have read before one writes again
 }
 
-void KernelThread::deadlocked(const std::string& deadlock, const std::string& wait) {
+void KernelThread::deadlocked(const std::string& deadlock, const std::string& wait, bool is_within_block) {
     Judge& judge = launch_->simulated->judge();
-    judge.add_waiting(deadlock, wait);
+    judge.add_waiting(deadlock, wait, is_within_block);
     throw Error(ncclInternalError, judge.violation().empty() ? deadlock + ": " + wait : judge.violation());
 }
 
@@ -195,6 +195,11 @@ void KernelThread::scheduling_point() {
     if (launch_->scheduler == nullptr) return;
     launch_->simulated->advance(now_ns());
     suspended([&] { warp_->scheduling_point(); });
+    look();
+}
+
+// Unlike scheduling_point it is no progress: who looks in vain must not keep the others from being idle.
+void KernelThread::look() {
     launch_->simulated->advance(now_ns());
     const std::string& violation = launch_->simulated->judge().violation();
     if (!violation.empty()) throw Error(ncclInternalError, violation);
@@ -218,9 +223,9 @@ void KernelThread::wait(const std::function<bool()>& ready, const std::function<
         try {
             suspended([&] { launch_->scheduler->poll(launch_->simulated->next_arrival_ns()); });
         } catch (const Error& error) {
-            deadlocked(error.what(), fmt::format("{} waits for {}", name(), description()));
+            deadlocked(error.what(), fmt::format("{} waits for {}", name(), description()), false);
         }
-        scheduling_point();
+        look();
     }
 }
 
@@ -238,13 +243,13 @@ void KernelThread::poll(uint64_t until_ns) {
     const std::string wait = fmt::format("{} waits {}", name(), what);
     uint64_t next_ns = launch_->simulated->next_arrival_ns();
     if (until_ns != 0) next_ns = std::min(next_ns, until_ns);
-    if (num_polls_ > kMaxPauses) deadlocked("no end in sight", wait);
+    if (num_polls_ > kMaxPauses) deadlocked("no end in sight", wait, false);
     try {
         suspended([&] { launch_->scheduler->poll(next_ns); });
     } catch (const Error& error) {
-        deadlocked(error.what(), wait);
+        deadlocked(error.what(), wait, false);
     }
-    scheduling_point();
+    look();
 }
 
 }  // namespace crossdock::gin

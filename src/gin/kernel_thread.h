@@ -97,8 +97,9 @@ class KernelThread {
     void release(Meeting& meeting);
     template <typename Body>
     void suspended(Body body);
-    [[noreturn]] void deadlocked(const std::string& deadlock, const std::string& wait);
+    [[noreturn]] void deadlocked(const std::string& deadlock, const std::string& wait, bool is_within_block);
     void leave_block();
+    void look();
     void set_running(KernelThread* thread);
 
     Launch* launch_;

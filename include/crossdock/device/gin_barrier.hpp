@@ -29,7 +29,8 @@ class ncclGinBarrierSession {
         : coop_(coop),
           gin_(gin),
           team_(team),
-          signal0_(handle.signal0 + index * static_cast<uint32_t>(team.nRanks)),
+          strong_signal0_(handle.signal0 + index * static_cast<uint32_t>(team.nRanks)),
+          weak_signal0_(strong_signal0_ + static_cast<uint32_t>(handle.nBarriers * team.nRanks)),
           use_{gin.comm.crossdockId, true, handle.signal0, index, handle.nBarriers, crossdock::device::leader_of(coop)},
           location_(location) {
         crossdockBarrierEnter(&use_, crossdock::device::where(location));
@@ -46,22 +47,34 @@ class ncclGinBarrierSession {
     void sync(Coop, cuda::memory_order order, ncclGinFenceLevel fence = kCrossdockWholeFence) {
         coop_.sync();
         const bool covers_puts = (fence & ncclGinFenceLevel::Put) != 0;
+        // Weak signals overtake strong ones, so they have words of their own: one that is early must not be taken for
+        // the strong signal of the barrier before.
+        const ncclGinSignal_t signal0 = covers_puts ? strong_signal0_ : weak_signal0_;
         const auto own = static_cast<uint32_t>(team_.rank);
-        // With the fence this rank tells itself, too: its puts to itself have landed then.
-        for (int i = coop_.thread_rank(); i < team_.nRanks; i += coop_.size()) {
-            const int peer = (team_.rank + 1 + i) % team_.nRanks;
-            if (peer == team_.rank && !covers_puts) continue;
-            if (covers_puts) {
-                gin_.signal(team_, peer, ncclGin_StrongSignalInc{signal0_ + own}, ncclCoopThread(), ncclGin_None(),
-                            cuda::thread_scope_thread, cuda::thread_scope_device, ncclGinOptFlagsDefault, location_);
-            } else {
-                gin_.signal(team_, peer, ncclGin_WeakSignalInc{signal0_ + own}, ncclCoopThread(), ncclGin_None(),
-                            cuda::thread_scope_thread, cuda::thread_scope_device, ncclGinOptFlagsDefault, location_);
+        // With the fence this rank tells itself, too: its puts to itself have landed then. All are told before the
+        // first is waited for: a thread that stands for several peers would else wait for one that waits for it.
+        const auto for_peers = [&](auto body) {
+            for (int i = coop_.thread_rank(); i < team_.nRanks; i += coop_.size()) {
+                const int peer = (team_.rank + 1 + i) % team_.nRanks;
+                if (peer != team_.rank || covers_puts) body(peer);
             }
-            const ncclGinSignal_t theirs = signal0_ + static_cast<uint32_t>(peer);
+        };
+        const auto tell = [&](int peer, auto action) {
+            gin_.signal(team_, peer, action, ncclCoopThread(), ncclGin_None(), cuda::thread_scope_thread,
+                        cuda::thread_scope_device, ncclGinOptFlagsDefault, location_);
+        };
+        for_peers([&](int peer) {
+            if (covers_puts) {
+                tell(peer, ncclGin_StrongSignalInc{signal0 + own});
+            } else {
+                tell(peer, ncclGin_WeakSignalInc{signal0 + own});
+            }
+        });
+        for_peers([&](int peer) {
+            const ncclGinSignal_t theirs = signal0 + static_cast<uint32_t>(peer);
             const uint64_t least = ++*gin_.getSignalShadowPtr(theirs, location_);
             gin_.waitSignal(ncclCoopThread(), theirs, least, 64, order, location_);
-        }
+        });
         coop_.sync();
     }
 
@@ -69,7 +82,7 @@ class ncclGinBarrierSession {
     Coop coop_;
     ncclGin gin_;
     ncclTeam team_;
-    ncclGinSignal_t signal0_;
+    ncclGinSignal_t strong_signal0_, weak_signal0_;
     crossdockBarrierUse use_;
     Location location_;
 };

@@ -35,7 +35,8 @@ CROSSDOCK_HOOK void __tsan_read_range(void* address, long bytes) {
     }
 }
 CROSSDOCK_HOOK void __tsan_write_range(void* address, long bytes) {
-    if (crossdock::device::running != nullptr) crossdockAccess(address, static_cast<size_t>(bytes), true, __builtin_return_address(0));
+    if (crossdock::device::running != nullptr)
+        crossdockAccess(address, static_cast<size_t>(bytes), true, __builtin_return_address(0));
 }
 CROSSDOCK_HOOK void __tsan_init() {}
 CROSSDOCK_HOOK void __tsan_func_entry(void*) {}

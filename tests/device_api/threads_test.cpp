@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL's Device API over threads: what each call does, and that bad input ends a kernel with a message.
+#include <gtest/gtest.h>
+
+#include "run.h"
+
+namespace {
+
+void expect_success(const Setup& setup, const Body& body) {
+    EXPECT_EQ(on_threads(setup, body), "");
+    EXPECT_EQ(in_simulations(setup, 20, body), "");
+}
+void expect_message(const Setup& setup, const Body& body, const std::string& message) {
+    const std::string failure = on_threads(setup, body);
+    EXPECT_NE(failure.find(message), std::string::npos) << "threads: " << failure;
+    const std::string simulated = in_simulation(setup, 1, body);
+    EXPECT_NE(simulated.find(message), std::string::npos) << "simulation: " << simulated;
+}
+
+#define EXPECT_IN_KERNEL(condition) \
+    do {                            \
+        if (!(condition)) __trap(); \
+    } while (false)
+
+// Threads know who they are, and each block has its own shared variables.
+__global__ void vocabulary(ncclDevComm, ncclWindow_t) {
+    __shared__ int sums[4];
+    __shared__ int total;
+    CROSSDOCK_DYNAMIC_SHARED(int, scratch);
+    const int tid = static_cast<int>(threadIdx.x + blockDim.x * threadIdx.y);
+    EXPECT_IN_KERNEL(blockDim.x == 16 && blockDim.y == 4 && gridDim.x == 3);
+    if (tid < 4) sums[tid] = 0;
+    if (tid == 0) total = 0, scratch[0] = static_cast<int>(blockIdx.x);
+    __syncthreads();
+    EXPECT_IN_KERNEL(scratch[0] == static_cast<int>(blockIdx.x));
+
+    int value = tid % 32;
+    for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(~0u, value, offset);
+    EXPECT_IN_KERNEL(value == 31 * 32 / 2);
+    EXPECT_IN_KERNEL(__ballot_sync(~0u, tid % 2) == 0xaaaaaaaau);
+    EXPECT_IN_KERNEL(__any_sync(~0u, tid % 32 == 3) && !__all_sync(~0u, tid % 32 == 3));
+    EXPECT_IN_KERNEL(__shfl_sync(~0u, tid, 5) == tid / 32 * 32 + 5);
+    EXPECT_IN_KERNEL(__shfl_up_sync(~0u, tid % 32, 1) == std::max(tid % 32 - 1, 0));
+    EXPECT_IN_KERNEL(__shfl_down_sync(~0u, tid % 32, 1) == std::min(tid % 32 + 1, 31));
+    EXPECT_IN_KERNEL(__shfl_sync(~0u, tid % 32, 1, 8) == tid % 32 / 8 * 8 + 1);
+    EXPECT_IN_KERNEL(__reduce_max_sync(~0u, static_cast<unsigned>(tid % 32)) == 31);
+
+    ncclCoopTile<8> tile;
+    EXPECT_IN_KERNEL(tile.thread_rank() == tid % 8 && tile.size() == 8);
+    tile.sync();
+    atomicAdd(&sums[blockIdx.x], tid);
+    atomicAdd(&total, 1);
+    __syncthreads();
+    EXPECT_IN_KERNEL(sums[blockIdx.x] == 63 * 64 / 2 && total == 64);
+    for (int other = 0; other < 4; ++other) {
+        EXPECT_IN_KERNEL(other == static_cast<int>(blockIdx.x) || sums[other] == 0);
+    }
+    // Threads that have returned are not waited for.
+    if (tid % 32 >= 30) return;
+    __syncthreads();
+    EXPECT_IN_KERNEL(__activemask() == 0x3fffffffu);
+    __syncwarp();
+}
+TEST(DeviceApi, ThreadsOfABlockShareAndMeet) {
+    expect_success({.ranks = 2}, [](World& world) {
+        return crossdockLaunch(world.self.comm, 3, dim3(16, 4), 64, nullptr, vocabulary, world.comm, world.window);
+    });
+}
+
+// Ranks of a team, and of one team in another.
+__global__ void teams(ncclDevComm comm, ncclWindow_t window) {
+    const ncclTeam world = ncclTeamWorld(comm), lsa = ncclTeamLsa(comm), rail = ncclTeamRail(comm);
+    EXPECT_IN_KERNEL(world.nRanks == 6 && lsa.nRanks == 3 && rail.nRanks == 2);
+    EXPECT_IN_KERNEL(lsa.rank == comm.rank % 3 && rail.rank == comm.rank / 3 && rail.stride == 3);
+    for (int rank = 0; rank < 2; ++rank) {
+        EXPECT_IN_KERNEL(ncclTeamRankToWorld(comm, rail, rank) == 3 * rank + comm.rank % 3);
+        EXPECT_IN_KERNEL(ncclTeamRankIsMember(lsa, rail, rank) == (rank == rail.rank));
+    }
+    EXPECT_IN_KERNEL(ncclTeamRankToTeam(world, rail, 1 - rail.rank) == (comm.rank + 3) % 6);
+    EXPECT_IN_KERNEL(ncclTeamRankInDifference(world, lsa, 0) == (comm.rank < 3 ? 3 : 0));
+    char* own = static_cast<char*>(ncclGetLocalPointer(window, 8));
+    EXPECT_IN_KERNEL(ncclGetLsaPointer(window, 8, comm.lsaRank) == own);
+    EXPECT_IN_KERNEL(ncclGetPeerPointer(window, 8, comm.rank) == own);
+    EXPECT_IN_KERNEL(ncclGetPeerPointer(window, 8, lsa, lsa.rank) == own);
+}
+TEST(DeviceApi, TeamsNumberTheirRanks) { expect_success({.ranks = 6, .lsa_team = 3}, launching(1, 1, teams)); }
+
+// Signals compare rolling, shadows follow, and a reset begins anew.
+__global__ void signals(ncclDevComm comm, ncclWindow_t window) {
+    ncclGin gin(comm, 1);
+    const ncclTeam world = ncclTeamWorld(comm);
+    const int peer = (comm.rank + 1) % comm.nRanks;
+    ncclCoopThread thread;
+    gin.signal(world, peer, ncclGin_WeakSignalAdd{1, ~uint64_t{0} - 2});
+    while (gin.readSignal(1) == 0) {
+    }
+    gin.waitSignal(thread, 1, ~uint64_t{0} - 3);  // -3 is at least -4
+    ncclGinBarrierSession<ncclCoopThread>(thread, gin, ncclTeamTagWorld(), 0).sync(thread, cuda::memory_order_acq_rel);
+    gin.signal(world, peer, ncclGin_WeakSignalAdd{1, 5});
+    gin.waitSignal(thread, 1, 2);
+    EXPECT_IN_KERNEL(gin.readSignal(1) == 2 && gin.readSignal(1, 1) == 0);
+
+    gin.signal(world, peer, ncclGin_StrongSignalAdd{2, 3});
+    uint32_t before = 9, delta = 9;
+    gin.waitSignalFollowShadow(thread, 2, 1u, &before, &delta, 32);
+    EXPECT_IN_KERNEL(before == 0 && delta == 3 && *gin.getSignalShadowPtr(2) == 3);
+    gin.waitSignalMeetShadow(thread, 2);
+    gin.resetSignal(2);
+    EXPECT_IN_KERNEL(gin.readSignal(2) == 0 && *gin.getSignalShadowPtr(2) == 0);
+
+    int* words = static_cast<int*>(ncclGetLocalPointer(window, 0));
+    words[0] = 40 + comm.rank;
+    gin.put(world, peer, window, 64, window, 0, 4, ncclGin_WeakSignalInc{0}, ncclGin_WeakCounterInc{0});
+    gin.waitCounter(thread, 0, 1);
+    EXPECT_IN_KERNEL(gin.readCounter(0) == 1);
+    words[0] = 0;
+    gin.resetCounter(0);
+    EXPECT_IN_KERNEL(gin.readCounter(0) == 0);
+    gin.waitSignal(thread, 0, 1);
+    EXPECT_IN_KERNEL(words[16] == 40 + (comm.rank + comm.nRanks - 1) % comm.nRanks);
+    // The other context has signals of its own.
+    EXPECT_IN_KERNEL(ncclGin(comm, 0).readSignal(0) == 0);
+}
+TEST(DeviceApi, SignalsCountersAndShadows) { expect_success({.ranks = 3}, launching(1, 1, signals)); }
+
+// Bad input: each kind ends the kernel with a message that names the value and what is allowed.
+enum Mistake { kWindow, kOffset, kBytes, kPeer, kRank, kSignal, kCounter, kContext, kBarrier, kLsaPeer, kBits, kMask };
+__global__ void mistaken(ncclDevComm comm, ncclWindow_t window, Mistake mistake) {
+    const ncclTeam world = ncclTeamWorld(comm);
+    ncclGin gin(comm, mistake == kContext ? 2 : 0);
+    switch (mistake) {
+        case kWindow:
+            return gin.put(world, 0, reinterpret_cast<ncclWindow_t>(64), 0, window, 0, 8);
+        case kOffset:
+            return gin.put(world, 0, window, 4100, window, 0, 8);
+        case kBytes:
+            return gin.put(world, 0, window, 0, window, 4000, ~size_t{0});
+        case kPeer:
+            return gin.put(world, 2, window, 0, window, 0, 8);
+        case kRank:
+            return gin.put(ncclTeam{5, 0, 1}, 4, window, 0, window, 0, 8);
+        case kSignal:
+            return gin.waitSignal(ncclCoopThread(), 4, 1);
+        case kCounter:
+            return gin.waitCounter(ncclCoopThread(), 2, 1);
+        case kBits:
+            return gin.waitSignal(ncclCoopThread(), 0, 1, 65);
+        case kBarrier:
+            ncclGinBarrierSession<ncclCoopCta>(ncclCoopCta(), gin, ncclTeamTagWorld(), blockIdx.x)
+                .sync(ncclCoopCta(), cuda::memory_order_acq_rel);
+            return;
+        case kLsaPeer:
+            ncclGetLsaPointer(window, 0, 2);
+            return;
+        case kMask:
+            return __syncwarp(2);
+        case kContext:
+            return;
+    }
+}
+TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
+    const std::pair<Mistake, const char*> mistakes[] = {
+        {kWindow, "is not a window registered with this communicator"},
+        {kOffset, "offset 4100 and 8 bytes, allowed: within the window's 4096 bytes"},
+        {kBytes, "offset 0 and 18446744073709551615 bytes"},
+        {kPeer, "peer 2 is outside of the team of 2 ranks"},
+        {kRank, "is no rank of the communicator"},
+        {kSignal, "signal 4 is out of range: the device communicator has 4"},
+        {kCounter, "counter 2 is out of range: the device communicator has 2"},
+        {kContext, "context 2, must be in 0..1"},
+        {kBarrier, "barrier 2, but the device communicator has 2 of them"},
+        {kLsaPeer, "peer 2 is outside of the LSA team of ranks 0..1"},
+        {kBits, "65 bits, must be in 1..64"},
+        {kMask, "that lacks it"},
+    };
+    setenv("CROSSDOCK_GIN_TIMEOUT_MS", "2000", 1);
+    for (const auto& [mistake, message] : mistakes) {
+        expect_message({}, launching(3, 1, mistaken, mistake), message);
+    }
+    unsetenv("CROSSDOCK_GIN_TIMEOUT_MS");
+}
+
+TEST(DeviceApi, RailsReachNoOtherRails) {
+    expect_message({.ranks = 4, .lsa_team = 2, .connection = NCCL_GIN_CONNECTION_RAIL},
+                   launching(
+                       1, 1,
+                       +[](ncclDevComm comm, ncclWindow_t window) {
+                           ncclGin(comm, 0).put(ncclTeamWorld(comm), 3 - comm.rank, window, 0, window, 0, 8);
+                       }),
+                   "is on another rail");
+}
+
+// Without GIN, or without a device communicator at all, there is a message.
+TEST(DeviceApi, ADeviceCommunicatorWithoutGinSaysSo) {
+    const auto kernel = +[](ncclDevComm comm, ncclWindow_t) { ncclGin gin(comm, 0); };
+    expect_message({.signals = 0, .counters = 0, .connection = NCCL_GIN_CONNECTION_NONE}, launching(1, 1, kernel),
+                   "ginConnectionType was NCCL_GIN_CONNECTION_NONE");
+    expect_message(
+        {},
+        [&](World& world) {
+            return crossdockLaunch(world.self.comm, 1, 1, 0, nullptr, kernel, ncclDevComm{}, world.window);
+        },
+        "was not made by ncclDevCommCreate");
+}
+
+TEST(DeviceApi, RequirementsAreChecked) {
+    const auto create = [](auto change) {
+        return on_threads({.ranks = 2}, [&](World& world) {
+            ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+            change(reqs, world.self.rank);
+            ncclDevComm comm;
+            const ncclResult_t result = ncclDevCommCreate(world.self.comm, &reqs, &comm);
+            return result;
+        });
+    };
+    using Reqs = ncclDevCommRequirements&;
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.ginSignalCount = 1; }).find("must be FULL or RAIL"), std::string::npos);
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaBarrierCount = -1; }).find("lsaBarrierCount is -1, must be in 0.."),
+              std::string::npos);
+    EXPECT_NE(create([](Reqs reqs, int rank) { reqs.lsaBarrierCount = rank; }).find("rank 1 and rank 0 differ"),
+              std::string::npos);
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaMultimem = true; }).find("no multimem"), std::string::npos);
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.magic = 0; }).find("NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER"),
+              std::string::npos);
+}
+
+// A wait is bounded, and names rank, block, signal, what was expected and what was seen.
+TEST(DeviceApi, AWaitThatExpiresEndsTheKernel) {
+    setenv("CROSSDOCK_GIN_TIMEOUT_MS", "50", 1);
+    const std::string failure = on_threads({.ranks = 1}, launching(
+                                                             1, 32, +[](ncclDevComm comm, ncclWindow_t) {
+                                                                 ncclGin gin(comm, 0);
+                                                                 gin.waitSignal(ncclCoopCta(), 3, 7);
+                                                             }));
+    EXPECT_NE(failure.find("rank 0, block 0, thread 0 waited 50 ms for signal 3 of context 0 at threads_test.cpp:"),
+              std::string::npos)
+        << failure;
+    EXPECT_NE(failure.find("expected 7, seen 0"), std::string::npos) << failure;
+    // So are loops of the kernel's own.
+    const std::string own =
+        on_threads({.ranks = 1}, launching(
+                                     1, 1, +[](ncclDevComm, ncclWindow_t window) {
+                                         int* word = static_cast<int*>(ncclGetLocalPointer(window, 0));
+                                         while (cuda::atomic_ref<int>(*word).load(cuda::memory_order_acquire) == 0) {
+                                         }
+                                     }));
+    EXPECT_NE(own.find("waited 50 ms in a loop of its own"), std::string::npos) << own;
+    unsetenv("CROSSDOCK_GIN_TIMEOUT_MS");
+}
+
+}  // namespace
