@@ -122,7 +122,8 @@ void Scheduler::all_are_idle() {
     }
     uint64_t earliest_ns = UINT64_MAX;
     for (const Task* task : polled_) {
-        if (task->deadline_ns > now_ns_) earliest_ns = std::min(earliest_ns, task->deadline_ns);
+        // The steps of others may have passed a deadline that its task has not seen yet.
+        if (task->deadline_ns > task->polled_at_ns) earliest_ns = std::min(earliest_ns, task->deadline_ns);
     }
     if (earliest_ns == UINT64_MAX || !deadlock_.empty()) {
         declare_deadlock();
@@ -225,6 +226,7 @@ void Scheduler::yield() {
 void Scheduler::poll(uint64_t deadline_ns) {
     Task& task = current();
     task.deadline_ns = deadline_ns;
+    task.polled_at_ns = now_ns_;
     polled_.push_back(&task);
     suspend();
 }

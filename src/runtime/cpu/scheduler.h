@@ -36,6 +36,7 @@ struct Task {
     int rank = 0;
     uint64_t id = 0;                       // order of creation
     uint64_t deadline_ns = UINT64_MAX;     // of the wait that it polls for
+    uint64_t polled_at_ns = 0;             // when it polled last
     uint64_t num_copies = 0;               // asynchronous copies issued
     std::vector<uint64_t> pending_copies;  // numbers of those that have not landed, ascending
     bool awaits_copies = false;
