@@ -34,24 +34,20 @@ __global__ void ping_pong(ncclDevComm comm, ncclWindow_t window, int* num_wrong)
 }
 
 bool program(const Rank& self) {
-    if (self.rank > 1) return true;
-    Buffer buffer;
-    if (!buffer.make(self, 2 * kWords * sizeof(int))) return false;
     ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
     reqs.ginSignalCount = 1;
     reqs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
-    ncclDevComm comm;
-    CHECK(ncclDevCommCreate(self.comm, &reqs, &comm));
+    Session session;
+    if (!session.open(self, 2 * kWords * sizeof(int), reqs)) return false;
 
     void* num_wrong = nullptr;
     if (cudaMalloc(&num_wrong, sizeof(int)) != cudaSuccess || !upload<int>(num_wrong, {0})) return false;
-    CHECK(crossdockLaunch(self.comm, 1, 32, 0, nullptr, ping_pong, comm, buffer.window, static_cast<int*>(num_wrong)));
+    CHECK(crossdockLaunch(self.comm, 1, 32, 0, nullptr, ping_pong, session.comm, session.window,
+                          static_cast<int*>(num_wrong)));
     if (cudaStreamSynchronize(nullptr) != cudaSuccess) return false;
     const bool passed = download<int>(num_wrong, 1) == std::vector<int>{0};
-
     cudaFree(num_wrong);
-    CHECK(ncclDevCommDestroy(self.comm, &comm));
-    return buffer.drop(self) && passed;
+    return session.close(self) && passed;
 }
 
 int main(int argc, char** argv) { return run_ranks(argc, argv, program); }

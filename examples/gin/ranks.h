@@ -7,6 +7,7 @@
 //   --seeds N         ... and the N - 1 after it
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -31,16 +32,21 @@ struct Rank {
     int rank, num_ranks;
 };
 
-// Memory of every rank, of the same size, registered as a window.
-struct Buffer {
+// What a program needs on each rank: zeroed memory that is registered as a window, and a device communicator.
+struct Session {
     void* memory = nullptr;
     ncclWindow_t window = nullptr;
-    bool make(const Rank& self, size_t bytes) {
+    ncclDevComm comm;
+    bool open(const Rank& self, size_t bytes, const ncclDevCommRequirements& reqs) {
         CHECK(ncclMemAlloc(&memory, bytes));
+        // Before the collective calls: after them a peer may already write here.
+        if (cudaMemset(memory, 0, bytes) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return false;
         CHECK(ncclCommWindowRegister(self.comm, memory, bytes, &window, NCCL_WIN_DEFAULT));
-        return cudaMemset(memory, 0, bytes) == cudaSuccess;
+        CHECK(ncclDevCommCreate(self.comm, &reqs, &comm));
+        return true;
     }
-    bool drop(const Rank& self) {
+    bool close(const Rank& self) {
+        CHECK(ncclDevCommDestroy(self.comm, &comm));
         CHECK(ncclCommWindowDeregister(self.comm, window));
         CHECK(ncclMemFree(memory));
         return true;
@@ -61,6 +67,14 @@ std::vector<T> download(const void* memory, size_t count) {
 using Program = bool (*)(const Rank&);
 
 #if defined(__CUDACC__)
+
+// All ranks have come here.
+inline bool meet_on_host(const Rank& self) {
+    void* word = nullptr;
+    if (cudaMalloc(&word, sizeof(int)) != cudaSuccess) return false;
+    CHECK(ncclAllReduce(word, word, 1, ncclInt, ncclSum, self.comm, nullptr));
+    return cudaStreamSynchronize(nullptr) == cudaSuccess && cudaFree(word) == cudaSuccess;
+}
 
 inline int run_ranks(int argc, char** argv, Program program) {
     int num_ranks = 0;
@@ -87,6 +101,11 @@ inline int run_ranks(int argc, char** argv, Program program) {
 
 #include <sys/wait.h>
 #include <unistd.h>
+
+inline bool meet_on_host(const Rank& self) {
+    CHECK(crossdockCommBarrier(self.comm));
+    return true;
+}
 
 inline bool run_threads(int num_ranks, Program program) {
     std::vector<ncclComm_t> comms(static_cast<size_t>(num_ranks));
