@@ -24,11 +24,10 @@ __global__ void ping_pong(ncclDevComm comm, ncclWindow_t window, int* num_wrong)
             }
         } else {
             for (int i = threadIdx.x; i < kWords; i += blockDim.x) sent[i] = 100 * round + i;
-            // The group meets in put: all of its stores come before it.
+            // The group meets in put: all of its stores come before it. No flush: the answer tells that the message has
+            // arrived, and then its source may change.
             gin.put(world, peer, window, kWords * sizeof(int), window, 0, kWords * sizeof(int),
                     ncclGin_WeakSignalInc{0}, ncclGin_None{}, block);
-            // The sources of the next round are the same words.
-            gin.flush(block);
         }
     }
 }

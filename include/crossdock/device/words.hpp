@@ -60,6 +60,12 @@ CROSSDOCK_VECTOR4(float, float4)
 #undef CROSSDOCK_VECTOR2
 #undef CROSSDOCK_VECTOR4
 
+// All __shared__ variables of this program or library, once per thread of the process. The linker defines the names.
+extern "C" {
+extern thread_local std::byte __start_crossdock_shared[] __attribute__((visibility("hidden")));
+extern thread_local std::byte __stop_crossdock_shared[] __attribute__((visibility("hidden")));
+}
+
 namespace crossdock::device {
 
 // Templates cannot place a variable in a section, so their __shared__ variables would not be a block's own.
@@ -70,20 +76,15 @@ constexpr bool is_template(const char* function) {
     return false;
 }
 
-// All __shared__ variables of this program or library, once per thread of the process.
-extern thread_local std::byte first_shared[] __asm__("__start_crossdock_shared") __attribute__((visibility("hidden")));
-extern thread_local std::byte end_of_shared[] __asm__("__stop_crossdock_shared") __attribute__((visibility("hidden")));
 static thread_local std::byte anchor_of_shared __attribute__((section("crossdock_shared"), used)) = std::byte{0};
 
 // Each address is computed alone: a linker cannot rewrite an instruction that subtracts two of them.
 inline std::byte* shared_begin() {
-    std::byte* address = first_shared;
-    asm("" : "+r"(address));
+    std::byte* volatile address = __start_crossdock_shared;
     return address;
 }
 inline std::byte* shared_end() {
-    std::byte* address = end_of_shared;
-    asm("" : "+r"(address));
+    std::byte* volatile address = __stop_crossdock_shared;
     return address;
 }
 inline size_t static_shared_bytes() { return static_cast<size_t>(shared_end() - shared_begin()); }
