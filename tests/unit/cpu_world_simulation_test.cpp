@@ -172,6 +172,24 @@ TEST(Simulation, TimeDoesNotJumpWhileATaskGoesOn) {
     }
 }
 
+// A deadline that comes while others take their last looks wakes its task, not the next deadline's.
+TEST(Simulation, NoDeadlineIsPassedOver) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        Simulation simulation(4, {.seed = seed});
+        simulation.run([&](int rank) {
+            simulation.executor(rank).run({1, 1, 0}, [&](Warp& warp) {
+                const uint64_t end_ns = warp.now_ns() + kSecond;
+                for (uint64_t delay_ns = 20; rank == 1 && delay_ns < 2000; delay_ns += 10) {
+                    const uint64_t deadline_ns = warp.now_ns() + delay_ns;
+                    while (warp.now_ns() < deadline_ns) warp.pause(deadline_ns);
+                    ASSERT_LT(warp.now_ns(), deadline_ns + kSecond / 1000);
+                }
+                while (rank != 1 && warp.now_ns() < end_ns) warp.pause(end_ns);
+            });
+        });
+    }
+}
+
 TEST(Simulation, ADeadlockEndsWithASentence) {
     Simulation simulation(3, {.seed = 11});
     const std::string sentence = sentence_of(
