@@ -8,7 +8,7 @@ namespace {
 
 void expect_success(const Setup& setup, const Body& body) {
     EXPECT_EQ(on_threads(setup, body), "");
-    EXPECT_EQ(in_simulations(setup, 20, body), "");
+    EXPECT_EQ(in_simulations(setup, 5, body), "");
 }
 void expect_message(const Setup& setup, const Body& body, const std::string& message) {
     const std::string failure = on_threads(setup, body);
