@@ -236,7 +236,6 @@ inline int ncclTeamRankInDifference(ncclTeam_t parent, ncclTeam_t subset, int in
 
 namespace crossdock::device {
 inline crossdockTeam team_of(ncclTeam team) { return {team.nRanks, team.rank, team.stride}; }
-using Location = std::source_location;
 }  // namespace crossdock::device
 
 inline void* ncclGetLocalPointer(ncclWindow_t w, size_t offset,

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <source_location>
 
 #include "crossdock/device/entry.hpp"
 #include "cuda.h"
@@ -111,7 +110,15 @@ inline void enter(const crossdockThread* thread) {
     gridDim = dim3(thread->grid_dim[0], thread->grid_dim[1], thread->grid_dim[2]);
 }
 
-constexpr crossdockWhere where(const std::source_location& location) { return {location.file_name(), location.line()}; }
+// The call of the function that has current() as a default argument.
+struct Location {
+    const char* file;
+    unsigned line;
+    static constexpr Location current(const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()) {
+        return {file, line};
+    }
+};
+constexpr crossdockWhere where(Location location) { return {location.file, location.line}; }
 
 }  // namespace crossdock::device
 
@@ -132,7 +139,7 @@ inline void __threadfence_system() { crossdockFenceMemory(crossdockFenceSystem);
 inline void __nanosleep(unsigned nanoseconds) { crossdockPause(nanoseconds); }
 // Nanoseconds, as if a GPU ran at 1 GHz.
 inline long long clock64() { return static_cast<long long>(crossdockClock()); }
-inline void __trap(std::source_location location = std::source_location::current()) {
+inline void __trap(crossdock::device::Location location = crossdock::device::Location::current()) {
     crossdockTrap("the kernel called __trap", crossdock::device::where(location));
 }
 
