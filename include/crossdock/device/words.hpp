@@ -59,10 +59,11 @@ CROSSDOCK_VECTOR4(float, float4)
 #undef CROSSDOCK_VECTOR2
 #undef CROSSDOCK_VECTOR4
 
-// All __shared__ variables of this program or library, once per thread of the process. The linker defines the names.
+// All __shared__ variables of this program or library, once per thread of the process. GNU ld defines the names (lld
+// does not for variables of threads).
 extern "C" {
-extern thread_local std::byte __start_crossdock_shared[] __attribute__((visibility("hidden")));
-extern thread_local std::byte __stop_crossdock_shared[] __attribute__((visibility("hidden")));
+extern __thread std::byte __start_crossdock_shared[] __attribute__((visibility("hidden")));
+extern __thread std::byte __stop_crossdock_shared[] __attribute__((visibility("hidden")));
 }
 
 namespace crossdock::device {
