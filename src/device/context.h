@@ -172,6 +172,11 @@ class Ctx {
         }
         return sum - value;
     }
+    // How many lanes say yes, all of them and those before this one.
+    CROSSDOCK_DEVICE int warp_count(bool value) const { return __popc(warp_ballot(value)); }
+    CROSSDOCK_DEVICE int warp_count_before(bool value) const {
+        return __popc(warp_ballot(value) & ((1u << lane()) - 1));
+    }
     // Of all lanes, in fixed order: the first half's and the second half's, one to one, then their halves', ...
     template <typename Sum>
     CROSSDOCK_DEVICE Sum warp_halving_sum(Sum value) const {
@@ -301,6 +306,8 @@ class Ctx {
     int warp_max(int value) const { return value; }
     int warp_sum(int value) const { return value; }
     int warp_sum_before(int) const { return 0; }
+    int warp_count(bool value) const { return value ? 1 : 0; }
+    int warp_count_before(bool) const { return 0; }
     template <typename Sum>
     Sum warp_halving_sum(Sum value) const {
         return value;

@@ -15,7 +15,10 @@ struct PeerMap {
     uint64_t offset = 0;  // of what is meant within every rank's piece
 
     CROSSDOCK_HOST_DEVICE std::byte* at(int rank, uint64_t bytes) const {
-        return (table != nullptr ? table[rank] : base + static_cast<uint64_t>(rank) * stride) + offset + bytes;
+#if !defined(__CUDA_ARCH__)  // GPUs have no tables
+        if (table != nullptr) return table[rank] + offset + bytes;
+#endif
+        return base + static_cast<uint64_t>(rank) * stride + offset + bytes;
     }
 };
 

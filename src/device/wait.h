@@ -174,13 +174,13 @@ struct Operation {
     uint32_t losses_at_start = 0;
 };
 
-CROSSDOCK_DEVICE bool is_active(const Ctx& ctx, const WaitScope& scope, int peer) {
+CROSSDOCK_DEVICE bool is_active(const Ctx& ctx, const auto& scope, int peer) {
     if (scope.masking == 0 || ctx.load_relaxed_device(scope.mask + peer) != 0) return true;
     ctx.note_unread_slots_allowed();
     return false;
 }
 
-CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const WaitScope& scope) {
+CROSSDOCK_DEVICE bool has_failed(const Ctx& ctx, const auto& scope) {
     return ctx.is_killed() || ctx.load_relaxed_device(&scope.control->failed) != 0;
 }
 
@@ -270,12 +270,12 @@ CROSSDOCK_DEVICE_RARE void record_overflow(const Ctx& ctx, const WaitScope& scop
     fail_group(ctx, scope, &record.claimed);
 }
 
-CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const WaitScope& scope, const Operation& operation, int peer) {
+CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const auto& scope, const Operation& operation, int peer) {
     return ctx.load_tagged(reinterpret_cast<const TaggedWord*>(scope.entries + operation.base) + peer);
 }
 
 // The peer has come to this operation with the same terms; or to a later one, so that it has found this rank's right.
-CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const WaitScope& scope, const Operation& operation) {
+CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const auto& scope, const Operation& operation) {
     const uint64_t epoch = word_epoch(entry.tag);
     return epoch > operation.epoch || (epoch == operation.epoch && WindowTerm::are_alike(entry.payload, scope.terms));
 }
@@ -342,7 +342,7 @@ CROSSDOCK_DEVICE bool poll_until(const Ctx&, Load load, Ready ready, MayGoOn may
 // The same. False: the peer is masked or its process has ended, the group has failed, or the time that the operation
 // has (from its start on this rank, so that all its waits for ranks that have not come end together) is over.
 template <typename Load, typename Ready>
-CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
+CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const auto& scope, const Operation& operation, WaitStep step,
                                  int peer, uint64_t expected, Load load, Ready ready) {
     return poll_until(ctx, load, ready, [&](uint64_t seen) {
         return may_go_on_waiting(ctx, scope, operation, step, peer, expected, seen);
@@ -352,7 +352,7 @@ CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const WaitScope& scope, const O
 // The same by a warp as one: all lanes look, and all see the same of look's answer, which is the peer that keeps them
 // waiting, or -1. seen(): the epoch that is there instead of this operation's, asked of the first lane.
 template <typename Look, typename Seen>
-CROSSDOCK_DEVICE bool wait_as_warp(const Ctx& ctx, const WaitScope& scope, const Operation& operation, WaitStep step,
+CROSSDOCK_DEVICE bool wait_as_warp(const Ctx& ctx, const auto& scope, const Operation& operation, WaitStep step,
                                    Look look, Seen seen) {
     CROSSDOCK_ROLLED
     for (;;) {

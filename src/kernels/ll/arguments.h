@@ -53,7 +53,16 @@ struct LlClock {
 static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
 static_assert(kNumBuffers < 32, "a bit of 32 per buffer");
 
-struct LlCommon {
+// The form that a rank's own rows take, where that is known before the launch.
+enum class LlForm : uint32_t { kEither, kLines, kPlain };
+
+template <typename Scope>
+struct LlCommonOf {
+    // What kernels for all cases know; kernels for one case (kernels/ll/variants.h) know more.
+    static constexpr uint32_t kMostTopk = kMaxTopk;
+    static constexpr LlForm kForm = LlForm::kEither;
+    static constexpr bool kFewTokens = false;  // no more than a block has threads
+
     LlGeometry arena;
     LlOffsets offsets;  // of arena
     PeerMap peers;      // the ranks' arenas, as far as the load/store domain reaches
@@ -62,7 +71,7 @@ struct LlCommon {
     LlArenaState* state;
     LlHandleOffsets handle;
     std::byte* handle_memory;
-    WaitScope scope;
+    Scope scope;
 
     bool expert_major;
     bool ids_are_64_bit;
@@ -89,6 +98,7 @@ struct LlCommon {
     void set(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with(term, value).word; }
     void set_folded(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with_folded(term, value).word; }
 };
+using LlCommon = LlCommonOf<WaitScope>;
 
 inline constexpr uint32_t kRankOfExpertShift = 31;
 static_assert(kRankOfExpertShift < 32, "the factor for one expert per rank, 2^shift, is a uint32_t");
@@ -97,8 +107,11 @@ static_assert(kRankOfExpertShift < 32, "the factor for one expert per rank, 2^sh
 enum class LlRecipe : uint32_t { kBytes, kFp8 };
 inline constexpr uint32_t kFp8Block = 128;
 
-struct LlDispatchArgs {
-    LlCommon common;
+template <typename Common>
+struct LlDispatchArgsOf {
+    static constexpr bool kOneBatch = false;  // a block's tokens are under way at once, in whole rows
+
+    Common common;
     LlDispatchShared shared;
     LlRecipe recipe;
     bool round_scales;
@@ -126,14 +139,16 @@ struct LlDispatchArgs {
     PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
     PeerMap scale_windows;
 };
+using LlDispatchArgs = LlDispatchArgsOf<LlCommon>;
 
 // What rows may be like in a combine: a kernel for lines alone is smaller, and keeps more in registers.
 enum class RowForms : uint32_t { kLines, kBoth };
 
 enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
 
-struct LlCombineArgs {
-    LlCommon common;
+template <typename Common>
+struct LlCombineArgsOf {
+    Common common;
     LlCombineShared shared;
     DType dtype;
     LlCombineWire wire;
@@ -148,5 +163,6 @@ struct LlCombineArgs {
     uint32_t segment_bytes;  // of a token's sum by one warp
     uint32_t segments;       // of a token
 };
+using LlCombineArgs = LlCombineArgsOf<LlCommon>;
 
 }  // namespace crossdock

@@ -8,28 +8,45 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
+// Of the first ranks, bit by bit: those that have been seen to have entered alike. By a warp, for all its tokens: so
+// that it costs them no time.
+inline constexpr int kRanksSeenAtOnce = 64;
+
+CROSSDOCK_DEVICE uint64_t ranks_entered_alike(const Ctx& ctx, const auto& c, const Operation& operation) {
+    const int num_ranks = static_cast<int>(c.arena.num_ranks);
+    uint64_t alike = 0;
+    CROSSDOCK_ROLLED
+    for (int base = 0; base < num_ranks && base < kRanksSeenAtOnce; base += kLanes) {
+        const int rank = base + ctx.lane();
+        const TaggedWord entry = load_entry_of(ctx, c, operation, rank < num_ranks ? rank : c.rank);
+        const bool is_alike = rank < num_ranks && has_entered_alike(entry, c.scope, operation);
+        alike |= uint64_t{ctx.warp_ballot(is_alike)} << base;
+    }
+    return alike;
+}
+
 // Lists the cells of one token, in the order of its choices; those of masked ranks are left out. Returns how many.
-// has_all: their ranks have been seen to have entered alike; where they have, that costs no time of its own.
-CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
-                                     uint32_t token, const TermList& terms, bool& has_all) {
-    const LlCommon& c = args.common;
+// has_all: all of their ranks are among `alike`.
+CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const auto& args, uint32_t token, uint64_t alike,
+                                     const TermList& terms, bool& has_all) {
+    const auto& c = args.common;
     const bool per_choice = has_row_per_choice(args);
     has_all = true;
     int place = 0;  // ranks of the choices that all lanes have seen to
     int num = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+    for (uint32_t base = 0; has_choices_from(c, base); base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const int rank = k < c.topk ? rank_of_expert(c, expert_id(c, token, k)) : -1;
-        const TaggedWord entry = load_entry_of(ctx, c, operation, rank >= 0 ? rank : c.rank);
         const bool repeats = ctx.lanes_before_with(rank) != 0 || !is_first_of_rank(c, token, base, rank);
         const bool has_row = rank >= 0 && (per_choice || !repeats);
-        const int own_place = place + ctx.warp_sum_before(has_row ? 1 : 0);
-        place += ctx.warp_sum(has_row ? 1 : 0);
+        const int own_place = place + ctx.warp_count_before(has_row);
+        place += ctx.warp_count(has_row);
         const bool is_summed = has_row && is_active(ctx, c.scope, rank);
-        const int at = num + ctx.warp_sum_before(is_summed ? 1 : 0);
-        num += ctx.warp_sum(is_summed ? 1 : 0);
-        has_all = has_all && ctx.warp_all(!is_summed || has_entered_alike(entry, c.scope, operation));
+        const int at = num + ctx.warp_count_before(is_summed);
+        num += ctx.warp_count(is_summed);
+        const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
+        has_all = has_all && ctx.warp_all(!is_summed || is_alike);
         if (!is_summed) continue;
         terms.index[at] = static_cast<int64_t>(cell_index(c, token, per_choice ? k : static_cast<uint32_t>(own_place)));
         terms.weight[at] = per_choice ? args.topk_weights[uint64_t{token} * c.topk + k] : 1.0f;
@@ -41,7 +58,7 @@ CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const LlCombineArgs& args, 
 
 // The rows of a token that are not here yet: their ranks enter before they send. False: nothing is to be summed, since
 // the group has failed.
-CROSSDOCK_DEVICE bool wait_entries(const Ctx& ctx, const LlCommon& c, const Operation& operation, uint32_t num,
+CROSSDOCK_DEVICE bool wait_entries(const Ctx& ctx, const auto& c, const Operation& operation, uint32_t num,
                                    const TermList& terms) {
     bool came = true;
     CROSSDOCK_ROLLED
@@ -52,12 +69,12 @@ CROSSDOCK_DEVICE bool wait_entries(const Ctx& ctx, const LlCommon& c, const Oper
     return ctx.warp_all(came) || !ctx.warp_any(has_failed(ctx, c.scope));
 }
 
-CROSSDOCK_DEVICE void note_cell_read(const Ctx& ctx, const LlCommon& c, const Operation& operation, int64_t cell) {
+CROSSDOCK_DEVICE void note_cell_read(const Ctx& ctx, const auto& c, const Operation& operation, int64_t cell) {
     ctx.note_slot_read(c.rank, c.peers.at(c.rank, 0), operation.buffer, static_cast<uint64_t>(cell), operation.epoch);
 }
 
 // A cell that a rank elsewhere fills. Only where no row comes does it put a flag.
-CROSSDOCK_DEVICE bool wait_far_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, int rank,
+CROSSDOCK_DEVICE bool wait_far_cell(const Ctx& ctx, const auto& c, const Operation& operation, int rank,
                                     const uint64_t* flag, uint64_t& content) {
     uint64_t unused = 0;
     if (!wait_far(ctx, c, operation, WaitStep::kRow, Signal::kData, rank) ||
@@ -69,9 +86,9 @@ CROSSDOCK_DEVICE bool wait_far_cell(const Ctx& ctx, const LlCommon& c, const Ope
 }
 
 // Cells in plain form: waits for their flags; what does not come is not summed.
-CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const auto& args, const Operation& operation,
                                      bool notes_reads, uint32_t num, const TermList& terms) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < num; k += kLanes) {
         uint64_t content = kCellNothing;
@@ -87,11 +104,11 @@ CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const LlCombineArgs& args, 
 
 // Cells in line form: sums what comes of a run of groups. False: not all has come.
 template <DType kDType>
-CROSSDOCK_DEVICE bool sum_lines(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation, uint32_t num,
+CROSSDOCK_DEVICE bool sum_lines(const Ctx& ctx, const auto& args, const Operation& operation, uint32_t num,
                                 const TermList& terms, const LineRow& shape, const LineRun& run, std::byte* out) {
     constexpr uint32_t kRowsAtOnce = 4;
     constexpr uint32_t kGroupsAtOnce = 2;
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     bool has_all = true;
     CROSSDOCK_ROLLED
     for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
@@ -138,9 +155,9 @@ CROSSDOCK_DEVICE bool sum_lines(const Ctx& ctx, const LlCombineArgs& args, const
     return has_all;
 }
 
-CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, const std::byte* cells, uint32_t count,
+CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const auto& args, const std::byte* cells, uint32_t count,
                                      const TermList& terms, uint32_t first, uint32_t num, std::byte* out) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const uint32_t elements = args.row_bytes / 2;
     CROSSDOCK_ROLLED
     for (uint32_t e = first + static_cast<uint32_t>(ctx.lane()); e < first + num; e += kLanes) {
@@ -158,7 +175,7 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const LlCombineArgs& args, 
 
 // The part-th of a token's sum from cells in line form.
 template <DType kDType>
-CROSSDOCK_DEVICE void sum_token_of_lines(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE void sum_token_of_lines(const Ctx& ctx, const auto& args, const Operation& operation,
                                          uint32_t num, const TermList& terms, const LineRow& shape, const LineRun& run,
                                          std::byte* out) {
     const bool notes = sum_lines<kDType>(ctx, args, operation, num, terms, shape, run, out) && run.begin == 0;
@@ -170,9 +187,9 @@ CROSSDOCK_DEVICE void sum_token_of_lines(const Ctx& ctx, const LlCombineArgs& ar
 
 // The same from cells in plain form.
 template <DType kDType>
-CROSSDOCK_DEVICE void sum_token_of_plain_rows(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE void sum_token_of_plain_rows(const Ctx& ctx, const auto& args, const Operation& operation,
                                               uint32_t num, const TermList& terms, uint32_t segment, std::byte* out) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const std::byte* cells = row_at(c, operation, c.rank, 0);
     const uint32_t first = segment * args.segment_bytes;
     const uint32_t bytes = args.row_bytes - first < args.segment_bytes ? args.row_bytes - first : args.segment_bytes;
@@ -190,15 +207,16 @@ CROSSDOCK_DEVICE void sum_token_of_plain_rows(const Ctx& ctx, const LlCombineArg
 
 // Work is shared by parts of tokens, so that few tokens still occupy many warps.
 template <DType kDType, RowForms kForms>
-CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
                                  const Operation& operation, const WorkShare& share) {
-    const LlCommon& c = args.common;
-    const bool in_lines = kForms == RowForms::kLines || (c.num_tokens <= c.line_tokens && allows_lines(args));
+    const auto& c = args.common;
+    const bool in_lines = kForms == RowForms::kLines || (sends_in_lines(c) && allows_lines(args));
     const TermList terms = terms_of_warp(ctx, args, shared);
     const uint32_t step = static_cast<uint32_t>(share.num_blocks * share.warps);
     const LineRow shape(args.row_bytes);
     const LineParts parts = LineParts::of(shape, c.num_tokens, step);
     const uint32_t work = c.num_tokens * (in_lines ? parts.num : args.segments);
+    uint64_t alike = ranks_entered_alike(ctx, c, operation);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block); i < work; i += step) {
         // Neighbouring tokens go to different blocks.
@@ -206,7 +224,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
         const uint32_t token = i - part * c.num_tokens;
         std::byte* out = args.out_tokens + uint64_t{token} * args.row_bytes;
         bool has_all = false;
-        const uint32_t num = list_cells(ctx, args, operation, token, terms, has_all);
+        const uint32_t num = list_cells(ctx, args, token, alike, terms, has_all);
         ctx.mark(Step::kCombineListed);
         if (!has_all && !wait_entries(ctx, c, operation, num, terms)) {
             ctx.note_unread_slots_allowed();
@@ -215,14 +233,15 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const LlCombineArgs& args, cons
         } else {
             sum_token_of_plain_rows<kDType>(ctx, args, operation, num, terms, part, out);
         }
+        if (!has_all) alike = ranks_entered_alike(ctx, c, operation);
         ctx.warp_sync();
         ctx.mark(Step::kCombineSummed);
     }
 }
 
 template <DType kDType, RowForms kForms>
-CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
+    const auto& c = args.common;
     const LlCombineShared& shared = args.shared;
     ctx.mark(Step::kCombineBegin);
     if (ctx.warp_idx() < static_cast<int>(c.crew.num_stages) && is_leader(ctx)) {
@@ -233,7 +252,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
     ctx.wait_for_previous_kernels();
     ctx.mark(Step::kCombineReady);
     const bool sends = (c.halves & kSendHalf) != 0;
-    if (sends && ctx.warp_idx() == 0) ReturnList::count(ctx, args);
+    if (sends && ctx.warp_idx() == 0) ReturnList(ctx, args, false).count(ctx, args);
     load_head(ctx, c, 0);
     if (sends) empty_outbox(ctx, c);
     ctx.block_sync();

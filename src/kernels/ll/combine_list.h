@@ -23,7 +23,7 @@ struct TermList {
     int32_t* ranks;
 };
 
-CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared) {
+CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const auto& args, const LlCombineShared& shared) {
     const uint32_t topk = args.common.topk;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + shared.terms);
@@ -37,13 +37,13 @@ CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const LlCombineShared& shared
 }
 
 // A row per choice goes home; otherwise one a rank.
-CROSSDOCK_DEVICE bool has_row_per_choice(const LlCombineArgs& args) {
+CROSSDOCK_DEVICE bool has_row_per_choice(const auto& args) {
     return args.common.expert_major && args.wire != LlCombineWire::kSums;
 }
 // Rows that the kernel computes before they go.
-CROSSDOCK_DEVICE bool has_computed_rows(const LlCombineArgs& args) { return args.wire != LlCombineWire::kRows; }
+CROSSDOCK_DEVICE bool has_computed_rows(const auto& args) { return args.wire != LlCombineWire::kRows; }
 // NVFP4 rows never take the line form: their receiver reads them in another order than they come.
-CROSSDOCK_DEVICE bool allows_lines(const LlCombineArgs& args) { return args.wire != LlCombineWire::kNvfp4; }
+CROSSDOCK_DEVICE bool allows_lines(const auto& args) { return args.wire != LlCombineWire::kNvfp4; }
 
 // A row on its way home.
 struct Return {
@@ -56,17 +56,18 @@ struct Return {
 
 // The rows of one form that go home, numbered token by token: row i is the (i / ranks)-th of the home that is i % ranks
 // after this rank. So no home is everybody's first, and all ranks send the rows of a token at about the same time.
+template <typename Args>
 class ReturnList {
   public:
     // counts: i32 [ranks + 1] in shared memory: the homes' rows, and the largest of them.
-    CROSSDOCK_DEVICE ReturnList(const Ctx& ctx, const LlCombineArgs& args, bool in_lines)
+    CROSSDOCK_DEVICE ReturnList(const Ctx& ctx, const Args& args, bool in_lines)
         : args_(args),
           num_ranks_(static_cast<int>(args.common.arena.num_ranks)),
           counts_(reinterpret_cast<int*>(ctx.shared_memory() + args.shared.return_counts) +
                   (in_lines ? num_ranks_ + 1 : 0)) {}
 
     // By one warp; followed by a barrier of the block.
-    CROSSDOCK_DEVICE static void count(const Ctx& ctx, const LlCombineArgs& args) {
+    CROSSDOCK_DEVICE static void count(const Ctx& ctx, const Args& args) {
         const ReturnList lists[2] = {{ctx, args, false}, {ctx, args, true}};
         int largest[2] = {0, 0};
         CROSSDOCK_ROLLED
@@ -87,7 +88,7 @@ class ReturnList {
 
     // False: there is no such row, since its home has fewer than others, or what the handle says of it can't be.
     CROSSDOCK_DEVICE bool find(int i, Return& row) const {
-        const LlCommon& c = args_.common;
+        const auto& c = args_.common;
         const int number = i / num_ranks_;
         const int home = c.rank + 1 + i - number * num_ranks_;
         row.home = home < num_ranks_ ? home : home - num_ranks_;
@@ -106,13 +107,13 @@ class ReturnList {
     }
 
   private:
-    const LlCombineArgs& args_;
+    const Args& args_;
     int num_ranks_;
     int* counts_;
 };
 
 // Of a token, by one warp.
-CROSSDOCK_DEVICE void write_weights(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE void write_weights(const Ctx& ctx, const auto& args, const Operation& operation,
                                     uint32_t token, TaggedWord* words) {
     const uint32_t topk = args.common.topk;
     const float* weights = args.topk_weights + uint64_t{token} * topk;
@@ -124,9 +125,9 @@ CROSSDOCK_DEVICE void write_weights(const Ctx& ctx, const LlCombineArgs& args, c
 }
 
 // The same for ranks elsewhere: the first block puts all tokens' weights to each rank that has any of the tokens.
-CROSSDOCK_DEVICE void put_weights(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
+CROSSDOCK_DEVICE void put_weights(const Ctx& ctx, const auto& args, const Operation& operation) {
     if constexpr (!kSeveralDomains) return;
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     if (ctx.block_idx() != 0) return;
     uint32_t* has_tokens = reinterpret_cast<uint32_t*>(ctx.shared_memory() + args.shared.far_ranks);
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
@@ -157,8 +158,8 @@ CROSSDOCK_DEVICE void put_weights(const Ctx& ctx, const LlCombineArgs& args, con
 }
 
 // The home ranks' weights go ahead to the ranks that weight and sum before they send: a warp takes a token.
-CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const auto& args, const Operation& operation) {
+    const auto& c = args.common;
     const uint32_t warps = static_cast<uint32_t>(ctx.num_blocks() * ctx.num_warps());
     CROSSDOCK_ROLLED
     for (uint32_t token = static_cast<uint32_t>(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx());
@@ -174,21 +175,21 @@ CROSSDOCK_DEVICE void announce_weights(const Ctx& ctx, const LlCombineArgs& args
 }
 
 // Raises the flag of a cell whose row has been stored, or that stays empty.
-CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
+CROSSDOCK_DEVICE void flag_cell(const Ctx& ctx, const auto& c, const Operation& operation, const Return& row,
                                 CellContent content) {
     ctx.store_landed_system(row_flag(c, operation, row.home, row.cell), pack_word(operation.epoch, content));
 }
 
-CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE void note_cell_written(const Ctx& ctx, const auto& args, const Operation& operation,
                                         const Return& row) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     ctx.note_slot_written(c.rank, row.home, arena_of(c, row.home), operation.buffer, row.cell, operation.epoch);
     if (row.row_idx >= 0) count_rows(ctx, c.reach, row.home, 1, args.wire_bytes);
 }
 
 // The row in the outbox for the turn-th row that goes to other domains from one of the grid's stages: every stage has
 // some of its own, which it uses in turn.
-CROSSDOCK_DEVICE uint64_t take_outbox_row(const Ctx& ctx, const LlCommon& c, uint32_t stage_of_block, uint32_t turn) {
+CROSSDOCK_DEVICE uint64_t take_outbox_row(const Ctx& ctx, const auto& c, uint32_t stage_of_block, uint32_t turn) {
     const uint32_t stages = c.crew.num_stages * static_cast<uint32_t>(ctx.num_blocks());
     const uint32_t rows_of_stage = c.outbox.num_rows / stages;
     const uint32_t stage = static_cast<uint32_t>(ctx.block_idx()) * c.crew.num_stages + stage_of_block;
@@ -197,14 +198,14 @@ CROSSDOCK_DEVICE uint64_t take_outbox_row(const Ctx& ctx, const LlCommon& c, uin
 }
 
 // A row that this thread has stored in the outbox goes home; what says that it is there comes behind all rows.
-CROSSDOCK_DEVICE void put_home(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
+CROSSDOCK_DEVICE void put_home(const Ctx& ctx, const auto& c, const Operation& operation, const Return& row,
                                uint64_t outbox, uint32_t bytes) {
     ctx.fence_landed();
     put(ctx, c.reach, row.home, offset_of_row(c, operation, row.cell), outbox, bytes);
 }
 
 // A cell that stays empty.
-CROSSDOCK_DEVICE void leave_empty(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row) {
+CROSSDOCK_DEVICE void leave_empty(const Ctx& ctx, const auto& c, const Operation& operation, const Return& row) {
     if (is_remote(c.reach, row.home)) {
         put_value(ctx, c.reach, row.home, offset_of_flag(c, operation, row.cell),
                   pack_word(operation.epoch, kCellNothing));
@@ -215,7 +216,7 @@ CROSSDOCK_DEVICE void leave_empty(const Ctx& ctx, const LlCommon& c, const Opera
 
 // Behind the rows for ranks elsewhere, to those that have sent here what now goes home: a word that names the
 // operation, and the signal.
-CROSSDOCK_DEVICE void finish_returns(const Ctx& ctx, const LlCommon& c, const Operation& operation) {
+CROSSDOCK_DEVICE void finish_returns(const Ctx& ctx, const auto& c, const Operation& operation) {
     tell_far_peers(ctx, c, operation, [&](int peer) {
         if (received_from(c, peer)->rows == 0) return;
         put_value_and_raise(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), pack_word(operation.epoch, 0),

@@ -7,7 +7,7 @@ namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
 // The low-latency combine for the type of its rows; CPUs choose the form of rows as they go.
-inline void run_ll_combine(const Ctx& ctx, const LlCombineArgs& args) {
+inline void run_ll_combine(const Ctx& ctx, const auto& args) {
     switch (args.dtype) {
         case DType::kBf16:
             return ll_combine<DType::kBf16, RowForms::kBoth>(ctx, args);

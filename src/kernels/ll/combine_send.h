@@ -8,9 +8,10 @@ namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
 // Rows as they are, in plain form: a warp's leader brings one after the other through the warp's stage.
+template <typename Args>
 class PlainReturns {
   public:
-    CROSSDOCK_DEVICE PlainReturns(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared)
+    CROSSDOCK_DEVICE PlainReturns(const Ctx& ctx, const Args& args, const LlCombineShared& shared)
         : args_(args),
           stage_(stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx()))),
           list_(ctx, args, false),
@@ -29,7 +30,7 @@ class PlainReturns {
     }
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx, const Operation& operation) {
-        const LlCommon& c = args_.common;
+        const auto& c = args_.common;
         while (number_ < size_) {
             if (!is_there_) {
                 // Its home has fewer rows than others.
@@ -59,7 +60,7 @@ class PlainReturns {
         if (is_there_ && row_.row_idx >= 0) stage_.load(ctx, source(), chunk_at(0));
     }
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
-        const LlCommon& c = args_.common;
+        const auto& c = args_.common;
         const bool has_credit = wait_credit(ctx, c, operation, row_.home);
         const bool is_far = is_remote(c.reach, row_.home);
         const uint64_t outbox = is_far ? take_outbox_row(ctx, c, static_cast<uint32_t>(ctx.warp_idx()), turn_++) : 0;
@@ -84,9 +85,9 @@ class PlainReturns {
         ctx.mark(Step::kCombineFlagged);
     }
 
-    const LlCombineArgs& args_;
+    const Args& args_;
     RowStage stage_;
-    ReturnList list_;
+    ReturnList<Args> list_;
     int number_;
     int step_;
     int size_ = 0;
@@ -96,14 +97,15 @@ class PlainReturns {
     Return row_;
 };
 
-CROSSDOCK_DEVICE bool sends_lines(const Ctx& ctx, const LlCommon& c) {
+CROSSDOCK_DEVICE bool sends_lines(const Ctx& ctx, const auto& c) {
     return static_cast<uint32_t>(ctx.block_idx()) < c.send_blocks;
 }
 
 // Rows as they are, in line form: a warp takes a run of a row's groups of lines.
+template <typename Args>
 class LineReturns {
   public:
-    CROSSDOCK_DEVICE LineReturns(const Ctx& ctx, const LlCombineArgs& args)
+    CROSSDOCK_DEVICE LineReturns(const Ctx& ctx, const Args& args)
         : args_(args),
           list_(ctx, args, true),
           shape_(args.row_bytes),
@@ -118,7 +120,7 @@ class LineReturns {
     }
 
     CROSSDOCK_DEVICE void run(const Ctx& ctx, const Operation& operation) {
-        const LlCommon& c = args_.common;
+        const auto& c = args_.common;
         CROSSDOCK_ROLLED
         while (number_ < static_cast<uint32_t>(list_.size()) * parts_.num) {
             const bool has_credit = is_there_ && is_leader(ctx) && wait_credit(ctx, c, operation, row_.home);
@@ -147,7 +149,7 @@ class LineReturns {
         }
     }
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
-        const LlCommon& c = args_.common;
+        const auto& c = args_.common;
         if (run_.begin == 0 && is_leader(ctx)) note_cell_written(ctx, args_, operation, row_);
         const uint64_t tag = line_tag(operation.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
         std::byte* lines = row_at(c, operation, row_.home, row_.cell);
@@ -163,8 +165,8 @@ class LineReturns {
         ctx.mark(Step::kCombineStored);
     }
 
-    const LlCombineArgs& args_;
-    ReturnList list_;
+    const Args& args_;
+    ReturnList<Args> list_;
     LineRow shape_;
     uint32_t number_;
     uint32_t step_;
@@ -176,7 +178,7 @@ class LineReturns {
 };
 
 // What a row's sum on this rank needs, looked up by one warp. What does not come is not summed.
-CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Return& row,
+CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const auto& c, const Operation& operation, const Return& row,
                                  const TermList& terms) {
     const RowRecord* record = row_record(c, row.home, row.slot);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
@@ -195,22 +197,22 @@ CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const LlCommon& c, const Operat
 }
 
 // The same without gaps. Returns how many.
-CROSSDOCK_DEVICE uint32_t list_present_terms(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+CROSSDOCK_DEVICE uint32_t list_present_terms(const Ctx& ctx, const auto& c, const Operation& operation,
                                              const Return& row, const TermList& terms) {
     list_terms(ctx, c, operation, row, terms);
     int num = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+    for (uint32_t base = 0; has_choices_from(c, base); base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const int64_t index = k < c.topk ? terms.index[k] : -1;
         const float weight = k < c.topk ? terms.weight[k] : 0.0f;
         ctx.warp_sync();
-        const int at = num + ctx.warp_sum_before(index >= 0 ? 1 : 0);
+        const int at = num + ctx.warp_count_before(index >= 0);
         if (index >= 0) {
             terms.index[at] = index;
             terms.weight[at] = weight;
         }
-        num += ctx.warp_sum(index >= 0 ? 1 : 0);
+        num += ctx.warp_count(index >= 0);
         ctx.warp_sync();
     }
     return static_cast<uint32_t>(num);
@@ -219,7 +221,7 @@ CROSSDOCK_DEVICE uint32_t list_present_terms(const Ctx& ctx, const LlCommon& c, 
 // Bytes [row_first, row_first + chunk) of a row that is computed, into a stage; the part-th of several warps does its
 // share.
 template <DType kDType>
-CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const auto& args, const Operation& operation,
                                   const Return& row, const RowStage& stage, uint32_t row_first, uint32_t chunk,
                                   int part, int parts, const TermList& terms) {
     constexpr uint32_t kSegmentBytes = 1024;
@@ -244,9 +246,9 @@ CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const LlCombineArgs& args, con
 
 // Rows that are computed, in plain form: a block fills its stages together, then warps send one each.
 template <DType kDType>
-CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
                                       const Operation& operation) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const ReturnList list(ctx, args, false);
     const int total = list.size();
     const int stages = static_cast<int>(c.crew.num_stages);
@@ -301,11 +303,11 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const LlCombineArgs& args,
 
 // Rows summed by their sender, in line form: a warp takes a run of a row's groups of lines.
 template <DType kDType>
-CROSSDOCK_DEVICE void return_line_sums(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
+CROSSDOCK_DEVICE void return_line_sums(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
                                        const Operation& operation) {
     constexpr uint32_t kRowsAtOnce = 4;
     constexpr uint32_t kGroupsAtOnce = 2;
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const ReturnList list(ctx, args, true);
     const LineRow shape(args.row_bytes);
     const uint32_t warps = static_cast<uint32_t>(ctx.num_warps()) * c.send_blocks;
@@ -355,14 +357,14 @@ CROSSDOCK_DEVICE void return_line_sums(const Ctx& ctx, const LlCombineArgs& args
 
 // The leaders of a block's first warps have a stage each for rows that go as they are.
 template <RowForms kForms>
-CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const LlCombineArgs& args) {
+CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const auto& args) {
     return kForms == RowForms::kBoth && !has_computed_rows(args) &&
            ctx.warp_idx() < static_cast<int>(args.common.crew.num_stages) && is_leader(ctx);
 }
 
 template <DType kDType, RowForms kForms>
-CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const LlCombineArgs& args, const LlCombineShared& shared,
-                                    const Operation& operation, LineReturns& lines, PlainReturns& plain) {
+CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
+                                    const Operation& operation, auto& lines, auto& plain) {
     if (args.wire == LlCombineWire::kSums) {
         put_weights(ctx, args, operation);
         announce_weights(ctx, args, operation);

@@ -8,8 +8,8 @@
 namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
-CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const LlDispatchArgs& args) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
+    const auto& c = args.common;
     const LlDispatchShared& shared = args.shared;
     ctx.mark(Step::kDispatchBegin);
     init_stages(ctx, args, shared);

@@ -10,7 +10,7 @@ namespace crossdock {
 
 inline namespace CROSSDOCK_WORLD {
 
-CROSSDOCK_DEVICE TokenPlan token_plan(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE TokenPlan token_plan(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                       uint32_t stage) {
     const uint32_t topk = args.common.topk;
     std::byte* memory = ctx.shared_memory() + shared.plans + TokenPlan::bytes(topk) * stage;
@@ -29,7 +29,7 @@ CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const LlDispatchShared& share
     return RowStage(ctx.shared_memory() + shared.stages + uint64_t{shared.stage_bytes} * stage);
 }
 
-CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const auto& args, const LlDispatchShared& shared) {
     if (!has_duty(ctx, 0)) return;
     const uint32_t stages = args.common.crew.num_stages + args.common.crew.receive_stages;
     CROSSDOCK_ROLLED
@@ -50,7 +50,7 @@ CROSSDOCK_DEVICE RoutingCounts routing_counts(const Ctx& ctx, const LlDispatchSh
 }
 
 // Followed by a barrier of the block.
-CROSSDOCK_DEVICE void clear_counts(const Ctx& ctx, const LlCommon& c, const RoutingCounts& counts) {
+CROSSDOCK_DEVICE void clear_counts(const Ctx& ctx, const auto& c, const RoutingCounts& counts) {
     const int threads = num_threads(ctx);
     CROSSDOCK_ROLLED
     for (int i = thread_idx(ctx); i < static_cast<int>(c.arena.num_experts); i += threads) counts.experts[i] = 0;
@@ -59,7 +59,7 @@ CROSSDOCK_DEVICE void clear_counts(const Ctx& ctx, const LlCommon& c, const Rout
 }
 
 // Tokens [begin, end) where ranks do not fit into a mask: a thread takes a token.
-CROSSDOCK_DEVICE_RARE void count_tokens_of_many_ranks(const Ctx& ctx, const LlCommon& c, uint32_t begin, uint32_t end,
+CROSSDOCK_DEVICE_RARE void count_tokens_of_many_ranks(const Ctx& ctx, const auto& c, uint32_t begin, uint32_t end,
                                                       const RoutingCounts& counts) {
     CROSSDOCK_ROLLED
     for (uint32_t token = begin + static_cast<uint32_t>(thread_idx(ctx)); token < end;
@@ -82,7 +82,7 @@ struct TokenIds {
 };
 
 // Of choices [base, base + kMost) of a token; -1 where there is none.
-CROSSDOCK_DEVICE TokenIds load_ids(const LlCommon& c, uint32_t token, uint32_t end, uint32_t base) {
+CROSSDOCK_DEVICE TokenIds load_ids(const auto& c, uint32_t token, uint32_t end, uint32_t base) {
     TokenIds loaded;
     CROSSDOCK_UNROLL
     for (uint32_t i = 0; i < TokenIds::kMost; ++i)
@@ -92,7 +92,7 @@ CROSSDOCK_DEVICE TokenIds load_ids(const LlCommon& c, uint32_t token, uint32_t e
 
 // Adds tokens [begin, end): a lane takes a token, a warp adds its lanes up. first: what load_ids gave for this thread's
 // first token. Followed by a barrier of the block.
-CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t begin, uint32_t end, TokenIds first,
+CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const auto& c, uint32_t begin, uint32_t end, TokenIds first,
                                    const RoutingCounts& counts) {
     constexpr uint32_t kRanksInMask = 64;  // bits of `ranks`
     if (c.arena.num_ranks > kRanksInMask) return count_tokens_of_many_ranks(ctx, c, begin, end, counts);
@@ -110,21 +110,22 @@ CROSSDOCK_DEVICE void count_tokens(const Ctx& ctx, const LlCommon& c, uint32_t b
                 if (c.expert_major) ctx.add_shared(counts.experts + first.ids[i], 1);
             }
             base += TokenIds::kMost;
-            if (base >= c.topk) break;
+            if (!has_choices_from(c, base)) break;
             first = load_ids(c, token, end, base);
         }
         CROSSDOCK_ROLLED
         for (uint32_t rank = 0; rank < c.arena.num_ranks; ++rank) {
-            const int rows = ctx.warp_sum(static_cast<int>(ranks >> rank & 1));
+            const int rows = ctx.warp_count((ranks >> rank & 1) != 0);
             if (is_leader(ctx) && rows > 0) ctx.add_shared(counts.ranks + rank, rows);
         }
+        if (c.kFewTokens) break;
         first = load_ids(c, token + static_cast<uint32_t>(num_threads(ctx)), end, 0);
     }
 }
 
 // One warp looks up a token's routing.
-CROSSDOCK_DEVICE void load_plan(const Ctx& ctx, const LlDispatchArgs& args, uint32_t token, const TokenPlan& plan) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE void load_plan(const Ctx& ctx, const auto& args, uint32_t token, const TokenPlan& plan) {
+    const auto& c = args.common;
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
         plan.expert_ids[k] = expert_id(c, token, k);
@@ -134,26 +135,33 @@ CROSSDOCK_DEVICE void load_plan(const Ctx& ctx, const LlDispatchArgs& args, uint
     ctx.warp_sync();
 }
 
-// How many choices of earlier tokens a rank gets; counts cover the tokens before first. One warp.
-CROSSDOCK_DEVICE uint32_t choices_before(const Ctx& ctx, const LlCommon& c, uint32_t first, uint32_t token,
-                                         const RoutingCounts& counts, int rank) {
+// How many choices a rank gets of the tokens before the one in `stage`: counts cover those before the batch. One warp.
+CROSSDOCK_DEVICE uint32_t choices_before(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
+                                         uint32_t stage, int rank) {
+    const auto& c = args.common;
     const uint32_t experts = c.offsets.experts_per_rank;
-    const int* of_rank = counts.experts + static_cast<uint32_t>(rank) * experts;
+    const int* of_rank = routing_counts(ctx, shared).experts + static_cast<uint32_t>(rank) * experts;
     int choices = 0;
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < experts; i += kLanes) choices += of_rank[i];
     CROSSDOCK_ROLLED
-    for (uint32_t i = first * c.topk + static_cast<uint32_t>(ctx.lane()); i < token * c.topk; i += kLanes)
-        choices += rank_of_expert(c, expert_id(c, 0, i)) == rank ? 1 : 0;
+    for (uint32_t earlier = 0; earlier < stage; ++earlier) {
+        const int32_t* ranks = token_plan(ctx, args, shared, earlier).ranks;
+        CROSSDOCK_ROLLED
+        for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) choices += ranks[k] == rank;
+    }
     return static_cast<uint32_t>(ctx.warp_sum(choices));
 }
 
-// Then the same warp plans it. counts cover the tokens before first, whose successors up to the token are counted here.
-CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operation& operation, uint32_t first,
-                                 uint32_t token, const RoutingCounts& counts, const TokenPlan& plan) {
+// Then, behind a barrier of the block, the same warp plans it. counts cover the tokens before the batch; those in the
+// stages before this one are counted here.
+CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
+                                 const Operation& operation, uint32_t stage, const RoutingCounts& counts,
+                                 const TokenPlan& plan) {
+    const auto& c = args.common;
     int num_targets = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+    for (uint32_t base = 0; has_choices_from(c, base); base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const bool is_sent = k < c.topk && plan.ranks[k] >= 0;
         const int same_expert = ctx.lanes_before_with(is_sent ? plan.expert_ids[k] : -1);
@@ -173,18 +181,18 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operat
                 is_first = is_first && plan.ranks[j] != rank;
             }
             CROSSDOCK_ROLLED
-            for (uint32_t earlier = first; earlier < token; ++earlier) {
+            for (uint32_t earlier = 0; earlier < stage; ++earlier) {
+                const TokenPlan other = token_plan(ctx, args, shared, earlier);
                 bool goes_there = false;
                 CROSSDOCK_ROLLED
                 for (uint32_t j = 0; j < c.topk; ++j) {
-                    const int32_t other = expert_id(c, earlier, j);
-                    position += other == id ? 1 : 0;
-                    goes_there = goes_there || rank_of_expert(c, other) == rank;
+                    position += other.expert_ids[j] == id ? 1 : 0;
+                    goes_there = goes_there || other.ranks[j] == rank;
                 }
                 slot += goes_there ? 1 : 0;
             }
         }
-        const int target = num_targets + ctx.warp_sum_before(is_first ? 1 : 0);
+        const int target = num_targets + ctx.warp_count_before(is_first);
         if (k < c.topk && c.expert_major) plan.extras[k] = static_cast<uint32_t>(position);
         if (is_first) {
             const int peer = plan.ranks[k];
@@ -193,7 +201,7 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const LlCommon& c, const Operat
             plan.choices[target] = static_cast<int32_t>(k);
             plan.rows[target] = wait_credit(ctx, c, operation, peer) ? row : nullptr;
         }
-        num_targets += ctx.warp_sum(is_first ? 1 : 0);
+        num_targets += ctx.warp_count(is_first);
     }
     if (is_leader(ctx)) *plan.num_targets = num_targets;
     ctx.warp_sync();

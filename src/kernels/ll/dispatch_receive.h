@@ -18,8 +18,8 @@ struct Announced {
     int* first_rows;    // [ranks][local experts]: where a source's rows of an expert begin; expert-major
 };
 
-CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& args) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const auto& args) {
+    const auto& c = args.common;
     const LlDispatchShared& shared = args.shared;
     const uint32_t stride = c.arena.num_ranks + 1;
     int* received = reinterpret_cast<int*>(ctx.shared_memory() + shared.received);
@@ -28,7 +28,7 @@ CROSSDOCK_DEVICE Announced announced_in(const Ctx& ctx, const LlDispatchArgs& ar
 }
 
 // Of a source elsewhere everything is here at once. Without rows it puts no more than the first of its counts.
-CROSSDOCK_DEVICE bool has_far_rows(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source) {
+CROSSDOCK_DEVICE bool has_far_rows(const Ctx& ctx, const auto& c, const Operation& operation, int source) {
     if (!wait_far_as_warp(ctx, c, operation, WaitStep::kCounts, Signal::kData, source)) return false;
     uint64_t rows = 0;
     wait_count(ctx, c, operation, source, count_words(c, operation, c.rank, source), rows);
@@ -36,7 +36,7 @@ CROSSDOCK_DEVICE bool has_far_rows(const Ctx& ctx, const LlCommon& c, const Oper
 }
 
 // A source counts as silent; where the group has failed, nothing is received at all.
-CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const LlCommon& c, const Announced& announced, int source) {
+CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, const Announced& announced, int source) {
     if (has_failed(ctx, c.scope)) ll_block_head(ctx)->is_refused = 1;
     ctx.warp_sync();
     const int experts = c.expert_major ? static_cast<int>(c.offsets.experts_per_rank) : 0;
@@ -47,7 +47,7 @@ CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const LlCommon& c, cons
 }
 
 // Waits for every source's counts, and judges them. Sources that are masked, or whose counts are wrong, are silent.
-CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const auto& c, const Operation& operation,
                                     const Announced& announced, const WorkShare& share) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = c.expert_major ? static_cast<int>(c.offsets.experts_per_rank) : 0;
@@ -78,13 +78,15 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
                 choices += is_possible ? count : 0;
             }
         }
-        // A lane with too many says so itself, so that the warp's sum stays within 32 bits.
-        const bool is_possible = expect(PeerNumber::kChoices, most_choices, choices);
-        const int sum = ctx.warp_sum(is_possible ? static_cast<int>(choices) : 0);
-        is_right &= is_possible;
-        if (is_leader(ctx)) {
-            is_right &= expect(PeerNumber::kChoices, most_choices, static_cast<uint32_t>(sum));
-            announced.choices[source] = sum;
+        if (c.expert_major) {
+            // A lane with too many says so itself, so that the warp's sum stays within 32 bits.
+            const bool is_possible = expect(PeerNumber::kChoices, most_choices, choices);
+            const int sum = ctx.warp_sum(is_possible ? static_cast<int>(choices) : 0);
+            is_right &= is_possible;
+            if (is_leader(ctx)) {
+                is_right &= expect(PeerNumber::kChoices, most_choices, static_cast<uint32_t>(sum));
+                announced.choices[source] = sum;
+            }
         }
         if (ctx.warp_any(!is_right)) forget_source(ctx, c, announced, source);
     }
@@ -92,9 +94,9 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const LlCommon& c, const Ope
 }
 
 // Turns counts into first rows; the total of an expert, at most its capacity, goes to the caller.
-CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
+CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const auto& args, const Announced& announced,
                                    const WorkShare& share) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     const int experts = static_cast<int>(c.offsets.experts_per_rank);
     const int capacity = static_cast<int>(c.offsets.num_slots);
@@ -116,8 +118,8 @@ CROSSDOCK_DEVICE void scan_experts(const Ctx& ctx, const LlDispatchArgs& args, c
 
 // Where experts' rows begin among all rows, and how many came in all. One thread, behind a barrier of those that wrote
 // the counters.
-CROSSDOCK_DEVICE_RARE void tell_places(const LlDispatchArgs& args, const Announced& announced) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE_RARE void tell_places(const auto& args, const Announced& announced) {
+    const auto& c = args.common;
     const uint32_t num = c.expert_major ? c.offsets.experts_per_rank : c.arena.num_ranks;
     uint32_t total = 0;
     CROSSDOCK_ROLLED
@@ -130,9 +132,9 @@ CROSSDOCK_DEVICE_RARE void tell_places(const LlDispatchArgs& args, const Announc
 
 // What a later combine must know, and how many rows of either form the sources below have. Then the counts are complete
 // for the whole block.
-CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args, const Announced& announced,
+CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const auto& args, const Announced& announced,
                                      const WorkShare& share) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     if (share.block == 0) {
         CROSSDOCK_ROLLED
@@ -171,7 +173,7 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const LlDispatchArgs& args,
 }
 
 // A row's scales at out row `row_idx` of expert `expert` (expert-major) or of all (rank-major, expert 0).
-CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const LlDispatchArgs& args, const std::byte* scales, uint64_t expert,
+CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const auto& args, const std::byte* scales, uint64_t expert,
                                    uint64_t row_idx) {
     const uint64_t capacity = args.common.offsets.num_slots;
     if (!args.transposed_scales) {
@@ -193,21 +195,21 @@ struct Placement {
     uint32_t* direct;
 };
 
-CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const LlDispatchArgs& args) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE Placement placement_of_warp(const Ctx& ctx, const auto& args) {
+    const auto& c = args.common;
     int32_t* words = reinterpret_cast<int32_t*>(ctx.shared_memory() + args.shared.placements) +
                      uint64_t{c.topk + 2} * static_cast<uint32_t>(ctx.warp_idx());
     return {words, words + c.topk, reinterpret_cast<uint32_t*>(words + c.topk + 1)};
 }
 
 // Of an expert here, its number among them; larger ones are elsewhere.
-CROSSDOCK_DEVICE uint32_t local_expert(const LlCommon& c, int32_t id) {
+CROSSDOCK_DEVICE uint32_t local_expert(const auto& c, int32_t id) {
     return static_cast<uint32_t>(id) - static_cast<uint32_t>(c.rank) * c.offsets.experts_per_rank;
 }
 
 // One choice of a received row, for an expert here: its out row, or -1 past the expert's capacity (only duplicates can
 // fill it).
-CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& announced, const ArrivingRow& row,
+CROSSDOCK_DEVICE int32_t row_of_choice(const auto& c, const Announced& announced, const ArrivingRow& row,
                                        uint32_t expert, uint32_t place) {
     const uint32_t experts = c.offsets.experts_per_rank;
     const uint32_t first =
@@ -217,9 +219,9 @@ CROSSDOCK_DEVICE int32_t row_of_choice(const LlCommon& c, const Announced& annou
                                                : -1;
 }
 
-// A row's label and the number of a choice are what this source may send.
-CROSSDOCK_DEVICE bool expect_label(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
-                                   const RowLabel& label, uint32_t choice) {
+// Which of a row's numbers is out of range. False, always.
+CROSSDOCK_DEVICE_RARE bool refuse_label(const Ctx& ctx, const auto& c, const Operation& operation, int source,
+                                        const RowLabel& label, uint32_t choice) {
     const auto expect = [&](PeerNumber number, uint64_t most, uint64_t seen) {
         return expect_number(ctx, c, operation, number, source, most, seen);
     };
@@ -228,21 +230,29 @@ CROSSDOCK_DEVICE bool expect_label(const Ctx& ctx, const LlCommon& c, const Oper
            expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
 }
 
+// A row's label and the number of a choice are what this source may send.
+CROSSDOCK_DEVICE bool expect_label(const Ctx& ctx, const auto& c, const Operation& operation, int source,
+                                   const RowLabel& label, uint32_t choice) {
+    return (label.token_idx < c.arena.max_tokens && label.place < c.arena.cells_per_token &&
+            choice < c.handle.choices_of_source) ||
+           refuse_label(ctx, c, operation, source, label, choice);
+}
+
 // Waits for a row's header and finds out where the row goes; look_also: at what else is awaited, since a look takes as
 // long as the memory is far. Whoever writes also fills in what the caller and a later combine want to know of it. One
 // warp; false: it will not come.
 template <typename LookAlso>
-CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const auto& args, const Operation& operation,
                                   const Announced& announced, const ArrivingRow& row, bool writes, LookAlso look_also,
                                   const Placement& placement) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const uint32_t slot = slot_of(c, row.source, row.slot);
     const TaggedWord* words = header_words(c, operation, c.rank, slot);
     RowRecord* record = row_record(c, row.source, row.slot);
     int num = 0;      // out rows so far
     int choices = 0;  // for experts here so far
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.topk; base += kLanes) {
+    for (uint32_t base = 0; has_choices_from(c, base); base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
         const bool is_choice = k < c.topk;
         TaggedWord first{};
@@ -262,7 +272,7 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
         const uint32_t expert = local_expert(c, id);
         const bool is_here = is_choice && expert < c.offsets.experts_per_rank;
         const uint32_t number =
-            label.first_choice + static_cast<uint32_t>(choices + ctx.warp_sum_before(is_here ? 1 : 0));
+            label.first_choice + static_cast<uint32_t>(choices + ctx.warp_count_before(is_here));
         if (!ctx.warp_all(expect_label(ctx, c, operation, row.source, label, c.expert_major && is_here ? number : 0)))
             return false;
         if (base == 0 && is_leader(ctx)) {
@@ -275,15 +285,15 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
                 row_idx = row_of_choice(c, announced, row, expert, static_cast<uint32_t>(choice.payload >> 32));
             if (is_here && writes) *choice_of(c, row.source, number) = {row_idx, cell_index(c, label.token_idx, k)};
             if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
-            choices += ctx.warp_sum(is_here ? 1 : 0);
+            choices += ctx.warp_count(is_here);
         } else if (is_choice && writes) {
             const int32_t first_expert = c.rank * static_cast<int32_t>(c.offsets.experts_per_rank);
             args.out_topk_idx[uint64_t{slot} * c.topk + k] = !is_here ? -1 : args.global_ids ? id : id - first_expert;
             args.out_weights[uint64_t{slot} * c.topk + k] = float_of(static_cast<uint32_t>(choice.payload >> 32));
         }
-        const int at = num + ctx.warp_sum_before(row_idx >= 0 ? 1 : 0);
+        const int at = num + ctx.warp_count_before(row_idx >= 0);
         if (row_idx >= 0) placement.rows[at] = row_idx;
-        num += ctx.warp_sum(row_idx >= 0 ? 1 : 0);
+        num += ctx.warp_count(row_idx >= 0);
     }
     if (is_leader(ctx)) {
         if (!c.expert_major) placement.rows[0] = static_cast<int32_t>(slot);
@@ -293,7 +303,7 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const LlDispatchArgs& args, co
     return true;
 }
 
-CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const LlDispatchArgs& args, const Placement& placement,
+CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const auto& args, const Placement& placement,
                                        const std::byte* scales) {
     if (args.scale_bytes == 0) return;
     const uint64_t rows_of_expert = args.common.expert_major ? args.common.offsets.num_slots : ~uint64_t{0};
@@ -305,7 +315,7 @@ CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const LlDispatchArgs& arg
 }
 
 // 8 or 16 bytes of a row's scales, from byte `first` of them on.
-CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placement& placement, uint32_t first,
+CROSSDOCK_DEVICE void place_scale_part(const auto& args, const Placement& placement, uint32_t first,
                                        uint32_t bytes, const Bytes16& part) {
     const uint64_t capacity = args.common.offsets.num_slots;
     const uint32_t scales = args.scale_bytes / 4;
@@ -324,10 +334,10 @@ CROSSDOCK_DEVICE void place_scale_part(const LlDispatchArgs& args, const Placeme
 }
 
 // One warp places a row in plain form, through its stage.
-CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const auto& args, const Operation& operation,
                                     const Announced& announced, const ArrivingRow& row, const Placement& placement,
                                     const RowStage& stage, uint32_t& round) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     if (!read_header(
             ctx, args, operation, announced, row, true, [] {}, placement))
         return false;
@@ -367,7 +377,7 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const LlDispatchArgs& args, 
 
 // What this lane has of a row's scales among these groups of lines.
 template <uint32_t kMost>
-CROSSDOCK_DEVICE void place_scales_of_lines(const Ctx& ctx, const LlDispatchArgs& args, const Placement& placement,
+CROSSDOCK_DEVICE void place_scales_of_lines(const Ctx& ctx, const auto& args, const Placement& placement,
                                             const LineRow& row, uint32_t first_group, uint32_t num,
                                             const LineGroup (&groups)[kMost]) {
     if (args.scale_bytes == 0) return;
@@ -388,11 +398,11 @@ CROSSDOCK_DEVICE void place_scales_of_lines(const Ctx& ctx, const LlDispatchArgs
 }
 
 // One warp places its run of a row in line form.
-CROSSDOCK_DEVICE bool receive_lines(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE bool receive_lines(const Ctx& ctx, const auto& args, const Operation& operation,
                                     const Announced& announced, const ArrivingRow& row, const LineRow& shape,
                                     const LineRun& run, const Placement& placement) {
     constexpr uint32_t kGroupsAtOnce = 8;
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const std::byte* lines = row_at(c, operation, c.rank, slot_of(c, row.source, row.slot));
     const bool is_first = run.begin == 0;
     CROSSDOCK_ROLLED
@@ -444,9 +454,71 @@ CROSSDOCK_DEVICE bool receive_lines(const Ctx& ctx, const LlDispatchArgs& args, 
     return true;
 }
 
-CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+// Rows that were announced for this warp, and those that came.
+struct RowsRead {
+    uint64_t expected = 0;
+    uint64_t read = 0;
+};
+
+// Rows in line form, the sources in turn, as they come; neighbouring runs go to different blocks, so that all of them
+// finish together, however few rows there are.
+CROSSDOCK_DEVICE RowsRead receive_line_rows(const Ctx& ctx, const auto& args, const Operation& operation,
+                                            const Announced& announced, const WorkShare& share,
+                                            const Placement& placement) {
+    const auto& c = args.common;
+    RowsRead rows;
+    const LineRow shape(line_row_bytes(args));
+    const uint32_t warps = static_cast<uint32_t>(share.warps * share.num_blocks);
+    const uint32_t line_rows = static_cast<uint32_t>(announced.lines[c.arena.num_ranks]) * c.arena.num_ranks;
+    const LineParts parts = LineParts::of(shape, line_rows, warps);
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block); i < line_rows * parts.num;
+         i += warps) {
+        const uint32_t number = i / parts.num;
+        const uint32_t slot = number / c.arena.num_ranks;
+        const ArrivingRow row{static_cast<int>(number - slot * c.arena.num_ranks), slot};
+        if (static_cast<int>(slot) >= announced.lines[row.source]) continue;
+        const LineRun run = parts.run(i % parts.num);
+        const bool came = receive_lines(ctx, args, operation, announced, row, shape, run, placement);
+        rows.expected += run.begin == 0 ? 1 : 0;
+        rows.read += run.begin == 0 && came ? 1 : 0;
+    }
+    return rows;
+}
+
+CROSSDOCK_DEVICE RowsRead receive_plain_rows(const Ctx& ctx, const auto& args, const Operation& operation,
+                                             const Announced& announced, const WorkShare& share,
+                                             const Placement& placement, uint32_t& round) {
+    const auto& c = args.common;
+    RowsRead rows;
+    const int warp = share.warp(ctx);
+    const int stages = static_cast<int>(c.crew.receive_stages);
+    if (warp >= stages) return rows;
+    const RowStage stage = stage_of(ctx, args.shared, c.crew.num_stages + static_cast<uint32_t>(warp));
+    ArrivingRow row;
+    CROSSDOCK_ROLLED
+    for (int i = warp * share.num_blocks + share.block; i < announced.plain_before[c.arena.num_ranks];
+         i += stages * share.num_blocks) {
+        row.advance(announced.plain_before, i);
+        ++rows.expected;
+        const bool came = receive_plain(ctx, args, operation, announced, row, placement, stage, round);
+        rows.read += came ? 1 : 0;
+    }
+    return rows;
+}
+
+// Sources with another number of tokens than this rank may send the other form.
+CROSSDOCK_DEVICE_RARE RowsRead receive_other_form(const Ctx& ctx, const auto& args, const Operation& operation,
+                                                  const Announced& announced, const WorkShare& share,
+                                                  const Placement& placement, uint32_t& round) {
+    if (args.common.kForm == LlForm::kLines)
+        return receive_plain_rows(ctx, args, operation, announced, share, placement, round);
+    return receive_line_rows(ctx, args, operation, announced, share, placement);
+}
+
+CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const auto& args, const Operation& operation,
                                      const WorkShare& share, uint32_t& round) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const Announced announced = announced_in(ctx, args);
     gather_counts(ctx, c, operation, announced, share);
     if (ll_block_head(ctx)->is_refused != 0) return ctx.note_unread_slots_allowed();
@@ -455,41 +527,23 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const LlDispatchArgs& args,
     ctx.mark(Step::kDispatchCounts);
 
     const Placement placement = placement_of_warp(ctx, args);
-    const int warp = share.warp(ctx);
-    uint64_t rows_expected = 0;
-    uint64_t rows_read = 0;
-    // Rows in line form, the sources in turn, as they come; neighbouring runs go to different blocks, so that all of
-    // them finish together, however few rows there are.
-    const LineRow shape(line_row_bytes(args));
-    const uint32_t warps = static_cast<uint32_t>(share.warps * share.num_blocks);
-    const uint32_t line_rows = static_cast<uint32_t>(announced.lines[c.arena.num_ranks]) * c.arena.num_ranks;
-    const LineParts parts = LineParts::of(shape, line_rows, warps);
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(warp * share.num_blocks + share.block); i < line_rows * parts.num;
-         i += warps) {
-        const uint32_t number = i / parts.num;
-        const uint32_t slot = number / c.arena.num_ranks;
-        const ArrivingRow row{static_cast<int>(number - slot * c.arena.num_ranks), slot};
-        if (static_cast<int>(slot) >= announced.lines[row.source]) continue;
-        const LineRun run = parts.run(i % parts.num);
-        const bool came = receive_lines(ctx, args, operation, announced, row, shape, run, placement);
-        rows_expected += run.begin == 0 ? 1 : 0;
-        rows_read += run.begin == 0 && came ? 1 : 0;
+    RowsRead lines;
+    RowsRead plain;
+    const bool has_lines = announced.lines[c.arena.num_ranks] > 0;
+    const bool has_plain = announced.plain_before[c.arena.num_ranks] > 0;
+    if (c.kForm != LlForm::kPlain) {
+        lines = receive_line_rows(ctx, args, operation, announced, share, placement);
+    } else if (has_lines) {
+        lines = receive_other_form(ctx, args, operation, announced, share, placement, round);
     }
-    const int stages = static_cast<int>(args.common.crew.receive_stages);
-    if (warp < stages) {
-        const RowStage stage = stage_of(ctx, args.shared, c.crew.num_stages + static_cast<uint32_t>(warp));
-        ArrivingRow row;
-        CROSSDOCK_ROLLED
-        for (int i = warp * share.num_blocks + share.block; i < announced.plain_before[c.arena.num_ranks];
-             i += stages * share.num_blocks) {
-            row.advance(announced.plain_before, i);
-            ++rows_expected;
-            const bool came = receive_plain(ctx, args, operation, announced, row, placement, stage, round);
-            rows_read += came ? 1 : 0;
-        }
+    if (c.kForm != LlForm::kLines) {
+        plain = receive_plain_rows(ctx, args, operation, announced, share, placement, round);
+    } else if (has_plain) {
+        plain = receive_other_form(ctx, args, operation, announced, share, placement, round);
     }
-    if (is_leader(ctx)) ctx.note_operation_read(c.rank, operation.epoch, rows_expected, rows_read);
+    if (is_leader(ctx)) {
+        ctx.note_operation_read(c.rank, operation.epoch, lines.expected + plain.expected, lines.read + plain.read);
+    }
     ctx.warp_sync();
 }
 

@@ -11,17 +11,17 @@ namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
 // A row and its scales, one after the other, are what lines carry.
-CROSSDOCK_DEVICE uint32_t line_row_bytes(const LlDispatchArgs& args) {
+CROSSDOCK_DEVICE uint32_t line_row_bytes(const auto& args) {
     return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
 }
 
 // Tells every peer how many rows, and how many choices of each of its experts, this source sends it; ahead of the rows,
 // so that the receiver knows every row's final place before the first one lands. A word carries its epoch: no order
 // among them is needed.
-CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const auto& c, const Operation& operation,
                                       const RoutingCounts& counts) {
     const uint32_t experts = c.offsets.experts_per_rank;
-    const uint64_t form = c.num_tokens <= c.line_tokens ? kLineRows : 0;
+    const uint64_t form = sends_in_lines(c) ? kLineRows : 0;
     CROSSDOCK_ROLLED
     for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
@@ -68,9 +68,10 @@ struct Batch {
     bool is_last_chunk;
 };
 
-CROSSDOCK_DEVICE Batch batch_of(const LlDispatchArgs& args, uint32_t first, uint32_t end, uint32_t round,
+CROSSDOCK_DEVICE Batch batch_of(const auto& args, uint32_t first, uint32_t end, uint32_t round,
                                 uint32_t row_first) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
+    if (args.kOneBatch) return {first, end - first, 0, 0, args.row_bytes, true};
     const uint32_t left = args.row_bytes - row_first;
     const uint32_t chunk = left < c.crew.chunk_bytes ? left : c.crew.chunk_bytes;
     return {first,        end - first < c.crew.num_stages ? end - first : c.crew.num_stages, round, row_first, chunk,
@@ -78,7 +79,7 @@ CROSSDOCK_DEVICE Batch batch_of(const LlDispatchArgs& args, uint32_t first, uint
 }
 
 // Begins to bring the rows into the stages.
-CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                  const Batch& batch) {
     if (args.recipe != LlRecipe::kBytes || !has_duty(ctx, 0)) return;
     CROSSDOCK_ROLLED
@@ -95,7 +96,7 @@ CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const LlDispatchArgs& args, con
     stage_of(ctx, shared, 0).loaded_for_block(ctx);
 }
 
-CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                      const Batch& batch) {
     if (args.recipe != LlRecipe::kFp8) return;
     constexpr uint32_t kBlocksAtOnce = 4;  // under way together
@@ -130,7 +131,7 @@ CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const LlDispatchArgs& args,
 // What peers allow to be written straight into their tensors: known when they have entered this operation, which also
 // says that they are done with the previous contents. Who allows the same parts has them at the same offsets
 // (WindowTerm).
-CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation,
+CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const auto& args, const Operation& operation,
                                       int peer) {
     if (args.direct == 0) return 0;
     TaggedWord entry{};
@@ -149,7 +150,7 @@ struct Trip {
     std::byte* row;  // null: the peer is lost
 };
 
-CROSSDOCK_DEVICE Trip trip_of(const LlCommon& c, const Batch& batch, const TokenPlan& plan, uint32_t stage,
+CROSSDOCK_DEVICE Trip trip_of(const auto& c, const Batch& batch, const TokenPlan& plan, uint32_t stage,
                               uint32_t target) {
     const uint32_t slot = static_cast<uint32_t>(plan.slots[target]);
     return {batch.first + stage, stage, target, plan.ranks[plan.choices[target]], slot, slot_of(c, c.rank, slot),
@@ -157,7 +158,7 @@ CROSSDOCK_DEVICE Trip trip_of(const LlCommon& c, const Batch& batch, const Token
 }
 
 // A batch's trips, one after the other.
-CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                 const Batch& batch, uint32_t number, Trip& trip) {
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
@@ -172,23 +173,21 @@ CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const LlDispatchArgs& args, cons
     return false;
 }
 
-CROSSDOCK_DEVICE void note_slot_sent(const Ctx& ctx, const LlCommon& c, const Operation& operation, const Trip& trip) {
+CROSSDOCK_DEVICE void note_slot_sent(const Ctx& ctx, const auto& c, const Operation& operation, const Trip& trip) {
     ctx.note_slot_written(c.rank, trip.peer, arena_of(c, trip.peer), operation.buffer, trip.slot, operation.epoch);
 }
 
 // Which token a row is and where its choices go. One warp.
-CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                   const Operation& operation, const Trip& trip, uint32_t direct) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const TokenPlan plan = token_plan(ctx, args, shared, trip.stage);
     TaggedWord* words =
         is_remote(c.reach, trip.peer)
             ? reinterpret_cast<TaggedWord*>(in_outbox(c, outbox_header(c, trip.peer, trip.slot_of_source)))
             : header_words(c, operation, trip.peer, static_cast<uint32_t>(trip.slot));
     const uint64_t tag = pack_word(operation.epoch, 0);
-    const uint32_t first_choice = !c.expert_major ? 0
-                                                  : choices_before(ctx, c, trip.token - trip.stage, trip.token,
-                                                                   routing_counts(ctx, shared), trip.peer);
+    const uint32_t first_choice = !c.expert_major ? 0 : choices_before(ctx, args, shared, trip.stage, trip.peer);
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= c.topk; i += kLanes) {
         uint64_t payload = 0;
@@ -203,7 +202,7 @@ CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const LlDispatchArgs& args, co
 }
 
 // Leader only: the plain form of a chunk.
-CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                   const Operation& operation, const Batch& batch, const Trip& trip) {
     const RowStage stage = stage_of(ctx, shared, trip.stage);
     const uint32_t scale_area = static_cast<uint32_t>(align_up(args.scale_bytes, 16));
@@ -229,14 +228,14 @@ CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const LlDispatchArgs& args, co
 }
 
 // What a token's way to one rank is in bytes: row, scales, header.
-CROSSDOCK_DEVICE uint64_t bytes_of_trip(const LlDispatchArgs& args) {
+CROSSDOCK_DEVICE uint64_t bytes_of_trip(const auto& args) {
     return uint64_t{line_row_bytes(args)} + args.common.offsets.header_stride;
 }
 
 // A chunk of a row into the outbox. Leader only.
-CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                       const Batch& batch, uint32_t stage_idx) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const RowStage stage = stage_of(ctx, shared, stage_idx);
     std::byte* row = in_outbox(c, outbox_row(c, batch.first + stage_idx));
     if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
@@ -249,10 +248,10 @@ CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const LlDispatchArgs& args
 
 // Rows for other domains: a token's row goes into the outbox once, and from there into its slot at each of its ranks
 // elsewhere.
-CROSSDOCK_DEVICE void put_rows(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void put_rows(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                const Operation& operation, const Batch& batch) {
     if constexpr (!kSeveralDomains) return;
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < batch.num; i += c.crew.send_warps) {
         const TokenPlan plan = token_plan(ctx, args, shared, i);
@@ -281,8 +280,8 @@ CROSSDOCK_DEVICE void put_rows(const Ctx& ctx, const LlDispatchArgs& args, const
 }
 
 // Behind the rows: headers and counts, and the signal. Without rows the first count is all there is to say.
-CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const LlDispatchArgs& args, const Operation& operation) {
-    const LlCommon& c = args.common;
+CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const auto& args, const Operation& operation) {
+    const auto& c = args.common;
     tell_far_peers(ctx, c, operation, [&](int peer) {
         const uint64_t counts = outbox_counts(c, peer);
         const uint64_t first = *reinterpret_cast<const uint64_t*>(in_outbox(c, counts));
@@ -304,9 +303,9 @@ CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const LlDispatchArgs& args, co
 }
 
 // Rows in plain form: the block's first warps take a trip after the other, each to its flag.
-CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     if (ctx.warp_idx() >= static_cast<int>(c.crew.send_warps)) return;
     put_rows(ctx, args, shared, operation, batch);
     Trip trip{};
@@ -335,9 +334,9 @@ CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const LlDispatchArgs& args, con
 }
 
 // Rows in line form: all warps share every row's groups of lines, and the headers.
-CROSSDOCK_DEVICE void send_lines(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void send_lines(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const uint64_t tag = line_tag(operation.epoch, 0);
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
@@ -376,7 +375,7 @@ struct TokenRun {
     uint32_t end;
 };
 
-CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const LlCommon& c) {
+CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const auto& c) {
     const uint32_t block = static_cast<uint32_t>(ctx.block_idx());
     if (block >= c.send_blocks) return {c.num_tokens, c.num_tokens};
     const uint32_t begin = (block >> c.log2_blocks_per_token) * c.tokens_per_block;
@@ -385,21 +384,21 @@ CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const LlCommon& c) {
 }
 
 // A block counts the tokens before its own, the last block all.
-CROSSDOCK_DEVICE uint32_t tokens_to_count(const Ctx& ctx, const LlCommon& c) {
+CROSSDOCK_DEVICE uint32_t tokens_to_count(const Ctx& ctx, const auto& c) {
     return ctx.block_idx() == ctx.num_blocks() - 1 ? c.num_tokens : tokens_of_block(ctx, c).begin;
 }
 
-CROSSDOCK_DEVICE TokenIds load_first_ids(const Ctx& ctx, const LlCommon& c) {
+CROSSDOCK_DEVICE TokenIds load_first_ids(const Ctx& ctx, const auto& c) {
     return load_ids(c, static_cast<uint32_t>(thread_idx(ctx)), tokens_to_count(ctx, c), 0);
 }
 
-CROSSDOCK_DEVICE void load_first_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+CROSSDOCK_DEVICE void load_first_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared) {
     const TokenRun run = tokens_of_block(ctx, args.common);
     if (run.begin < run.end) load_batch(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
 }
 
 // Where nothing is sent after all: what has set out must arrive before its stage is gone.
-CROSSDOCK_DEVICE void abandon_first_batch(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+CROSSDOCK_DEVICE void abandon_first_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared) {
     const TokenRun run = tokens_of_block(ctx, args.common);
     if (run.begin == run.end || args.recipe != LlRecipe::kBytes || !has_duty(ctx, 0)) return;
     const Batch batch = batch_of(args, run.begin, run.end, 0, 0);
@@ -409,37 +408,43 @@ CROSSDOCK_DEVICE void abandon_first_batch(const Ctx& ctx, const LlDispatchArgs& 
 
 // Plans a batch's tokens; load_plan before a barrier of the block, plan_token behind it.
 template <typename PlanOne>
-CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                     const Batch& batch, PlanOne plan_one) {
     constexpr int kFirstDuty = 4;  // behind load_batch and load_head
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
         if (has_duty(ctx, kFirstDuty + static_cast<int>(i)))
-            plan_one(batch.first + i, token_plan(ctx, args, shared, i));
+            plan_one(i, token_plan(ctx, args, shared, i));
     }
 }
 
+CROSSDOCK_DEVICE void load_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
+                                 const Batch& batch) {
+    for_own_plans(ctx, args, shared, batch, [&](uint32_t stage, const TokenPlan& plan) {
+        load_plan(ctx, args, batch.first + stage, plan);
+    });
+}
+
 // Before the operation is known: what the first rows need of the routing is looked up.
-CROSSDOCK_DEVICE void load_first_plans(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared) {
+CROSSDOCK_DEVICE void load_first_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared) {
     const TokenRun run = tokens_of_block(ctx, args.common);
     if (run.begin == run.end) return;
-    for_own_plans(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0),
-                  [&](uint32_t token, const TokenPlan& plan) { load_plan(ctx, args, token, plan); });
+    load_plans(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
 }
 
 // Then, between barriers of the block: the counts of earlier tokens, and rows that are quantised.
-CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                    const TokenIds& first_ids) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const TokenRun run = tokens_of_block(ctx, c);
     count_tokens(ctx, c, 0, tokens_to_count(ctx, c), first_ids, routing_counts(ctx, shared));
     if (run.begin < run.end) quantise_batch(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
 }
 
 // The last block announces how many rows come, and from where.
-CROSSDOCK_DEVICE void announce(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void announce(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                const Operation& operation) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const RoutingCounts counts = routing_counts(ctx, shared);
     announce_counts(ctx, c, operation, counts);
     if (ctx.num_blocks() > 1) return;
@@ -448,27 +453,30 @@ CROSSDOCK_DEVICE void announce(const Ctx& ctx, const LlDispatchArgs& args, const
     ctx.block_sync();
 }
 
-CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const LlDispatchArgs& args, const LlDispatchShared& shared,
+CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                   const Operation& operation) {
-    const LlCommon& c = args.common;
+    const auto& c = args.common;
     const RoutingCounts counts = routing_counts(ctx, shared);
     if (ctx.block_idx() == ctx.num_blocks() - 1) announce(ctx, args, shared, operation);
     const TokenRun run = tokens_of_block(ctx, c);
-    const bool in_lines = c.num_tokens <= c.line_tokens;
+    const bool in_lines = sends_in_lines(c);
     uint32_t round = 0;
     CROSSDOCK_ROLLED
     for (uint32_t first = run.begin; first < run.end; first += c.crew.num_stages) {
         CROSSDOCK_ROLLED
         for (uint32_t row_first = 0; row_first < args.row_bytes; row_first += c.crew.chunk_bytes, ++round) {
             const Batch batch = batch_of(args, first, run.end, round, row_first);
-            if (round > 0) {
+            if (!args.kOneBatch && round > 0) {
                 load_batch(ctx, args, shared, batch);
                 quantise_batch(ctx, args, shared, batch);
             }
+            if (!args.kOneBatch && round > 0 && row_first == 0) {
+                load_plans(ctx, args, shared, batch);
+                ctx.block_sync();
+            }
             if (row_first == 0) {
-                for_own_plans(ctx, args, shared, batch, [&](uint32_t token, const TokenPlan& plan) {
-                    if (round > 0) load_plan(ctx, args, token, plan);
-                    plan_token(ctx, c, operation, first, token, counts, plan);
+                for_own_plans(ctx, args, shared, batch, [&](uint32_t stage, const TokenPlan& plan) {
+                    plan_token(ctx, args, shared, operation, stage, counts, plan);
                 });
             }
             ctx.block_sync();

@@ -8,10 +8,12 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "kernels/ll/combine.h"
 #include "kernels/ll/dispatch.h"
 #include "kernels/ll/launch.h"
+#include "kernels/ll/variants.h"
 #include "runtime/cuda/launch.cuh"
 
 namespace crossdock::cuda {
@@ -19,12 +21,13 @@ namespace {
 
 constexpr int kMostThreads = 512;
 
-__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_dispatch(const __grid_constant__ LlDispatchArgs args) {
+template <typename Args>
+__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_dispatch(const __grid_constant__ Args args) {
     ll_dispatch(Ctx{}, args);
 }
 
-template <DType kDType, RowForms kForms>
-__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __grid_constant__ LlCombineArgs args) {
+template <DType kDType, RowForms kForms, typename Args>
+__global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __grid_constant__ Args args) {
     ll_combine<kDType, kForms>(Ctx{}, args);
 }
 
@@ -87,19 +90,21 @@ void write_timeline(int rank) {
 #endif
 
 void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_ll_dispatch>(args, shape, stream, "LL dispatch");
+    with_dispatch_variant(args, [&]<typename Args>(const Args& known) {
+        launch<crossdock_ll_dispatch<Args>>(known, shape, stream, "LL dispatch");
+    });
 }
 
 template <DType kDType>
 static void launch_ll_combine_of(const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     if (args.forms == RowForms::kLines) {
-        launch<crossdock_ll_combine<kDType, RowForms::kLines>>(args, shape, stream, "LL combine");
+        launch<crossdock_ll_combine<kDType, RowForms::kLines, LlCombineArgs>>(args, shape, stream, "LL combine");
     } else {
-        launch<crossdock_ll_combine<kDType, RowForms::kBoth>>(args, shape, stream, "LL combine");
+        launch<crossdock_ll_combine<kDType, RowForms::kBoth, LlCombineArgs>>(args, shape, stream, "LL combine");
     }
 }
 
-void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
+static void launch_general_ll_combine(const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     switch (args.dtype) {
         case DType::kBf16:
             return launch_ll_combine_of<DType::kBf16>(args, shape, stream);
@@ -108,6 +113,16 @@ void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_
         case DType::kF32:
             return launch_ll_combine_of<DType::kF32>(args, shape, stream);
     }
+}
+
+void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
+    with_combine_variant(args, [&]<typename Args>(const Args& known) {
+        if constexpr (std::is_same_v<Args, LlCombineArgs>) {
+            launch_general_ll_combine(known, shape, stream);
+        } else {
+            launch<crossdock_ll_combine<DType::kBf16, RowForms::kLines, Args>>(known, shape, stream, "LL combine");
+        }
+    });
 }
 
 void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream) {

@@ -3,6 +3,7 @@
 
 #include "kernels/ll/combine_on_cpu.h"
 #include "kernels/ll/dispatch.h"
+#include "kernels/ll/variants.h"
 #include "runtime/cpu/executor.h"
 
 namespace crossdock {
@@ -10,7 +11,9 @@ void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShap
                         [[maybe_unused]] cudaStream_t stream) {
     if (args.common.reach.has_several_domains()) return nodes::launch_ll_dispatch(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
-        executor->run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), args); });
+        with_dispatch_variant(args, [&](const auto& known) {
+            executor->run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), known); });
+        });
         return;
     }
 #if defined(CROSSDOCK_WITH_CUDA)
@@ -22,7 +25,9 @@ void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape 
                        [[maybe_unused]] cudaStream_t stream) {
     if (args.common.reach.has_several_domains()) return nodes::launch_ll_combine(runtime, args, shape, stream);
     if (cpu::Executor* executor = runtime.cpu_executor()) {
-        executor->run(shape, [&](cpu::Warp& warp) { run_ll_combine(Ctx(warp), args); });
+        with_combine_variant(args, [&](const auto& known) {
+            executor->run(shape, [&](cpu::Warp& warp) { run_ll_combine(Ctx(warp), known); });
+        });
         return;
     }
 #if defined(CROSSDOCK_WITH_CUDA)

@@ -9,69 +9,69 @@ namespace crossdock {
 
 inline namespace CROSSDOCK_WORLD {
 
-CROSSDOCK_DEVICE std::byte* in_buffer(const LlCommon& c, const Operation& operation, int owner, uint64_t offset) {
+CROSSDOCK_DEVICE std::byte* in_buffer(const auto& c, const Operation& operation, int owner, uint64_t offset) {
     return c.peers.at(owner, operation.base + offset);
 }
-CROSSDOCK_DEVICE uint64_t* count_words(const LlCommon& c, const Operation& operation, int owner, int source) {
+CROSSDOCK_DEVICE uint64_t* count_words(const auto& c, const Operation& operation, int owner, int source) {
     return reinterpret_cast<uint64_t*>(in_buffer(c, operation, owner, c.offsets.counts) +
                                        static_cast<uint32_t>(source) * c.offsets.count_stride);
 }
-CROSSDOCK_DEVICE uint64_t* row_flag(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
+CROSSDOCK_DEVICE uint64_t* row_flag(const auto& c, const Operation& operation, int owner, uint32_t row) {
     return reinterpret_cast<uint64_t*>(in_buffer(c, operation, owner, c.offsets.row_flags)) + row;
 }
-CROSSDOCK_DEVICE TaggedWord* header_words(const LlCommon& c, const Operation& operation, int owner, uint32_t slot) {
+CROSSDOCK_DEVICE TaggedWord* header_words(const auto& c, const Operation& operation, int owner, uint32_t slot) {
     return reinterpret_cast<TaggedWord*>(in_buffer(c, operation, owner, c.offsets.headers) +
                                          uint64_t{slot} * c.offsets.header_stride);
 }
-CROSSDOCK_DEVICE TaggedWord* weight_words(const LlCommon& c, const Operation& operation, int owner, int source,
+CROSSDOCK_DEVICE TaggedWord* weight_words(const auto& c, const Operation& operation, int owner, int source,
                                           uint32_t token) {
     const uint32_t at = static_cast<uint32_t>(source) * c.arena.max_tokens + token;
     return reinterpret_cast<TaggedWord*>(in_buffer(c, operation, owner, c.offsets.weights) +
                                          uint64_t{at} * c.offsets.weight_stride);
 }
 // A slot or cell, in either form.
-CROSSDOCK_DEVICE std::byte* row_at(const LlCommon& c, const Operation& operation, int owner, uint32_t row) {
+CROSSDOCK_DEVICE std::byte* row_at(const auto& c, const Operation& operation, int owner, uint32_t row) {
     return in_buffer(c, operation, owner, c.offsets.rows) + uint64_t{row} * c.offsets.row_stride;
 }
-CROSSDOCK_DEVICE uint32_t slot_of(const LlCommon& c, int source, uint32_t i) {
+CROSSDOCK_DEVICE uint32_t slot_of(const auto& c, int source, uint32_t i) {
     return static_cast<uint32_t>(source) * c.arena.max_tokens + i;
 }
-CROSSDOCK_DEVICE uint32_t cell_index(const LlCommon& c, uint32_t token, uint32_t place) {
+CROSSDOCK_DEVICE uint32_t cell_index(const auto& c, uint32_t token, uint32_t place) {
     return token * c.arena.cells_per_token + place;
 }
 
 // For the protocol's checker, where an arena begins.
-CROSSDOCK_DEVICE const std::byte* arena_of(const LlCommon& c, int owner) {
+CROSSDOCK_DEVICE const std::byte* arena_of(const auto& c, int owner) {
     return is_remote(c.reach, owner) ? c.reach.network.memory.at(owner, 0) : c.peers.at(owner, 0);
 }
 
-CROSSDOCK_DEVICE LlPending* pending_of(const LlCommon& c) { return reinterpret_cast<LlPending*>(c.handle_memory); }
-CROSSDOCK_DEVICE LlReceived* received_from(const LlCommon& c, int source) {
+CROSSDOCK_DEVICE LlPending* pending_of(const auto& c) { return reinterpret_cast<LlPending*>(c.handle_memory); }
+CROSSDOCK_DEVICE LlReceived* received_from(const auto& c, int source) {
     return reinterpret_cast<LlReceived*>(c.handle_memory + kReceivedOffset) + source;
 }
-CROSSDOCK_DEVICE RowRecord* row_record(const LlCommon& c, int source, uint32_t i) {
+CROSSDOCK_DEVICE RowRecord* row_record(const auto& c, int source, uint32_t i) {
     return reinterpret_cast<RowRecord*>(c.handle_memory + c.handle.records +
                                         uint64_t{slot_of(c, source, i)} * c.handle.record_stride);
 }
-CROSSDOCK_DEVICE LlChoice* choice_of(const LlCommon& c, int source, uint32_t i) {
+CROSSDOCK_DEVICE LlChoice* choice_of(const auto& c, int source, uint32_t i) {
     return reinterpret_cast<LlChoice*>(c.handle_memory + c.handle.choices) +
            static_cast<uint32_t>(source) * c.handle.choices_of_source + i;
 }
 
 // A choice's global expert id, -1 where it is dropped: negative, or not an expert.
-CROSSDOCK_DEVICE int32_t expert_id(const LlCommon& c, uint32_t token_idx, uint32_t k) {
+CROSSDOCK_DEVICE int32_t expert_id(const auto& c, uint32_t token_idx, uint32_t k) {
     const uint64_t at = uint64_t{token_idx} * c.topk + k;
     const int64_t id =
         c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at] : static_cast<const int32_t*>(c.topk_idx)[at];
     return id >= 0 && id < static_cast<int64_t>(c.arena.num_experts) ? static_cast<int32_t>(id) : -1;
 }
-CROSSDOCK_DEVICE int rank_of_expert(const LlCommon& c, int32_t id) {
+CROSSDOCK_DEVICE int rank_of_expert(const auto& c, int32_t id) {
     if (id < 0) return -1;
     return static_cast<int>(uint64_t{static_cast<uint32_t>(id)} * c.rank_of_expert_mult >> kRankOfExpertShift);
 }
 
 // No earlier choice of the token goes to that rank.
-CROSSDOCK_DEVICE bool is_first_of_rank(const LlCommon& c, uint32_t token, uint32_t k, int rank) {
+CROSSDOCK_DEVICE bool is_first_of_rank(const auto& c, uint32_t token, uint32_t k, int rank) {
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < k; ++i) {
         if (rank_of_expert(c, expert_id(c, token, i)) == rank) return false;
@@ -79,16 +79,25 @@ CROSSDOCK_DEVICE bool is_first_of_rank(const LlCommon& c, uint32_t token, uint32
     return true;
 }
 
+// A warp looks at a token's choices, a lane at one, from `base` on.
+CROSSDOCK_DEVICE bool has_choices_from(const auto& c, uint32_t base) { return base < c.kMostTopk && base < c.topk; }
+
+// This rank's own rows go in line form.
+CROSSDOCK_DEVICE bool sends_in_lines(const auto& c) {
+    if (c.kForm != LlForm::kEither) return c.kForm == LlForm::kLines;
+    return c.num_tokens <= c.line_tokens;
+}
+
 CROSSDOCK_DEVICE LlBlockHead* ll_block_head(const Ctx& ctx) {
     return reinterpret_cast<LlBlockHead*>(ctx.shared_memory());
 }
 CROSSDOCK_DEVICE uint64_t* seen_entered(const Ctx& ctx) { return reinterpret_cast<uint64_t*>(ll_block_head(ctx) + 1); }
 
-CROSSDOCK_DEVICE uint64_t* entered_word(const LlCommon& c, int owner, int writer) {
+CROSSDOCK_DEVICE uint64_t* entered_word(const auto& c, int owner, int writer) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) + writer;
 }
 // Where this rank sees what the peer has entered.
-CROSSDOCK_DEVICE const uint64_t* entered_by(const LlCommon& c, int peer) {
+CROSSDOCK_DEVICE const uint64_t* entered_by(const auto& c, int peer) {
     return is_remote(c.reach, peer) ? signal_word(c.reach, Signal::kEntered, peer) : entered_word(c, c.rank, peer);
 }
 
@@ -99,7 +108,7 @@ CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) {
 }
 
 // The first buffer, in turn, that no pending operation holds; -1: none.
-CROSSDOCK_DEVICE int choose_buffer(const LlCommon& c, const LlClock& clock) {
+CROSSDOCK_DEVICE int choose_buffer(const auto& c, const LlClock& clock) {
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < kNumBuffers; ++i) {
         const uint32_t buffer = (clock.next_buffer + i) % kNumBuffers;
@@ -108,14 +117,14 @@ CROSSDOCK_DEVICE int choose_buffer(const LlCommon& c, const LlClock& clock) {
     return -1;
 }
 
-CROSSDOCK_DEVICE uint64_t buffer_base(const LlCommon& c, int buffer) {
+CROSSDOCK_DEVICE uint64_t buffer_base(const auto& c, int buffer) {
     return c.offsets.buffers + static_cast<uint32_t>(buffer) * c.offsets.buffer_bytes;
 }
 
 // Tells every peer that this rank has come to this operation: with which terms; that whatever it read in earlier ones,
 // held buffers excepted, may be overwritten; and that peers may write these parts (bits of DirectPart) of its outputs.
 // One warp.
-CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const LlClock& clock, uint32_t direct) {
+CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const auto& c, const LlClock& clock, uint32_t direct) {
     const int buffer = choose_buffer(c, clock);
     if (buffer < 0) return;
     const uint64_t entry =
@@ -147,7 +156,7 @@ CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const LlCommon& c, const Ll
 // What a block must know before it does anything, as far as that may be looked up while earlier kernels are ending:
 // different warps ask, so that all answers come at once. Entered words only grow, and who misses a failure or a loss of
 // these last moments meets it where it waits.
-CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const LlCommon& c) {
+CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const auto& c) {
     LlBlockHead* head = ll_block_head(ctx);
     // The block's ticket: the operation before has advanced the clock before any block of this one could begin.
     if (has_duty(ctx, 1) && is_leader(ctx)) head->clock = ctx.add_relaxed_device(&c.state->clock, 1);
@@ -165,7 +174,7 @@ CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const LlCommon& c) {
 }
 
 // The rest, when they are over. Followed by a barrier of the block and read_head.
-CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t direct) {
+CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const auto& c, uint32_t direct) {
     LlBlockHead* head = ll_block_head(ctx);
     if (has_duty(ctx, 1)) {
         if ((c.halves & kSendHalf) != 0 && ctx.block_idx() == ctx.num_blocks() - 1) {
@@ -187,7 +196,7 @@ CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const LlCommon& c, uint32_t dire
 
 // The clock of the next operation, and from which epoch on every buffer may be written again. One thread, that of the
 // last ticket. Returns the clock that was.
-CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const LlCommon& c, LlClock clock, const Operation& operation) {
+CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const auto& c, LlClock clock, const Operation& operation) {
     const LlBlockHead* head = ll_block_head(ctx);
     const uint64_t* current = head->free_from + clock.epoch % 2 * kNumBuffers;
     const uint32_t bit = 1u << operation.buffer;
@@ -212,7 +221,7 @@ CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const LlCommon& c, LlClo
 }
 
 // False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group).
-CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& operation) {
+CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const auto& c, Operation& operation) {
     const LlBlockHead* head = ll_block_head(ctx);
     const LlClock clock = LlClock::of(head->clock);
     operation.start_ns = head->start_ns;
@@ -248,7 +257,7 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const LlCommon& c, Operation& op
 }
 
 // The peer has read what was in that buffer of it; called before the first write of an operation to a peer.
-CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer) {
+CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const auto& c, const Operation& operation, int peer) {
     if (!is_active(ctx, c.scope, peer)) return false;
     if (ctx.skips_credit() || seen_entered(ctx)[peer] >= operation.free_from) return true;
     const uint64_t* word = entered_by(c, peer);
@@ -258,7 +267,7 @@ CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const LlCommon& c, const Opera
         [&](uint64_t entered) { return entered >= operation.free_from; });
 }
 
-CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step, int peer,
+CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const auto& c, const Operation& operation, WaitStep step, int peer,
                                 const uint64_t* word, uint64_t& payload) {
     uint64_t seen = 0;
     const bool arrived = wait_until(
@@ -275,7 +284,7 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const LlCommon& c, const Operati
 // What the peer has entered with. An entry that is put may be overtaken by a later one for the same buffer, which it
 // then overwrites: the signal behind the later one tells that it was here, and it counts as one of a later operation,
 // whose sender has found this rank's right.
-CROSSDOCK_DEVICE TaggedWord load_entry_of(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer) {
+CROSSDOCK_DEVICE TaggedWord load_entry_of(const Ctx& ctx, const auto& c, const Operation& operation, int peer) {
     if constexpr (!kSeveralDomains) return load_entry(ctx, c.scope, operation, peer);
     const bool was_here = is_remote(c.reach, peer) && ctx.load_acquire_system(entered_by(c, peer)) >= operation.epoch;
     TaggedWord entry = load_entry(ctx, c.scope, operation, peer);
@@ -285,7 +294,7 @@ CROSSDOCK_DEVICE TaggedWord load_entry_of(const Ctx& ctx, const LlCommon& c, con
 
 // One of a source's counts, and that the source has entered alike: both are looked at together. The word is all there
 // is to it: nothing is ordered behind it.
-CROSSDOCK_DEVICE bool wait_count(const Ctx& ctx, const LlCommon& c, const Operation& operation, int source,
+CROSSDOCK_DEVICE bool wait_count(const Ctx& ctx, const auto& c, const Operation& operation, int source,
                                  const uint64_t* word, uint64_t& count) {
     if (!is_active(ctx, c.scope, source)) return false;
     uint64_t seen = 0;
@@ -302,7 +311,7 @@ CROSSDOCK_DEVICE bool wait_count(const Ctx& ctx, const LlCommon& c, const Operat
     return came;
 }
 
-CROSSDOCK_DEVICE bool wait_entry(const Ctx& ctx, const LlCommon& c, const Operation& operation, int peer,
+CROSSDOCK_DEVICE bool wait_entry(const Ctx& ctx, const auto& c, const Operation& operation, int peer,
                                  TaggedWord& entry) {
     return wait_until(
         ctx, c.scope, operation, WaitStep::kEntry, peer, operation.epoch,
@@ -314,7 +323,7 @@ CROSSDOCK_DEVICE bool wait_entry(const Ctx& ctx, const LlCommon& c, const Operat
 }
 
 // This rank itself is never masked.
-CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const LlCommon& c, const Operation& operation,
+CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const auto& c, const Operation& operation,
                                          PeerNumber number, int peer, uint64_t most, uint64_t seen) {
     WaitScope scope = c.scope;
     if (peer == c.rank) scope.masking = 0;
@@ -322,20 +331,20 @@ CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const LlCommon& c, cons
 }
 
 // A number of the peer's is at most `most`. False: nothing of it may be used.
-CROSSDOCK_DEVICE bool expect_number(const Ctx& ctx, const LlCommon& c, const Operation& operation, PeerNumber number,
+CROSSDOCK_DEVICE bool expect_number(const Ctx& ctx, const auto& c, const Operation& operation, PeerNumber number,
                                     int peer, uint64_t most, uint64_t seen) {
     if (seen <= most) return true;
     refuse_number(ctx, c, operation, number, peer, most, seen);
     return false;
 }
 
-CROSSDOCK_DEVICE bool receives(const LlCommon& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
+CROSSDOCK_DEVICE bool receives(const auto& c) { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
 
 CROSSDOCK_DEVICE bool is_of(const TaggedWord& word, const Operation& operation) {
     return word_epoch(word.tag) == operation.epoch;
 }
 
-CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const LlCommon& c, const Operation& operation, WaitStep step,
+CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const auto& c, const Operation& operation, WaitStep step,
                                   int peer, const TaggedWord* word, uint64_t& payload) {
     TaggedWord seen{};
     const bool came = wait_until(
@@ -365,7 +374,7 @@ struct WorkShare {
 // If a peer was lost meanwhile, blocks may have seen it differently: then the block that finishes last does the whole
 // receive half once more, alone, with one view of who is there. True: do it. Nothing is to be done where ranks cannot
 // be lost. losses: those that the latest receive half knew of; is_last: this block is that block.
-CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const LlCommon& c, uint32_t& losses, bool& is_last) {
+CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c, uint32_t& losses, bool& is_last) {
     uint32_t* verdict = &ll_block_head(ctx)->verdict;
     const bool is_first_thread = thread_idx(ctx) == 0;
     if (!is_last) {
@@ -389,7 +398,7 @@ CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const LlCommon& c,
 
 // Receives with this block's share, and again where that is needed.
 template <typename Receive>
-CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const LlCommon& c, const Operation& operation, bool runs,
+CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const auto& c, const Operation& operation, bool runs,
                                        int warps, Receive receive) {
     if ((c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
     if (!receives(c)) return;
