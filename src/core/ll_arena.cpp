@@ -10,7 +10,7 @@ namespace {
 
 LlArenaState first_state() {
     LlArenaState state{};
-    state.clock = LlClock{1, 0, 0, 0}.word();  // zeroed words belong to no operation
+    state.clock = LlClock{1, 0, 0}.word();  // zeroed words belong to no operation
     return state;
 }
 

@@ -12,9 +12,8 @@ namespace crossdock {
 namespace {
 
 constexpr uint32_t kGpuWarps = 16;
-constexpr uint32_t kGpuSendWarps = 8;
 constexpr uint32_t kGpuReceiveWarps = 8;
-constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once
+constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once, a warp's each
 constexpr uint32_t kGpuCombineStages = 8;  // rows of a block under way at once
 constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
@@ -36,15 +35,14 @@ LlCrew crew_for(World world, uint32_t gpu_stages, uint32_t row_bytes, bool plain
     switch (world) {
         case World::kThreads:
         case World::kProcesses:
-            return {1, 1, 1, 1, 1, row_bytes};  // one thread runs it all: fibers only add switches
+            return {1, 1, 1, 1, row_bytes};  // one thread runs it all: fibers only add switches
         case World::kDeterministic:
-            return {kRacyWarps, 2, 2, 2, 2, row_bytes};  // one warp both sends and receives
+            return {kRacyWarps, 2, 2, 2, row_bytes};  // one warp both sends and receives
         case World::kCuda:
             break;
     }
-    if (!plain) return {kGpuWarps, kGpuWarps, kGpuWarps, gpu_stages, 0, row_bytes};
-    return {kGpuWarps,  kGpuSendWarps,    kGpuReceiveWarps,
-            gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)};
+    if (!plain) return {kGpuWarps, kGpuWarps, gpu_stages, 0, row_bytes};
+    return {kGpuWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)};
 }
 
 // With at most that many tokens a rank sends lines. Where only some fit in lines, rows go home in the form in which

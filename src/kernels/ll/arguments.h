@@ -16,38 +16,34 @@ enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 // Advances by one operation a kernel, on the device, so that graph replays count too. All ranks run the same operations
 // in the same order, so epoch and buffer agree everywhere without a word exchanged.
 //
-// Every block takes a ticket: one atomic addition tells it epoch and buffer and counts it. Whoever takes the last
-// ticket of a grid writes the next operation's clock: by then nobody needs this one any more.
+// Every block reads the clock and then takes a ticket. Whoever takes the last ticket of a grid writes the next
+// operation's clock: by then nobody needs this one any more.
 struct LlArenaState {
     uint64_t clock;  // LlClock
     // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by
     // the operation of that epoch, written by the one before it.
     uint64_t free_from[2][kNumBuffers];
+    uint32_t tickets;
     uint32_t blocks_done;  // counts only where masks are on
     uint32_t blocks_put;   // counts only where there are several load/store domains
 };
 
-inline constexpr uint32_t kTicketBits = 18;
-
-// In one word, from the upper end: epoch, next buffer, held buffers, tickets taken.
+// In one word, from the upper end: epoch, next buffer, held buffers.
 struct LlClock {
     uint64_t epoch;
     uint32_t next_buffer;
     uint32_t held_buffers;  // bit b: held by a pending send_only operation
-    uint32_t ticket;
 
     CROSSDOCK_HOST_DEVICE static constexpr LlClock of(uint64_t word) {
         return {word >> kEpochShift, static_cast<uint32_t>(word >> kNextBufferShift) & ((1u << kNextBufferBits) - 1),
-                static_cast<uint32_t>(word >> kTicketBits) & ((1u << kNumBuffers) - 1),
-                static_cast<uint32_t>(word) & ((1u << kTicketBits) - 1)};
+                static_cast<uint32_t>(word) & ((1u << kNumBuffers) - 1)};
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t word() const {
-        return epoch << kEpochShift | uint64_t{next_buffer} << kNextBufferShift |
-               uint64_t{held_buffers} << kTicketBits | ticket;
+        return epoch << kEpochShift | uint64_t{next_buffer} << kNextBufferShift | held_buffers;
     }
 
     static constexpr uint32_t kNextBufferBits = bits_below(kNumBuffers);
-    static constexpr uint32_t kNextBufferShift = kTicketBits + kNumBuffers;
+    static constexpr uint32_t kNextBufferShift = kNumBuffers;
     static constexpr uint32_t kEpochShift = kNextBufferShift + kNextBufferBits;
 };
 static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");

@@ -248,7 +248,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
         stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx())).init();
         RowStage::initialised();
     }
-    load_early_head(ctx, c);
+    const uint32_t ticket = load_early_head(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.mark(Step::kCombineReady);
     const bool sends = (c.halves & kSendHalf) != 0;
@@ -260,9 +260,8 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
     LineReturns lines(ctx, args);
     if (sends && !has_computed_rows(args) && sends_lines(ctx, c)) lines.begin(ctx);
     if (sends && returns_plain_rows<kForms>(ctx, args)) plain.begin(ctx);
-    ctx.block_sync();
     Operation operation;
-    const bool runs = read_head(ctx, c, operation);
+    const bool runs = read_head(ctx, c, ticket, operation);
     ctx.mark(Step::kCombineHead);
     if (runs && sends) return_tokens<kDType, kForms>(ctx, args, shared, operation, lines, plain);
     if (runs && sends) finish_returns(ctx, c, operation);

@@ -14,7 +14,8 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     ctx.mark(Step::kDispatchBegin);
     init_stages(ctx, args, shared);
     clear_counts(ctx, c, routing_counts(ctx, shared));
-    load_early_head(ctx, c);
+    ctx.block_sync();
+    const uint32_t ticket = load_early_head(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.mark(Step::kDispatchReady);
     const bool sends = (c.halves & kSendHalf) != 0;
@@ -24,11 +25,10 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     if (sends) load_first_plans(ctx, args, shared);
     load_head(ctx, c, c.expert_major ? 0 : args.direct);
     if (sends) empty_outbox(ctx, c);
-    ctx.block_sync();
     if (sends) prepare_send(ctx, args, shared, first_ids);
     ctx.block_sync();
     Operation operation;
-    const bool runs = read_head(ctx, c, operation);
+    const bool runs = read_head(ctx, c, ticket, operation);
     ctx.mark(Step::kDispatchHead);
     uint32_t round = 0;  // loads of this warp's receive stage
     if (runs && sends) send_tokens(ctx, args, shared, operation);

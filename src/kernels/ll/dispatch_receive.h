@@ -46,6 +46,48 @@ CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, const An
     ctx.warp_sync();
 }
 
+// What a lane has of a source's counts: the rows, and some of its experts' choices; -1: none.
+struct CountsOfLane {
+    static constexpr int kExpertsAtOnce = kLanes > 1 ? 8 : 1;
+    uint64_t rows = 0;
+    uint64_t choices[kExpertsAtOnce] = {};
+};
+
+// Those of experts first + lane + i * kLanes: all are looked at together, with the source's entry. The words are all
+// there is to them: nothing is ordered behind them.
+CROSSDOCK_DEVICE bool wait_counts(const Ctx& ctx, const auto& c, const Operation& operation, int source, int first,
+                                  CountsOfLane& counts) {
+    if (!is_active(ctx, c.scope, source)) return false;
+    const uint64_t* words = count_words(c, operation, c.rank, source);
+    const int experts = c.expert_major ? static_cast<int>(c.offsets.experts_per_rank) : 0;
+    TaggedWord entry{};
+    const auto expert_at = [&](int i) { return first + ctx.lane() + i * kLanes; };
+    const bool came = wait_until(
+        ctx, c.scope, operation, WaitStep::kCounts, source, operation.epoch,
+        [&] {
+            entry = load_entry_of(ctx, c, operation, source);
+            counts.rows = ctx.load_relaxed_system(words);
+            uint64_t other = word_epoch(counts.rows);
+            CROSSDOCK_UNROLL
+            for (int i = 0; i < CountsOfLane::kExpertsAtOnce; ++i) {
+                if (expert_at(i) < experts) counts.choices[i] = ctx.load_relaxed_system(words + 1 + expert_at(i));
+            }
+            CROSSDOCK_UNROLL
+            for (int i = 0; i < CountsOfLane::kExpertsAtOnce; ++i) {
+                if (expert_at(i) < experts && word_epoch(counts.choices[i]) != operation.epoch)
+                    other = word_epoch(counts.choices[i]);
+            }
+            return other;
+        },
+        [&](uint64_t epoch) { return epoch == operation.epoch && has_entered_alike(entry, c.scope, operation); });
+    counts.rows = came ? word_payload(counts.rows) : 0;
+    CROSSDOCK_UNROLL
+    for (int i = 0; i < CountsOfLane::kExpertsAtOnce; ++i) {
+        counts.choices[i] = came && expert_at(i) < experts ? word_payload(counts.choices[i]) : 0;
+    }
+    return came;
+}
+
 // Waits for every source's counts, and judges them. Sources that are masked, or whose counts are wrong, are silent.
 CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const auto& c, const Operation& operation,
                                     const Announced& announced, const WorkShare& share) {
@@ -53,30 +95,31 @@ CROSSDOCK_DEVICE void gather_counts(const Ctx& ctx, const auto& c, const Operati
     const int experts = c.expert_major ? static_cast<int>(c.offsets.experts_per_rank) : 0;
     CROSSDOCK_ROLLED
     for (int source = share.warp(ctx); source < num_ranks; source += share.warps) {
-        const uint64_t* words = count_words(c, operation, c.rank, source);
         const bool is_silent = is_remote(c.reach, source) && !has_far_rows(ctx, c, operation, source);
         const uint32_t most_choices = c.handle.choices_of_source;
         const auto expect = [&](PeerNumber number, uint64_t most, uint64_t seen) {
             return expect_number(ctx, c, operation, number, source, most, seen);
         };
         bool is_right = true;
-        uint64_t choices = 0;  // of right counts alone
+        uint64_t choices = 0;
+        CountsOfLane counts;
         CROSSDOCK_ROLLED
-        for (int i = ctx.lane(); i <= experts; i += kLanes) {
-            uint64_t count = 0;
-            is_right &= !is_silent && wait_count(ctx, c, operation, source, words + i, count);
-            if (i == 0) {
-                const uint64_t rows = count % kLineRows;
-                const bool in_lines = count / kLineRows != 0;
-                is_right &= expect(PeerNumber::kRows, in_lines ? c.arena.line_tokens : c.arena.max_tokens, rows);
-                announced.rows[source] = static_cast<int>(rows);
-                announced.lines[source] = in_lines ? announced.rows[source] : 0;
-            } else {
-                const bool is_possible = expect(PeerNumber::kChoices, most_choices, count);
-                is_right &= is_possible;
-                announced.first_rows[source * experts + i - 1] = is_possible ? static_cast<int>(count) : 0;
-                choices += is_possible ? count : 0;
+        for (int first = 0; first == 0 || first < experts; first += CountsOfLane::kExpertsAtOnce * kLanes) {
+            is_right &= !is_silent && wait_counts(ctx, c, operation, source, first, counts);
+            CROSSDOCK_UNROLL
+            for (int i = 0; i < CountsOfLane::kExpertsAtOnce; ++i) {
+                const int expert = first + ctx.lane() + i * kLanes;
+                if (expert >= experts) continue;
+                announced.first_rows[source * experts + expert] = static_cast<int>(counts.choices[i]);
+                choices += counts.choices[i];
             }
+        }
+        if (is_leader(ctx)) {
+            const uint64_t rows = counts.rows % kLineRows;
+            const bool in_lines = counts.rows / kLineRows != 0;
+            is_right &= expect(PeerNumber::kRows, in_lines ? c.arena.line_tokens : c.arena.max_tokens, rows);
+            announced.rows[source] = static_cast<int>(rows);
+            announced.lines[source] = in_lines ? announced.rows[source] : 0;
         }
         if (c.expert_major) {
             // A lane with too many says so itself, so that the warp's sum stays within 32 bits.

@@ -133,7 +133,7 @@ CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const auto& args, const LlD
 // (WindowTerm).
 CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const auto& args, const Operation& operation,
                                       int peer) {
-    if (args.direct == 0) return 0;
+    if (args.direct == 0 || peer == args.common.rank) return args.direct;
     TaggedWord entry{};
     const bool allows = wait_entry(ctx, args.common, operation, peer, entry) && is_of(entry, operation);
     return allows && Entry::parts(entry) == args.direct ? args.direct : 0;
@@ -201,15 +201,13 @@ CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const auto& args, const LlDisp
     }
 }
 
-// Leader only: the plain form of a chunk.
+// The plain form of a chunk, by one thread.
 CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                   const Operation& operation, const Batch& batch, const Trip& trip) {
     const RowStage stage = stage_of(ctx, shared, trip.stage);
     const uint32_t scale_area = static_cast<uint32_t>(align_up(args.scale_bytes, 16));
     const uint32_t direct = wait_direct(ctx, args, operation, trip.peer);
     const bool sends_scales = batch.is_last_chunk && args.scale_bytes > 0;
-    if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
-    ctx.mark(Step::kDispatchLoaded);
     if ((direct & kDirectTokens) != 0) {
         stage.store(ctx, args.token_windows.at(trip.peer, trip.slot * args.row_bytes + batch.row_first), 0,
                     batch.chunk);
@@ -238,7 +236,6 @@ CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const auto& args, const Ll
     const auto& c = args.common;
     const RowStage stage = stage_of(ctx, shared, stage_idx);
     std::byte* row = in_outbox(c, outbox_row(c, batch.first + stage_idx));
-    if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
     stage.store(ctx, row + batch.row_first, 0, batch.chunk);
     if (batch.is_last_chunk && args.scale_bytes > 0) {
         stage.store(ctx, row + args.row_bytes, shared.tail, static_cast<uint32_t>(align_up(args.scale_bytes, 16)));
@@ -246,37 +243,33 @@ CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const auto& args, const Ll
     stage.end_group(ctx);
 }
 
-// Rows for other domains: a token's row goes into the outbox once, and from there into its slot at each of its ranks
+// A token's row for other domains goes into the outbox once, and from there into its slot at each of its ranks
 // elsewhere.
-CROSSDOCK_DEVICE void put_rows(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                               const Operation& operation, const Batch& batch) {
+CROSSDOCK_DEVICE void put_row(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
+                              const Operation& operation, const Batch& batch, const TokenPlan& plan, uint32_t stage) {
     if constexpr (!kSeveralDomains) return;
     const auto& c = args.common;
+    const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
+    bool is_stored = false;
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()); i < batch.num; i += c.crew.send_warps) {
-        const TokenPlan plan = token_plan(ctx, args, shared, i);
-        const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
-        bool is_stored = false;
-        CROSSDOCK_ROLLED
-        for (uint32_t target = 0; target < targets; ++target) {
-            const Trip trip = trip_of(c, batch, plan, i, target);
-            if (trip.row == nullptr || !is_remote(c.reach, trip.peer)) continue;
-            if (batch.row_first == 0) send_header(ctx, args, shared, operation, trip, 0);
-            if (!is_leader(ctx)) continue;
-            if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
-            if (!is_stored) store_in_outbox(ctx, args, shared, batch, i);
-            if (!is_stored && batch.is_last_chunk) {
-                RowStage::wait_stores(ctx);
-                ctx.fence_landed();
-            }
-            is_stored = true;
-            if (!batch.is_last_chunk) continue;
-            put(ctx, c.reach, trip.peer, offset_of_row(c, operation, static_cast<uint32_t>(trip.slot)),
-                outbox_row(c, trip.token), line_row_bytes(args));
-            count_rows(ctx, c.reach, trip.peer, 1, 0);
+    for (uint32_t target = 0; target < targets; ++target) {
+        const Trip trip = trip_of(c, batch, plan, stage, target);
+        if (trip.row == nullptr || !is_remote(c.reach, trip.peer)) continue;
+        if (batch.row_first == 0) send_header(ctx, args, shared, operation, trip, 0);
+        if (!is_leader(ctx)) continue;
+        if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
+        if (!is_stored) store_in_outbox(ctx, args, shared, batch, stage);
+        if (!is_stored && batch.is_last_chunk) {
+            RowStage::wait_stores(ctx);
+            ctx.fence_landed();
         }
-        ctx.warp_sync();
+        is_stored = true;
+        if (!batch.is_last_chunk) continue;
+        put(ctx, c.reach, trip.peer, offset_of_row(c, operation, static_cast<uint32_t>(trip.slot)),
+            outbox_row(c, trip.token), line_row_bytes(args));
+        count_rows(ctx, c.reach, trip.peer, 1, 0);
     }
+    ctx.warp_sync();
 }
 
 // Behind the rows: headers and counts, and the signal. Without rows the first count is all there is to say.
@@ -302,35 +295,47 @@ CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const auto& args, const Operat
     });
 }
 
-// Rows in plain form: the block's first warps take a trip after the other, each to its flag.
+// Rows in plain form: the warp that planned a token sends it, a lane to each of its ranks, up to the flags.
 CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
     const auto& c = args.common;
-    if (ctx.warp_idx() >= static_cast<int>(c.crew.send_warps)) return;
-    put_rows(ctx, args, shared, operation, batch);
-    Trip trip{};
-    CROSSDOCK_ROLLED
-    for (uint32_t number = static_cast<uint32_t>(ctx.warp_idx()); find_trip(ctx, args, shared, batch, number, trip);
-         number += c.crew.send_warps) {
-        if (trip.row == nullptr || is_remote(c.reach, trip.peer)) continue;
-        if (is_leader(ctx)) {
-            if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
-            if (batch.row_first == 0) count_rows(ctx, c.reach, trip.peer, 1, bytes_of_trip(args));
-            store_chunk(ctx, args, shared, operation, batch, trip);
+    const uint32_t stage = static_cast<uint32_t>(ctx.warp_idx());
+    if (stage >= batch.num) return;
+    const TokenPlan plan = token_plan(ctx, args, shared, stage);
+    const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
+    const auto for_own_trips = [&](auto act) {
+        CROSSDOCK_ROLLED
+        for (uint32_t target = static_cast<uint32_t>(ctx.lane()); target < targets; target += kLanes) {
+            const Trip trip = trip_of(c, batch, plan, stage, target);
+            if (trip.row != nullptr && !is_remote(c.reach, trip.peer)) act(trip);
         }
         ctx.warp_sync();
-        if (batch.row_first == 0) send_header(ctx, args, shared, operation, trip, args.direct);
-        if (!is_leader(ctx)) continue;
-        if (!batch.is_last_chunk) {
-            stage_of(ctx, shared, 0).wait_reusable(ctx);
-            continue;
-        }
+    };
+    if (args.recipe == LlRecipe::kBytes) stage_of(ctx, shared, stage).wait_loaded(ctx, batch.round);
+    ctx.mark(Step::kDispatchLoaded);
+    put_row(ctx, args, shared, operation, batch, plan, stage);
+    for_own_trips([&](const Trip& trip) {
+        if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
+        if (batch.row_first == 0) count_rows(ctx, c.reach, trip.peer, 1, bytes_of_trip(args));
+        store_chunk(ctx, args, shared, operation, batch, trip);
+    });
+    CROSSDOCK_ROLLED
+    for (uint32_t target = 0; batch.row_first == 0 && target < targets; ++target) {
+        const Trip trip = trip_of(c, batch, plan, stage, target);
+        if (trip.row == nullptr || is_remote(c.reach, trip.peer)) continue;
+        send_header(ctx, args, shared, operation, trip, args.direct);
+    }
+    if (batch.is_last_chunk) {
         RowStage::wait_stores(ctx);
         ctx.mark(Step::kDispatchLanded);
-        ctx.store_landed_system(row_flag(c, operation, trip.peer, trip.slot), pack_word(operation.epoch, 0));
+        for_own_trips([&](const Trip& trip) {
+            ctx.store_landed_system(row_flag(c, operation, trip.peer, static_cast<uint32_t>(trip.slot)),
+                                    pack_word(operation.epoch, 0));
+        });
         ctx.mark(Step::kDispatchFlagged);
     }
-    if (is_leader(ctx)) stage_of(ctx, shared, 0).wait_reusable(ctx);
+    stage_of(ctx, shared, stage).wait_reusable(ctx);
+    ctx.warp_sync();
 }
 
 // Rows in line form: all warps share every row's groups of lines, and the headers.
@@ -406,16 +411,12 @@ CROSSDOCK_DEVICE void abandon_first_batch(const Ctx& ctx, const auto& args, cons
     for (uint32_t i = 0; i < batch.num; ++i) stage_of(ctx, shared, i).wait_loaded(ctx, batch.round);
 }
 
-// Plans a batch's tokens; load_plan before a barrier of the block, plan_token behind it.
+// A warp plans the token in its stage: load_plan before a barrier of the block, plan_token behind it.
 template <typename PlanOne>
 CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                     const Batch& batch, PlanOne plan_one) {
-    constexpr int kFirstDuty = 4;  // behind load_batch and load_head
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < batch.num; ++i) {
-        if (has_duty(ctx, kFirstDuty + static_cast<int>(i)))
-            plan_one(i, token_plan(ctx, args, shared, i));
-    }
+    const uint32_t stage = static_cast<uint32_t>(ctx.warp_idx());
+    if (stage < batch.num) plan_one(stage, token_plan(ctx, args, shared, stage));
 }
 
 CROSSDOCK_DEVICE void load_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
@@ -432,7 +433,7 @@ CROSSDOCK_DEVICE void load_first_plans(const Ctx& ctx, const auto& args, const L
     load_plans(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
 }
 
-// Then, between barriers of the block: the counts of earlier tokens, and rows that are quantised.
+// Behind a barrier and before the next one: the counts of earlier tokens, and rows that are quantised.
 CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                    const TokenIds& first_ids) {
     const auto& c = args.common;
@@ -469,9 +470,7 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const auto& args, const LlDisp
             if (!args.kOneBatch && round > 0) {
                 load_batch(ctx, args, shared, batch);
                 quantise_batch(ctx, args, shared, batch);
-            }
-            if (!args.kOneBatch && round > 0 && row_first == 0) {
-                load_plans(ctx, args, shared, batch);
+                if (row_first == 0) load_plans(ctx, args, shared, batch);
                 ctx.block_sync();
             }
             if (row_first == 0) {
@@ -479,9 +478,9 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const auto& args, const LlDisp
                     plan_token(ctx, args, shared, operation, stage, counts, plan);
                 });
             }
-            ctx.block_sync();
             ctx.mark(Step::kDispatchPlanned);
             if (in_lines) {
+                ctx.block_sync();
                 send_lines(ctx, args, shared, operation, batch);
             } else {
                 send_plain(ctx, args, shared, operation, batch);

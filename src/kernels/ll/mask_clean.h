@@ -19,7 +19,7 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
     const uint64_t epoch = agree_on_epoch(ctx, args.exchange, LlClock::of(args.state->clock).epoch);
     if (thread_idx(ctx) == 0) {
         *args.state = LlArenaState{};
-        ctx.exchange_release_device(&args.state->clock, LlClock{epoch + 1, 0, 0, 0}.word());
+        ctx.exchange_release_device(&args.state->clock, LlClock{epoch + 1, 0, 0}.word());
     }
 }
 

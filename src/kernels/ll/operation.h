@@ -155,22 +155,34 @@ CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const auto& c, const LlCloc
 
 // What a block must know before it does anything, as far as that may be looked up while earlier kernels are ending:
 // different warps ask, so that all answers come at once. Entered words only grow, and who misses a failure or a loss of
-// these last moments meets it where it waits.
-CROSSDOCK_DEVICE void load_early_head(const Ctx& ctx, const auto& c) {
+// these last moments meets it where it waits; the operation before has advanced the clock before any block of this one
+// could begin. Returns the block's ticket, to the first thread of duty 1.
+CROSSDOCK_DEVICE uint32_t load_early_head(const Ctx& ctx, const auto& c) {
     LlBlockHead* head = ll_block_head(ctx);
-    // The block's ticket: the operation before has advanced the clock before any block of this one could begin.
-    if (has_duty(ctx, 1) && is_leader(ctx)) head->clock = ctx.add_relaxed_device(&c.state->clock, 1);
-    if (has_duty(ctx, 2) && is_leader(ctx)) {
-        const bool failed = has_failed(ctx, c.scope);  // looked up together with the losses
-        const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
-        head->has_failed = failed ? 1 : 0;
-        head->losses = losses;
+    uint32_t ticket = 0;
+    if (has_duty(ctx, 1) && is_leader(ctx)) {
+        head->clock = ctx.load_relaxed_system(&c.state->clock);
+        ticket = ctx.add_relaxed_device(&c.state->tickets, 1);  // behind the clock; nobody waits for its answer here
+        head->is_refused = 0;
+    }
+    if (has_duty(ctx, 2)) {
+        CROSSDOCK_ROLLED
+        for (int i = ctx.lane(); i < 2 * kNumBuffers; i += kLanes) {
+            head->free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i);
+        }
+        if (is_leader(ctx)) {
+            const bool failed = has_failed(ctx, c.scope);  // looked up together with the losses
+            const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
+            head->has_failed = failed ? 1 : 0;
+            head->losses = losses;
+        }
     }
     CROSSDOCK_ROLLED
     for (int peer = ctx.lane(); has_duty(ctx, 3) && peer < static_cast<int>(c.arena.num_ranks); peer += kLanes) {
         seen_entered(ctx)[peer] = (c.halves & kSendHalf) != 0 ? ctx.load_acquire_system(entered_by(c, peer)) : 0;
     }
     ctx.warp_sync();
+    return ticket;
 }
 
 // The rest, when they are over. Followed by a barrier of the block and read_head.
@@ -181,14 +193,8 @@ CROSSDOCK_DEVICE void load_head(const Ctx& ctx, const auto& c, uint32_t direct) 
             announce_entry(ctx, c, LlClock::of(head->clock), direct);
         }
         if (is_leader(ctx)) head->start_ns = ctx.now_ns();
-        if (is_leader(ctx)) head->is_refused = 0;
     }
-    if (!has_duty(ctx, 2)) return;
-    CROSSDOCK_ROLLED
-    for (int i = ctx.lane(); i < 2 * kNumBuffers; i += kLanes) {
-        head->free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i);
-    }
-    if ((c.halves & kSendHalf) == 0 && is_leader(ctx)) {
+    if ((c.halves & kSendHalf) == 0 && has_duty(ctx, 2) && is_leader(ctx)) {
         head->pending_epoch = pending_of(c)->epoch;
         head->pending_buffer = pending_of(c)->buffer;
     }
@@ -200,7 +206,7 @@ CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const auto& c, LlClock c
     const LlBlockHead* head = ll_block_head(ctx);
     const uint64_t* current = head->free_from + clock.epoch % 2 * kNumBuffers;
     const uint32_t bit = 1u << operation.buffer;
-    clock.ticket = 0;
+    ctx.store_relaxed_device(&c.state->tickets, 0);
     if ((c.halves & kSendHalf) == 0) {
         clock.held_buffers &= ~bit;
         c.state->free_from[clock.epoch % 2][operation.buffer] = clock.epoch;
@@ -220,8 +226,12 @@ CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const auto& c, LlClock c
     return ctx.exchange_release_device(&c.state->clock, clock.word());
 }
 
+CROSSDOCK_DEVICE bool is_last_ticket(const Ctx& ctx, uint32_t ticket) {
+    return ticket + 1 == static_cast<uint32_t>(ctx.num_blocks());
+}
+
 // False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group).
-CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const auto& c, Operation& operation) {
+CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const auto& c, uint32_t ticket, Operation& operation) {
     const LlBlockHead* head = ll_block_head(ctx);
     const LlClock clock = LlClock::of(head->clock);
     operation.start_ns = head->start_ns;
@@ -237,20 +247,21 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const auto& c, Operation& operat
                 head->free_from[clock.epoch % 2 * kNumBuffers + static_cast<uint32_t>(operation.buffer)];
         }
     }
-    const bool is_last = clock.ticket + 1 == static_cast<uint32_t>(ctx.num_blocks());
+    const bool has_ticket = has_duty(ctx, 1) && is_leader(ctx);
     if (operation.buffer < 0) {
         WaitScope fatal = c.scope;
         fatal.masking = 0;  // no peer is to blame
-        if (thread_idx(ctx) == 0 && is_last) {
+        if (has_ticket && is_last_ticket(ctx, ticket)) {
+            ctx.store_relaxed_device(&c.state->tickets, 0);
             record_expired_wait(ctx, fatal, operation, WaitStep::kBuffer, c.rank, 0, clock.held_buffers);
         }
         return false;
     }
     operation.base = buffer_base(c, operation.buffer);
-    if (thread_idx(ctx) == 0) {
-        // The next kernel's blocks may take tickets as soon as all of this one's have come here, so not before the
+    if (has_ticket) {
+        // The next kernel's blocks may read the clock as soon as all of this one's have come here, so not before the
         // clock's answer.
-        const bool is_advanced = !is_last || advance_clock(ctx, c, clock, operation) != 0;
+        const bool is_advanced = !is_last_ticket(ctx, ticket) || advance_clock(ctx, c, clock, operation) != 0;
         if (is_advanced && c.lets_next_start != 0) ctx.let_next_kernel_start();
     }
     return head->has_failed == 0;
@@ -259,7 +270,7 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const auto& c, Operation& operat
 // The peer has read what was in that buffer of it; called before the first write of an operation to a peer.
 CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const auto& c, const Operation& operation, int peer) {
     if (!is_active(ctx, c.scope, peer)) return false;
-    if (ctx.skips_credit() || seen_entered(ctx)[peer] >= operation.free_from) return true;
+    if (ctx.skips_credit() || peer == c.rank || seen_entered(ctx)[peer] >= operation.free_from) return true;
     const uint64_t* word = entered_by(c, peer);
     return wait_until(
         ctx, c.scope, operation, WaitStep::kCredit, peer, operation.free_from,

@@ -10,7 +10,6 @@ namespace crossdock {
 
 struct LlCrew {
     uint32_t warps_per_block;
-    uint32_t send_warps;      // the block's first warps send rows in plain form
     uint32_t receive_warps;   // the block's last warps receive; a warp may do both, one after the other
     uint32_t num_stages;      // a block's: rows on their way out
     uint32_t receive_stages;  // dispatch: rows on their way in; the block's last warps have one each

@@ -10,13 +10,19 @@ namespace crossdock::cpu {
 void SlotChecker::slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot_idx,
                                uint64_t epoch) {
     Slot& slot = slots_[{memory, buffer, slot_idx}];
+    std::string dispute;
     if (!slot.is_read && is_undisturbed()) {
-        violated(fmt::format(
+        const std::string what = fmt::format(
             "rank {} wrote slot {} of buffer {} of rank {} for epoch {} before rank {} had read what rank {} "
             "wrote there for epoch {}",
-            writer, slot_idx, buffer, owner, epoch, owner, slot.writer, slot.epoch));
+            writer, slot_idx, buffer, owner, epoch, owner, slot.writer, slot.epoch);
+        if (slot.writer != writer && slot.epoch == epoch) {
+            dispute = what;
+        } else {
+            violated(what);
+        }
     }
-    slot = {writer, epoch, false};
+    slot = {writer, epoch, false, dispute};
 }
 
 void SlotChecker::slot_read(int owner, const void* memory, int buffer, uint64_t slot_idx, uint64_t epoch) {
@@ -31,6 +37,8 @@ void SlotChecker::slot_read(int owner, const void* memory, int buffer, uint64_t 
     } else if (slot.is_read && is_undisturbed()) {
         violated(
             fmt::format("rank {} read its slot {} of buffer {} twice for epoch {}", owner, slot_idx, buffer, epoch));
+    } else if (!slot.dispute.empty() && is_undisturbed()) {
+        violated(slot.dispute);
     }
     slot.is_read = true;
 }
