@@ -121,6 +121,10 @@ class Ctx {
     CROSSDOCK_DEVICE uint32_t add_relaxed_device(uint32_t* word, uint32_t value) const {
         return ptx::add_relaxed_device_32(word, value);
     }
+    // Counts up, and from the limit on again from 0. Returns the number before.
+    CROSSDOCK_DEVICE uint32_t count_up_device(uint32_t* word, uint32_t limit) const {
+        return ptx::increment_relaxed_device(word, limit - 1);
+    }
     // When its answer is here, every other block sees the value and what was stored before.
     CROSSDOCK_DEVICE uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
         return ptx::exchange_release_device_64(word, value);
@@ -276,6 +280,12 @@ class Ctx {
     uint32_t add_relaxed_device(uint32_t* word, uint32_t value) const {
         warp_->scheduling_point();
         return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
+    }
+    uint32_t count_up_device(uint32_t* word, uint32_t limit) const {
+        warp_->scheduling_point();
+        const uint32_t before = *word;  // by all blocks of one thread
+        *word = before + 1 < limit ? before + 1 : 0;
+        return before;
     }
     uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();

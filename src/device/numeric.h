@@ -116,6 +116,15 @@ CROSSDOCK_DEVICE float e2m1_to_float(uint8_t code) {
     return (code & 8u) != 0 ? -value : value;
 }
 
+// Off by a rounding or two.
+CROSSDOCK_DEVICE float about_divided(float dividend, float divisor) {
+#if defined(__CUDACC__)
+    return __fdividef(dividend, divisor);
+#else
+    return dividend / divisor;
+#endif
+}
+
 CROSSDOCK_DEVICE int number_of_ones(uint64_t bits) {
 #if defined(__CUDACC__)
     return __popcll(bits);

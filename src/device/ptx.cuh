@@ -53,6 +53,13 @@ __device__ __forceinline__ uint32_t add_relaxed_device_32(uint32_t* address, uin
     return before;
 }
 
+// Wraps to 0 behind `last`.
+__device__ __forceinline__ uint32_t increment_relaxed_device(uint32_t* address, uint32_t last) {
+    uint32_t before;
+    asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(last) : "memory");
+    return before;
+}
+
 __device__ __forceinline__ uint64_t exchange_release_device_64(uint64_t* address, uint64_t value) {
     uint64_t before;
     asm volatile("atom.exch.release.gpu.global.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");

@@ -25,10 +25,16 @@ CROSSDOCK_DEVICE uint64_t ranks_entered_alike(const Ctx& ctx, const auto& c, con
     return alike;
 }
 
+// This lane's of a token's choices from `base` on.
+CROSSDOCK_DEVICE int64_t choice_of_lane(const Ctx& ctx, const auto& c, uint32_t token, uint32_t base) {
+    const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
+    return token < c.num_tokens ? given_id(c, token, k < c.topk ? k : base) : 0;
+}
+
 // Lists the cells of one token, in the order of its choices; those of masked ranks are left out. Returns how many.
-// has_all: all of their ranks are among `alike`.
-CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const auto& args, uint32_t token, uint64_t alike,
-                                     const TermList& terms, bool& has_all) {
+// first_choice: choice_of_lane of the first choices. has_all: all of their ranks are among `alike`.
+CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const auto& args, uint32_t token, int64_t first_choice,
+                                     uint64_t alike, const TermList& terms, bool& has_all) {
     const auto& c = args.common;
     const bool per_choice = has_row_per_choice(args);
     has_all = true;
@@ -37,7 +43,8 @@ CROSSDOCK_DEVICE uint32_t list_cells(const Ctx& ctx, const auto& args, uint32_t 
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; has_choices_from(c, base); base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
-        const int rank = k < c.topk ? rank_of_expert(c, expert_id(c, token, k)) : -1;
+        const int64_t choice = base == 0 ? first_choice : choice_of_lane(ctx, c, token, base);
+        const int rank = k < c.topk ? rank_of_expert(c, expert_of(c, choice)) : -1;
         const bool repeats = ctx.lanes_before_with(rank) != 0 || !is_first_of_rank(c, token, base, rank);
         const bool has_row = rank >= 0 && (per_choice || !repeats);
         const int own_place = place + ctx.warp_count_before(has_row);
@@ -205,10 +212,21 @@ CROSSDOCK_DEVICE void sum_token_of_plain_rows(const Ctx& ctx, const auto& args, 
     }
 }
 
+// Neighbouring tokens go to different blocks.
+CROSSDOCK_DEVICE uint32_t first_work(const Ctx& ctx, const WorkShare& share) {
+    return static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block);
+}
+
+// The choices of the first token that this warp sums, as list_cells wants them.
+CROSSDOCK_DEVICE int64_t load_first_choice(const Ctx& ctx, const auto& c, const WorkShare& share) {
+    if (!receives(c) || share.block < 0 || c.num_tokens == 0) return 0;
+    return choice_of_lane(ctx, c, first_work(ctx, share) % c.num_tokens, 0);
+}
+
 // Work is shared by parts of tokens, so that few tokens still occupy many warps.
 template <DType kDType, RowForms kForms>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
-                                 const Operation& operation, const WorkShare& share) {
+                                 const Operation& operation, const WorkShare& share, int64_t first_choice) {
     const auto& c = args.common;
     const bool in_lines = kForms == RowForms::kLines || (sends_in_lines(c) && allows_lines(args));
     const TermList terms = terms_of_warp(ctx, args, shared);
@@ -218,13 +236,12 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const auto& args, const LlCombi
     const uint32_t work = c.num_tokens * (in_lines ? parts.num : args.segments);
     uint64_t alike = ranks_entered_alike(ctx, c, operation);
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block); i < work; i += step) {
-        // Neighbouring tokens go to different blocks.
+    for (uint32_t i = first_work(ctx, share); i < work; i += step) {
         const uint32_t part = i / c.num_tokens;
         const uint32_t token = i - part * c.num_tokens;
         std::byte* out = args.out_tokens + uint64_t{token} * args.row_bytes;
         bool has_all = false;
-        const uint32_t num = list_cells(ctx, args, token, alike, terms, has_all);
+        const uint32_t num = list_cells(ctx, args, token, first_choice, alike, terms, has_all);
         ctx.mark(Step::kCombineListed);
         if (!has_all && !wait_entries(ctx, c, operation, num, terms)) {
             ctx.note_unread_slots_allowed();
@@ -234,6 +251,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const auto& args, const LlCombi
             sum_token_of_plain_rows<kDType>(ctx, args, operation, num, terms, part, out);
         }
         if (!has_all) alike = ranks_entered_alike(ctx, c, operation);
+        if (i + step < work) first_choice = choice_of_lane(ctx, c, (i + step) % c.num_tokens, 0);
         ctx.warp_sync();
         ctx.mark(Step::kCombineSummed);
     }
@@ -252,6 +270,7 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
     ctx.wait_for_previous_kernels();
     ctx.mark(Step::kCombineReady);
     const bool sends = (c.halves & kSendHalf) != 0;
+    const int64_t first_choice = load_first_choice(ctx, c, first_share(ctx, c, ctx.num_warps()));
     if (sends && ctx.warp_idx() == 0) ReturnList(ctx, args, false).count(ctx, args);
     load_head(ctx, c, 0);
     if (sends) empty_outbox(ctx, c);
@@ -267,8 +286,10 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
     if (runs && sends) finish_returns(ctx, c, operation);
     if (runs && (c.halves & kCancel) != 0) await_stragglers(ctx, c, operation);
     if (!runs && sends && returns_plain_rows<kForms>(ctx, args)) plain.abandon(ctx);
-    receive_for_good(ctx, c, operation, runs, ctx.num_warps(),
-                     [&](const WorkShare& share) { sum_tokens<kDType, kForms>(ctx, args, shared, operation, share); });
+    receive_for_good(ctx, c, operation, runs, ctx.num_warps(), [&](const WorkShare& share, bool is_first) {
+        const int64_t choice = is_first ? first_choice : load_first_choice(ctx, c, share);
+        sum_tokens<kDType, kForms>(ctx, args, shared, operation, share, choice);
+    });
     ctx.mark(Step::kCombineEnd);
 }
 

@@ -86,7 +86,8 @@ class ReturnList {
 
     CROSSDOCK_DEVICE int size() const { return counts_[num_ranks_] * num_ranks_; }
 
-    // False: there is no such row, since its home has fewer than others, or what the handle says of it can't be.
+    // False: there is no such row, since its home has fewer than others, or what the handle says of it can't be. Its
+    // cell is judged later (has_cell), so that the row can be on its way meanwhile.
     CROSSDOCK_DEVICE bool find(int i, Return& row) const {
         const auto& c = args_.common;
         const int number = i / num_ranks_;
@@ -103,8 +104,9 @@ class ReturnList {
             row.cell = row_record(c, row.home, row.slot)->cell;
         }
         const int64_t num_rows = int64_t{c.offsets.num_slots} * (c.expert_major ? c.offsets.experts_per_rank : 1);
-        return row.cell < c.offsets.num_cells && row.row_idx < num_rows;
+        return !has_row_per_choice(args_) || row.row_idx < num_rows;
     }
+    CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
 
   private:
     const Args& args_;

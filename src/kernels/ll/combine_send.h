@@ -35,7 +35,7 @@ class PlainReturns {
             if (!is_there_) {
                 // Its home has fewer rows than others.
             } else if (row_.row_idx < 0) {
-                if (wait_credit(ctx, c, operation, row_.home)) {
+                if (list_.has_cell(row_) && wait_credit(ctx, c, operation, row_.home)) {
                     note_cell_written(ctx, args_, operation, row_);
                     leave_empty(ctx, c, operation, row_);
                 }
@@ -61,7 +61,7 @@ class PlainReturns {
     }
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
         const auto& c = args_.common;
-        const bool has_credit = wait_credit(ctx, c, operation, row_.home);
+        const bool has_credit = list_.has_cell(row_) && wait_credit(ctx, c, operation, row_.home);
         const bool is_far = is_remote(c.reach, row_.home);
         const uint64_t outbox = is_far ? take_outbox_row(ctx, c, static_cast<uint32_t>(ctx.warp_idx()), turn_++) : 0;
         std::byte* target = is_far ? in_outbox(c, outbox) : row_at(c, operation, row_.home, row_.cell);
@@ -123,7 +123,8 @@ class LineReturns {
         const auto& c = args_.common;
         CROSSDOCK_ROLLED
         while (number_ < static_cast<uint32_t>(list_.size()) * parts_.num) {
-            const bool has_credit = is_there_ && is_leader(ctx) && wait_credit(ctx, c, operation, row_.home);
+            const bool has_credit =
+                is_there_ && is_leader(ctx) && list_.has_cell(row_) && wait_credit(ctx, c, operation, row_.home);
             if (ctx.warp_broadcast(has_credit ? 1u : 0u) != 0) send(ctx, operation);
             number_ += step_;
             find_and_read(ctx);
@@ -274,7 +275,7 @@ CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const auto& args, const Ll
             ctx.block_sync();
             CROSSDOCK_ROLLED
             for (int i = ctx.warp_idx(); i < num; i += ctx.num_warps()) {
-                if (!is_leader(ctx) || !list.find(base + i * ctx.num_blocks(), row)) continue;
+                if (!is_leader(ctx) || !list.find(base + i * ctx.num_blocks(), row) || !list.has_cell(row)) continue;
                 if (!wait_credit(ctx, c, operation, row.home)) continue;
                 const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(i));
                 const bool is_far = is_remote(c.reach, row.home);
@@ -318,7 +319,7 @@ CROSSDOCK_DEVICE void return_line_sums(const Ctx& ctx, const auto& args, const L
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()) * c.send_blocks + static_cast<uint32_t>(ctx.block_idx());
          i < static_cast<uint32_t>(list.size()) * parts.num; i += warps) {
-        if (!list.find(static_cast<int>(i / parts.num), row)) continue;
+        if (!list.find(static_cast<int>(i / parts.num), row) || !list.has_cell(row)) continue;
         if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0) continue;
         const LineRun run = parts.run(i % parts.num);
         if (run.begin == 0 && is_leader(ctx)) note_cell_written(ctx, args, operation, row);

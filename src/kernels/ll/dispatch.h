@@ -36,7 +36,7 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     if (runs && (c.halves & kCancel) != 0) await_stragglers(ctx, c, operation);
     if (!runs && sends) abandon_first_batch(ctx, args, shared);
     receive_for_good(ctx, c, operation, runs, static_cast<int>(c.crew.receive_warps),
-                     [&](const WorkShare& share) { receive_tokens(ctx, args, operation, share, round); });
+                     [&](const WorkShare& share, bool) { receive_tokens(ctx, args, operation, share, round); });
     ctx.mark(Step::kDispatchEnd);
 }
 

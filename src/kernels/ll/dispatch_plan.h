@@ -84,9 +84,15 @@ struct TokenIds {
 // Of choices [base, base + kMost) of a token; -1 where there is none.
 CROSSDOCK_DEVICE TokenIds load_ids(const auto& c, uint32_t token, uint32_t end, uint32_t base) {
     TokenIds loaded;
+    int64_t given[TokenIds::kMost] = {};
+    if (token < end) {  // all are on their way before the first is looked at
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < TokenIds::kMost; ++i)
+            given[i] = given_id(c, token, base + i < c.topk ? base + i : base);
+    }
     CROSSDOCK_UNROLL
     for (uint32_t i = 0; i < TokenIds::kMost; ++i)
-        loaded.ids[i] = token < end && base + i < c.topk ? expert_id(c, token, base + i) : -1;
+        loaded.ids[i] = token < end && base + i < c.topk ? expert_of(c, given[i]) : -1;
     return loaded;
 }
 

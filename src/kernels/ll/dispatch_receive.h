@@ -381,15 +381,15 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const auto& args, const Oper
                                     const Announced& announced, const ArrivingRow& row, const Placement& placement,
                                     const RowStage& stage, uint32_t& round) {
     const auto& c = args.common;
-    if (!read_header(
-            ctx, args, operation, announced, row, true, [] {}, placement))
-        return false;
-    ctx.mark(Step::kDispatchHeader);
     const uint32_t slot = slot_of(c, row.source, row.slot);
-    uint64_t unused = 0;
+    const uint64_t* flag = row_flag(c, operation, c.rank, slot);
+    uint64_t seen = 0;  // of the flag, with the header
+    const auto look = [&] { seen = ctx.load_acquire_system(flag); };
+    if (!read_header(ctx, args, operation, announced, row, true, look, placement)) return false;
+    ctx.mark(Step::kDispatchHeader);
     const bool arrived =
-        is_leader(ctx) && (is_remote(c.reach, row.source) || wait_word(ctx, c, operation, WaitStep::kRow, row.source,
-                                                                       row_flag(c, operation, c.rank, slot), unused));
+        is_leader(ctx) && (is_remote(c.reach, row.source) || word_epoch(seen) == operation.epoch ||
+                           wait_word(ctx, c, operation, WaitStep::kRow, row.source, flag, seen));
     if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) return false;
     ctx.mark(Step::kDispatchArrived);
     ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy

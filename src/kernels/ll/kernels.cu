@@ -120,7 +120,7 @@ void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_
         if constexpr (std::is_same_v<Args, LlCombineArgs>) {
             launch_general_ll_combine(known, shape, stream);
         } else {
-            launch<crossdock_ll_combine<DType::kBf16, RowForms::kLines, Args>>(known, shape, stream, "LL combine");
+            launch<crossdock_ll_combine<DType::kBf16, Args::forms, Args>>(known, shape, stream, "LL combine");
         }
     });
 }

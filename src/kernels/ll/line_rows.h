@@ -78,6 +78,14 @@ class LineRow {
     uint32_t lines_;
 };
 
+// Rounded down; both below 2^22. Shorter than a division of integers.
+CROSSDOCK_DEVICE uint32_t quotient(uint32_t dividend, uint32_t divisor) {
+    const uint32_t guess =
+        static_cast<uint32_t>(about_divided(static_cast<float>(dividend), static_cast<float>(divisor)));
+    if (guess * divisor > dividend) return guess - 1;
+    return (guess + 1) * divisor > dividend ? guess : guess + 1;
+}
+
 // Groups [begin, end) of a row: what one of several warps does of it.
 struct LineRun {
     uint32_t begin;
@@ -92,9 +100,9 @@ struct LineParts {
 
     CROSSDOCK_DEVICE static LineParts of(const LineRow& row, uint32_t rows, uint32_t warps) {
         const uint32_t groups = row.groups();
-        const uint32_t most = rows < warps ? warps / (rows > 0 ? rows : 1) : 1;
-        const uint32_t groups_of_part = (groups + most - 1) / most;
-        return {groups, groups_of_part, (groups + groups_of_part - 1) / groups_of_part};
+        const uint32_t most = rows < warps ? quotient(warps, rows > 0 ? rows : 1) : 1;
+        const uint32_t groups_of_part = quotient(groups + most - 1, most);
+        return {groups, groups_of_part, quotient(groups + groups_of_part - 1, groups_of_part)};
     }
     CROSSDOCK_DEVICE LineRun run(uint32_t part) const {
         const uint32_t begin = part * groups_of_part;

@@ -58,12 +58,18 @@ CROSSDOCK_DEVICE LlChoice* choice_of(const auto& c, int source, uint32_t i) {
            static_cast<uint32_t>(source) * c.handle.choices_of_source + i;
 }
 
-// A choice's global expert id, -1 where it is dropped: negative, or not an expert.
-CROSSDOCK_DEVICE int32_t expert_id(const auto& c, uint32_t token_idx, uint32_t k) {
+// A choice as the caller gave it.
+CROSSDOCK_DEVICE int64_t given_id(const auto& c, uint32_t token_idx, uint32_t k) {
     const uint64_t at = uint64_t{token_idx} * c.topk + k;
-    const int64_t id =
-        c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at] : static_cast<const int32_t*>(c.topk_idx)[at];
-    return id >= 0 && id < static_cast<int64_t>(c.arena.num_experts) ? static_cast<int32_t>(id) : -1;
+    return c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at]
+                            : static_cast<const int32_t*>(c.topk_idx)[at];
+}
+// Its global expert id, -1 where it is dropped: negative, or not an expert.
+CROSSDOCK_DEVICE int32_t expert_of(const auto& c, int64_t given) {
+    return static_cast<uint64_t>(given) < c.arena.num_experts ? static_cast<int32_t>(given) : -1;
+}
+CROSSDOCK_DEVICE int32_t expert_id(const auto& c, uint32_t token_idx, uint32_t k) {
+    return expert_of(c, given_id(c, token_idx, k));
 }
 CROSSDOCK_DEVICE int rank_of_expert(const auto& c, int32_t id) {
     if (id < 0) return -1;
@@ -162,7 +168,8 @@ CROSSDOCK_DEVICE uint32_t load_early_head(const Ctx& ctx, const auto& c) {
     uint32_t ticket = 0;
     if (has_duty(ctx, 1) && is_leader(ctx)) {
         head->clock = ctx.load_relaxed_system(&c.state->clock);
-        ticket = ctx.add_relaxed_device(&c.state->tickets, 1);  // behind the clock; nobody waits for its answer here
+        // Behind the clock. Nobody waits for the answer here.
+        ticket = ctx.count_up_device(&c.state->tickets, static_cast<uint32_t>(ctx.num_blocks()));
         head->is_refused = 0;
     }
     if (has_duty(ctx, 2)) {
@@ -206,7 +213,6 @@ CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const auto& c, LlClock c
     const LlBlockHead* head = ll_block_head(ctx);
     const uint64_t* current = head->free_from + clock.epoch % 2 * kNumBuffers;
     const uint32_t bit = 1u << operation.buffer;
-    ctx.store_relaxed_device(&c.state->tickets, 0);
     if ((c.halves & kSendHalf) == 0) {
         clock.held_buffers &= ~bit;
         c.state->free_from[clock.epoch % 2][operation.buffer] = clock.epoch;
@@ -252,7 +258,6 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const auto& c, uint32_t ticket, 
         WaitScope fatal = c.scope;
         fatal.masking = 0;  // no peer is to blame
         if (has_ticket && is_last_ticket(ctx, ticket)) {
-            ctx.store_relaxed_device(&c.state->tickets, 0);
             record_expired_wait(ctx, fatal, operation, WaitStep::kBuffer, c.rank, 0, clock.held_buffers);
         }
         return false;
@@ -407,18 +412,23 @@ CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c, uin
     return has_changed;
 }
 
-// Receives with this block's share, and again where that is needed.
+// This block's.
+CROSSDOCK_DEVICE WorkShare first_share(const Ctx& ctx, const auto& c, int warps) {
+    const int receivers = static_cast<int>(c.receive_blocks);
+    return {ctx.block_idx() - (ctx.num_blocks() - receivers), receivers, warps};
+}
+
+// Receives with this block's share, and again where that is needed: receive(share, whether it is the first time).
 template <typename Receive>
 CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const auto& c, const Operation& operation, bool runs,
                                        int warps, Receive receive) {
     if ((c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
     if (!receives(c)) return;
     uint32_t losses = operation.losses_at_start;
-    const int receivers = static_cast<int>(c.receive_blocks);
-    WorkShare share{ctx.block_idx() - (ctx.num_blocks() - receivers), receivers, warps};
+    WorkShare share = first_share(ctx, c, warps);
     CROSSDOCK_ROLLED
-    for (bool is_last = false;;) {
-        if (runs && share.block >= 0 && ctx.warp_idx() >= ctx.num_warps() - share.warps) receive(share);
+    for (bool is_last = false, is_first = true;; is_first = false) {
+        if (runs && share.block >= 0 && ctx.warp_idx() >= ctx.num_warps() - share.warps) receive(share, is_first);
         if (c.scope.masking == 0 || !must_receive_again(ctx, c, losses, is_last) || !runs) return;
         share = {0, 1, ctx.num_warps()};
     }

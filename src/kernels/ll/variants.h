@@ -64,17 +64,20 @@ struct ExpertMajorRows : LlPlainDispatchKnown<true, LlForm::kPlain> {};
 struct ExpertMajorFp8Lines : LlDispatchKnown<true, LlForm::kLines, LlRecipe::kFp8> {};
 struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlRecipe::kFp8> {};
 
-template <bool kExpertMajor>
-struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLines>> {
+template <bool kExpertMajor, LlForm kRowForm>
+struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, kRowForm>> {
     static constexpr LlCombineWire wire = LlCombineWire::kRows;
+    static constexpr RowForms forms = kRowForm == LlForm::kLines ? RowForms::kLines : RowForms::kBoth;
 
     static bool serves(const LlCombineArgs& args) {
-        return LlCommonKnown<kExpertMajor, LlForm::kLines>::serves(args.common) && args.dtype == DType::kBf16 &&
-               args.wire == wire && args.forms == RowForms::kLines;
+        return LlCommonKnown<kExpertMajor, kRowForm>::serves(args.common) && args.dtype == DType::kBf16 &&
+               args.wire == wire && args.forms == forms;
     }
 };
-struct RankMajorSums : LlCombineKnown<false> {};
-struct ExpertMajorSums : LlCombineKnown<true> {};
+struct RankMajorLineSums : LlCombineKnown<false, LlForm::kLines> {};
+struct ExpertMajorLineSums : LlCombineKnown<true, LlForm::kLines> {};
+struct RankMajorRowSums : LlCombineKnown<false, LlForm::kPlain> {};
+struct ExpertMajorRowSums : LlCombineKnown<true, LlForm::kPlain> {};
 
 // Calls run with the arguments as the first of these kernels that serves them takes them.
 template <typename First, typename... Others, typename Args, typename Run>
@@ -92,7 +95,7 @@ void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
 }
 template <typename Run>
 void with_combine_variant(const LlCombineArgs& args, Run run) {
-    with_known<RankMajorSums, ExpertMajorSums>(args, run);
+    with_known<RankMajorLineSums, ExpertMajorLineSums, RankMajorRowSums, ExpertMajorRowSums>(args, run);
 }
 
 }  // namespace CROSSDOCK_WORLD
