@@ -131,67 +131,94 @@ CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const O
     return 0;
 }
 
-// The experts of a token among 64 of this rank's, of which there are `experts`, as its source has told; 0: it is lost,
-// or has said nonsense. before: the words of the experts before. The calling lane.
+// Experts among those of one word of a bitmap.
+CROSSDOCK_DEVICE uint32_t experts_of_word(const HtCommon& c, uint32_t word) {
+    const uint32_t left = c.arena.experts_per_rank - 64 * word;
+    return left < 64 ? left : 64;
+}
+
+// The experts of a token among those of one word, as its source has told; 0: it is lost, or has said nonsense. The
+// calling lane.
 CROSSDOCK_DEVICE uint64_t wait_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
-                                      uint32_t token, const uint64_t* before, uint32_t word, uint32_t experts) {
+                                      uint32_t token, uint32_t word) {
     uint64_t bits = 0;
     const TaggedWord* const seen = bitmap_words(c, c.rank, source, token) + word;
     if (!wait_tagged_word(ctx, c, operation, WaitStep::kRouting, source, seen, bits)) return 0;
-    if (experts < 64 && bits >> experts != 0) {
-        refuse_number(ctx, c, operation, PeerNumber::kExpert, source, c.arena.experts_per_rank - 1,
-                      64 * word + experts + lowest_one(bits >> experts));
-        return 0;
-    }
-    uint32_t choices = static_cast<uint32_t>(number_of_ones(bits));
-    CROSSDOCK_ROLLED
-    for (uint32_t w = 0; w < word; ++w) choices += static_cast<uint32_t>(number_of_ones(before[w]));
-    if (choices <= c.topk) return bits;
-    refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
+    const uint32_t experts = experts_of_word(c, word);
+    if (experts == 64 || bits >> experts == 0) return bits;
+    refuse_number(ctx, c, operation, PeerNumber::kExpert, source, c.arena.experts_per_rank - 1,
+                  64 * word + experts + lowest_one(bits >> experts));
     return 0;
 }
 
-// A chunk of a source's tokens: keeps their bitmaps, and for each local expert which of the tokens come. One warp.
+// Which tokens of a chunk come, and that none of them has too many choices: from all words of their bitmaps. One warp.
+CROSSDOCK_DEVICE void receive_rows(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+                                   uint32_t first, uint32_t num, uint64_t entry) {
+    constexpr uint32_t kWordsAtOnce = 4;
+    uint32_t rows = 0;
+    CROSSDOCK_ROLLED
+    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
+        uint32_t choices = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < c.tables.words; base += kWordsAtOnce) {
+            const TaggedWord* words = bitmap_words(c, c.rank, source, first + bit) + base;
+            TaggedWord seen[kWordsAtOnce] = {};  // under way together; who is not here yet is awaited one by one
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
+                if (base + i < c.tables.words) seen[i] = ctx.load_tagged(words + i);
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
+                if (base + i >= c.tables.words) continue;
+                uint64_t bits = seen[i].payload;
+                if (word_epoch(seen[i].tag) != operation.epoch)
+                    bits = wait_bitmap(ctx, c, operation, source, first + bit, base + i);
+                choices += static_cast<uint32_t>(number_of_ones(bits));
+            }
+        }
+        if (choices > 0) rows |= 1u << bit;
+        if (choices > c.topk)
+            refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
+    }
+    rows = ctx.warp_or(rows);
+    if (is_leader(ctx)) c.tables.masks[entry] = rows;
+}
+
+// One word of the bitmaps of a chunk of a source's tokens: keeps them, and for each of its experts which of the tokens
+// come. One warp.
 CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int source,
-                                    uint32_t chunk, uint32_t tokens) {
+                                    uint32_t chunk, uint32_t word, uint32_t tokens) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t num = tokens - first < kChunkTokens ? tokens - first : kChunkTokens;
     const uint64_t entry = static_cast<uint32_t>(source) * t.chunks + chunk;
     const uint64_t column = uint64_t{c.arena.num_ranks} * t.chunks;
-    uint64_t* bitmaps = t.bitmaps + (static_cast<uint64_t>(source) * c.arena.max_tokens + first) * t.words;
-    uint32_t rows = 0;
+    const uint32_t experts = experts_of_word(c, word);
+    uint64_t* bitmaps = t.bitmaps + (static_cast<uint64_t>(source) * c.arena.max_tokens + first) * t.words + word;
+    uint64_t own = 0;  // this lane's first token's
     CROSSDOCK_ROLLED
-    for (uint32_t w = 0; w < t.words; ++w) {
-        const uint32_t experts = c.arena.experts_per_rank - 64 * w < 64 ? c.arena.experts_per_rank - 64 * w : 64;
-        uint64_t own = 0;  // this lane's first token's
-        CROSSDOCK_ROLLED
-        for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
-            const uint64_t bits =
-                wait_bitmap(ctx, c, operation, source, first + bit, bitmaps + bit * t.words, w, experts);
-            bitmaps[bit * t.words + w] = bits;
-            if (bits != 0) rows |= 1u << bit;
-            if (bit == static_cast<uint32_t>(ctx.lane())) own = bits;
-        }
-        ctx.warp_sync();
-        CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < experts; base += kLanes) {
-            uint32_t mine = 0;  // the mask of the lane's expert
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kLanes; ++i) {
-                uint32_t mask = ctx.warp_ballot((own >> (base + i) & 1) != 0);
-                CROSSDOCK_ROLLED
-                for (uint32_t bit = static_cast<uint32_t>(ctx.lane()) + kLanes; bit < num; bit += kLanes)
-                    mask |= static_cast<uint32_t>(bitmaps[bit * t.words + w] >> (base + i) & 1) << bit;
-                if (static_cast<uint32_t>(ctx.lane()) == i) mine = mask;
-            }
-            const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
-            if (expert < experts) t.masks[(uint64_t{1} + 64 * w + expert) * column + entry] = mine;
-        }
+    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
+        const uint64_t bits = wait_bitmap(ctx, c, operation, source, first + bit, word);
+        bitmaps[bit * t.words] = bits;
+        if (bit == static_cast<uint32_t>(ctx.lane())) own = bits;
     }
-    rows = ctx.warp_or(rows);
-    if (is_leader(ctx)) t.masks[entry] = rows;
+    ctx.warp_sync();
+    CROSSDOCK_ROLLED
+    for (uint32_t base = 0; base < experts; base += kLanes) {
+        uint32_t mine = 0;  // the mask of the lane's expert
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kLanes; ++i) {
+            uint32_t mask = ctx.warp_ballot((own >> (base + i) & 1) != 0);
+            CROSSDOCK_ROLLED
+            for (uint32_t bit = static_cast<uint32_t>(ctx.lane()) + kLanes; bit < num; bit += kLanes)
+                mask |= static_cast<uint32_t>(bitmaps[bit * t.words] >> (base + i) & 1) << bit;
+            if (static_cast<uint32_t>(ctx.lane()) == i) mine = mask;
+        }
+        const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
+        if (expert < experts) t.masks[(uint64_t{1} + 64 * word + expert) * column + entry] = mine;
+    }
+    if (word == 0) receive_rows(ctx, c, operation, source, first, num, entry);
 }
 
 // ---- numbering ----
@@ -254,16 +281,28 @@ CROSSDOCK_DEVICE uint32_t rows_within_budget(const HtCommon& c, const uint32_t* 
 CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
+    constexpr uint32_t kRun = 8;  // experts of a lane at once, whose rows come together
+    const uint32_t experts = c.arena.experts_per_rank;
     uint32_t slots = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < c.arena.experts_per_rank; base += kLanes) {
-        const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
-        const bool is_expert = expert < c.arena.experts_per_rank;
-        const uint32_t rows = is_expert ? t.expert_rows[expert] : 0;
-        const int padded = static_cast<int>((rows + args.alignment - 1) / args.alignment * args.alignment);
-        const uint32_t zone = slots + static_cast<uint32_t>(ctx.warp_sum_before(padded));
-        if (is_expert) t.zones[expert] = zone;
-        slots += static_cast<uint32_t>(ctx.warp_sum(padded));
+    for (uint32_t base = 0; base < experts; base += kLanes * kRun) {
+        const uint32_t first = base + static_cast<uint32_t>(ctx.lane()) * kRun;
+        uint32_t padded[kRun];
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kRun; ++i) padded[i] = first + i < experts ? t.expert_rows[first + i] : 0;
+        uint32_t sum = 0;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kRun; ++i) {
+            padded[i] = (padded[i] + args.alignment - 1) / args.alignment * args.alignment;
+            sum += padded[i];
+        }
+        uint32_t zone = slots + static_cast<uint32_t>(ctx.warp_sum_before(static_cast<int>(sum)));
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kRun; ++i) {
+            if (first + i < experts) t.zones[first + i] = zone;
+            zone += padded[i];
+        }
+        slots += static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(sum)));
     }
     if (is_leader(ctx)) {
         t.zones[c.arena.experts_per_rank] = slots;
@@ -414,11 +453,13 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
         c.tables.source_tokens[source] = shared.tokens[source] = wait_tokens(ctx, c, operation, source);
     ctx.block_sync();
     CROSSDOCK_ROLLED
-    for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {
-        const int source = static_cast<int>(i % c.arena.num_ranks);
-        const uint32_t chunk = i / c.arena.num_ranks;
+    for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks * c.tables.words;
+         i += warps_of_grid(ctx)) {
+        const uint32_t of_source = i / c.arena.num_ranks;
+        const int source = static_cast<int>(i - of_source * c.arena.num_ranks);
+        const uint32_t chunk = of_source / c.tables.words;
         if (chunk < num_chunks(shared.tokens[source]))
-            receive_chunk(ctx, args, operation, source, chunk, shared.tokens[source]);
+            receive_chunk(ctx, args, operation, source, chunk, of_source % c.tables.words, shared.tokens[source]);
     }
     const bool met = meet_blocks(ctx, c, operation);
     // Blocks may have lost a source at different moments; from here on they agree. None goes on with another number
