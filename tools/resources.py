@@ -13,10 +13,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/kernels/resources.txt"
-COLUMNS = ("kernel", "GPU", "registers", "static shared", "stack", "spill stores", "spill loads")
+COLUMNS = ("kernel", "GPU", "registers", "static shared", "stack", "spill stores", "spill loads", "code", "rare code")
+# Kernels of some microseconds wait for every line of their machine code, so theirs is counted, on this GPU.
+COUNTED, COUNTED_GPU = "src/kernels/ll/kernels.cu", "sm_90"
 
 
 def nvcc_version(nvcc):
@@ -29,19 +32,49 @@ def number(pattern, text):
     return int(found[1]) if found else 0
 
 
-def rows_of(report):
+def kernel_of(signature):
+    return re.search(r"\w+(<.*>)?(?=\([^()]*\)$)", signature)[0].replace("crossdock::", "").replace("gpu::", "")
+
+
+def code_of(command, folder):
+    """Bytes of machine code of each kernel that a command compiles: what lies before its first function that is called,
+    and those functions, which only faults and rare cases need."""
+    words = [word for word in command if not word.startswith("--generate-code")]
+    with tempfile.TemporaryDirectory() as made:
+        cubin = f"{made}/code.cubin"
+        words[words.index("-o") + 1] = cubin
+        words[words.index("-c")] = "-cubin"
+        nvcc = next(i for i, word in enumerate(words) if pathlib.Path(word).name == "nvcc")
+        subprocess.run([*words[nvcc:], f"-arch={COUNTED_GPU}"], cwd=folder, check=True, capture_output=True)
+        symbols = subprocess.run(["readelf", "-sW", cubin], capture_output=True, text=True, check=True).stdout
+    sizes, first_called = {}, {}
+    for address, size, section, name in re.findall(r"(\w+)\s+(\d+) FUNC .* (\d+) (\S+)$", symbols, re.MULTILINE):
+        if name.startswith("$"):
+            first_called[section] = min(first_called.get(section, 1 << 62), int(address, 16))
+        else:
+            sizes[section] = (name, int(size))
+    code = {}
+    for section, (name, size) in sizes.items():
+        signature = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
+        hot = min(size, first_called.get(section, size))
+        code[kernel_of(signature)] = (hot, size - hot)
+    return code
+
+
+def rows_of(report, code):
     """A row for each kernel and GPU of a compiled file; numbers are bytes, but for registers."""
     report = subprocess.run(["c++filt"], input=report, capture_output=True, text=True, check=True).stdout
     for entry in report.split("Compiling entry function ")[1:]:
         signature, gpu = re.match(r"'(.*)' for '(.*)'", entry).groups()
-        kernel = re.search(r"\w+(<.*>)?(?=\([^()]*\)$)", signature)[0].replace("crossdock::", "")
+        kernel = kernel_of(signature)
+        hot, rare = code.get(kernel, ("-", "-")) if gpu == COUNTED_GPU else ("-", "-")
         yield (kernel, gpu, number(r"Used (\d+) registers", entry), number(r"(\d+) bytes smem", entry),
                number(r"(\d+) bytes stack frame", entry), number(r"(\d+) bytes spill stores", entry),
-               number(r"(\d+) bytes spill loads", entry))
+               number(r"(\d+) bytes spill loads", entry), hot, rare)
 
 
 def lines_of(rows):
-    cells = [COLUMNS] + [tuple(map(str, row)) for row in sorted(rows)]
+    cells = [COLUMNS] + sorted(tuple(map(str, row)) for row in rows)
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
 
@@ -55,10 +88,11 @@ def main():
         if unit["file"].endswith(".cu") and pathlib.Path(unit["file"]).is_relative_to(ROOT / "src"):
             command = shlex.split(unit["command"])
             nvcc = next(word for word in command if pathlib.Path(word).name == "nvcc")
-            reports.append((build / (command[command.index("-o") + 1] + ".ptxas")).read_text())
+            code = code_of(command, unit["directory"]) if unit["file"].endswith(COUNTED) else {}
+            reports.append(((build / (command[command.index("-o") + 1] + ".ptxas")).read_text(), code))
     version = nvcc_version(nvcc)
     made = [f"# ./dev resources --update (nvcc {version}, bytes where it is not registers)"]
-    made += lines_of(row for report in reports for row in rows_of(report))
+    made += lines_of(row for report, code in reports for row in rows_of(report, code))
 
     if update:
         TABLE.write_text("\n".join(made) + "\n")
