@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-#include "conformance/random_problem.h"
+#include "conformance/ll/random_problem.h"
 #include "reference/combine.h"
 #include "reference/ht_combine.h"
 

@@ -10,10 +10,10 @@
 
 #include <cstring>
 
-#include "a2sgd_support.h"
-#include "fault_support.h"
-#include "layer.h"
-#include "options.h"
+#include "conformance/a2sgd/support.h"
+#include "conformance/ll/layer.h"
+#include "conformance/support/fault_support.h"
+#include "conformance/support/options.h"
 
 namespace crossdock::testing {
 namespace {

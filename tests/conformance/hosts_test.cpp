@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "fault_support.h"
+#include "conformance/support/fault_support.h"
 
 namespace crossdock::testing {
 namespace {

@@ -2,11 +2,11 @@
 // Scales may begin wherever their type allows, in plain memory and in windows: slices of a larger tensor do.
 #include <gtest/gtest.h>
 
-#include "ht_random_problem.h"
-#include "options.h"
-#include "random_problem.h"
-#include "scoped_arena.h"
-#include "with_domain.h"
+#include "conformance/ht/random_problem.h"
+#include "conformance/ll/random_problem.h"
+#include "conformance/support/options.h"
+#include "conformance/support/scoped_arena.h"
+#include "conformance/support/with_domain.h"
 
 namespace crossdock::testing {
 namespace {

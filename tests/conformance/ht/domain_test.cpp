@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput in groups of several load/store domains (nodes): rows arrive where they would in one domain, sums are
+// those of the domains' sums, and what crosses is what docs/scaling.md says.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <set>
+
+#include "conformance/ht/random_problem.h"
+#include "conformance/support/fault_support.h"
+#include "conformance/support/scoped_arena.h"
+#include "conformance/support/with_domain.h"
+
+namespace crossdock::testing {
+namespace {
+
+RankProgram trips(const HtProblem& problem, const HtProblem& next) {
+    return [problem, next](RankContext& context) {
+        ScopedArena arena(context, kHtWindowBytes);
+        const ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+        Group group(context, context.comm(), config);
+        for (const bool windows : {false, true}) {
+            HtOptions options;
+            options.arena = arena.get();
+            options.output_windows = options.combine_windows = windows;
+            HtLayer layer(context, group.get(), problem, options);
+            layer.round_trip();
+            layer.route(next);
+            layer.round_trip();
+        }
+    };
+}
+
+// 1 x 8, 2 x 4, 4 x 2 and 8 x 1: the reference says what each has to give.
+TEST(HtDomain, EveryShapeMatchesTheReference) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        const uint64_t num_seeds = seeds_or(81, 4).count;
+        for (uint64_t seed = 81; seed < 81 + num_seeds; ++seed) {
+            const HtProblem problem = random_ht_problem(seed, {.num_ranks = 8, .most_row_bytes = 512});
+            for (const int domain_ranks : {8, 4, 2, 1}) {
+                const WithDomain domain(domain_ranks);
+                expect_clean(spec, 8, seed, trips(problem, rerouted(problem, seed + 1000)));
+            }
+        }
+    });
+}
+
+// Many nodes: 16 ranks as 4 x 4, 64 as 8 x 8.
+TEST(HtDomain, ManyNodesMatchTheReference) {
+    on_each_world({WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        for (const int domain_ranks : {4, 8}) {
+            const WithDomain domain(domain_ranks);
+            for (const ncclEpLayout_t layout : kHtLayouts) {
+                const HtProblem problem = plain_ht_problem(domain_ranks * domain_ranks, layout, 3);
+                expect_clean(spec, domain_ranks * domain_ranks, 3, [problem](RankContext& context) {
+                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    HtLayer layer(context, group.get(), problem);
+                    layer.round_trip();
+                });
+            }
+        }
+    });
+}
+
+// A token's ranks, and its domains but the one of its home.
+struct Destinations {
+    std::set<int> ranks;
+    std::set<int> far_domains;
+
+    Destinations(const HtProblem& problem, int home, int token, int domain_ranks) {
+        for (int k = 0; k < problem.num_topk; ++k) {
+            const int rank = problem.target_rank(home, token, k);
+            if (rank < 0) continue;
+            ranks.insert(rank);
+            if (rank / domain_ranks != home / domain_ranks) far_domains.insert(rank / domain_ranks);
+        }
+    }
+};
+
+// How small rows cross in a world: in so many rings between two rail peers, with a credit for so many rows.
+struct Crossing {
+    int channels;
+    int batch;
+
+    Crossing(WorldKind kind, int domain_ranks)
+        : channels(kind == WorldKind::kDeterministic ? 2 : 1),
+          batch(kind != WorldKind::kDeterministic ? 8
+                : domain_ranks == 1               ? 1
+                                                  : 2) {}
+
+    // For a home's tokens that cross to a domain.
+    uint64_t credits(const HtProblem& problem, int home, int domain, int domain_ranks) const {
+        const int tokens = problem.ranks[home].num_tokens;
+        uint64_t num = 0;
+        for (int channel = 0, token = 0; channel < channels; ++channel) {
+            const int end = token + tokens / channels + (channel < tokens % channels ? 1 : 0);
+            int rows = 0;
+            for (; token < end; ++token)
+                rows += static_cast<int>(Destinations(problem, home, token, domain_ranks).far_domains.count(domain));
+            num += static_cast<uint64_t>(rows / batch);
+        }
+        return num;
+    }
+};
+
+// What a rank's update, forward dispatch and forward combine put.
+crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int domain_ranks, const Crossing& crossing) {
+    crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+    traffic.domain_ranks = domain_ranks;
+    const int num_ranks = problem.num_ranks;
+    const int domain = rank / domain_ranks;
+    const uint64_t words = (static_cast<uint64_t>(problem.local_experts()) + 63) / 64;
+    const uint64_t tokens = static_cast<uint64_t>(problem.ranks[rank].num_tokens);
+    const auto put = [&](uint64_t bytes) {
+        traffic.puts += bytes > 0 ? 1 : 0;
+        traffic.bytes_crossed += bytes;
+    };
+    // Without bytes the signal goes alone.
+    const auto put_and_raise = [&](uint64_t bytes) {
+        put(bytes);
+        traffic.signals += bytes > 0 ? 0 : 1;
+        traffic.bytes_crossed += 8;
+    };
+    const auto raise = [&](uint64_t num) {
+        traffic.signals += num;
+        traffic.bytes_crossed += 8 * num;
+    };
+    const auto is_far = [&](int peer) { return peer / domain_ranks != domain; };
+    const uint64_t weights_of_row = 4 * ((std::min<uint64_t>(problem.num_topk, problem.local_experts()) + 3) / 4 * 4);
+    for (int peer = 0; peer < num_ranks; ++peer) {
+        if (!is_far(peer)) continue;
+        put(16 * words * tokens);  // which of its experts the tokens go to
+        put_and_raise(8);          // how many tokens; the routing is there
+        put_and_raise(8);          // how many rows come here
+        const bool is_rail = peer % domain_ranks == rank % domain_ranks;
+        if (is_rail) put(4 * static_cast<uint64_t>(domain_ranks) * ((problem.max_tokens + 31) / 32));
+        for (int operation = 0; operation < 3; ++operation) put_and_raise(8);       // it has come, with these terms
+        for (int chunk = 0; chunk < problem.ranks[rank].num_tokens; chunk += 32) {  // the weights of a chunk
+            uint64_t rows = 0;
+            for (int token = chunk; token < std::min(chunk + 32, problem.ranks[rank].num_tokens); ++token)
+                rows += Destinations(problem, rank, token, domain_ranks).ranks.count(peer);
+            put_and_raise(weights_of_row * rows);
+        }
+        // Rows that came have been read, and sums; weights are too few for a credit.
+        if (is_rail) raise(crossing.credits(problem, peer, domain, domain_ranks));
+        if (is_rail) raise(crossing.credits(problem, rank, peer / domain_ranks, domain_ranks));
+        for (int token = 0; is_rail && token < problem.ranks[peer].num_tokens; ++token) {
+            if (Destinations(problem, peer, token, domain_ranks).far_domains.count(domain) == 0) continue;
+            put_and_raise(problem.combine_row_bytes());  // the sum
+            traffic.rows_crossed += 1;
+        }
+    }
+    for (int token = 0; token < problem.ranks[rank].num_tokens; ++token) {
+        const uint64_t rows = Destinations(problem, rank, token, domain_ranks).far_domains.size();
+        traffic.rows_crossed += rows;
+        for (uint64_t i = 0; i < rows; ++i) put_and_raise(problem.token_row_bytes() + problem.scale_row_bytes());
+    }
+    return traffic;
+}
+
+// A row crosses once a domain and direction, whatever the number of its ranks there; all messages are those of the
+// model.
+TEST(HtDomain, TrafficIsWhatTheModelSays) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        for (const int domain_ranks : {1, 2, 3}) {
+            const WithDomain domain(domain_ranks);
+            for (const ncclEpLayout_t layout : kHtLayouts) {
+                const HtProblem problem = plain_ht_problem(6, layout, 7);
+                expect_clean(spec, 6, std::nullopt, [=](RankContext& context) {
+                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    HtLayer layer(context, group.get(), problem);
+                    layer.pass(NCCL_EP_FWD_PASS);
+                    const crossdockTraffic_t expected =
+                        expected_traffic(problem, context.rank(), domain_ranks, Crossing(spec.kind, domain_ranks));
+                    crossdockTraffic_t seen = CROSSDOCK_TRAFFIC_INIT;
+                    RANK_OK(context, crossdockGroupTraffic(group.get(), &seen));
+                    RANK_CHECK(context, seen.rows_crossed == expected.rows_crossed, "{}, expected {}",
+                               seen.rows_crossed, expected.rows_crossed);
+                    RANK_CHECK(context, seen.puts == expected.puts, "{}, expected {}", seen.puts, expected.puts);
+                    RANK_CHECK(context, seen.signals == expected.signals, "{}, expected {}", seen.signals,
+                               expected.signals);
+                    RANK_CHECK(context, seen.bytes_crossed == expected.bytes_crossed, "{}, expected {}",
+                               seen.bytes_crossed, expected.bytes_crossed);
+                });
+            }
+        }
+    });
+}
+
+// Networks that are very slow or very late change nothing.
+TEST(HtDomain, TheNetworksSpeedDoesNotMatter) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const WithDomain domain(2);
+        for (const uint64_t delay_ns : {1u, 300u, 3'000'000u}) {
+            for (const uint64_t ns_per_kib : {1u, 20'000u}) {
+                for (uint64_t seed = 1; seed <= seeds_or(1, 6).count; ++seed) {
+                    WorldSpec spec = world;
+                    spec.deterministic.seed = seed;
+                    spec.deterministic.max_put_delay_ns = delay_ns;
+                    spec.deterministic.put_ns_per_kib = ns_per_kib;
+                    const HtProblem problem = random_ht_problem(seed, {.num_ranks = 4, .most_row_bytes = 256});
+                    expect_clean(spec, 4, seed, trips(problem, rerouted(problem, seed + 7)));
+                }
+            }
+        }
+    });
+}
+
+// Who is behind a cut cable is named by everybody within the timeout. In a node of two ranks with a cable each, both
+// ends of the cut report the other one, and the neighbour believes who comes first: it names one whom rank 1 blames, or
+// rank 1.
+TEST(HtDomain, ACutCableIsNamed) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        constexpr int kRanks = 4;
+        constexpr int kCut = 1;
+        for (const int domain_ranks : {1, 2}) {
+            const WithDomain domain(domain_ranks);
+            for (const ncclEpLayout_t layout : kHtLayouts) {
+                const auto blames = std::make_shared<BlameTable>();
+                const RankProgram program = [=](RankContext& context) {
+                    const HtProblem problem = plain_ht_problem(kRanks, layout, 5);
+                    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                    config.timeout_ns = 1'000'000;
+                    Group group(context, context.comm(), config);
+                    HtLayer layer(context, group.get(), problem, {.without_update = true});
+                    for (int step = 0; step < 3; ++step) {
+                        layer.prepare_update();
+                        ncclResult_t result = layer.update();
+                        if (result == ncclSuccess) layer.check_update();
+                        for (const ncclEpPassDir_t direction : {NCCL_EP_FWD_PASS, NCCL_EP_BWD_PASS}) {
+                            if (result == ncclSuccess) layer.prepare_dispatch();
+                            if (result == ncclSuccess) result = layer.dispatch(direction);
+                            if (result == ncclSuccess) layer.check_dispatch(direction);
+                            if (result == ncclSuccess) layer.prepare_combine();
+                            if (result == ncclSuccess) result = layer.combine(direction);
+                            if (result == ncclSuccess) layer.check_combine(direction);
+                        }
+                        if (result == ncclSuccess) continue;
+                        RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result),
+                                   crossdockGetLastError());
+                        crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+                        RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
+                        const bool is_told = diagnosis.step == std::string("report");
+                        const bool has_cut = is_told && diagnosis.seen == kCut && domain_ranks > 1;
+                        blames->blame(context.rank(), has_cut ? kCut : diagnosis.peer);
+                        break;
+                    }
+                };
+                WorldSpec spec = world;
+                const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+                const Seeds seeds = seeds_or(0, 40);
+                uint64_t num_named = 0;
+                for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure();
+                     ++seed) {
+                    spec.deterministic.seed = seed;
+                    spec.deterministic.cut_rank = kCut;
+                    spec.deterministic.cut_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
+                    blames->clear();
+                    expect_clean(spec, kRanks, seed, program);
+                    EXPECT_EQ(blames->complaint(kRanks, kCut, false), "") << "seed " << seed;
+                    num_named += blames->has_any() ? 1 : 0;
+                }
+                EXPECT_GT(num_named, seeds.count / 2);
+            }
+        }
+    });
+}
+
+TEST(HtDomain, MasksAreRefused) {
+    on_each_world({WorldKind::kThreads}, [](const WorldSpec& spec) {
+        expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
+            const HtProblem problem = plain_ht_problem(4, NCCL_EP_LAYOUT_FLAT, 1);
+            const ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+            crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
+            options.domain_ranks = 2;
+            options.ht_masks = 1;
+            ncclEpGroup_t group = nullptr;
+            RANK_REFUSED(context, ncclInvalidUsage, "options->ht_masks is 1",
+                         crossdockCreateGroup(&group, context.comm(), &config, &options));
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

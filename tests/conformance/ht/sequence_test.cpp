@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput: operations of several handles and groups, in any order and on any stream, never disturb each other,
+// nor those of low latency on the same communicator.
+#include <gtest/gtest.h>
+
+#include "conformance/ht/sequence.h"
+#include "conformance/support/options.h"
+#include "conformance/support/scoped_arena.h"
+
+namespace crossdock::testing {
+namespace {
+
+const HtLimits kSmall{.most_row_bytes = 512, .most_receive_bytes = 64u << 10, .most_tokens = 8};
+
+void run_sequences(const WorldSpec& spec, const HtSequenceShape& shape, uint64_t first_seed) {
+    const Seeds seeds = seeds_or(first_seed, seeds_in(spec.kind, 30));
+    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+        WorldSpec seeded = spec;
+        seeded.deterministic.seed = seed;
+        const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 3) % 4));
+        expect_clean(seeded, num_ranks, seed, [=](RankContext& context) { run_ht_sequence(context, shape, seed); });
+    }
+}
+
+TEST(HtSequence, HandlesOfOneGroupInterleave) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        run_sequences(spec, {.num_groups = 1, .layers_per_group = 4, .num_steps = 60, .limits = kSmall}, 50'001);
+    });
+}
+
+TEST(HtSequence, HandlesWithWindowsInterleave) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        run_sequences(
+            spec, {.num_groups = 1, .layers_per_group = 3, .num_steps = 50, .windows = true, .limits = kSmall}, 60'001);
+    });
+}
+
+TEST(HtSequence, GroupsOfBothModesShareACommunicator) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        run_sequences(
+            spec, {.num_groups = 2, .layers_per_group = 2, .low_latency_layers = 2, .num_steps = 60, .limits = kSmall},
+            70'001);
+    });
+}
+
+// Two handles on a stream each, in turn, with nothing awaited: the last results of both are right.
+TEST(HtSequence, OperationsFollowEachOtherAcrossStreams) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
+            const HtProblem expert_major = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
+            flat.budget = expert_major.budget;
+            Group group(context, context.comm(), ht_config_for(context, {&flat, &expert_major}));
+            HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
+            for (HtLayer* layer : {&a, &b}) {
+                layer->prepare_update();
+                layer->prepare_dispatch();
+                layer->prepare_combine();
+            }
+            context.barrier();
+            for (int step = 0; step < 30; ++step) {
+                for (HtLayer* layer : {&a, &b}) RANK_OK(context, layer->update());
+                for (HtLayer* layer : {&b, &a}) RANK_OK(context, layer->dispatch());
+                for (HtLayer* layer : {&a, &b}) RANK_OK(context, layer->combine());
+                for (HtLayer* layer : {&b, &a}) RANK_OK(context, layer->dispatch(NCCL_EP_BWD_PASS));
+                for (HtLayer* layer : {&a, &b}) RANK_OK(context, layer->combine(NCCL_EP_BWD_PASS));
+            }
+            for (HtLayer* layer : {&a, &b}) {
+                context.synchronize(layer->stream());
+                layer->check_update();
+                layer->check_dispatch();
+                layer->check_combine(NCCL_EP_BWD_PASS);
+            }
+        });
+    });
+}
+
+// A window's rows are still read by peers, or not yet written, while the next operations are issued: without any pause,
+// with other data and routing each time, on ranks that are as fast as they can be.
+TEST(HtSequence, WindowsAreReusedAtOnce) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
+                ScopedArena arena(context, kHtWindowBytes);
+                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 3);
+                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                config.zero_copy = NCCL_EP_ZERO_COPY_ON;
+                Group group(context, context.comm(), config);
+                HtLayer layer(
+                    context, group.get(), problem,
+                    {.arena = arena.get(), .output_windows = true, .combine_windows = true, .keep_outputs = true});
+                for (uint64_t step = 0; step < 20; ++step) {
+                    if (step % 4 == 3) layer.route(rerouted(problem, step));
+                    layer.change_data(100 + step);
+                    layer.pass(step % 3 == 1 ? NCCL_EP_BWD_PASS : NCCL_EP_FWD_PASS);
+                }
+                context.barrier();
+            });
+        }
+    });
+}
+
+// Handles may go at any time, and a group before its handles.
+TEST(HtSequence, AGroupIsDestroyedBeforeItsHandle) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 4);
+            auto group = std::make_unique<Group>(context, context.comm(), ht_config_for(context, {&problem}));
+            HtLayer layer(context, group->get(), problem);
+            for (int i = 0; i < 3; ++i) {
+                auto goes = std::make_unique<HtLayer>(context, group->get(), problem);
+                goes->prepare_dispatch();
+                RANK_OK(context, goes->dispatch());
+                goes.reset();
+                layer.round_trip();
+                layer.route(rerouted(problem, static_cast<uint64_t>(i)));
+            }
+            layer.prepare_dispatch();
+            RANK_OK(context, layer.dispatch());
+            group.reset();
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// High throughput: tensors in windows, in plain memory and in any mixture give the same bits; promised windows must be
+// there.
+#include <gtest/gtest.h>
+
+#include "conformance/ht/random_problem.h"
+#include "conformance/support/options.h"
+#include "conformance/support/scoped_arena.h"
+
+namespace crossdock::testing {
+namespace {
+
+struct Path {
+    bool output_windows;
+    bool combine_windows;
+    bool other_windows;
+    ncclEpZeroCopyMode_t zero_copy;
+    Naming naming;
+};
+
+constexpr Path kPaths[] = {
+    {false, false, false, NCCL_EP_ZERO_COPY_AUTO, Naming::kData},
+    {true, false, false, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+    {false, true, false, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowAndData},
+    {true, true, false, NCCL_EP_ZERO_COPY_OFF, Naming::kWindowOnly},
+    {true, true, false, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly},
+    {true, true, true, NCCL_EP_ZERO_COPY_ON, Naming::kWindowAndData},
+    {true, true, true, NCCL_EP_ZERO_COPY_AUTO, Naming::kWindowOnly},
+};
+
+TEST(HtWindow, EveryPathGivesTheSameBits) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        const Seeds seeds = seeds_or(80'001, seeds_in(spec.kind, 12));
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+            const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
+            const HtProblem problem = random_ht_problem(
+                seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = is_one_domain(num_ranks)});
+            SCOPED_TRACE(problem.describe());
+            WorldSpec seeded = spec;
+            seeded.deterministic.seed = seed;
+            expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
+                std::vector<std::byte> first;
+                for (const Path& path : kPaths) {
+                    ScopedArena arena(context, kHtWindowBytes);
+                    {
+                        ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                        config.zero_copy = path.zero_copy;
+                        Group group(context, context.comm(), config);
+                        HtLayer layer(context, group.get(), problem,
+                                      {.arena = arena.get(),
+                                       .naming = path.naming,
+                                       .output_windows = path.output_windows,
+                                       .combine_windows = path.combine_windows,
+                                       .other_windows = path.other_windows,
+                                       .in_place = path.output_windows == path.combine_windows});
+                        layer.round_trip();
+                        const std::vector<std::byte> combined = layer.combined();
+                        if (first.empty()) first = combined;
+                        RANK_CHECK(context, combined == first, "path {} gives other bits", &path - kPaths);
+                        context.barrier();
+                    }
+                }
+            });
+        }
+    });
+}
+
+// Windows are each rank's own affair: where the sender has none, or the receiver, rows take the other path.
+TEST(HtWindow, RanksMayDiffer) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const bool outputs : {false, true}) {
+                expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                    const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 12);
+                    ScopedArena arena(context, kHtWindowBytes);
+                    {
+                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        const bool has_window = context.rank() % 2 == 0;
+                        HtLayer layer(context, group.get(), problem,
+                                      {.arena = arena.get(),
+                                       .output_windows = outputs && has_window,
+                                       .combine_windows = !outputs && has_window});
+                        for (uint64_t step = 0; step < 4; ++step) {
+                            layer.round_trip();
+                            layer.route(rerouted(problem, 120 + step));
+                        }
+                        context.barrier();
+                    }
+                });
+            }
+        }
+    });
+}
+
+// Rows in one part and in several, of which the last may be shorter, and from more ranks than there are stages.
+TEST(HtWindow, LongRowsMatchTheReference) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{10'264}}) {
+            HtProblem problem;
+            problem.num_ranks = ranks_or(6);
+            problem.num_experts = 4 * problem.num_ranks;
+            problem.max_tokens = 9;
+            problem.num_topk = 12;
+            problem.hidden = problem.combine_hidden = hidden;
+            problem.layout = NCCL_EP_LAYOUT_FLAT;
+            problem.budget = problem.most_rows();
+            problem.seed = hidden;
+            problem = rerouted(problem, hidden + 1);
+            expect_clean(spec, problem.num_ranks, std::nullopt, [=](RankContext& context) {
+                ScopedArena arena(context, kHtWindowBytes);
+                {
+                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    HtLayer layer(context, group.get(), problem, {.arena = arena.get(), .combine_windows = true});
+                    layer.round_trip();
+                    context.barrier();
+                }
+            });
+        }
+    });
+}
+
+TEST(HtWindow, PromisedWindowsMustBeThere) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 11);
+                ScopedArena arena(context, kHtWindowBytes);
+                {
+                    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                    config.zero_copy = NCCL_EP_ZERO_COPY_ON;
+                    Group group(context, context.comm(), config);
+                    HtLayer plain(context, group.get(), problem);
+                    HtLayer half(context, group.get(), problem, {.arena = arena.get(), .output_windows = true});
+                    plain.prepare_dispatch();
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", plain.dispatch());
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", plain.dispatch(NCCL_EP_BWD_PASS));
+                    plain.prepare_combine();
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", plain.combine());
+                    plain.check_nothing_was_written();
+                    half.prepare_dispatch();
+                    RANK_OK(context, half.dispatch());
+                    half.check_dispatch();
+                    half.prepare_combine();
+                    RANK_REFUSED(context, ncclInvalidArgument, "window", half.combine());
+                    context.barrier();
+                }
+            });
+        }
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

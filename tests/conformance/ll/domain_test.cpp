@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups of several load/store domains (nodes) do what groups of one do, to the bit, over a network that reorders what
+// it can; and they count what crosses.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <set>
+
+#include "conformance/support/fault_support.h"
+#include "conformance/support/with_domain.h"
+
+namespace crossdock::testing {
+namespace {
+
+RankProgram trips(const Problem& problem) {
+    return [problem](RankContext& context) {
+        Group group(context, problem);
+        RANK_CHECK(context, traffic_of(context, group.get()).domain_ranks == domain_for(context.num_ranks()),
+                   "domains of {} ranks", traffic_of(context, group.get()).domain_ranks);
+        Layer layer(context, group.get(), problem);
+        layer.round_trip();
+        layer.route(rerouted(problem, problem.seed + 1000));
+        layer.round_trip();
+    };
+}
+
+// 1 x 8, 2 x 4, 4 x 2 and 8 x 1 are the same to a caller.
+TEST(Domain, EveryShapeGivesTheSameBits) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+        const uint64_t num_seeds = seeds_or(71, 6).count;
+        for (uint64_t seed = 71; seed < 71 + num_seeds; ++seed) {
+            Problem problem = random_problem(seed, {.num_ranks = 8, .most_row_bytes = 1024});
+            problem.layout = seed % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+            problem.sums = seed % 4 == 0 ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT;
+            std::vector<uint64_t> first;
+            for (const int domain_ranks : {8, 4, 2, 1}) {
+                const WithDomain domain(domain_ranks);
+                const RunReport report = expect_clean(spec, 8, seed, trips(problem));
+                if (first.empty()) first = report.digests;
+                EXPECT_EQ(report.digests, first) << "domains of " << domain_ranks << ", " << problem.describe();
+            }
+        }
+    });
+}
+
+// What one rank's dispatch and combine put, from its routing.
+struct Expected {
+    crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+
+    Expected(const Problem& problem, int rank, int domain_ranks) {
+        const int first = rank / domain_ranks * domain_ranks;
+        const auto is_far = [&](int peer) { return peer < first || peer >= first + domain_ranks; };
+        const uint64_t row_bytes = problem.token_row_bytes();
+        const uint64_t header_bytes = 16 * (1 + static_cast<uint64_t>(problem.num_topk));
+        const int experts = problem.num_experts / problem.num_ranks;
+        traffic.domain_ranks = domain_ranks;
+        std::set<int> homes;  // elsewhere, whose tokens this rank has
+        for (int source = 0; source < problem.num_ranks; ++source) {
+            const reference::RankInput& input = problem.ranks[source];
+            std::vector<std::set<int>> tokens(problem.num_ranks);  // of each rank
+            for (size_t i = 0; i < input.ids.size(); ++i)
+                tokens[input.ids[i] / experts].insert(static_cast<int>(i) / problem.num_topk);
+            for (int peer = 0; source == rank && peer < problem.num_ranks; ++peer) {
+                const uint64_t rows = tokens[peer].size();
+                if (!is_far(peer)) {
+                    traffic.rows_inside += rows;
+                    traffic.bytes_inside += rows * (row_bytes + header_bytes);
+                    continue;
+                }
+                // It has come to the dispatch and to the combine, with these terms.
+                traffic.puts += 2;
+                traffic.bytes_crossed += 2 * (16 + 8);
+                traffic.rows_crossed += rows;
+                traffic.puts += rows + (rows > 0 ? 2 : 1);  // rows, headers, count with the signal behind all of them
+                traffic.bytes_crossed += rows * (row_bytes + header_bytes) + 8 + 8;
+            }
+            const uint64_t back = tokens[rank].size();
+            if (!is_far(source)) {
+                traffic.rows_inside += back;
+                traffic.bytes_inside += back * row_bytes;
+            } else if (back > 0) {
+                traffic.rows_crossed += back;
+                traffic.puts += back + 1;  // rows, and which operation they are of, with the signal
+                traffic.bytes_crossed += back * row_bytes + 8 + 8;
+            }
+        }
+    }
+};
+
+// Bytes and messages are those of the model in docs/scaling.md.
+TEST(Domain, TrafficIsWhatTheModelSays) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+        for (const int domain_ranks : {1, 2, 3, 6}) {
+            const WithDomain domain(domain_ranks);
+            Problem problem = busy_problem(6, NCCL_EP_LAYOUT_RANK_MAJOR, 8);
+            problem.num_topk = 2;
+            problem = rerouted(problem, 5);
+            // Rank 4 has nothing to send, and no choice is dropped.
+            Random random(7);
+            for (reference::RankInput& input : problem.ranks) {
+                for (auto& id : input.ids) id = random.below(problem.num_experts - 4);
+            }
+            problem.ranks[4].num_tokens = 0;
+            problem.ranks[4].ids.clear();
+            problem.ranks[4].weights.clear();
+            expect_clean(spec, 6, std::nullopt, [=](RankContext& context) {
+                Group group(context, problem);
+                Layer layer(context, group.get(), problem);
+                layer.round_trip();
+                crossdockTraffic_t expected = Expected(problem, context.rank(), domain_ranks).traffic;
+                if (domain_ranks == 6) expected.rows_inside = expected.bytes_inside = 0;  // one domain counts nothing
+                const crossdockTraffic_t seen = traffic_of(context, group.get());
+                RANK_CHECK(context, seen.domain_ranks == domain_ranks, "{}", seen.domain_ranks);
+                RANK_CHECK(context, seen.rows_inside == expected.rows_inside, "{}, expected {}", seen.rows_inside,
+                           expected.rows_inside);
+                RANK_CHECK(context, seen.bytes_inside == expected.bytes_inside, "{}, expected {}", seen.bytes_inside,
+                           expected.bytes_inside);
+                RANK_CHECK(context, seen.rows_crossed == expected.rows_crossed, "{}, expected {}", seen.rows_crossed,
+                           expected.rows_crossed);
+                RANK_CHECK(context, seen.bytes_crossed == expected.bytes_crossed, "{}, expected {}", seen.bytes_crossed,
+                           expected.bytes_crossed);
+                RANK_CHECK(context, seen.puts == expected.puts, "{}, expected {}", seen.puts, expected.puts);
+                RANK_CHECK(context, seen.signals == expected.signals, "{}, expected {}", seen.signals,
+                           expected.signals);
+            });
+        }
+    });
+}
+
+// Without masks, who is behind a cut cable is named by everybody within the timeout.
+TEST(Domain, ACutCableIsNamed) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        constexpr int kRanks = 4;
+        constexpr int kCut = 1;
+        const WithDomain domain(2);
+        const auto blames = std::make_shared<BlameTable>();
+        const RankProgram program = [=](RankContext& context) {
+            const Problem problem = busy_problem(kRanks, NCCL_EP_LAYOUT_EXPERT_MAJOR, 4);
+            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            config.timeout_ns = 1'000'000;
+            Group group(context, context.comm(), config);
+            Layer layer(context, group.get(), problem);
+            for (int step = 0; step < 4; ++step) {
+                layer.prepare_dispatch();
+                ncclResult_t result = layer.dispatch();
+                if (result == ncclSuccess) layer.check_dispatch();
+                if (result == ncclSuccess) layer.prepare_combine();
+                if (result == ncclSuccess) result = layer.combine();
+                if (result == ncclSuccess) layer.check_combine();
+                if (result == ncclSuccess) continue;
+                RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result), crossdockGetLastError());
+                blames->blame(context.rank(), diagnosed_peer(context, group.get()));
+                break;
+            }
+        };
+        WorldSpec spec = world;
+        const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+        const Seeds seeds = seeds_or(0, 150);
+        uint64_t num_named = 0;
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+            spec.deterministic.seed = seed;
+            spec.deterministic.cut_rank = kCut;
+            spec.deterministic.cut_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
+            blames->clear();
+            expect_clean(spec, kRanks, seed, program);
+            EXPECT_EQ(blames->complaint(kRanks, kCut, false), "") << "seed " << seed;
+            num_named += blames->has_any() ? 1 : 0;
+        }
+        EXPECT_GT(num_named, seeds.count / 2);
+    });
+}
+
+// With masks, everybody goes on with those that it still reaches.
+TEST(Domain, SurvivorsOfACutGoOn) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        constexpr int kRanks = 4;
+        const WithDomain domain(2);
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            const RankProgram program = [=](RankContext& context) {
+                const Problem problem = busy_problem(kRanks, layout, 2);
+                Group group(context, context.comm(), mask_config(context, problem, 1'000'000));
+                Layer layer(context, group.get(), problem);
+                for (int step = 0; step < 4; ++step) degraded_step(context, group.get(), layer);
+            };
+            WorldSpec spec = world;
+            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+            const Seeds seeds = seeds_or(0, 100);
+            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure();
+                 ++seed) {
+                spec.deterministic.seed = seed;
+                spec.deterministic.cut_rank = 1;
+                spec.deterministic.cut_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
+                expect_clean(spec, kRanks, seed, program);
+            }
+        }
+    });
+}
+
+// Networks that are very slow or very late change nothing.
+TEST(Domain, TheNetworksSpeedDoesNotMatter) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const WithDomain domain(2);
+        for (const uint64_t delay_ns : {1u, 300u, 3'000'000u}) {
+            for (const uint64_t ns_per_kib : {1u, 20'000u}) {
+                for (uint64_t seed = 1; seed <= seeds_or(1, 10).count; ++seed) {
+                    WorldSpec spec = world;
+                    spec.deterministic.seed = seed;
+                    spec.deterministic.max_put_delay_ns = delay_ns;
+                    spec.deterministic.put_ns_per_kib = ns_per_kib;
+                    expect_clean(spec, 4, seed, trips(random_problem(seed, {.num_ranks = 4, .most_row_bytes = 256})));
+                }
+            }
+        }
+    });
+}
+
+// A handle with a pending send_only operation may go at any time: nothing that is still under way meets a later one.
+TEST(Domain, PendingOperationsMayBeGivenUp) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& world) {
+        const WithDomain domain(1);
+        for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
+            WorldSpec spec = world;
+            spec.deterministic.seed = seed;
+            spec.deterministic.max_put_delay_ns = 500'000;
+            expect_clean(spec, 3, seed, [seed](RankContext& context) {
+                const auto layout = seed % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+                const Problem problem = busy_problem(3, layout, seed);
+                Group group(context, problem);
+                Layer kept(context, group.get(), problem);
+                for (int round = 0; round < 3; ++round) {
+                    Layer given_up(context, group.get(), rerouted(problem, seed + 10));
+                    if (round == 1) given_up.round_trip();
+                    if (round != 1) given_up.prepare_dispatch();
+                    if (round == 1) given_up.prepare_combine();
+                    RANK_OK(context, round == 1 ? given_up.combine(true) : given_up.dispatch(true));
+                    if (round == 2) kept.round_trip();
+                }
+                for (int trip = 0; trip < 3; ++trip) kept.round_trip();
+            });
+        }
+    });
+}
+
+// The same where nobody waits for those whose rows are still under way: sums at home, in the very buffer that was given
+// up.
+TEST(Domain, LateRowsMeetNoSums) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        const WithDomain domain(1);
+        constexpr int kRanks = 3;
+        const Problem far = busy_problem(kRanks, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
+        Problem near = busy_problem(kRanks, NCCL_EP_LAYOUT_RANK_MAJOR, 2);
+        for (int rank = 0; rank < kRanks; ++rank) {
+            auto& ids = near.ranks[rank].ids;
+            for (size_t i = 0; i < ids.size(); ++i)
+                ids[i] = i % kRanks < 2 ? 2 * rank + static_cast<int>(i % kRanks) : -1;
+        }
+        for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
+            WorldSpec spec = world;
+            spec.deterministic.seed = seed;
+            spec.deterministic.max_put_delay_ns = 100'000'000;
+            expect_clean(spec, kRanks, seed, [&](RankContext& context) {
+                Group group(context, near);
+                Layer kept(context, group.get(), near);
+                kept.round_trip();
+                std::vector<std::unique_ptr<Layer>> pending;
+                for (int i = 0; i < 3; ++i) {
+                    pending.push_back(std::make_unique<Layer>(context, group.get(), far));
+                    pending.back()->prepare_dispatch();
+                    RANK_OK(context, pending.back()->dispatch(true));
+                }
+                pending.erase(pending.begin());
+                for (int i = 0; i < 2; ++i) {
+                    kept.prepare_combine();
+                    RANK_OK(context, kept.combine());
+                    kept.check_combine();
+                }
+            });
+        }
+    });
+}
+
+TEST(Domain, WrongDomainsAreRefused) {
+    on_each_world({WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
+            const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
+            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            crossdockGroupOptions_t wrong = CROSSDOCK_GROUP_OPTIONS_INIT;
+            ncclEpGroup_t group = nullptr;
+            const auto create = [&] { return crossdockCreateGroup(&group, context.comm(), &config, &wrong); };
+            for (const int domain_ranks : {3, 5, 8}) {
+                wrong.domain_ranks = domain_ranks;
+                RANK_REFUSED(context, ncclInvalidArgument, "allowed: 1, 2, 4", create());
+                RANK_REFUSED(context, ncclInvalidArgument, "(LSA) teams", create());
+                RANK_REFUSED(context, ncclInvalidArgument, fmt::format("options->domain_ranks is {}", domain_ranks),
+                             create());
+            }
+            wrong.domain_ranks = -1;
+            RANK_REFUSED(context, ncclInvalidArgument, "options->domain_ranks is -1", create());
+            wrong.domain_ranks = context.rank() == 2 ? 1 : 2;
+            RANK_REFUSED(context, ncclInvalidUsage, "domain_ranks differs", create());
+
+            // Options of before there were domains.
+            wrong.size = offsetof(crossdockGroupOptions_t, domain_ranks);
+            RANK_OK(context, create());
+            RANK_CHECK(context, traffic_of(context, group).domain_ranks == 4, "a field past the struct was read");
+            crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
+            traffic.magic = 1;
+            RANK_REFUSED(context, ncclInvalidArgument, "magic", crossdockGroupTraffic(group, &traffic));
+            RANK_REFUSED(context, ncclInvalidArgument, "traffic", crossdockGroupTraffic(group, nullptr));
+            RANK_OK(context, ncclEpGroupDestroy(group));
+        });
+    });
+}
+
+// CROSSDOCK_DOMAIN_RANKS comes before the option, and is judged like it.
+TEST(Domain, TheEnvironmentDecides) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        const auto run_with = [&](const char* value, int expected) {
+            setenv("CROSSDOCK_DOMAIN_RANKS", value, 1);
+            expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
+                const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
+                const ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
+                group_options.domain_ranks = 2;
+                ncclEpGroup_t group = nullptr;
+                if (expected == 0) {
+                    RANK_REFUSED(context, ncclInvalidArgument, "CROSSDOCK_DOMAIN_RANKS is 3",
+                                 crossdockCreateGroup(&group, context.comm(), &config, &group_options));
+                    return;
+                }
+                RANK_OK(context, crossdockCreateGroup(&group, context.comm(), &config, &group_options));
+                const crossdockTraffic_t traffic = traffic_of(context, group);
+                RANK_CHECK(context, traffic.domain_ranks == expected, "{}", traffic.domain_ranks);
+                RANK_OK(context, ncclEpGroupDestroy(group));
+            });
+            unsetenv("CROSSDOCK_DOMAIN_RANKS");
+        };
+        run_with("1", 1);
+        run_with("4", 4);
+        run_with("3", 0);
+        run_with("nonsense", 2);
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+// Without masks, a rank that does not answer ends every wait of the others within the timeout, with ncclRemoteError and
+// its name.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "conformance/support/fault_support.h"
+
+namespace crossdock::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kTimeoutNs = 700'000'000;
+constexpr int kNumBuffers = 4;  // of an LL group, at most
+
+// The kernel ends this process when the time is over, wherever it is then.
+void die_after(uint64_t delay_us) {
+    sigevent event{};
+    event.sigev_notify = SIGEV_SIGNAL;
+    event.sigev_signo = SIGKILL;
+    timer_t timer{};
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer) != 0) abort();
+    itimerspec when{};
+    when.it_value.tv_sec = static_cast<time_t>(delay_us / 1'000'000);
+    when.it_value.tv_nsec = static_cast<long>(delay_us % 1'000'000) * 1000 + 1;
+    timer_settime(timer, 0, &when, nullptr);
+}
+
+ncclEpGroupConfig_t short_config(RankContext& context, const Problem& problem, uint64_t timeout_ns = kTimeoutNs) {
+    ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+    config.timeout_ns = timeout_ns;
+    return config;
+}
+
+// After the first failure: every further call says the same at once, and the group can be destroyed.
+// Returns whom this rank blames.
+int check_failed_group(RankContext& context, Layer& layer, ncclEpGroup_t group) {
+    const int blamed = diagnosed_peer(context, group);
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.dispatch());
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.combine());
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.complete());
+    return blamed;
+}
+
+// Runs steps until one fails; the failed call must have come back within the timeout, with room for a loaded machine.
+void step_until_failure(RankContext& context, Layer& layer) {
+    while (true) {
+        for (const bool combine : {false, true}) {
+            const auto begin = Clock::now();
+            const ncclResult_t result = combine ? layer.combine() : layer.dispatch();
+            const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
+            if (result == ncclSuccess) continue;
+            RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result), crossdockGetLastError());
+            RANK_CHECK(context, elapsed_s < 2 * kTimeoutNs * 1e-9 + 5, "the failing call took {} s", elapsed_s);
+            return;
+        }
+    }
+}
+
+TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+        for (int round = 0; round < 8; ++round) {
+            const int num_ranks = 3 + round % 2;
+            const int dead = round % num_ranks;
+            WorldSpec spec = world;
+            spec.doomed = {dead};
+            BlameTable blames;
+            expect_clean(spec, num_ranks, std::nullopt, [=, &blames](RankContext& context) {
+                const auto layout = round % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+                const Problem problem = busy_problem(num_ranks, layout, static_cast<uint64_t>(round));
+                Group group(context, context.comm(), short_config(context, problem));
+                Layer layer(context, group.get(), problem);
+                layer.round_trip();
+                if (context.rank() == dead) die_after(static_cast<uint64_t>(round) * 1300);
+                step_until_failure(context, layer);
+                blames.blame(context.rank(), check_failed_group(context, layer, group.get()));
+            });
+            EXPECT_EQ(blames.complaint(num_ranks, dead, true), "");
+        }
+    });
+    EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
+}
+
+// That a process has ended is known long before the timeout: nobody waits for that.
+TEST(Fault, AKilledProcessIsNamedAtOnce) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+        constexpr int kDead = 1;
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            WorldSpec spec = world;
+            spec.doomed = {kDead};
+            BlameTable blames;
+            expect_clean(spec, 3, std::nullopt, [=, &blames](RankContext& context) {
+                const Problem problem = busy_problem(3, layout, 7);
+                Group group(context, context.comm(), short_config(context, problem, 100'000'000'000));
+                Layer layer(context, group.get(), problem);
+                layer.round_trip();
+                if (context.rank() == kDead) raise(SIGKILL);
+                step_until_failure(context, layer);
+                const int blamed = check_failed_group(context, layer, group.get());
+                blames.blame(context.rank(), blamed);
+                RANK_REFUSED(context, ncclRemoteError, "process", layer.dispatch());
+            });
+            EXPECT_EQ(blames.complaint(3, kDead, true), "");
+        }
+    });
+}
+
+TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+        WorldSpec spec = world;
+        spec.doomed = {1};
+        expect_clean(spec, 3, std::nullopt, [](RankContext& context) {
+            const Problem problem = busy_problem(3, NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
+            Group group(context, context.comm(), short_config(context, problem));
+            Layer layer(context, group.get(), problem);
+            layer.prepare_dispatch();
+            RANK_OK(context, layer.dispatch(true));
+            if (context.rank() == 1) raise(SIGKILL);
+            // What the dead rank sent before its end may still be received.
+            if (layer.complete() == ncclSuccess) {
+                layer.check_dispatch();
+                layer.prepare_combine();
+                RANK_CHECK(context, layer.combine() == ncclRemoteError, "combine without rank 1 succeeded");
+            }
+            RANK_CHECK(context, check_failed_group(context, layer, group.get()) == 1, "the wrong rank is blamed");
+        });
+    });
+}
+
+// The same as fibers, killed at many steps: whatever the moment, the others end, and say who it was.
+TEST(Fault, ARankKilledAtAnyStepIsNamed) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        constexpr int kRanks = 3;
+        constexpr int kDead = 1;
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            const auto blames = std::make_shared<BlameTable>();
+            const RankProgram program = [=](RankContext& context) {
+                const bool dead = context.rank() == kDead;
+                const Problem problem = busy_problem(kRanks, layout, 4);
+                ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
+                ncclEpGroup_t group = nullptr;
+                const ncclResult_t made = create_group(context, &group, context.comm(), &config);
+                if (made != ncclSuccess) {
+                    RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made),
+                               crossdockGetLastError());
+                    RANK_CHECK(context, group == nullptr, "a group that was not made");
+                    return;
+                }
+                OwnedGroup owner(group);
+                {
+                    Layer layer(context, group, problem, {.peers_may_die = true});
+                    for (int step = 0; step < 3; ++step) {
+                        layer.prepare_dispatch();
+                        ncclResult_t result = layer.dispatch();
+                        if (result == ncclSuccess && !dead) layer.check_dispatch();
+                        if (result == ncclSuccess) layer.prepare_combine();
+                        if (result == ncclSuccess) result = layer.combine();
+                        if (result == ncclSuccess && !dead) layer.check_combine();
+                        if (result == ncclSuccess) continue;
+                        RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
+                                   crossdockGetLastError());
+                        if (!dead) blames->blame(context.rank(), check_failed_group(context, layer, group));
+                        break;
+                    }
+                }
+                const ncclResult_t gone = ncclEpGroupDestroy(owner.release());
+                RANK_CHECK(context, dead || gone == ncclSuccess, "{}: {}", result_name(gone), crossdockGetLastError());
+            };
+            WorldSpec spec = world;
+            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+            ASSERT_GT(healthy.num_steps, 0u);
+            const Seeds seeds = seeds_or(0, 120);
+            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+                spec.deterministic.seed = seed;
+                spec.deterministic.killed_rank = kDead;
+                spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
+                blames->clear();
+                RunReport report = run_ranks(spec, kRanks, program);
+                const std::string complaint = blames->complaint(kRanks, kDead, false);
+                if (!complaint.empty()) report.failures.push_back(complaint);
+                for (const std::string& failure : failures_of_others(report, kDead)) {
+                    ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
+                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
+                }
+                if (::testing::Test::HasFailure()) return;
+            }
+        }
+    });
+}
+
+// A rank that lives but stays away counts as one that does not answer.
+TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
+            const int absent = context.num_ranks() - 1;
+            const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 5);
+            Group group(context, context.comm(), short_config(context, problem));
+            Layer layer(context, group.get(), problem);
+            layer.round_trip();
+            if (context.rank() != absent) {
+                layer.prepare_dispatch();
+                const ncclResult_t result = layer.dispatch();
+                context.synchronize(layer.stream());
+                RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
+                RANK_CHECK(context, check_failed_group(context, layer, group.get()) == absent,
+                           "the wrong rank is blamed");
+            }
+            context.barrier();
+        });
+    });
+}
+
+// A diagnosis says what was seen instead: the number of the earlier operation whose words lie in that buffer.
+TEST(Fault, ADiagnosisSaysWhichOperationWasSeen) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const bool is_dispatch : {true, false}) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                const int absent = context.num_ranks() - 1;
+                const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
+                Group group(context, context.comm(), short_config(context, problem));
+                Layer layer(context, group.get(), problem);
+                for (int i = 0; i < kNumBuffers; ++i) layer.round_trip();
+                if (!is_dispatch) {
+                    layer.prepare_dispatch();
+                    RANK_OK(context, layer.dispatch());
+                    layer.check_dispatch();
+                }
+                if (context.rank() != absent) {
+                    if (is_dispatch) layer.prepare_dispatch();
+                    if (!is_dispatch) layer.prepare_combine();
+                    const ncclResult_t result = is_dispatch ? layer.dispatch() : layer.combine();
+                    context.synchronize(layer.stream());
+                    RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
+                    crossdockDiagnosis_t seen = CROSSDOCK_DIAGNOSIS_INIT;
+                    RANK_OK(context, crossdockGroupDiagnosis(group.get(), &seen));
+                    RANK_CHECK(context,
+                               seen.valid != 0 && seen.peer == absent && seen.expected == seen.epoch && seen.seen > 0 &&
+                                   seen.seen < seen.expected,
+                               "peer {} in step {}: expected {}, saw {}", seen.peer, seen.step, seen.expected,
+                               seen.seen);
+                }
+                context.barrier();
+            });
+        }
+    });
+}
+
+// What this process and its forked ranks write to stderr goes to a file while this lives.
+class StderrInFile {
+  public:
+    StderrInFile() : file_(tmpfile()), stderr_(dup(STDERR_FILENO)) { dup2(fileno(file_), STDERR_FILENO); }
+    ~StderrInFile() {
+        dup2(stderr_, STDERR_FILENO);
+        close(stderr_);
+        fclose(file_);
+    }
+    StderrInFile(const StderrInFile&) = delete;
+    StderrInFile& operator=(const StderrInFile&) = delete;
+
+    int count(const std::string& words) const {
+        std::string text(1 << 16, '\0');
+        text.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(fileno(file_), text.data(), text.size(), 0))));
+        int found = 0;
+        for (size_t at = text.find(words); at != std::string::npos; at = text.find(words, at + 1)) ++found;
+        return found;
+    }
+
+  private:
+    FILE* file_;
+    int stderr_;
+};
+
+// On a GPU a failure is printed when it happens, once per group, before any further call. On a CPU the failed call
+// returns it, and prints nothing.
+TEST(Fault, AFailureIsToldWhenItHappens) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const bool quiet : {false, true}) {
+            setenv("NCCL_EP_QUIET", quiet ? "1" : "0", 1);
+            int printed = 0;
+            bool is_gpu = false;
+            {
+                const StderrInFile log;
+                expect_clean(spec, 2, std::nullopt, [&, quiet](RankContext& context) {
+                    const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_RANK_MAJOR, 5);
+                    Group group(context, context.comm(), short_config(context, problem));
+                    Layer layer(context, group.get(), problem);
+                    if (context.rank() == 0) {
+                        layer.prepare_dispatch();
+                        (void)layer.dispatch();
+                        context.synchronize(layer.stream());
+                        const auto deadline = Clock::now() + std::chrono::seconds(10);
+                        while (context.is_gpu() && !quiet && log.count("rank 0 waited") == 0 &&
+                               Clock::now() < deadline) {
+                            std::this_thread::yield();
+                        }
+                        const int expected = context.is_gpu() && !quiet ? 1 : 0;
+                        RANK_CHECK(context, log.count("rank 0 waited") == expected, "printed {} times",
+                                   log.count("rank 0 waited"));
+                        check_failed_group(context, layer, group.get());
+                    }
+                    context.barrier();
+                });
+                printed = log.count("the group has failed");
+                is_gpu = spec.kind == WorldKind::kGpu || spec.kind == WorldKind::kGpuProcesses;
+            }
+            EXPECT_EQ(printed, is_gpu && !quiet ? 1 : 0);
+        }
+        unsetenv("NCCL_EP_QUIET");
+    });
+}
+
+// Below a millisecond the timeout keeps its value; it is neither rounded to zero nor to the default. In simulated time
+// only: it also bounds the making of the group, which a loaded machine does not do that fast.
+TEST(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+        for (const uint64_t timeout_us : {80, 400, 999}) {
+            expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
+                const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
+                Group group(context, context.comm(), short_config(context, problem, timeout_us * 1000));
+                Layer layer(context, group.get(), problem);
+                if (context.rank() == 0) {
+                    layer.prepare_dispatch();
+                    RANK_CHECK(context, layer.dispatch() == ncclRemoteError, "rank 1 was not there");
+                    crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+                    RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
+                    RANK_CHECK(context, diagnosis.elapsed_us >= timeout_us && diagnosis.elapsed_us < 2 * timeout_us,
+                               "waited {} us instead of {}", diagnosis.elapsed_us, timeout_us);
+                }
+                context.barrier();
+            });
+        }
+    });
+}
+
+// NCCL_EP_TIMEOUT_MS rules over the configuration.
+TEST(Fault, TheEnvironmentSetsTheTimeout) {
+    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+        setenv("NCCL_EP_TIMEOUT_MS", "400", 1);
+        expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
+            const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);
+            Group group(context, context.comm(), short_config(context, problem, 3'600'000'000'000));
+            Layer layer(context, group.get(), problem);
+            if (context.rank() == 0) RANK_CHECK(context, layer.dispatch() == ncclRemoteError, "rank 1 was not there");
+            context.barrier();
+        });
+        unsetenv("NCCL_EP_TIMEOUT_MS");
+    });
+}
+
+// Nobody waited in vain: nothing to tell.
+TEST(Fault, AHealthyGroupHasNoDiagnosis) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 8);
+            Group group(context, problem);
+            Layer(context, group.get(), problem).round_trip();
+            crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+            diagnosis.valid = 7;
+            RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
+            RANK_CHECK(context, diagnosis.valid == 0 && diagnosis.epoch == 0, "valid {}", diagnosis.valid);
+            diagnosis.magic = 1;
+            RANK_REFUSED(context, ncclInvalidArgument, "magic", crossdockGroupDiagnosis(group.get(), &diagnosis));
+            RANK_REFUSED(context, ncclInvalidArgument, "diagnosis", crossdockGroupDiagnosis(group.get(), nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "group", crossdockGroupDiagnosis(nullptr, &diagnosis));
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

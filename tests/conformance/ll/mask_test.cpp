@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// With masks, a rank that does not answer is left out and the others go on; a rank that lives can come back.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+
+#include "conformance/support/fault_support.h"
+
+namespace crossdock::testing {
+namespace {
+
+ActiveRanks all_but(int num_ranks, int rank) {
+    ActiveRanks active(num_ranks, 1);
+    active[rank] = 0;
+    return active;
+}
+
+TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+        constexpr int kDead = 2;
+        WorldSpec spec = world;
+        spec.doomed = {kDead};
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
+                const Problem problem = busy_problem(4, layout, 1);
+                Group group(context, context.comm(), mask_config(context, problem, 700'000'000));
+                Layer layer(context, group.get(), problem);
+                degraded_step(context, group.get(), layer);
+                RANK_CHECK(context, async_error(context, group.get()) == 0, "an error without a cause");
+                if (context.rank() == kDead) raise(SIGKILL);
+                for (int step = 0; step < 4; ++step) degraded_step(context, group.get(), layer);
+                RANK_CHECK(context, query_mask(context, group.get()) == all_but(4, kDead),
+                           "not exactly rank {} is masked", kDead);
+                RANK_CHECK(context, async_error(context, group.get()) == 1, "no asynchronous error");
+                check_diagnosis(context, group.get(), kDead);
+                RANK_OK(context, ncclEpErrorClear(group.get()));
+                RANK_CHECK(context, async_error(context, group.get()) == 0, "the error was not cleared");
+                // Nobody waits for a masked rank.
+                degraded_step(context, group.get(), layer);
+                RANK_CHECK(context, async_error(context, group.get()) == 0, "a masked rank was waited for");
+            });
+        }
+    });
+}
+
+// A process that has ended is left out at once, whatever the timeout.
+TEST(Mask, AKilledProcessIsMaskedAtOnce) {
+    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+        constexpr int kDead = 1;
+        WorldSpec spec = world;
+        spec.doomed = {kDead};
+        expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
+            const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
+            Group group(context, context.comm(), mask_config(context, problem, 100'000'000'000));
+            Layer layer(context, group.get(), problem);
+            degraded_step(context, group.get(), layer);
+            if (context.rank() == kDead) raise(SIGKILL);
+            const auto begin = std::chrono::steady_clock::now();
+            for (int step = 0; step < 2; ++step) degraded_step(context, group.get(), layer);
+            const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+            // With room for a loaded machine.
+            RANK_CHECK(context, elapsed.count() < 20, "leaving out a dead process took {} s", elapsed.count());
+            RANK_CHECK(context, query_mask(context, group.get()) == all_but(4, kDead), "not exactly rank {} is masked",
+                       kDead);
+            check_diagnosis(context, group.get(), kDead);
+        });
+    });
+}
+
+TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
+    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+        constexpr int kRanks = 3;
+        constexpr int kDead = 1;
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            const RankProgram program = [=](RankContext& context) {
+                const Problem problem = busy_problem(kRanks, layout, 2);
+                ncclEpGroupConfig_t config = mask_config(context, problem, 1'000'000);
+                ncclEpGroup_t group = nullptr;
+                // A rank that dies while groups are made takes the group along.
+                if (create_group(context, &group, context.comm(), &config) != ncclSuccess) return;
+                OwnedGroup owner(group);
+                {
+                    Layer layer(context, group, problem, {.peers_may_die = true});
+                    for (int step = 0; step < 4; ++step) degraded_step(context, group, layer);
+                }
+                RANK_OK(context, ncclEpGroupDestroy(owner.release()));
+            };
+            WorldSpec spec = world;
+            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
+            const Seeds seeds = seeds_or(0, 120);
+            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+                spec.deterministic.seed = seed;
+                spec.deterministic.killed_rank = kDead;
+                spec.deterministic.killed_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
+                const RunReport report = run_ranks(spec, kRanks, program);
+                for (const std::string& failure : failures_of_others(report, kDead)) {
+                    ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
+                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
+                }
+                if (::testing::Test::HasFailure()) return;
+            }
+        }
+    });
+}
+
+// The last rank misses a dispatch. It is masked by the others, which go on, and comes back with ncclEpMaskClean; if it
+// `joins_late` it has then done what it missed, alone.
+void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_late) {
+    const int absent = context.num_ranks() - 1;
+    const bool present = context.rank() != absent;
+    const Problem problem = busy_problem(context.num_ranks(), layout, 3);
+    Group group(context, context.comm(), mask_config(context, problem, 500'000'000));
+    Layer layer(context, group.get(), problem);
+    layer.round_trip();
+    for (int round = 0; round < 2; ++round) {
+        if (present) {
+            layer.prepare_dispatch();
+            RANK_OK(context, layer.dispatch());
+            layer.check_dispatch(all_but(context.num_ranks(), absent), true);
+            RANK_CHECK(context, query_mask(context, group.get()) == all_but(context.num_ranks(), absent),
+                       "the wrong ranks are masked");
+            RANK_CHECK(context, async_error(context, group.get()) == 1, "no asynchronous error");
+            layer.prepare_combine(all_but(context.num_ranks(), absent));
+            RANK_OK(context, layer.combine());
+            layer.check_combine(all_but(context.num_ranks(), absent));
+        }
+        context.barrier();
+        if (!present && joins_late) {
+            layer.prepare_dispatch();
+            RANK_OK(context, layer.dispatch());
+            RANK_OK(context, layer.combine());
+            context.synchronize(layer.stream());
+        }
+        RANK_OK(context, ncclEpMaskClean(group.get(), layer.stream()));
+        RANK_CHECK(context, query_mask(context, group.get()) == ActiveRanks(context.num_ranks(), 1),
+                   "a rank is still masked");
+        if (present)
+            RANK_CHECK(context, async_error(context, group.get()) == 1, "the asynchronous error went with the masks");
+        RANK_OK(context, ncclEpErrorClear(group.get()));
+        layer.route(rerouted(problem, static_cast<uint64_t>(round) + 10, true));
+        layer.round_trip();
+        layer.route(busy_problem(context.num_ranks(), layout, static_cast<uint64_t>(round) + 20));
+        layer.round_trip();
+        RANK_CHECK(context, async_error(context, group.get()) == 0, "a step of healthy ranks timed out");
+    }
+}
+
+TEST(Mask, ARankThatMissedAStepComesBack) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(3), std::nullopt,
+                         [=](RankContext& context) { miss_and_come_back(context, layout, false); });
+        }
+    });
+}
+
+TEST(Mask, ARankThatWasLateComesBack) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(3), std::nullopt,
+                         [=](RankContext& context) { miss_and_come_back(context, layout, true); });
+        }
+    });
+}
+
+// Masks set by hand: nobody waits, nothing is an error, and setting them back brings everybody back.
+TEST(Mask, MasksAreSetByHandAndTakenBack) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                const int num_ranks = context.num_ranks();
+                const int lonely = 0;
+                const Problem problem = busy_problem(num_ranks, layout, 4);
+                Group group(context, context.comm(), mask_config(context, problem, 60'000'000'000));
+                Layer layer(context, group.get(), problem);
+                // The others leave rank 0 out, and it leaves out all others.
+                ActiveRanks active = all_but(num_ranks, lonely);
+                if (context.rank() == lonely) {
+                    for (int& entry : active) entry = 1 - entry;
+                }
+                for (int round = 0; round < 3; ++round) {
+                    // Any value but 0 means active, and the array may be reused at once.
+                    std::vector<int> values = active;
+                    for (int& value : values) value *= 5;
+                    RANK_OK(context, ncclEpMaskUpdate(group.get(), values.data(), layer.stream()));
+                    std::fill(values.begin(), values.end(), 3);
+                    context.synchronize(layer.stream());
+                    RANK_CHECK(context, query_mask(context, group.get()) == active, "the mask is another one");
+                    context.barrier();
+                    degraded_step(context, group.get(), layer);
+                    RANK_CHECK(context, query_mask(context, group.get()) == active, "a step changed the mask");
+                    RANK_OK(context, ncclEpMaskUpdate(group.get(), ActiveRanks(num_ranks, 1).data(), layer.stream()));
+                    context.synchronize(layer.stream());
+                    context.barrier();
+                    layer.round_trip();
+                    RANK_CHECK(context, async_error(context, group.get()) == 0, "somebody timed out");
+                }
+            });
+        }
+    });
+}
+
+TEST(Mask, CleaningWorksBeforeAnyHandle) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
+            Group group(context, context.comm(), mask_config(context, problem, 60'000'000'000));
+            RANK_OK(context, ncclEpMaskClean(group.get(), context.make_stream()));
+            Layer layer(context, group.get(), problem);
+            layer.round_trip();
+        });
+    });
+}
+
+TEST(Mask, FunctionsAreRefusedWithoutMasksAndWithoutPointers) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
+            const cudaStream_t stream = context.make_stream();
+            Group without(context, problem);
+            Group with(context, context.comm(), mask_config(context, problem, 60'000'000'000));
+            int error = 33;
+            std::vector<int> mask(context.num_ranks(), 1);
+            RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpMaskQuery(without.get(), mask.data(), stream));
+            RANK_REFUSED(context, ncclInvalidUsage, "enable_mask",
+                         ncclEpMaskUpdate(without.get(), mask.data(), stream));
+            RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpMaskClean(without.get(), stream));
+            RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpGetAsyncError(without.get(), &error));
+            RANK_REFUSED(context, ncclInvalidUsage, "enable_mask", ncclEpErrorClear(without.get()));
+            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpMaskQuery(nullptr, mask.data(), stream));
+            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpMaskUpdate(nullptr, mask.data(), stream));
+            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpMaskClean(nullptr, stream));
+            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpGetAsyncError(nullptr, &error));
+            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpErrorClear(nullptr));
+            RANK_REFUSED(context, ncclInvalidArgument, "mask", ncclEpMaskQuery(with.get(), nullptr, stream));
+            RANK_REFUSED(context, ncclInvalidArgument, "mask", ncclEpMaskUpdate(with.get(), nullptr, stream));
+            RANK_REFUSED(context, ncclInvalidArgument, "error", ncclEpGetAsyncError(with.get(), nullptr));
+            RANK_CHECK(context, error == 33, "a refused call wrote {}", error);
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/ll/random_problem.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "reference/formats.h"
+
+namespace crossdock::testing {
+
+using reference::Problem;
+using reference::RankInput;
+using reference::Recipe;
+using reference::type_bytes;
+
+namespace {
+
+// How the tokens of a step choose their experts.
+enum class Routing { kUniform, kZipf, kOneExpert, kNobody, kOneRank };
+
+int64_t draw_expert(Routing routing, const Problem& problem, int favourite, Random& random) {
+    switch (routing) {
+        case Routing::kUniform:
+            return random.below(problem.num_experts);
+        case Routing::kZipf: {
+            // Inverse of a continuous power law: a few experts get most.
+            const double skewed = std::pow(problem.num_experts, random.unit()) - 1;
+            return std::min<int64_t>(static_cast<int64_t>(skewed), problem.num_experts - 1);
+        }
+        case Routing::kOneExpert:
+            return favourite;
+        case Routing::kNobody:
+            return -1;
+        case Routing::kOneRank: {
+            const int first = favourite / problem.local_experts() * problem.local_experts();
+            return first + random.below(problem.local_experts());
+        }
+    }
+    return -1;
+}
+
+void fill_routing(Problem& problem, Random& random, bool keep_counts) {
+    const auto routing = random.pick({Routing::kUniform, Routing::kUniform, Routing::kUniform, Routing::kZipf,
+                                      Routing::kZipf, Routing::kOneExpert, Routing::kNobody, Routing::kOneRank});
+    const int favourite = random.below(problem.num_experts);
+    const int dropped_percent = random.pick({0, 0, 10, 50});
+    const bool distinct = random.chance(50) && routing == Routing::kUniform && problem.num_topk <= problem.num_experts;
+    problem.ranks.resize(problem.num_ranks);
+    for (RankInput& rank : problem.ranks) {
+        if (!keep_counts) {
+            rank.num_tokens = random.chance(15)   ? 0
+                              : random.chance(40) ? problem.max_tokens
+                                                  : random.between(0, problem.max_tokens);
+        }
+        rank.ids.assign(static_cast<size_t>(rank.num_tokens) * problem.num_topk, -1);
+        rank.weights.resize(rank.ids.size());
+        for (size_t i = 0; i < rank.ids.size(); ++i) {
+            const size_t row_start = i / problem.num_topk * problem.num_topk;
+            do {
+                rank.ids[i] = draw_expert(routing, problem, favourite, random);
+            } while (distinct && std::find(&rank.ids[row_start], &rank.ids[i], rank.ids[i]) != &rank.ids[i]);
+            rank.weights[i] = static_cast<float>(random.unit() * 1.5 - 0.25);
+        }
+        for (int64_t& id : rank.ids) {
+            if (!random.chance(dropped_percent)) continue;
+            // Ids past the last expert are dropped like negative ones; both widths of integer have them.
+            id = random.pick<int64_t>({-1, -1, -7, INT32_MIN, problem.num_experts, problem.num_experts + 5, INT32_MAX});
+        }
+    }
+}
+
+void choose_types(Problem& problem, const ProblemLimits& limits, Random& random) {
+    const int kind = limits.scales ? random.below(10) : 0;
+    problem.recipe = kind < 5 ? Recipe::kNone : kind < 7 ? Recipe::kForward : kind < 9 ? Recipe::kFp8 : Recipe::kV1Fp8;
+    if (problem.recipe == Recipe::kV1Fp8 && !problem.expert_major()) problem.recipe = Recipe::kFp8;
+    problem.token_type =
+        random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclInt8, ncclFloat8e4m3});
+
+    // Rows from 16 bytes on; mostly small ones, some at the limit.
+    const size_t most_units = limits.most_row_bytes / 16;
+    const size_t units =
+        random.chance(10)
+            ? most_units
+            : 1 + static_cast<size_t>(std::pow(static_cast<double>(most_units), random.unit())) % most_units;
+    problem.hidden = units * 16 / type_bytes(problem.token_type);
+    if (problem.recipe == Recipe::kForward) {
+        problem.token_type =
+            random.pick({ncclBfloat16, ncclFloat32, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2, ncclUint8});
+        problem.hidden = units * 16 / type_bytes(problem.token_type);
+        problem.scale_type =
+            random.pick({ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
+        problem.num_scales = 16 * static_cast<size_t>(random.between(1, 5)) / type_bytes(problem.scale_type);
+    } else if (problem.recipe != Recipe::kNone) {
+        problem.token_type = ncclBfloat16;
+        problem.hidden = std::max<size_t>(1, units * 16 / 256) * 128;
+        problem.scale_type = ncclFloat32;
+        problem.num_scales = problem.hidden / 128;
+        problem.round_scales = random.chance(50);
+    }
+    problem.combine_type = random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
+    const size_t combine_bytes =
+        random.chance(60) ? std::max<size_t>(16, problem.token_row_bytes()) : 16 * (1 + random.bits() % most_units);
+    problem.combine_hidden = combine_bytes / type_bytes(problem.combine_type);
+    if (limits.nvfp4 && random.chance(15)) {
+        problem.combine_recipe = NCCL_EP_COMB_QUANT_NVFP4;
+        problem.combine_type = ncclBfloat16;
+        problem.combine_hidden = std::max<size_t>(1, combine_bytes / 64) * 32;
+    }
+    problem.values = random.chance(30) ? reference::Values::kWide : reference::Values::kModerate;
+    if (problem.expert_major() && problem.combine_recipe == NCCL_EP_COMB_QUANT_NONE && random.chance(25)) {
+        problem.sums = CROSSDOCK_SUMS_SENDER;
+    }
+}
+
+}  // namespace
+
+Problem random_problem(uint64_t seed, const ProblemLimits& limits) {
+    Random random(seed);
+    Problem problem;
+    problem.seed = seed;
+    problem.num_ranks = limits.num_ranks;
+    problem.layout = random.chance(50) ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+    // One expert a rank, a number that is no power of two, many.
+    const int any_number = random.pick({1, 1, 2, 3, 4, 5, 7, 8, 16, 33, 70});
+    const int local_experts = limits.local_experts > 0 ? limits.local_experts : any_number;
+    problem.num_experts = local_experts * problem.num_ranks;
+    problem.num_topk = std::min(problem.num_experts, random.pick({1, 2, 2, 3, 4, 6, 8, 8, 9, 17, 32, 64}));
+    problem.index_type = random.pick({ncclInt32, ncclInt64});
+    problem.id_kind = random.pick({NCCL_EP_EXPERT_ID_AUTO, NCCL_EP_EXPERT_ID_LOCAL, NCCL_EP_EXPERT_ID_GLOBAL});
+    choose_types(problem, limits, random);
+
+    const size_t widest =
+        std::max({problem.received_row_bytes() + problem.scale_row_bytes(), problem.combine_row_bytes(), size_t{16}});
+    const size_t rows_a_token = static_cast<size_t>(problem.num_ranks) * (problem.expert_major() ? local_experts : 1);
+    const size_t fitting = std::max<size_t>(1, limits.most_receive_bytes / (widest * rows_a_token));
+    problem.max_tokens = random.between(1, static_cast<int>(std::min<size_t>(fitting, limits.most_tokens)));
+    fill_routing(problem, random, false);
+    return problem;
+}
+
+Problem rerouted(const Problem& problem, uint64_t seed, bool keep_counts) {
+    Random random(seed);
+    Problem result = problem;
+    result.seed = seed;
+    fill_routing(result, random, keep_counts);
+    return result;
+}
+
+}  // namespace crossdock::testing

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations of one group follow each other in the order of their issue, also where the caller changes streams and
+// waits for nothing between them.
+#include <gtest/gtest.h>
+
+#include "conformance/ll/layer.h"
+#include "conformance/ll/random_problem.h"
+#include "conformance/support/options.h"
+
+namespace crossdock::testing {
+namespace {
+
+Problem stream_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+    Problem problem;
+    problem.num_ranks = num_ranks;
+    problem.num_experts = 4 * num_ranks;
+    problem.max_tokens = 16;
+    problem.num_topk = 4;
+    problem.hidden = problem.combine_hidden = 512;
+    problem.layout = layout;
+    return rerouted(problem, seed);
+}
+
+// Two handles on a stream each, in turn: the last results of both are right.
+TEST(Streams, OperationsFollowEachOtherAcrossStreams) {
+    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem em = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
+            const Problem rm = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
+            Group group(context, context.comm(), group_config_for(context, {&em, &rm}));
+            Layer a(context, group.get(), em), b(context, group.get(), rm);
+            for (Layer* layer : {&a, &b}) {
+                layer->prepare_dispatch();
+                layer->prepare_combine();
+            }
+            context.barrier();
+            for (int step = 0; step < 50; ++step) {
+                RANK_OK(context, a.dispatch());
+                RANK_OK(context, b.dispatch());
+                RANK_OK(context, a.combine());
+                RANK_OK(context, b.combine());
+            }
+            for (Layer* layer : {&a, &b}) {
+                context.synchronize(layer->stream());
+                layer->check_dispatch();
+                layer->check_combine();
+            }
+        });
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing

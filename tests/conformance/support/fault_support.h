@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of failing ranks share.
+#pragma once
+
+#include "conformance/ll/layer.h"
+#include "conformance/ll/random_problem.h"
+#include "conformance/support/options.h"
+
+namespace crossdock::testing {
+
+// A problem in which every rank sends to every other.
+Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
+
+// A group that goes on without ranks that are silent for so long.
+ncclEpGroupConfig_t mask_config(RankContext& context, const Problem& problem, uint64_t timeout_ns);
+
+// A step in which ranks may be lost. What must come out is what the rank's own mask says afterwards.
+void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer);
+
+// The rank's view of who is active.
+ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group);
+
+int async_error(RankContext& context, ncclEpGroup_t group);
+
+// The rank for which the group's last expired wait was; checks that there is one.
+int diagnosed_peer(RankContext& context, ncclEpGroup_t group);
+void check_diagnosis(RankContext& context, ncclEpGroup_t group, int peer);
+
+// A group made by hand, because it may fail to be; a rank that stops for any reason still destroys it.
+struct DestroyGroup {
+    void operator()(ncclEpGroup_t group) const { ncclEpGroupDestroy(group); }
+};
+using OwnedGroup = std::unique_ptr<ncclEpGroup, DestroyGroup>;
+
+// Who blamed whom, in memory that threads and forked processes share. A rank that has failed is missed by its peers in
+// turn, so a dead rank is blamed directly or through others.
+class BlameTable {
+  public:
+    static constexpr int kMostRanks = 16;
+    BlameTable();
+    ~BlameTable();
+    BlameTable(const BlameTable&) = delete;
+    BlameTable& operator=(const BlameTable&) = delete;
+    void blame(int rank, int peer) { peers_[rank] = peer; }
+    void clear();
+    bool has_any() const;
+    // Empty if every blame ends at `dead`; else what does not. `everybody`: each other rank must have blamed someone.
+    std::string complaint(int num_ranks, int dead, bool everybody) const;
+    // Empty if every blame is `dead` itself.
+    std::string complaint_about_names(int num_ranks, int dead, bool everybody) const;
+
+  private:
+    int* peers_;
+};
+
+// The names of this library that are left in /dev/shm.
+std::vector<std::string> left_in_shared_memory();
+
+// The failures of all ranks but one, which may say what it likes.
+std::vector<std::string> failures_of_others(const RunReport& report, int rank);
+
+}  // namespace crossdock::testing

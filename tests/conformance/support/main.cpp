@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// crossdock_conformance [--world threads|processes|hosts|deterministic|gpu|gpu-processes|all-cpu] [--ranks N]
+//                       [--domain N] [--seed S] [--seeds COUNT]
+//                       [GoogleTest's own flags]
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "conformance/support/options.h"
+
+namespace crossdock::testing {
+namespace {
+
+constexpr const char* kUsage =
+    "crossdock_conformance: the conformance suite, in one world or all of the CPU's\n"
+    "  --world NAME   threads, processes, hosts, deterministic, gpu, gpu-processes or all-cpu (default: all-cpu)\n"
+    "  --ranks N      ranks of every test that does not fix their number itself, 1 .. 64\n"
+    "  --domain N     groups in load/store domains of N ranks, or the next fewer that divide theirs; in the world "
+    "hosts\n"
+    "                 also N ranks a host (NCCL_LSA_TEAM_SIZE, where that is set)\n"
+    "  --seed S       first seed of tests with random cases\n"
+    "  --seeds COUNT  number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
+    "  --gtest_...    GoogleTest's flags, for example --gtest_filter=Random.*\n";
+
+[[noreturn]] void refuse(const std::string& sentence) {
+    std::fprintf(stderr, "crossdock_conformance: %s\n%s", sentence.c_str(), kUsage);
+    std::exit(2);
+}
+
+uint64_t number(const std::string& flag, const std::string& text, uint64_t least, uint64_t most) {
+    char* end = nullptr;
+    const uint64_t value = std::strtoull(text.c_str(), &end, 0);
+    if (text.empty() || *end != '\0' || text[0] == '-' || value < least || value > most) {
+        refuse(fmt::format("{} is \"{}\", not a number from {} to {}", flag, text, least, most));
+    }
+    return value;
+}
+
+void select_world(const std::string& name) {
+    options().worlds.clear();
+    for (const WorldKind kind : kEveryWorld) {
+        if (name == world_name(kind) || (name == "all-cpu" && !is_gpu_world(kind))) options().worlds.push_back(kind);
+    }
+    if (options().worlds.empty()) {
+        refuse(fmt::format(
+            "--world is \"{}\", not threads, processes, hosts, deterministic, gpu, gpu-processes or all-cpu", name));
+    }
+}
+
+void parse(int argc, char** argv) {
+    select_world("all-cpu");
+    for (int i = 1; i < argc; ++i) {
+        const std::string flag = argv[i];
+        if (flag == "--help") {
+            std::fputs(kUsage, stdout);
+            std::exit(0);
+        }
+        if (i + 1 == argc) refuse(fmt::format("{} has no value, or is unknown", flag));
+        const std::string value = argv[++i];
+        if (flag == "--world") {
+            select_world(value);
+        } else if (flag == "--ranks") {
+            options().num_ranks = static_cast<int>(number(flag, value, 1, 64));
+        } else if (flag == "--domain") {
+            options().domain_ranks = static_cast<int>(number(flag, value, 1, 64));
+        } else if (flag == "--seed") {
+            options().seed = number(flag, value, 0, UINT64_MAX);
+        } else if (flag == "--seeds") {
+            options().num_seeds = number(flag, value, 1, 1000000000);
+        } else {
+            refuse(fmt::format("{} is unknown", flag));
+        }
+    }
+    // Where NCCL makes domains of several, groups have them, whatever they ask for.
+    const char* team = std::getenv("NCCL_LSA_TEAM_SIZE");
+    if (team != nullptr && !options().domain_ranks)
+        options().domain_ranks = static_cast<int>(number("NCCL_LSA_TEAM_SIZE", team, 1, 64));
+}
+
+}  // namespace
+}  // namespace crossdock::testing
+
+int main(int argc, char** argv) {
+    ::testing::InitGoogleTest(&argc, argv);
+    crossdock::testing::parse(argc, argv);
+    return RUN_ALL_TESTS();
+}
