@@ -21,7 +21,7 @@ struct LaunchedRank {
 std::optional<LaunchedRank> launched_rank();
 
 // A CPU communicator of all launched ranks. Those of several hosts meet as crossdockCommInitFromEnvironment says, those
-// of one host at `path`; empty: a file that is named after the process that started them all. Throws with a sentence
+// of one host at `path`; empty: a file that is named after the process that started them all. Throws with a message
 // after a minute.
 ncclComm_t meet(const LaunchedRank& launched, std::string path);
 

@@ -57,7 +57,7 @@ class WireFloor : public Floor {
 
 std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Options& options, ncclComm_t comm,
                                   tools::Device& device, const OperationBytes& largest) {
-    if (options.world != World::kGpu) {
+    if (!is_cuda(options.backend)) {
         return std::make_unique<CopyFloor>(largest);
     }
     uint64_t own_largest = 16;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the benchmark needs of GPUs, in a build without CUDA. The command line has refused --world gpu before any of
+// What the benchmark needs of GPUs, in a build without CUDA. The command line has refused --backend cuda before any of
 // these can be called.
 #include <stdexcept>
 

@@ -18,7 +18,7 @@ namespace {
 // Taken by this process; GPUs: by all processes that use this one.
 double used_mib(const Options& options) {
     constexpr double kMiB = 1 << 20;
-    if (options.world == World::kGpu) {
+    if (is_cuda(options.backend)) {
         return static_cast<double>(used_gpu_memory()) / kMiB;
     }
     long pages = 0;

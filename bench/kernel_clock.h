@@ -29,7 +29,7 @@ class KernelClock {
     virtual std::vector<KernelRecord> take(size_t num_meetings) = 0;
 };
 
-// Null where there is none; `why` is the sentence then.
+// Null where there is none; `why` is the message then.
 std::unique_ptr<KernelClock> make_kernel_clock(tools::Device& device, std::string& why);
 
 }  // namespace crossdock::bench

@@ -28,9 +28,9 @@ void EpLibrary::check(ncclResult_t result, const char* call) const {
     if (result == ncclSuccess) {
         return;
     }
-    const char* sentence = get_last_error != nullptr ? get_last_error() : "";
-    throw std::runtime_error(fmt::format("{}: {} failed with {}{}{}", name, call, static_cast<int>(result),
-                                         *sentence ? ": " : "", sentence));
+    const char* message = get_last_error != nullptr ? get_last_error() : "";
+    throw std::runtime_error(
+        fmt::format("{}: {} failed with {}{}{}", name, call, static_cast<int>(result), *message ? ": " : "", message));
 }
 
 EpLibrary own_library() {

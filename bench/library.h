@@ -33,19 +33,19 @@ struct EpLibrary {
     decltype(&crossdockGroupMemory) group_memory;
     decltype(&crossdockHandleSetSums) set_sums;
 
-    // Throws a sentence that names the library and the call, with the library's own where it has one.
+    // Throws a message that names the library and the call, with the library's own where it has one.
     void check(ncclResult_t result, const char* call) const;
 
     // Whether it is one of this project, of whatever version.
     bool is_crossdock() const { return get_last_error != nullptr; }
 
     // Whether it has communicators for CPUs.
-    bool has_cpu_worlds() const { return comm_init_all != nullptr; }
+    bool has_cpu_backends() const { return comm_init_all != nullptr; }
 };
 
 EpLibrary own_library();
 
-// Opens a library so that none of its symbols meets ours. Throws with a sentence where it cannot be opened or lacks a
+// Opens a library so that none of its symbols meets ours. Throws with a message where it cannot be opened or lacks a
 // function.
 EpLibrary open_library(const std::string& path);
 

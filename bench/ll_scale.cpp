@@ -133,12 +133,12 @@ int main(int argc, char** argv) {
     CLI::App app("Low latency over many ranks of one process, in load/store domains.", "ll_scale");
     app.add_option("--ranks", options.num_ranks, "ranks (64)")->check(tools::integer_range(1, 4096));
     app.add_option("--domain", options.domain_ranks, "ranks of a domain (8)")->check(tools::integer_range(1, 4096));
-    app.add_option("--tokens", options.num_tokens, "tokens a rank (1)")->check(tools::integer_range(1, 512));
+    app.add_option("--tokens", options.num_tokens, "tokens per rank (1)")->check(tools::integer_range(1, 512));
     app.add_option("--hidden", options.hidden, "elements of a row, fp32 (16)")->check(tools::integer_range(4, 32768));
-    app.add_option("--topk", options.topk, "experts a token, a power of two (2)")->check(tools::integer_range(1, 32));
+    app.add_option("--topk", options.topk, "experts per token, a power of two (2)")->check(tools::integer_range(1, 32));
     app.add_option("--trips", options.num_trips, "dispatches, and combines (2)")->check(tools::integer_range(1, 1000));
     app.add_option("--seed", options.seed, "draws the routing (1)");
-    app.add_flag("--threads", options.threads, "ranks are threads; without: fibers of the deterministic world");
+    app.add_flag("--threads", options.threads, "ranks are threads; without: fibers of the simulation");
     if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
 
     const auto begin = std::chrono::steady_clock::now();

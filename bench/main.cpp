@@ -25,7 +25,7 @@ void run_launched(const Options& options) {
 }
 
 int run_own(const Options& options) {
-    const bool as_processes = options.world == World::kProcesses || options.gpu_processes;
+    const bool as_processes = options.backend == Backend::kProcesses || options.backend == Backend::kCudaProcesses;
     const auto program = [&options](const tools::RankContext& context) { run_rank(context, options); };
     const auto ranks = as_processes ? tools::start_processes(options.num_ranks, program)
                                     : tools::start_threads(options.num_ranks, program);

@@ -39,7 +39,7 @@ Measurer::Measurer(const tools::RankContext& context, const Options& options, to
     : context_(context),
       options_(options),
       device_(device),
-      gpu_(options.world == World::kGpu ? make_gpu_stopwatch(device) : nullptr) {}
+      gpu_(is_cuda(options.backend) ? make_gpu_stopwatch(device) : nullptr) {}
 
 std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
     std::vector<std::vector<Sample>> samples(works.size());

@@ -15,7 +15,7 @@ struct NpyMatrix {
     std::vector<int64_t> values;  // row by row
 };
 
-// A two-dimensional array of little-endian int32 or int64 in C order, format version 1 to 3. Throws with a sentence.
+// A two-dimensional array of little-endian int32 or int64 in C order, format version 1 to 3. Throws with a message.
 NpyMatrix read_npy(const std::string& path);
 
 }  // namespace crossdock::bench

@@ -4,18 +4,6 @@
 
 namespace crossdock::bench {
 
-const char* world_name(World world) {
-    switch (world) {
-        case World::kThreads:
-            return "threads";
-        case World::kProcesses:
-            return "processes";
-        case World::kGpu:
-            return "gpu";
-    }
-    return "";
-}
-
 const char* operation_name(Operation operation) {
     switch (operation) {
         case Operation::kUpdate:

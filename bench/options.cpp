@@ -19,7 +19,9 @@ using tools::one_of;
 // The words of the command line, as they stand in the options.
 struct Words {
     std::string mode = "ll";
-    std::string world;
+    std::string backend;
+    std::string old_backend;
+    bool gpu_processes = false;
     std::string layout;
     std::string recipe = "none";
     std::string dtype = "bf16";
@@ -30,7 +32,7 @@ constexpr int kMaxLowLatencyTokens = 8192;
 
 size_t element_bytes(ncclDataType_t dtype) { return dtype == ncclFloat32 ? 4 : 2; }
 
-// The first sentence about options that do not go with the mode; empty if all do.
+// The first message about options that do not go with the mode; empty if all do.
 std::string find_misplaced(const Options& options, const Words& words) {
     if (!options.is_high_throughput()) {
         if (words.layout == "flat") {
@@ -73,7 +75,7 @@ std::string find_misplaced(const Options& options, const Words& words) {
     return "";
 }
 
-// The first sentence about options that do not go together; empty if they do.
+// The first message about options that do not go together; empty if they do.
 std::string find_contradiction(const Options& options, const Words& words, bool ranks_given) {
     if (const std::string misplaced = find_misplaced(options, words); !misplaced.empty()) {
         return misplaced;
@@ -101,17 +103,17 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
         return "--sums: sender is a choice of the layout em; rm always sums at the sender";
     }
     // Asking CUDA would spoil it for processes that are forked from this one; those ask for themselves.
-    if (options.world == World::kGpu && !options.gpu_processes && tools::num_cuda_devices() == 0) {
-        return "--world: gpu is not possible: " + tools::why_no_cuda();
+    if (options.backend == Backend::kCuda && tools::num_cuda_devices() == 0) {
+        return "--backend: cuda is not possible: " + tools::why_no_cuda();
     }
-    if (options.gpu_processes && options.world != World::kGpu) {
-        return "--gpu-processes: goes with --world gpu only";
+    if (words.gpu_processes && !is_cuda(options.backend)) {
+        return "--gpu-processes: goes with --backend cuda only";
     }
-    if ((options.kernels || options.overlap) && options.world != World::kGpu) {
-        return fmt::format("--{}: goes with --world gpu only", options.kernels ? "kernels" : "overlap");
+    if ((options.kernels || options.overlap) && !is_cuda(options.backend)) {
+        return fmt::format("--{}: goes with --backend cuda only", options.kernels ? "kernels" : "overlap");
     }
-    if (options.launched && options.world == World::kThreads) {
-        return "--world: threads is not possible where a launcher has started each rank as a process";
+    if (options.launched && options.backend == Backend::kThreads) {
+        return "--backend: threads is not possible where a launcher has started each rank as a process";
     }
     if (options.launched && ranks_given && options.num_ranks != options.launched->num_ranks) {
         return fmt::format("--ranks: {} is not the {} that {} has started", options.num_ranks,
@@ -157,9 +159,12 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         "ep_bench");
     Words words;
     app.add_option("--mode", words.mode, "ll: low latency, ht: high throughput (ll)")->check(one_of({"ll", "ht"}));
-    app.add_option("--world", words.world, "where the ranks run (threads; processes under mpirun, srun, torchrun)")
-        ->check(one_of({"threads", "processes", "gpu"}));
-    app.add_flag("--gpu-processes", options.gpu_processes, "--world gpu: a process a rank instead of a thread");
+    app.add_option("--backend", words.backend,
+                   "where the ranks run: threads, processes, cuda (a thread per GPU rank) or cuda-processes "
+                   "(threads; processes under mpirun, srun, torchrun)")
+        ->check(one_of({"threads", "processes", "cuda", "cuda-processes"}));
+    tools::add_deprecated(app, "--world", words.old_backend)->check(one_of({"threads", "processes", "gpu"}));
+    tools::add_deprecated_flag(app, "--gpu-processes", words.gpu_processes);
     CLI::Option* ranks = app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 512));
     app.add_option("--rendezvous", options.rendezvous_path, "under a launcher: the file where the ranks meet")
         ->type_name("FILE");
@@ -167,10 +172,10 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
                                  const char* description) {
         app.add_option(name, values, description)->delimiter(',')->check(integer_range(low, high));
     };
-    add_list("--tokens", options.tokens, 1, 1048576, "tokens a rank, a list (ll: 1,8,64,128; ht: 4096)");
+    add_list("--tokens", options.tokens, 1, 1048576, "tokens per rank, a list (ll: 1,8,64,128; ht: 4096)");
     add_list("--hidden", options.hidden_sizes, 4, 262144, "elements of a token, a list (7168)");
     add_list("--experts", options.expert_counts, 1, 1048576, "experts, multiples of the ranks, a list (256)");
-    add_list("--topk", options.topks, 1, 64, "experts a token, a list (8)");
+    add_list("--topk", options.topks, 1, 64, "experts per token, a list (8)");
     add_list("--sms", options.sms, 0, 1024, "most SMs of an operation, a list; 0: the library chooses (0)");
     app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major, flat (ll: em; ht: flat)")
         ->check(one_of({"em", "rm", "flat"}));
@@ -197,11 +202,11 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
                                   ->check(integer_range(1, 1000000));
     CLI::Option* warmups = app.add_option("--warmup", options.num_warmups, "iterations before them (ll: 10; ht: 5)")
                                ->check(integer_range(0, 1000000));
-    app.add_option("--graph-operations", options.graph_operations, "--world gpu: operations a graph, at most (20)")
+    app.add_option("--graph-operations", options.graph_operations, "--backend cuda: operations per graph, at most (20)")
         ->check(integer_range(1, 1000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
-    app.add_flag("--kernels", options.kernels, "--world gpu: also how long the kernels ran, by CUPTI");
-    app.add_flag("--overlap", options.overlap, "--world gpu: also what a matrix product loses between the halves");
+    app.add_flag("--kernels", options.kernels, "--backend cuda: also how long the kernels ran, by CUPTI");
+    app.add_flag("--overlap", options.overlap, "--backend cuda: also what a matrix product loses between the halves");
     app.add_option("--handles", options.num_handles, "also time so many passes, each with a handle of its own (0)")
         ->check(integer_range(0, 10000000));
     app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");
@@ -218,15 +223,21 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     if (options.launched && !*ranks) {
         options.num_ranks = options.launched->num_ranks;
     }
-    const std::map<std::string, World> worlds = {{"", options.launched ? World::kProcesses : World::kThreads},
-                                                 {"threads", World::kThreads},
-                                                 {"processes", World::kProcesses},
-                                                 {"gpu", World::kGpu}};
     const std::map<std::string, ncclEpDispQuant_t> recipes = {
         {"none", NCCL_EP_DISP_QUANT_NONE}, {"fwd", NCCL_EP_DISP_QUANT_FWD}, {"fp8", NCCL_EP_DISP_QUANT_DS_FP8E3M4}};
     const std::map<std::string, ncclDataType_t> dtypes = {
         {"bf16", ncclBfloat16}, {"fp16", ncclFloat16}, {"fp32", ncclFloat32}};
-    options.world = worlds.at(words.world);
+    if (!words.old_backend.empty()) {
+        tools::say_deprecated(app, backend_notice("--world", words.old_backend));
+        words.backend = words.old_backend;
+    }
+    options.backend =
+        backend_named(words.backend, {Backend::kThreads, Backend::kProcesses, Backend::kCuda, Backend::kCudaProcesses})
+            .value_or(options.launched ? Backend::kProcesses : Backend::kThreads);
+    if (words.gpu_processes) {
+        tools::say_deprecated(app, "--gpu-processes is deprecated: use --backend cuda-processes");
+        options.backend = options.backend == Backend::kCuda ? Backend::kCudaProcesses : options.backend;
+    }
     options.mode = words.mode == "ht" ? Mode::kHighThroughput : Mode::kLowLatency;
     const std::map<std::string, ncclEpLayout_t> layouts = {
         {"", options.is_high_throughput() ? NCCL_EP_LAYOUT_FLAT : NCCL_EP_LAYOUT_EXPERT_MAJOR},

@@ -9,18 +9,17 @@
 
 #include "bench/environment.h"
 #include "nccl_ep.h"
+#include "tools/common/backend.h"
 
 namespace crossdock::bench {
 
 enum class Mode { kLowLatency, kHighThroughput };
-enum class World { kThreads, kProcesses, kGpu };
 enum class Operation { kUpdate, kDispatch, kCombine, kPair };
 inline constexpr int kNumOperations = 4;
 
 struct Options {
     Mode mode = Mode::kLowLatency;
-    World world = World::kThreads;
-    bool gpu_processes = false;
+    Backend backend = Backend::kThreads;
     std::optional<LaunchedRank> launched;  // this process is one rank of a launcher's job
     std::string rendezvous_path;
 
@@ -62,7 +61,7 @@ struct Options {
     std::string json_path;
     std::string command_line;
 
-    // One copy of the options a setting.
+    // One copy of the options per setting.
     std::vector<Options> settings() const;
     std::vector<Operation> operations() const;  // that are timed
     int max_tokens() const;
@@ -71,11 +70,10 @@ struct Options {
     bool is_expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
 };
 
-// Fills options. Holds the exit status where the program must end: after --help, or after a sentence about an argument.
+// Fills options. Holds the exit status where the program must end: after --help, or after a message about an argument.
 std::optional<int> parse_options(int argc, char** argv, Options& options);
 
 const char* mode_name(Mode mode);
-const char* world_name(World world);
 const char* operation_name(Operation operation);
 const char* layout_name(const Options& options);
 const char* recipe_name(const Options& options);

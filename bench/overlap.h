@@ -30,7 +30,7 @@ class GpuOverlap {
 // A product of two bf16 matrices of this many rows and columns, by cuBLAS (opened at run time).
 inline constexpr int kProductEdge = 4096;
 
-// Null where there is no cuBLAS; `why` is the sentence then.
+// Null where there is no cuBLAS; `why` is the message then.
 std::unique_ptr<GpuOverlap> make_gpu_overlap(tools::Device& device, GpuGate& gate, std::string& why);
 
 }  // namespace crossdock::bench

@@ -33,7 +33,7 @@ class Libraries {
             libraries_.push_back(std::make_unique<EpLibrary>(open_library(options.library_path)));
         }
         for (const auto& library : libraries_) {
-            comms_.push_back(std::make_unique<LibraryComm>(*library, context, options.world));
+            comms_.push_back(std::make_unique<LibraryComm>(*library, context, options.backend));
         }
     }
 
@@ -192,7 +192,7 @@ class BenchRank {
 };
 
 std::unique_ptr<tools::Device> make_device(const tools::RankContext& context, const Options& options) {
-    if (options.world != World::kGpu) {
+    if (!is_cuda(options.backend)) {
         return tools::make_cpu_device();
     }
     return tools::make_cuda_device(options.launched ? options.launched->local_rank : context.rank);
@@ -239,7 +239,7 @@ void add_details(const tools::RankContext& context, const Options& options, nccl
 // How long another library's teardown may take.
 constexpr int kPatienceS = 5;
 
-// A sentence where a validation failed, else nothing; the same on every rank.
+// A message where a validation failed, else nothing; the same on every rank.
 std::string find_failure(const std::vector<CaseResult>& results) {
     size_t num_validations = 0;
     size_t num_wrong = 0;

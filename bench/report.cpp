@@ -48,7 +48,7 @@ void print_row(const Options& options, const CaseResult& result, const char* nam
     fmt::print(" {:>8} {:>8} {:>8} {:>8}", in_us(timing.time, &tools::Spread::median),
                in_us(timing.time, &tools::Spread::p99), in_us(timing.time, &tools::Spread::min),
                in_us(timing.time, &tools::Spread::max));
-    if (options.world == World::kGpu) {
+    if (is_cuda(options.backend)) {
         fmt::print(" {:>8} {:>7} {:>7}", in_us(timing.device, &tools::Spread::median),
                    in_us(timing.host, &tools::Spread::median), in_us(timing.host, &tools::Spread::min));
     }
@@ -83,16 +83,17 @@ Machine describe_machine(const Options& options) {
     machine.system = fmt::format("{} {}", names.sysname, names.release);
     machine.cpu = model_of_cpu();
     machine.num_cpus = static_cast<int>(std::thread::hardware_concurrency());
-    machine.gpu = options.world == World::kGpu ? describe_gpu() : "";
+    machine.gpu = is_cuda(options.backend) ? describe_gpu() : "";
     return machine;
 }
 
 void print_heading(const Options& options, const Machine& machine) {
     const char* mode = options.is_high_throughput() ? "high throughput" : "low latency";
-    const std::string ranks = options.world != World::kGpu
-                                  ? fmt::format("{} ranks as {}", options.num_ranks, world_name(options.world))
-                                  : fmt::format("{} ranks on GPUs, as {}", options.num_ranks,
-                                                options.gpu_processes || options.launched ? "processes" : "threads");
+    const std::string ranks =
+        !is_cuda(options.backend)
+            ? fmt::format("{} ranks as {}", options.num_ranks, backend_name(options.backend))
+            : fmt::format("{} ranks on GPUs, as {}", options.num_ranks,
+                          options.backend == Backend::kCudaProcesses || options.launched ? "processes" : "threads");
     fmt::print("{}\n", paint(Colour::kBold, std::string("ep_bench: ") + mode + ", " + ranks));
     fmt::print("  machine  {}, {} CPUs; {}\n", machine.cpu, machine.num_cpus, machine.system);
     if (!machine.gpu.empty()) {
@@ -111,7 +112,7 @@ void print_setting(const Options& setting) {
                setting.max_num_sms > 0 ? fmt::format(", at most {} SMs", setting.max_num_sms) : "");
     fmt::print("  {:>6} {:9} {:12} {:>8} {:>8} {:>8} {:>8}", "tokens", "operation", "library", "median", "p99", "min",
                "max");
-    if (setting.world == World::kGpu) {
+    if (is_cuda(setting.backend)) {
         fmt::print(" {:>8} {:>7} {:>7}", "device", "host", "min");
     }
     fmt::print(" {:>7} {:>7} {:>8} {:>8}\n", setting.is_high_throughput() ? "wire" : "v1 GB/s", "v2 GB/s", "floor",
@@ -141,7 +142,7 @@ void print_case(const Options& options, const CaseResult& result) {
 void print_footer(const Options& options, const std::vector<CaseResult>& results) {
     const OperationBytes& dispatch = results.back().bytes[static_cast<int>(Operation::kDispatch)];
     const OperationBytes& combine = results.back().bytes[static_cast<int>(Operation::kCombine)];
-    const bool on_gpu = options.world == World::kGpu;
+    const bool on_gpu = is_cuda(options.backend);
     fmt::print("\n  Times in us. {}\n",
                on_gpu
                    ? "Launch to end by events, mean over ranks; host: the call while the GPU is idle, median and min."

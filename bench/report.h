@@ -15,7 +15,7 @@ struct Machine {
     std::string system;  // kernel
     std::string cpu;
     int num_cpus = 0;
-    std::string gpu;  // empty in the CPU worlds
+    std::string gpu;  // empty in the CPU backends
 };
 
 Machine describe_machine(const Options& options);
@@ -29,7 +29,7 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
 void print_kernels(const std::vector<CaseResult>& results);
 void print_overlaps(const std::vector<CaseResult>& results);
 
-// What is known so far, where a file was asked for. Throws std::runtime_error with a sentence where it cannot be
+// What is known so far, where a file was asked for. Throws std::runtime_error with a message where it cannot be
 // written.
 void write_json(const Options& options, const Machine& machine, const std::vector<CaseResult>& results);
 

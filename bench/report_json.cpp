@@ -121,21 +121,21 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
     if (!machine.gpu.empty()) {
         json["machine"]["gpu"] = machine.gpu;
     }
-    json["case"] = {
-        {"mode", mode_name(options.mode)},
-        {"world", world_name(options.world)},
-        {"processes", options.world == World::kProcesses || options.gpu_processes || options.launched.has_value()},
-        {"ranks", options.num_ranks},
-        {"max_tokens", options.max_tokens()},
-        {"layout", layout_name(options)},
-        {"dtype", dtype_name(options)},
-        {"recipe", recipe_name(options)},
-        {"windows", options.windows},
-        {"routing", options.routing},
-        {"seed", options.seed},
-        {"skew_us", options.skew_us},
-        {"iterations", options.num_iterations},
-        {"warmup", options.num_warmups}};
+    json["case"] = {{"mode", mode_name(options.mode)},
+                    {"backend", backend_name(options.backend)},
+                    {"processes", options.backend == Backend::kProcesses ||
+                                      options.backend == Backend::kCudaProcesses || options.launched.has_value()},
+                    {"ranks", options.num_ranks},
+                    {"max_tokens", options.max_tokens()},
+                    {"layout", layout_name(options)},
+                    {"dtype", dtype_name(options)},
+                    {"recipe", recipe_name(options)},
+                    {"windows", options.windows},
+                    {"routing", options.routing},
+                    {"seed", options.seed},
+                    {"skew_us", options.skew_us},
+                    {"iterations", options.num_iterations},
+                    {"warmup", options.num_warmups}};
     if (options.is_high_throughput()) {
         json["case"]["pass"] = options.backward ? "backward" : "forward";
         json["case"]["eager"] = options.eager;
@@ -143,7 +143,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
     } else {
         json["case"]["sums"] = options.sender_sums ? "sender" : "exact";
     }
-    if (options.world == World::kGpu) {
+    if (is_cuda(options.backend)) {
         json["case"]["graph_operations"] = options.graph_operations;
     }
     // What is swept stands with each result; what all have in common stands here, too.

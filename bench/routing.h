@@ -10,7 +10,7 @@
 
 namespace crossdock::bench {
 
-// A sentence about a routing that is not to be had; empty if it is.
+// A message about a routing that is not to be had; empty if it is.
 std::string check_routing(const std::string& routing);
 
 // Expert ids [max_tokens][topk] of one rank. uniform: topk different experts. zipf:A: topk different ones, drawn with

@@ -42,7 +42,7 @@ void Workload::make_handle(ncclEpGroupConfig_t config, const ncclEpHandleConfig_
     if (handle_config != nullptr) {
         handle_config_ = *handle_config;
     }
-    used_before_ = options_.world == World::kGpu ? used_gpu_memory() : 0;
+    used_before_ = is_cuda(options_.backend) ? used_gpu_memory() : 0;
     start_up_.group = time_us(create_group) * 1e-3;
     start_up_.handle = time_us([this] { init_handle(); }) * 1e-3;
     note_memory();
@@ -68,7 +68,7 @@ void Workload::end_pass() {
 }
 
 void Workload::note_memory() {
-    const size_t used_now = options_.world == World::kGpu ? used_gpu_memory() : 0;
+    const size_t used_now = is_cuda(options_.backend) ? used_gpu_memory() : 0;
     device_bytes_ = used_now > used_before_ ? used_now - used_before_ : 0;
 }
 
@@ -109,7 +109,7 @@ void Workload::send(Operation operation) {
 void Workload::complete() { library_.check(library_.complete(handle_, nullptr, device_.stream()), "ncclEpComplete"); }
 
 TensorMemory* Workload::allocate(size_t bytes, bool in_window) {
-    memories_.push_back(std::make_unique<TensorMemory>(library_, comm(), options_.world, device_,
+    memories_.push_back(std::make_unique<TensorMemory>(library_, comm(), options_.backend, device_,
                                                        std::max<size_t>(bytes, 1), in_window));
     return memories_.back().get();
 }

@@ -20,9 +20,9 @@ Value broadcast(const tools::RankContext& context, const Value& own) {
 
 }  // namespace
 
-LibraryComm::LibraryComm(const EpLibrary& library, const tools::RankContext& context, World world)
+LibraryComm::LibraryComm(const EpLibrary& library, const tools::RankContext& context, Backend backend)
     : library_(library),
-      origin_(world == World::kGpu                            ? Origin::kNccl
+      origin_(is_cuda(backend)                                ? Origin::kNccl
               : library.comm_init_all == crossdockCommInitAll ? Origin::kHost
                                                               : Origin::kLibrary) {
     if (origin_ == Origin::kNccl) {
@@ -32,10 +32,10 @@ LibraryComm::LibraryComm(const EpLibrary& library, const tools::RankContext& con
         free_gpu_window(comm_, window);
     } else if (origin_ == Origin::kHost) {
         comm_ = context.host;
-    } else if (!library.has_cpu_worlds()) {
+    } else if (!library.has_cpu_backends()) {
         throw std::runtime_error("--library: " + library.name +
-                                 " has no communicators for CPUs; it runs with --world gpu");
-    } else if (world == World::kThreads) {
+                                 " has no communicators for CPUs; it runs with --backend cuda");
+    } else if (backend == Backend::kThreads) {
         std::vector<ncclComm_t> comms(static_cast<size_t>(context.num_ranks));
         if (context.rank == 0) {
             library.check(library.comm_init_all(comms.data(), context.num_ranks), "crossdockCommInitAll");
@@ -67,12 +67,12 @@ LibraryComm::~LibraryComm() {
     }
 }
 
-TensorMemory::TensorMemory(const EpLibrary& library, ncclComm_t comm, World world, tools::Device& device, size_t bytes,
-                           bool in_window)
-    : library_(library), comm_(comm), world_(world), device_(device) {
+TensorMemory::TensorMemory(const EpLibrary& library, ncclComm_t comm, Backend backend, tools::Device& device,
+                           size_t bytes, bool in_window)
+    : library_(library), comm_(comm), backend_(backend), device_(device) {
     if (!in_window) {
         data_ = device.allocate(bytes);
-    } else if (world == World::kGpu) {
+    } else if (is_cuda(backend)) {
         const GpuWindow window = make_gpu_window(comm, bytes);
         data_ = window.memory;
         window_ = window.window;
@@ -85,7 +85,7 @@ TensorMemory::TensorMemory(const EpLibrary& library, ncclComm_t comm, World worl
 TensorMemory::~TensorMemory() {
     if (window_ == nullptr) {
         device_.free(data_);
-    } else if (world_ == World::kGpu) {
+    } else if (is_cuda(backend_)) {
         free_gpu_window(comm_, {data_, window_});
     } else {
         library_.window_deregister(comm_, window_);

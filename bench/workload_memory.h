@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a library's communicator and tensors come from in each world.
+// Where a library's communicator and tensors come from on each backend.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct StartUp {
 // The communicator that a library's group is made on. Collective to make and to destroy.
 class LibraryComm {
   public:
-    LibraryComm(const EpLibrary& library, const tools::RankContext& context, World world);
+    LibraryComm(const EpLibrary& library, const tools::RankContext& context, Backend backend);
     ~LibraryComm();
     LibraryComm(const LibraryComm&) = delete;
     LibraryComm& operator=(const LibraryComm&) = delete;
@@ -47,7 +47,7 @@ class LibraryComm {
 class TensorMemory {
   public:
     // In a window: collective.
-    TensorMemory(const EpLibrary& library, ncclComm_t comm, World world, tools::Device& device, size_t bytes,
+    TensorMemory(const EpLibrary& library, ncclComm_t comm, Backend backend, tools::Device& device, size_t bytes,
                  bool in_window);
     ~TensorMemory();
     TensorMemory(const TensorMemory&) = delete;
@@ -74,7 +74,7 @@ class TensorMemory {
   private:
     const EpLibrary& library_;
     ncclComm_t comm_;
-    World world_;
+    Backend backend_;
     tools::Device& device_;
     void* data_ = nullptr;
     ncclWindow_t window_ = nullptr;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the build uses of others; found here, so that every folder sees it. None of it is needed to use the library.
 set(Boost_USE_STATIC_LIBS ON)
-find_package(Boost QUIET COMPONENTS context)  # fibers of the CPU worlds
+find_package(Boost QUIET COMPONENTS context)  # fibers of the CPU backends
 find_package(fmt QUIET)                       # messages
 if(NOT Boost_FOUND)
     list(APPEND missing_names "Boost's static library context")

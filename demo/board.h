@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks write what the report is made of: memory shared by the parent and all ranks, whatever the world.
+// Where the ranks write what the report is made of: memory shared by the parent and all ranks, whatever the backend.
 #pragma once
 
 #include <atomic>

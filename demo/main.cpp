@@ -24,15 +24,16 @@ namespace {
 constexpr double kGraceS = 10;
 
 std::unique_ptr<tools::RankRun> start(const Options& options, tools::RankProgram program) {
-    switch (options.world) {
-        case World::kProcesses:
+    switch (options.backend) {
+        case Backend::kProcesses:
             return tools::start_processes(options.num_ranks, std::move(program));
-        case World::kHosts:
+        case Backend::kHosts:
             return tools::start_hosts(options.num_ranks, options.num_ranks / options.num_nodes, std::move(program));
-        case World::kDeterministic:
+        case Backend::kSimulation:
             return tools::start_deterministic(options.num_ranks, options.schedule_seed, std::move(program));
-        case World::kThreads:
-        case World::kCuda:
+        case Backend::kThreads:
+        case Backend::kCuda:
+        case Backend::kCudaProcesses:  // not an option of the demo
             return tools::start_threads(options.num_ranks, std::move(program));
     }
     return nullptr;

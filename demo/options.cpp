@@ -14,6 +14,40 @@ namespace {
 
 constexpr int kMaxLowLatencyTokens = 512;
 
+const std::vector<Backend> kBackends = {Backend::kThreads, Backend::kProcesses, Backend::kHosts, Backend::kSimulation,
+                                        Backend::kCuda};
+
+// What --backend was in earlier versions; 0.3 still takes it.
+struct OldOptions {
+    bool processes = false;
+    bool threads = false;
+    bool network = false;
+    std::string device;
+    CLI::Option* seed = nullptr;
+
+    void add_to(CLI::App& app, Options& options) {
+        tools::add_deprecated_flag(app, "--processes", processes);
+        tools::add_deprecated_flag(app, "--threads", threads);
+        tools::add_deprecated_flag(app, "--network", network);
+        tools::add_deprecated(app, "--device", device)->check(tools::one_of({"cpu", "cuda"}));
+        seed = app.add_option("--deterministic", options.schedule_seed)->check(integer_range(0, INT64_MAX))->group("");
+    }
+
+    // The backend that one of them names, after a notice; else `backend`.
+    std::string said(const CLI::App& app, const std::string& backend) const {
+        const auto instead = [&](const char* option, const char* name, const char* more) {
+            tools::say_deprecated(app, fmt::format("{} is deprecated: use --backend {}{}", option, name, more));
+            return std::string(name);
+        };
+        if (device == "cuda") return instead("--device cuda", "cuda", "");
+        if (*seed) return instead("--deterministic SEED", "simulation", " --schedule-seed SEED");
+        if (network) return instead("--network", "hosts", "");
+        if (threads) return instead("--threads", "threads", "");
+        if (processes) return instead("--processes", "processes", "");
+        return backend;
+    }
+};
+
 }  // namespace
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
@@ -22,9 +56,8 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         "layer computed without any communication.",
         "crossdock_demo");
     std::string mode = "ll";
-    bool processes = false;
-    bool threads = false;
-    std::string device = "cpu";
+    std::string backend;
+    OldOptions old;
     int num_experts = 0;
     LayerShape& layer = options.layer;
 
@@ -37,24 +70,17 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
     app.add_option("--nodes", options.num_nodes, "nodes that the ranks play, a divisor of the ranks (1)")
         ->check(integer_range(1, 64));
-    bool network = false;
-    CLI::Option* network_flag =
-        app.add_flag("--network", network, "ranks are processes; nodes share no memory, and are connected by UCX");
-    CLI::Option* processes_flag = app.add_flag("--processes", processes, "ranks are processes (default)");
-    CLI::Option* threads_flag =
-        app.add_flag("--threads", threads, "ranks are threads")->excludes(processes_flag)->excludes(network_flag);
-    CLI::Option* seed_option =
-        app.add_option("--deterministic", options.schedule_seed, "ranks are fibers; SEED decides who runs when")
-            ->check(integer_range(0, INT64_MAX))
-            ->type_name("SEED")
-            ->excludes(processes_flag)
-            ->excludes(threads_flag)
-            ->excludes(network_flag);
-    app.add_option("--device", device, "where the layer runs; cuda: ranks are threads with GPUs (cpu)")
-        ->check(tools::one_of({"cpu", "cuda"}));
+    app.add_option("--backend", backend,
+                   "what ranks are: threads, processes, hosts (processes; nodes share no memory and are connected by "
+                   "UCX), simulation (fibers) or cuda (threads with GPUs) (processes)")
+        ->check(tools::one_of({"threads", "processes", "hosts", "simulation", "cuda"}));
+    app.add_option("--schedule-seed", options.schedule_seed, "simulation: decides who runs when (0)")
+        ->check(integer_range(0, INT64_MAX));
+    old.add_to(app, options);
     app.add_option("--json", options.json_path, "also write the report for machines to FILE")
         ->check(tools::writable_file());
-    app.add_option("--tokens", options.tokens_per_rank, "tokens a rank and step, at most (ll: 128; ht: the whole text)")
+    app.add_option("--tokens", options.tokens_per_rank,
+                   "tokens per rank and step, at most (ll: 128; ht: the whole text)")
         ->check(integer_range(1, 1048576));
     CLI::Option* steps_option = app.add_option("--steps", options.num_steps, "ll: steps, 0: the whole text (6)")
                                     ->check(integer_range(0, 1000000));
@@ -64,9 +90,9 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     CLI::Option* intermediate_option =
         app.add_option("--intermediate", layer.intermediate, "width inside an expert (ll: 256; ht: 64)")
             ->check(integer_range(1, 65536));
-    app.add_option("--experts", num_experts, "experts, a multiple of the ranks (8 a rank)")
+    app.add_option("--experts", num_experts, "experts, a multiple of the ranks (8 per rank)")
         ->check(integer_range(1, 65536));
-    app.add_option("--topk", layer.topk, "experts a token (4)")->check(integer_range(1, 32));
+    app.add_option("--topk", layer.topk, "experts per token (4)")->check(integer_range(1, 32));
     app.add_option("--seed", layer.seed, "draws the layer's weights (1)")->check(integer_range(0, INT64_MAX));
     if (const auto status = tools::parse_command_line(app, argc, argv)) {
         return status;
@@ -104,39 +130,11 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     if (layer.hidden % 8 != 0) {
         return tools::refuse(app, fmt::format("--hidden: {} is not a multiple of 8 from 8 to 32768", layer.hidden));
     }
-    if (device == "cuda") {
-        if (processes || network || *seed_option) {
-            return tools::refuse(app,
-                                 "--device: cuda runs its ranks as threads, not with --processes or --deterministic");
-        }
-        if (tools::num_cuda_devices() == 0) {
-            return tools::refuse(app, "--device: cuda is not possible: " + tools::why_no_cuda());
-        }
-        options.world = World::kCuda;
-    } else if (*seed_option) {
-        options.world = World::kDeterministic;
-    } else if (network) {
-        options.world = World::kHosts;
-    } else if (threads) {
-        options.world = World::kThreads;
+    options.backend = backend_named(old.said(app, backend), kBackends).value_or(Backend::kProcesses);
+    if (options.backend == Backend::kCuda && tools::num_cuda_devices() == 0) {
+        return tools::refuse(app, "--backend: cuda is not possible: " + tools::why_no_cuda());
     }
     return std::nullopt;
-}
-
-const char* world_name(World world) {
-    switch (world) {
-        case World::kProcesses:
-            return "processes";
-        case World::kHosts:
-            return "processes without common memory";
-        case World::kThreads:
-            return "threads";
-        case World::kDeterministic:
-            return "deterministic";
-        case World::kCuda:
-            return "cuda";
-    }
-    return "";
 }
 
 }  // namespace crossdock::demo

@@ -6,10 +6,11 @@
 #include <optional>
 #include <string>
 
+#include "tools/common/backend.h"
+
 namespace crossdock::demo {
 
 enum class Mode { kLowLatency, kHighThroughput };
-enum class World { kProcesses, kHosts, kThreads, kDeterministic, kCuda };
 
 // Sizes of the layer; the seed draws all its weights.
 struct LayerShape {
@@ -24,10 +25,10 @@ struct Options {
     std::string text_path;  // empty: the texts that are found here
     std::string json_path;  // empty: none
     Mode mode = Mode::kLowLatency;
-    World world = World::kProcesses;
-    uint64_t schedule_seed = 0;  // deterministic world
+    Backend backend = Backend::kProcesses;
+    uint64_t schedule_seed = 0;  // simulation
     int num_ranks = 8;
-    int num_nodes = 1;        // load/store domains that the ranks play
+    int num_nodes = 1;        // LSA teams that the ranks play
     int tokens_per_rank = 0;  // in one step; 0 (high throughput): all of the text
     int num_steps = 6;        // 0: to the end of the text. High throughput: 1
     LayerShape layer;
@@ -35,9 +36,7 @@ struct Options {
     bool is_high_throughput() const { return mode == Mode::kHighThroughput; }
 };
 
-// Fills options. Holds the exit status where the program must end: after --help, or after a sentence about an argument.
+// Fills options. Holds the exit status where the program must end: after --help, or after a message about an argument.
 std::optional<int> parse_options(int argc, char** argv, Options& options);
-
-const char* world_name(World world);
 
 }  // namespace crossdock::demo

@@ -8,12 +8,12 @@ namespace crossdock::demo {
 
 void run_rank(const tools::RankContext& context, const Options& options, const Text& text, size_t num_tokens,
               Board& board) {
-    const bool on_gpu = options.world == World::kCuda;
+    const bool on_gpu = options.backend == Backend::kCuda;
     const auto device = on_gpu ? tools::make_cuda_device(context.rank) : tools::make_cpu_device();
     RankReport& report = board.reports[static_cast<size_t>(context.rank)];
     RankTokens tokens;
     {
-        const LayerCommunicator comm(context, options.world);
+        const LayerCommunicator comm(context, options.backend);
         const auto run = options.is_high_throughput() ? run_high_throughput : run_low_latency;
         run(context, options, text, num_tokens, *device, comm.get(), board, tokens);
     }

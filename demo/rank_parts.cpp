@@ -20,8 +20,8 @@ crossdockTraffic_t traffic_of(ncclEpGroup_t group) {
 
 std::unique_ptr<ExpertRunner> make_experts(const Options& options, int rank, tools::Device& device) {
     const int num_local = options.layer.num_experts / options.num_ranks;
-    return options.world == World::kCuda ? make_cuda_experts(options.layer, rank * num_local, num_local, device)
-                                         : make_cpu_experts(options.layer, rank * num_local, num_local);
+    return options.backend == Backend::kCuda ? make_cuda_experts(options.layer, rank * num_local, num_local, device)
+                                             : make_cpu_experts(options.layer, rank * num_local, num_local);
 }
 
 void route_share(const LayerShape& shape, const Router& router, const Text& text, Share share, RankTokens& tokens) {

@@ -36,8 +36,9 @@ class Stopwatch {
 // The communicator that the group is made on: the host's, or NCCL's.
 class LayerCommunicator {
   public:
-    LayerCommunicator(const tools::RankContext& context, World world)
-        : is_nccl_(world == World::kCuda), comm_(is_nccl_ ? tools::make_nccl_communicator(context) : context.host) {}
+    LayerCommunicator(const tools::RankContext& context, Backend backend)
+        : is_nccl_(backend == Backend::kCuda),
+          comm_(is_nccl_ ? tools::make_nccl_communicator(context) : context.host) {}
     ~LayerCommunicator() {
         if (is_nccl_) {
             tools::destroy_nccl_communicator(comm_);

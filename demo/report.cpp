@@ -127,7 +127,7 @@ void print_step(const std::string& label, const double* seconds) {
 
 // Of high throughput.
 void print_passes(const Options& options, const Summary& summary) {
-    print_title(options.world == World::kDeterministic
+    print_title(options.backend == Backend::kSimulation
                     ? "Time, ms (all ranks take turns on one thread: a stage includes the others' work)"
                     : "Time, ms (the slowest rank's; dispatch and combine include waiting for late ranks)");
     print_step_heading("pass");
@@ -141,7 +141,7 @@ void print_passes(const Options& options, const Summary& summary) {
 void print_times(const Options& options, const Summary& summary) {
     constexpr size_t kMaxLines = 12;
     print_title(
-        options.world == World::kDeterministic
+        options.backend == Backend::kSimulation
             ? "Time of each step, ms (all ranks take turns on one thread: a stage includes the others' work)"
             : "Time of each step, ms (the slowest rank's; dispatch and combine include waiting for late ranks)");
     print_step_heading("step");
@@ -201,23 +201,23 @@ void print_check(const Summary& summary) {
 
 void print_heading(const Options& options, const Text& text, size_t num_tokens, int num_steps) {
     const LayerShape& layer = options.layer;
-    std::string world = world_name(options.world);
+    std::string backend = backend_name(options.backend);
     if (options.num_nodes > 1) {
-        world += fmt::format(" that play {} nodes", options.num_nodes);
+        backend += fmt::format(" that play {} nodes", options.num_nodes);
     }
-    if (options.world == World::kDeterministic) {
-        world += fmt::format(", seed {}", options.schedule_seed);
+    if (options.backend == Backend::kSimulation) {
+        backend += fmt::format(", seed {}", options.schedule_seed);
     }
     fmt::print("{}\n", paint(Colour::kBold, fmt::format("Crossdock: one Mixture-of-Experts layer over {} ranks ({})",
-                                                        options.num_ranks, world)));
+                                                        options.num_ranks, backend)));
     fmt::print("  text   {}: {} of its {} tokens\n", text.name, grouped(num_tokens), grouped(text.tokens.size()));
     fmt::print("  layer  hidden {}, {} SwiGLU experts of width {} ({} a rank), top-{}, bf16, seed {}\n", layer.hidden,
                layer.num_experts, layer.intermediate, layer.num_experts / options.num_ranks, layer.topk, layer.seed);
     if (options.is_high_throughput()) {
-        fmt::print("  step   one of up to {} tokens a rank; high throughput, expert-major, forward and backward\n",
+        fmt::print("  step   one of up to {} tokens per rank; high throughput, expert-major, forward and backward\n",
                    grouped(static_cast<uint64_t>(options.tokens_per_rank)));
     } else {
-        fmt::print("  steps  {} of up to {} tokens a rank; low latency, expert-major\n", num_steps,
+        fmt::print("  steps  {} of up to {} tokens per rank; low latency, expert-major\n", num_steps,
                    options.tokens_per_rank);
     }
     std::fflush(stdout);

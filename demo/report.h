@@ -16,7 +16,7 @@ void print_heading(const Options& options, const Text& text, size_t num_tokens, 
 // The report on stdout, at most 100 columns wide, ending with one line PASS or FAIL.
 void print_report(const Options& options, const Summary& summary);
 
-// Throws std::runtime_error with a sentence where the file cannot be written.
+// Throws std::runtime_error with a message where the file cannot be written.
 void write_json(const std::string& path, const Options& options, const Text& text, const Summary& summary);
 
 }  // namespace crossdock::demo

@@ -30,8 +30,8 @@ void write_json(const std::string& path, const Options& options, const Text& tex
     json["passed"] = summary.passed();
     json["failures"] = summary.failures;
     json["mode"] = options.is_high_throughput() ? "ht" : "ll";
-    json["world"] = world_name(options.world);
-    if (options.world == World::kDeterministic) {
+    json["backend"] = backend_name(options.backend);
+    if (options.backend == Backend::kSimulation) {
         json["schedule_seed"] = options.schedule_seed;
     }
     json["ranks"] = options.num_ranks;

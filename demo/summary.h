@@ -49,7 +49,7 @@ struct Summary {
     double reference_s = 0;     // of the slowest rank
     bool counts_agree = false;  // every expert received exactly the rows that were routed to it, in every step
     double total_s = 0;
-    std::vector<std::string> failures;  // sentences of ranks that did not end well; the rest is then incomplete
+    std::vector<std::string> failures;  // messages of ranks that did not end well; the rest is then incomplete
 
     bool passed() const {
         return failures.empty() && counts_agree && outputs.passed() &&

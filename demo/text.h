@@ -16,7 +16,7 @@ struct Text {
 };
 
 // Reads one file, or, with an empty path, the licence texts in /usr/share/common-licenses, or else this project's own
-// documents. Throws std::runtime_error with a sentence where there is nothing to read.
+// documents. Throws std::runtime_error with a message where there is nothing to read.
 Text read_text(const std::string& path);
 
 }  // namespace crossdock::demo

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // hello.c in C++: four ranks as threads, one expert each. Owners close what they opened, and a failed call throws
-// crossdock::Error with the library's sentence.
+// crossdock::Error with the library's message.
 #include <cstdio>
 #include <thread>
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first byte chooses the world, one rank on a communicator of threads, or two ranks in the deterministic world,
+// The first byte chooses the backend, one rank on a communicator of threads, or two ranks in the simulation,
 // whose seed is the second byte, whether there are high-throughput groups, and whether a rank may stop or differ from
 // the other one. The rest is the ranks' program.
 #include <cstdio>
@@ -52,8 +52,7 @@ void run_two_ranks(Input input, uint8_t seed, const SessionKind& kind) {
     // Ranks that make the same calls cannot break the protocol, and one that ends early or differs only makes calls
     // fail.
     if (result != ncclSuccess) {
-        std::fprintf(stderr, "the deterministic world ended with %d: %s\n", static_cast<int>(result),
-                     crossdockGetLastError());
+        std::fprintf(stderr, "the simulation ended with %d: %s\n", static_cast<int>(result), crossdockGetLastError());
         std::abort();
     }
     if (pair.passed[0].is_known && pair.passed[1].is_known && pair.passed[0] != pair.passed[1]) {

@@ -12,10 +12,10 @@ namespace crossdock::plugin {
 
 // NCCL's, once init was called.
 void set_log(LogFunction log) noexcept;
-void warn(const char* sentence) noexcept;
+void warn(const char* message) noexcept;
 // The last of them in this process, cut to `bytes` with its 0.
-void copy_last_warning(char* sentence, size_t bytes) noexcept;
-void inform(const char* sentence) noexcept;
+void copy_last_warning(char* message, size_t bytes) noexcept;
+void inform(const char* message) noexcept;
 
 // Runs `call` and turns what it throws into a result.
 template <class Call>

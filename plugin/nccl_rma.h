@@ -151,5 +151,5 @@ extern const crossdock::plugin::Rma13 ncclRmaPlugin_v13 __attribute__((visibilit
 // ncclDevCommCreate means that NCCL uses something else.
 __attribute__((visibility("default"))) int crossdockRmaPluginContexts(void);
 // The last warning in this process, cut to `bytes` with its 0; empty where there was none.
-__attribute__((visibility("default"))) void crossdockRmaPluginLastError(char* sentence, size_t bytes);
+__attribute__((visibility("default"))) void crossdockRmaPluginLastError(char* message, size_t bytes);
 }

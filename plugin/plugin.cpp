@@ -203,7 +203,7 @@ ncclResult_t progress(void* contexts) {
     return guarded([&] {
         Contexts& block = contexts_of(contexts);
         block.mesh->progress();
-        // NCCL asks queryLastError, which gives no sentence.
+        // NCCL asks queryLastError, which gives no message.
         if (!block.mesh->has_failed() || block.told_failure) return;
         block.told_failure = true;
         block.mesh->check();
@@ -275,6 +275,6 @@ const Rma13 ncclRmaPlugin_v13 = {
 };
 
 int crossdockRmaPluginContexts(void) { return g_num_contexts.load(); }
-void crossdockRmaPluginLastError(char* sentence, size_t bytes) { copy_last_warning(sentence, bytes); }
+void crossdockRmaPluginLastError(char* message, size_t bytes) { copy_last_warning(message, bytes); }
 
 }  // extern "C"

@@ -63,7 +63,7 @@ measure() {
     if [ "$SECONDS" -gt "$budget" ]; then left_out+=("$name"); return; fi
     local file=$results/$name-${ranks}x$model
     rm -f "$file.json"
-    timeout -k 5 90 "$bench" --world gpu --ranks "$ranks" "$@" --json "$file.json" >"$file.log" 2>&1
+    timeout -k 5 90 "$bench" --backend cuda --ranks "$ranks" "$@" --json "$file.json" >"$file.log" 2>&1
     local status=$?
     printf '%-36s %4d s  %s\n' "$name" $((SECONDS - start)) \
         "$([ $status = 0 ] && echo ok || echo "FAILED ($status): $(tail -n 1 "$file.log" | cut -c1-160)")"
@@ -125,7 +125,7 @@ conformance() {
     local suite=$here/bin/crossdock_conformance start=$SECONDS status
     [ -x "$suite" ] || suite=$here/../build/cuda/tests/conformance/crossdock_conformance
     [ -x "$suite" ] || { echo "no crossdock_conformance: left out"; return; }
-    NCCL_MULTI_RANK_GPU_ENABLE=1 timeout -k 5 120 "$suite" --world gpu --ranks "$ranks" --seeds 20 \
+    NCCL_MULTI_RANK_GPU_ENABLE=1 timeout -k 5 120 "$suite" --backend cuda --ranks "$ranks" --seeds 20 \
         >"$results/conformance.log" 2>&1
     status=$?
     printf '%-36s %4d s  %s  %s\n' conformance $((SECONDS - start)) "$([ $status = 0 ] && echo ok || echo "FAILED ($status)")" \

@@ -19,10 +19,10 @@ file() {
 }
 
 echo "Building"
-tool g++ "ok: compiles the CPU worlds" "./dev installs it"
+tool g++ "ok: compiles the CPU backends" "./dev installs it"
 tool cmake "ok" "./dev installs it"
 tool ninja "ok" "./dev installs it"
-file boost "/usr/lib/*/libboost_context.a" "ok: fibers of the CPU worlds"
+file boost "/usr/lib/*/libboost_context.a" "ok: fibers of the CPU backends"
 file fmt "/usr/include/fmt/format.h" "ok"
 file cli11 "/usr/include/CLI/CLI.hpp" "ok: demo and benchmark"
 file json "/usr/include/nlohmann/json.hpp" "ok: demo and benchmark"
@@ -31,7 +31,7 @@ file ucx "/usr/include/ucp/api/ucp.h" "ok: the network plugin"
 tool clang++ "ok: fuzzer, lint" "only for lint and the fuzzer; ./dev installs it"
 
 echo
-echo "CPU worlds"
+echo "CPU backends"
 line cores "$(nproc)" "ok: 8 ranks work on any number"
 memory_mib=$(awk '/MemAvailable/ {print int($2 / 1024)}' /proc/meminfo)
 line memory "$memory_mib MiB available" "$([ "$memory_mib" -ge 2048 ] && echo ok || echo "little: the demo wants 2 GiB")"
@@ -47,7 +47,7 @@ ucx_library=${CROSSDOCK_UCX_LIBRARY:-$(ldconfig -p 2>/dev/null | sed -nE 's|.*=>
 if [ -f "$ucx_library" ]; then
     line libucp "$ucx_library" "ok: CPU ranks of several hosts reach each other (docs/deployment.md)"
 else
-    line libucp "not found" "ranks of several hosts are refused with a sentence: install libucx0"
+    line libucp "not found" "ranks of several hosts are refused with a message: install libucx0"
 fi
 line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun tell where rank 0 is, mpirun does not"
 line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || echo "not set")" \
@@ -93,12 +93,12 @@ if command -v ucx_info >/dev/null; then
 fi
 
 echo
-echo "GPU world"
+echo "GPU backend"
 nvcc=$(command -v nvcc || compgen -G "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" || true)
 if [ -n "$nvcc" ]; then
     line nvcc "$("$nvcc" --version | sed -nE 's/.*release ([0-9.]+).*/CUDA \1/p'), $nvcc" "ok: builds the cuda preset"
 else
-    line nvcc "not found" "the cuda preset cannot be built here; CPU worlds work"
+    line nvcc "not found" "the cuda preset cannot be built here; CPU backends work"
 fi
 headers=${CROSSDOCK_NCCL_INCLUDE:-build/nccl/include}
 if [ -f "$headers/nccl_device.h" ]; then
@@ -122,7 +122,7 @@ if [ -f "$library" ]; then
     fi
     line libnccl "NCCL ${version:-of unknown version}, $library" "$verdict"
 else
-    line libnccl "not found" "GPU groups are refused with a sentence; CPU worlds work"
+    line libnccl "not found" "GPU groups are refused with a message; CPU backends work"
 fi
 if gpus=$(nvidia-smi --query-gpu=compute_cap,name,driver_version --format=csv,noheader 2>/dev/null); then
     while IFS=, read -r capability name driver; do

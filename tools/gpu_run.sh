@@ -68,7 +68,7 @@ checked() {
     local tool=$1
     if command -v compute-sanitizer >/dev/null; then
         step "$tool" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 --target-processes all \
-            "$here/bin/crossdock_conformance" --world gpu-processes --ranks 2 --seeds 6 \
+            "$here/bin/crossdock_conformance" --backend cuda-processes --ranks 2 --seeds 6 \
             --gtest_filter=Random.SmallShapesMatchTheReference
     else
         skip "$tool" "compute-sanitizer is not installed"
@@ -78,23 +78,23 @@ checked() {
 for name in ${steps//,/ }; do
     case $name in
         conformance)
-            # All routings of the exhaustive tests take the CPU worlds' speed; processes that share a GPU take turns of
+            # All routings of the exhaustive tests take the CPU backends' speed; processes that share a GPU take turns of
             # milliseconds.
             for count in ${ranks//,/ }; do
-                step "gpu-$count" "$here/bin/crossdock_conformance" --world gpu --ranks "$count" --seeds 300
-                step "gpu-processes-$count" "$here/bin/crossdock_conformance" --world gpu-processes --ranks "$count" \
+                step "gpu-$count" "$here/bin/crossdock_conformance" --backend cuda --ranks "$count" --seeds 300
+                step "gpu-processes-$count" "$here/bin/crossdock_conformance" --backend cuda-processes --ranks "$count" \
                     --seeds 3 --gtest_filter='-Exhaustive.*'
             done
             ;;
         demo)
-            step demo "$here/bin/crossdock_demo" --device cuda
-            step demo-ht "$here/bin/crossdock_demo" --mode ht --device cuda
+            step demo "$here/bin/crossdock_demo" --backend cuda
+            step demo-ht "$here/bin/crossdock_demo" --mode ht --backend cuda
             ;;
         bench)
             for count in ${ranks//,/ }; do
-                step "bench-$count" "$here/bin/ep_bench" --world gpu --ranks "$count" --validate \
+                step "bench-$count" "$here/bin/ep_bench" --backend cuda --ranks "$count" --validate \
                     --json "$results/bench-$count.json"
-                step "bench-ht-$count" "$here/bin/ep_bench" --world gpu --mode ht --ranks "$count" --tokens 1024 \
+                step "bench-ht-$count" "$here/bin/ep_bench" --backend cuda --mode ht --ranks "$count" --tokens 1024 \
                     --validate --json "$results/bench-ht-$count.json"
             done
             ;;

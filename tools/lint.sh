@@ -39,7 +39,7 @@ licence() {
         head -n 3 "$file" | grep -q "SPDX-License-Identifier: Apache-2.0" || echo "$file has no licence line"
     done
 }
-# What the CPU worlds say to the host's compiler or core is not meant.
+# What the CPU backends say to the host's compiler or core is not meant.
 assembly() { sources | grep -vE '^src/device/ptx.cuh$|^src/(device|runtime)/cpu/' | xargs -r grep -nE '\b(asm|__asm__)\b *(volatile|__volatile__)? *\(' /dev/null; }
 conditionals() { files 'src/kernels/*.h' 'src/kernels/*.cuh' | xargs -r grep -nE '^ *# *(if|ifdef|ifndef|elif)\b' /dev/null; }
 cuda_in_core() { files 'src/core/*' | xargs -r grep -nE '#include [<"](cuda|nccl_device)' /dev/null; }

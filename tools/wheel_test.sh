@@ -40,7 +40,7 @@ cd "$work" # nothing may be found beside the package
 venv=$work/venv/bin/python
 quietly "$venv" -m crossdock doctor
 quietly "$work/venv/bin/crossdock-run" --check
-quietly "$venv" -m crossdock demo --world processes --ranks 4 --steps 3 --json demo.json
+quietly "$venv" -m crossdock demo --backend processes --ranks 4 --steps 3 --json demo.json
 quietly "$venv" -m crossdock bench --ranks 2 --tokens 1 --iterations 2
 quietly "$work/venv/bin/pip" install -q --disable-pip-version-check matplotlib
 quietly "$venv" -m crossdock plot demo.json demo.svg

@@ -69,7 +69,7 @@ Json passes(const Options& options) {
 
 Json traffic(const Options& options) {
     fmt::print("\n{:<6} {:>14}  {:>16}  {:>12}   {} ranks, {} entries of fp32\n", "way", "bits a message",
-               "bytes a rank", "us a step", options.num_ranks, options.traffic_entries);
+               "bytes per rank", "us per step", options.num_ranks, options.traffic_entries);
     Json list = Json::array();
     constexpr int kSteps = 5;
     for (const TrafficResult& result :

@@ -25,7 +25,7 @@ struct PassResult {
     double end_gb_s = 0;    // read and written
 };
 
-// One rank. Throws with a sentence.
+// One rank. Throws with a message.
 PassResult time_passes(const PassSetting& setting);
 
 }  // namespace crossdock::bench

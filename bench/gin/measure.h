@@ -24,7 +24,7 @@ struct Result {
 };
 
 // Runs `rank` in two processes, with UCX_TLS set to `transports` unless that is empty. Rank 0 returns the result.
-// Throws a sentence if one fails.
+// Throws a message if one fails.
 struct Meeting;  // what they share
 using RankFunction = std::function<Result(Meeting& meeting, int rank)>;
 Result run_pair(const std::string& transports, const RankFunction& rank);

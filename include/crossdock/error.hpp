@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Crossdock's C++ layer, part 1: failed calls become exceptions that carry the library's sentence. C++11, header only.
+// Crossdock's C++ layer, part 1: failed calls become exceptions that carry the library's message. C++11, header only.
 #ifndef CROSSDOCK_ERROR_HPP_
 #define CROSSDOCK_ERROR_HPP_
 
@@ -13,10 +13,10 @@ namespace crossdock {
 // The names of the C++ layer are not those of the library inside, which may be linked statically.
 inline namespace cxx {
 
-// A failed call: what() is the sentence that names argument, value and range; code() is what the C function returned.
+// A failed call: what() is the message that names argument, value and range; code() is what the C function returned.
 class Error : public std::runtime_error {
   public:
-    Error(ncclResult_t code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
+    Error(ncclResult_t code, const std::string& message) : std::runtime_error(message), code_(code) {}
 
     ncclResult_t code() const { return code_; }
 

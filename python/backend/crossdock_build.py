@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's build backend: scikit-build-core, and the choice whether the GPU world is built, too.
+"""The package's build backend: scikit-build-core, and the choice whether the GPU backend is built, too.
 
 CROSSDOCK_CUDA, in the environment or as -C cmake.define.CROSSDOCK_CUDA, is ON, OFF or AUTO (also when it is not set).
 AUTO builds it where CUDA toolkit 13 or newer is found, and otherwise leaves it out; ON fails there. NCCL's headers are

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions: a class for each code of the library, whose text is the library's sentence."""
+"""Exceptions: a class for each code of the library, whose text is the library's message."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ class Error(Exception):
 
     code: int = 3
 
-    def __init__(self, sentence: str, code: int | None = None) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
         if code is not None:
             self.code = code
 
@@ -28,7 +28,7 @@ class SystemFailure(Error, OSError):
 
 
 class InternalError(Error, RuntimeError):
-    """A mistake of the library; please report the sentence."""
+    """A mistake of the library; please report the message."""
 
     code = 3
 
@@ -57,6 +57,6 @@ _BY_CODE: dict[int, type[Error]] = {
 }
 
 
-def error_of(code: int, sentence: str) -> Error:
+def error_of(code: int, message: str) -> Error:
     """The exception of a failed call; codes of NCCL that have no class of their own become an Error."""
-    return _BY_CODE.get(code, Error)(sentence, code)
+    return _BY_CODE.get(code, Error)(message, code)

@@ -87,11 +87,11 @@ class Program:
                 )
         return bool(loaded)
 
-    def sentence(self) -> str:
+    def message(self) -> str:
         """Which library serves which interface."""
         users = "nccl_ep.h, nccl.ep and TransformerEngine use" if self.home_library else "nccl_ep.h and nccl.ep use"
-        world = "" if has_cuda else ", which has no GPU backend: only CPU communicators work"
-        parts = [f"{users} {take_over.own_name()}, {self.library}{world}"]
+        note = "" if has_cuda else ", which has no GPU backend: only CPU communicators work"
+        parts = [f"{users} {take_over.own_name()}, {self.library}{note}"]
         if self.as_deep_ep:
             parts.append(deep_ep_sentence())
         if self.nccl:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds of CPU ranks in one line: a program is run once a rank, in threads or in processes."""
+"""CPU ranks in one line: a program is run once per rank, in threads or in processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
-    """Runs program(communicator, *arguments) once a rank, each in a thread, and returns what they returned.
+    """Runs program(communicator, *arguments) once per rank, each in a thread, and returns what they returned.
 
     If programs raise, all are awaited, and the first exception by rank is raised here; a RemoteError, which tells of
     another rank's trouble, only if there is no other.
@@ -53,7 +53,7 @@ def _raise_cause(failures: Sequence[BaseException | None]) -> None:
 
 
 def run_processes(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
-    """Runs program(communicator, *arguments) once a rank, each in a process of its own, and returns what they returned.
+    """Runs program(communicator, *arguments) once per rank, each in its own process, and returns what they returned.
 
     Processes are spawned, so program, arguments and results must be picklable, and a script needs the usual
     `if __name__ == "__main__"`. Exceptions are raised as those of run_threads, when all have ended; a process that ends

@@ -214,13 +214,13 @@ def arrays_and_streams(comm: Comm, gpu: Comm) -> None:
             handle.combine(received, ep.CombineOutputs(tokens=result, topk_weights=weights), stream=stream)
             torch.cuda.synchronize()
             compare(result, tokens * weights.sum(dim=1, keepdim=True), 1e-5)
-        for wrong, sentence in [
+        for wrong, message in [
             (tokens.cpu(), "inputs.tokens is in host memory, and the group's ranks are GPUs"),
             (tokens.cpu().numpy(), "inputs.tokens is in host memory"),
             (tokens[:, ::2], "not contiguous"),
             (tokens.double(), "float64"),
         ]:
-            with pytest.raises(ep.InvalidArgument, match=sentence):
+            with pytest.raises(ep.InvalidArgument, match=message):
                 handle.dispatch(wrong, received, layout_info=ep.LayoutInfo(expert_counters=counts))
         with pytest.raises(ep.InvalidArgument, match="stream is of type str"):
             handle.dispatch(tokens, received, stream="0")

@@ -99,14 +99,14 @@ def test_another_type_and_shape_of_the_same_bytes() -> None:
     with pytest.raises(ep.InvalidArgument, match="dtype is complex64"):
         ep.Tensor(source, dtype="complex64")
     wrong: Any
-    for wrong, sentence in ((7, "shape is 7, allowed"), ("48", "shape is 48"), ((4, "x"), "extent of shape is x")):
-        with pytest.raises(ep.InvalidArgument, match=sentence):
+    for wrong, message in ((7, "shape is 7, allowed"), ("48", "shape is 48"), ((4, "x"), "extent of shape is x")):
+        with pytest.raises(ep.InvalidArgument, match=message):
             ep.Tensor(source, shape=wrong)
     assert ep.Tensor(source, shape=[2, 16]).sizes == (2, 16)
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("source", "message"),
     [
         (np.zeros((4, 8), np.float32)[:, ::2], "not contiguous: dimension 1 has a stride of 8 bytes, expected 4"),
         (np.zeros((4, 8), np.float32).T, "not contiguous"),
@@ -121,13 +121,13 @@ def test_another_type_and_shape_of_the_same_bytes() -> None:
         (None, "None"),
     ],
 )
-def test_what_is_refused(source: Any, sentence: str) -> None:
-    with pytest.raises(ep.InvalidArgument, match=sentence):
+def test_what_is_refused(source: Any, message: str) -> None:
+    with pytest.raises(ep.InvalidArgument, match=message):
         ep.Tensor(source)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"shape": None}, "shape is None, allowed: a sequence of numbers"),
         ({"shape": (2, -4)}, "extent is -4, allowed: 0 and more"),
@@ -139,11 +139,11 @@ def test_what_is_refused(source: Any, sentence: str) -> None:
         ({"typestr": 4}, "'4' \\(its typestr\\), which the library does not have"),
     ],
 )
-def test_malformed_interfaces(changes: dict[str, Any], sentence: str) -> None:
+def test_malformed_interfaces(changes: dict[str, Any], message: str) -> None:
     class Broken:
         __cuda_array_interface__ = {"shape": (2, 4), "typestr": "<f4", "data": (4096, False), "version": 3} | changes
 
-    with pytest.raises(ep.InvalidArgument, match=sentence):
+    with pytest.raises(ep.InvalidArgument, match=message):
         ep.Tensor(Broken())
     del Broken.__cuda_array_interface__["data"]
     with pytest.raises(ep.InvalidArgument, match="has an array interface without data"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pip install finds a CUDA toolkit that it can use, does without, and fails with a sentence where it was told to."""
+"""pip install finds a CUDA toolkit that it can use, does without, and fails with a message where it was told to."""
 
 from __future__ import annotations
 

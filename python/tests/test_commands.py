@@ -16,10 +16,10 @@ from crossdock.__main__ import main
 SMALL = ["--ranks", "2", "--hidden", "32", "--experts", "4", "--topk", "2"]
 
 
-@pytest.mark.parametrize("world", ["threads", "processes"])
-def test_demo_and_its_heat_map(world: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("backend", ["threads", "processes"])
+def test_demo_and_its_heat_map(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "demo.json"
-    assert main(["demo", *SMALL, "--world", world, "--tokens", "8", "--steps", "3", "--json", str(report)]) == 0
+    assert main(["demo", *SMALL, "--backend", backend, "--tokens", "8", "--steps", "3", "--json", str(report)]) == 0
     assert "PASS" in capsys.readouterr().out
     rows = json.loads(report.read_text())["rows_from_to"]
     assert sum(map(sum, rows)) == 2 * 3 * 8 * 2
@@ -30,20 +30,28 @@ def test_demo_and_its_heat_map(world: str, tmp_path: Path, capsys: pytest.Captur
 def test_bench_and_its_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "bench.json"
     assert main(["bench", *SMALL, "--tokens", "1,8", "--iterations", "3", "--json", str(report)]) == 0
-    assert "tokens a rank" in capsys.readouterr().out
+    assert "tokens per rank" in capsys.readouterr().out
     assert main(["plot", str(report), str(tmp_path / "bench.png")]) == 0
     assert (tmp_path / "bench.png").stat().st_size > 1000
+
+
+def test_the_old_name_of_the_backend_still_works(capsys: pytest.CaptureFixture[str]) -> None:
+    """And one line says what to write instead."""
+    assert main(["demo", *SMALL, "--world", "processes", "--steps", "1", "--json", "-"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["backend"] == "processes"
+    assert said.err == "crossdock: --world processes is deprecated: use --backend processes\n"
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     found = capsys.readouterr().out
     assert "libnccl_ep.so" in found
-    assert "CPU worlds        works" in found
+    assert "CPU backends      works" in found
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["plot", "missing.json", "x.png"], "missing.json cannot be read"),
         (["demo", "--ranks", "3", "--experts", "4"], "num_experts is 4, allowed: positive multiples of the 3 ranks"),
@@ -51,9 +59,9 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "--topk", "99"], "num_topk is 99"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

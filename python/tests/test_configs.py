@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is given as a configuration and is none is refused with a sentence; sentences quote values whole."""
+"""What is given as a configuration and is none is refused with a message; messages quote values whole."""
 
 from __future__ import annotations
 

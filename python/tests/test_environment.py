@@ -48,7 +48,7 @@ def old_nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scope", ["RTLD_GLOBAL", "RTLD_LOCAL"])
 def test_an_older_nccl_that_is_loaded(scope: str, old_nccl: Path) -> None:
-    """The sentence says which file was loaded and what to do, however it came into the process."""
+    """The message says which file was loaded and what to do, however it came into the process."""
     program = f"""
 import ctypes
 ctypes.CDLL({str(old_nccl)!r}, mode=ctypes.{scope})
@@ -58,9 +58,9 @@ nccl.unique_id()
 """
     done = python(program, CROSSDOCK_NCCL_LIBRARY="/a/newer/libnccl.so.2")
     assert done.stdout == f"2.28.9 {old_nccl}\n"
-    sentence = done.stderr.splitlines()[-1]
-    assert f"InvalidUsage: NCCL 2.28.9 ({old_nccl}) is too old, 2.30.4 or newer is needed" in sentence
-    assert "start the program with python -m crossdock run, which loads that first" in sentence
+    message = done.stderr.splitlines()[-1]
+    assert f"InvalidUsage: NCCL 2.28.9 ({old_nccl}) is too old, 2.30.4 or newer is needed" in message
+    assert "start the program with python -m crossdock run, which loads that first" in message
 
 
 def test_no_nccl() -> None:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 CHECKS = [check.__name__ for check in gpu_checks.CHECKS]
 
 if not ep.has_cuda:
-    pytest.skip("this build of crossdock has no GPU world: skipped", allow_module_level=True)
+    pytest.skip("this build of crossdock has no GPU backend: skipped", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong arguments, wrong order, objects used too late, threads, fork: an exception with a sentence, never a crash."""
+"""Wrong arguments, wrong order, objects used too late, threads, fork: an exception with a message, never a crash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def routing(num_tokens: int = 2) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "sentence"),
+    ("fields", "kind", "message"),
     [
         ({"num_experts": 0}, ep.InvalidArgument, "num_experts is 0"),
         ({"max_token_bytes": 0}, ep.InvalidArgument, "max_token_bytes"),
@@ -47,9 +47,9 @@ def routing(num_tokens: int = 2) -> Any:
         ({"domain_ranks": None}, ep.InvalidArgument, "domain_ranks is None, allowed: the number of ranks"),
     ],
 )
-def test_configurations(fields: dict[str, Any], kind: type[Exception], sentence: str) -> None:
+def test_configurations(fields: dict[str, Any], kind: type[Exception], message: str) -> None:
     [comm] = ep.Communicator.create_threads(1)
-    with comm, pytest.raises(kind, match=sentence):
+    with comm, pytest.raises(kind, match=message):
         ep.Group(comm, **settings(**fields))
 
 
@@ -148,8 +148,8 @@ def test_wrong_calls_leave_the_group_usable() -> None:
             (lambda: group.init_handle(ep.Layout.EXPERT_MAJOR, 1, alignment=2), TypeError, "no field alignment"),
             (lambda: group.mask_query(), ep.InvalidUsage, "enable_mask"),
         ]
-        for call, kind, sentence in wrong:
-            with pytest.raises(kind, match=sentence):
+        for call, kind, message in wrong:
+            with pytest.raises(kind, match=message):
                 call()
         handle.update(routing())
         wrong = [
@@ -165,8 +165,8 @@ def test_wrong_calls_leave_the_group_usable() -> None:
             ),
             (lambda: handle.dropped_tokens(np.zeros(1, np.int32)), ep.InvalidArgument, "int64"),
         ]
-        for call, kind, sentence in wrong:
-            with pytest.raises(kind, match=sentence):
+        for call, kind, message in wrong:
+            with pytest.raises(kind, match=message):
                 call()
         handle.dispatch(tokens, received, layout_info=info)
         assert counts.tolist() == [2, 0]

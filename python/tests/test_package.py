@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as a whole: its names, the two kinds of CPU worlds, what imports what."""
+"""The package as a whole: its names, the two kinds of CPU backends, what imports what."""
 
 from __future__ import annotations
 

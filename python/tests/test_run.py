@@ -156,15 +156,15 @@ import subprocess, sys
 from crossdock.program import prepare
 program = prepare(needs_nccl=True)
 program.enter()
-print(program.sentence())
+print(program.message())
 {asking}
 sys.stdout.flush()
 subprocess.run([sys.executable, "-c", {asking!r}])
 """,
         LD_LIBRARY_PATH=f"{old.parent}:{new.parent}",
     )
-    sentence, *numbers = done.stdout.splitlines()
-    assert f"; NCCL is 2.30.7, {new}" in sentence, done.stderr
+    message, *numbers = done.stdout.splitlines()
+    assert f"; NCCL is 2.30.7, {new}" in message, done.stderr
     assert numbers == ["c_int(23007)"] * 2
 
 

@@ -293,13 +293,13 @@ def test_tensors_of_torch() -> None:
     described = ep.Tensor(tensor)
     assert (described.datatype, described.sizes, described.data) == ("bfloat16", (3, 4), tensor.data_ptr())
     assert ep.Tensor(torch.zeros(4, dtype=torch.float8_e4m3fn)).datatype == "float8_e4m3fn"
-    for wrong, sentence in [
+    for wrong, message in [
         (torch.zeros(4, 4).t(), "not contiguous"),
         (torch.zeros(4, device="meta"), "on device meta, allowed: cpu, cuda"),
         (torch.zeros(4, dtype=torch.complex64), "complex64"),
         (torch.zeros(()), "0 dimensions"),
     ]:
-        with pytest.raises(ep.InvalidArgument, match=sentence):
+        with pytest.raises(ep.InvalidArgument, match=message):
             ep.Tensor(wrong)
 
 
@@ -353,8 +353,8 @@ def test_wrong_recipes() -> None:
         ({"combine_recipe": ep.CombineQuantizationRecipe.MXFP8}, "combine_recipe is MXFP8, allowed here: NONE, NVFP4"),
         ({"recipe": fp8, "dtype": torch.bfloat16, "hidden": 128, "zero_copy": True}, "exclude each other"),
     ]
-    for fields, sentence in wrong:
-        with pytest.raises(ep.Error, match=sentence):
+    for fields, message in wrong:
+        with pytest.raises(ep.Error, match=message):
             exchange_of(comm, ep.Algorithm.LOW_LATENCY, **fields)
     with pytest.raises(ep.InvalidArgument, match="algorithm is HIGH_THROUGHPUT"):
         exchange_of(comm, ep.Algorithm.HIGH_THROUGHPUT, combine_recipe=nvfp4, dtype=torch.bfloat16, hidden=64)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C boundary's one catch wall: no exception leaves the library, and every failure leaves its sentence.
+// The C boundary's one catch wall: no exception leaves the library, and every failure leaves its message.
 #pragma once
 
 #include <new>

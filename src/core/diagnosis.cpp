@@ -237,23 +237,15 @@ std::string describe(const crossdockDiagnosis_t& diagnosis) {
             "send_only operation",
             diagnosis.epoch, diagnosis.rank, diagnosis.operation, diagnosis.handle);
     }
-    if (std::strcmp(diagnosis.step, "refused") == 0) {
+    // Another rank found it and told this one, which the other may mean.
+    const bool is_refused = std::strcmp(diagnosis.step, "refused") == 0;
+    if (is_refused || std::strcmp(diagnosis.step, "report") == 0) {
+        const bool means_us = diagnosis.seen == static_cast<uint64_t>(diagnosis.peer);
         return fmt::format(
-            "the group has failed: rank {} could not use what rank {} had announced, of which rank {} was told in {} "
+            "the group has failed: rank {} stopped: rank {} reported that it {} rank {} in {} "
             "(operation {}, handle {})",
-            diagnosis.seen, diagnosis.peer == static_cast<int>(diagnosis.seen) ? diagnosis.rank : diagnosis.peer,
-            diagnosis.rank, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
-    }
-    if (std::strcmp(diagnosis.step, "report") == 0 && diagnosis.seen == static_cast<uint64_t>(diagnosis.peer)) {
-        return fmt::format(
-            "the group has failed: rank {} waited in vain for rank {}, which was told in {} (operation {}, handle {})",
-            diagnosis.seen, diagnosis.rank, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
-    }
-    if (std::strcmp(diagnosis.step, "report") == 0) {
-        return fmt::format(
-            "the group has failed: rank {} waited in vain for rank {}, of which rank {} was told in {} (operation {}, "
-            "handle {})",
-            diagnosis.seen, diagnosis.peer, diagnosis.rank, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
+            diagnosis.rank, diagnosis.seen, is_refused ? "refused what was announced by" : "timed out waiting for",
+            means_us ? diagnosis.rank : diagnosis.peer, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
     }
     return fmt::format(
         "the group has failed: rank {} waited {} us for rank {} in {} (operation {}, handle {}, step {}: expected {}, "

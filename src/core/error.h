@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's one exception: a result code and the sentence for crossdockGetLastError. It never crosses the C
+// The library's one exception: a result code and the message for crossdockGetLastError. It never crosses the C
 // boundary (api/boundary.h).
 #pragma once
 
@@ -15,24 +15,24 @@ namespace crossdock {
 
 class Error : public std::exception {
   public:
-    Error(ncclResult_t code, std::string sentence) : code_(code), sentence_(std::move(sentence)) {}
+    Error(ncclResult_t code, std::string message) : code_(code), message_(std::move(message)) {}
     ncclResult_t code() const { return code_; }
-    const char* what() const noexcept override { return sentence_.c_str(); }
+    const char* what() const noexcept override { return message_.c_str(); }
 
   private:
     ncclResult_t code_;
-    std::string sentence_;
+    std::string message_;
 };
 
-// Throw an Error whose sentence names the argument, the value and the allowed range.
+// Throw an Error whose message names the argument, the value and the allowed range.
 template <typename... Args>
-[[noreturn]] void fail(ncclResult_t code, fmt::format_string<Args...> sentence, Args&&... args) {
-    throw Error(code, fmt::format(sentence, std::forward<Args>(args)...));
+[[noreturn]] void fail(ncclResult_t code, fmt::format_string<Args...> message, Args&&... args) {
+    throw Error(code, fmt::format(message, std::forward<Args>(args)...));
 }
 
 template <typename... Args>
-void require(bool condition, ncclResult_t code, fmt::format_string<Args...> sentence, Args&&... args) {
-    if (!condition) fail(code, sentence, std::forward<Args>(args)...);
+void require(bool condition, ncclResult_t code, fmt::format_string<Args...> message, Args&&... args) {
+    if (!condition) fail(code, message, std::forward<Args>(args)...);
 }
 
 }  // namespace crossdock

@@ -43,7 +43,8 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     }
     if (environment.is_verbose && group->rank() == 0) {
         warn(fmt::format(
-            "settings: {} ranks, {} experts, {} tokens a rank, {} bytes a token, SMs dispatch {} combine {}, timeout "
+            "settings: {} ranks, {} experts, {} tokens per rank, {} bytes per token, SMs dispatch {} combine {}, "
+            "timeout "
             "{} us, masks {}",
             config.num_ranks, config.num_experts, config.max_tokens, config.max_token_bytes, config.dispatch_sms,
             config.combine_sms, config.timeout_ns / 1000, config.masking ? "on" : "off"));

@@ -62,11 +62,11 @@ uint32_t resolve_domain_ranks(const Communicator& communicator, const Environmen
     const uint32_t largest = static_cast<uint32_t>(communicator.domain_ranks());
     const uint32_t wanted = environment.domain_ranks.value_or(static_cast<uint32_t>(option));
     if (wanted == 0) return largest;
-    require(wanted <= largest && largest % wanted == 0, ncclInvalidArgument,
-            "{} is {}: domains must be even, as NCCL's load/store (LSA) teams are, which have {} of the {} ranks here; "
-            "allowed: {}",
-            environment.domain_ranks ? "CROSSDOCK_DOMAIN_RANKS" : option_name, wanted, largest,
-            communicator.num_ranks(), divisors_of(largest));
+    require(
+        wanted <= largest && largest % wanted == 0, ncclInvalidArgument,
+        "{} is {}, allowed: {}, the divisors of the {} ranks in each of the communicator's LSA teams ({} ranks in all)",
+        environment.domain_ranks ? "CROSSDOCK_DOMAIN_RANKS" : option_name, wanted, divisors_of(largest), largest,
+        communicator.num_ranks());
     return wanted;
 }
 
@@ -93,7 +93,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     const uint32_t experts_per_rank = given.num_experts / num_ranks;
     constexpr uint64_t kMaxProduct = (uint64_t{1} << kRankOfExpertShift) - 1;
     require(is_ht || uint64_t{given.num_experts} * experts_per_rank <= kMaxProduct, ncclInvalidArgument,
-            "config->num_experts is {}, allowed in LL mode: at most {} with {} experts a rank", given.num_experts,
+            "config->num_experts is {}, allowed in LL mode: at most {} with {} experts per rank", given.num_experts,
             kMaxProduct / experts_per_rank, experts_per_rank);
     require(given.max_dispatch_tokens_per_rank > 0, ncclInvalidArgument,
             "config->max_dispatch_tokens_per_rank is 0, allowed: 1 and more");
@@ -154,8 +154,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     const uint32_t domain_ranks =
         resolve_domain_ranks(communicator, environment, options.domain_ranks, "options->domain_ranks");
     require(options.ht_masks == 0 || domain_ranks == num_ranks, ncclInvalidUsage,
-            "options->ht_masks is 1, allowed where all ranks share one load/store domain: there are {} ranks in "
-            "domains of {}",
+            "options->ht_masks is 1, allowed where all ranks are in one LSA team: there are {} ranks in "
+            "teams of {}",
             num_ranks, domain_ranks);
 
     GroupConfig config;

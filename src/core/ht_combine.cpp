@@ -26,8 +26,8 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     require(!is_quantised || is_expert_major(), ncclInvalidArgument,
             "config->quant_recipe is MXFP8, allowed in expert-major layout: this handle's is flat");
     require(!is_quantised || !group_->config().has_several_domains(), ncclInvalidUsage,
-            "config->quant_recipe is MXFP8, allowed where all ranks share one load/store domain: there are {} ranks in "
-            "domains of {}",
+            "config->quant_recipe is MXFP8, allowed where all ranks are in one LSA team: there are {} ranks in "
+            "teams of {}",
             group_->config().num_ranks, group_->config().domain_ranks);
     const bool is_backward = direction == NCCL_EP_BWD_PASS;
     DeviceScope device(group_->runtime());

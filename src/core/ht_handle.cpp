@@ -52,8 +52,8 @@ std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, nc
     const uint64_t slots = rows * std::min<uint64_t>(topk, experts);
     const uint64_t most = slots < INT32_MAX ? (INT32_MAX - slots) / experts : 0;
     require(layout != NCCL_EP_LAYOUT_EXPERT_MAJOR || alignment <= std::max<uint64_t>(most, 1), ncclInvalidArgument,
-            "config->dispatch_output_per_expert_alignment is {}, allowed with {} experts a rank: at most {}", alignment,
-            experts, most);
+            "config->dispatch_output_per_expert_alignment is {}, allowed with {} experts per rank: at most {}",
+            alignment, experts, most);
     std::shared_ptr<HtHandle> handle(new HtHandle(group, layout, topk));
     if (handle->is_expert_major() && alignment > 0) handle->alignment_ = static_cast<uint32_t>(alignment);
     if (handle->is_expert_major() && handle->is_eager()) {

@@ -70,7 +70,7 @@ void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) 
     expect_within(c.num_ranks, 1, kMostCounters, "num_ranks");
     require(c.num_experts > 0 && c.num_experts % c.num_ranks == 0, ncclInvalidArgument,
             "num_experts is {}, allowed: positive multiples of num_ranks ({})", c.num_experts, c.num_ranks);
-    expect_within(c.num_experts / c.num_ranks, 1, kMostCounters, "num_experts a rank");
+    expect_within(c.num_experts / c.num_ranks, 1, kMostCounters, "num_experts per rank");
     require(c.node_ranks > 0 && c.num_ranks % c.node_ranks == 0, ncclInvalidArgument,
             "node_ranks is {}, allowed: divisors of num_ranks ({})", c.node_ranks, c.num_ranks);
     expect_ids(c.topk_idx, c.id_type, c.num_tokens > 0 && c.num_topk > 0, "topk_idx");
@@ -108,7 +108,7 @@ void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream)
     expect_ids(l.ids, l.id_type, false, "ids");
     expect_ids(l.more_ids, l.id_type, false, "more_ids");
     require(l.weights == nullptr || l.has_weights != 0, ncclInvalidArgument,
-            "weights is an array and has_weights 0, expected NULL: the labels have no weights");
+            "weights is an array and has_weights 0, expected NULL: what was sent has no weights");
     if (l.counts != nullptr) {
         expect_within(l.rank_experts, 1, kMostCounters, "rank_experts");
         expect_within(l.alignment, 1, INT32_MAX, "alignment");

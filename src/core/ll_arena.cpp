@@ -76,12 +76,12 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLa
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     require(geometry.num_rows() < kLargestBytes / geometry.row_stride() / kNumBuffers, ncclInvalidArgument,
-            "config->max_token_bytes {} with {} tokens a rank, {} ranks and top-{} needs more than 2^48 bytes",
+            "config->max_token_bytes {} with {} tokens per rank, {} ranks and top-{} needs more than 2^48 bytes",
             config.max_token_bytes, config.max_tokens, config.num_ranks, topk);
     // Kernels number what arrives on a rank with 32 bits: choices, and the rows of its experts.
     const uint32_t a_slot = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? std::max(topk, config.experts_per_rank()) : topk;
     require(geometry.num_slots() * a_slot <= INT32_MAX, ncclInvalidArgument,
-            "config->max_dispatch_tokens_per_rank is {}, allowed: at most {} with {} ranks, {} experts a rank and "
+            "config->max_dispatch_tokens_per_rank is {}, allowed: at most {} with {} ranks, {} experts per rank and "
             "top-{} in this layout",
             config.max_tokens, INT32_MAX / (uint64_t{config.num_ranks} * a_slot), config.num_ranks,
             config.experts_per_rank(), topk);

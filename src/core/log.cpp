@@ -60,8 +60,8 @@ void print_as_nccl(const char* message) {
 
 }  // namespace
 
-ncclResult_t report_failure(ncclResult_t code, const char* sentence) noexcept {
-    std::snprintf(t_last_error, sizeof(t_last_error), "%s", sentence);
+ncclResult_t report_failure(ncclResult_t code, const char* message) noexcept {
+    std::snprintf(t_last_error, sizeof(t_last_error), "%s", message);
     if (nccl_warns())
         print_as_nccl(t_last_error);
     else if (debug_enabled())

@@ -10,7 +10,7 @@ namespace crossdock {
 
 // Remembers the message as the thread's last error and returns code. Prints the message where NCCL_DEBUG makes NCCL
 // print warnings, in NCCL's form, or else when NCCL_EP_DEBUG is on.
-ncclResult_t report_failure(ncclResult_t code, const char* sentence) noexcept;
+ncclResult_t report_failure(ncclResult_t code, const char* message) noexcept;
 const char* last_error() noexcept;
 
 // One line on stderr: always for warnings, for debug lines only when NCCL_EP_DEBUG is on.

@@ -224,7 +224,7 @@ void Mesh::look_for_stalls(uint64_t now) {
         if (!transport_.is_there(peer) && quiet_ns > kGraceNs) {
             blame(peer, fmt::format("rank {} left while {} transfers waited for it", peer, state.waits));
         } else if (quiet_ns >= config_.progress_timeout_ns) {
-            blame(peer, fmt::format("rank {} has taken nothing for {} ms, and {} transfers wait for it", peer,
+            blame(peer, fmt::format("rank {} accepted no data for {} ms: {} transfers wait for it", peer,
                                     quiet_ns / 1'000'000, state.waits));
         }
     }
@@ -253,20 +253,20 @@ std::string Mesh::why_gone(uint32_t peer) {
     return has_left && cpu::steady_now_ns() > state.gone_ns + kLastWordsNs ? "it has left the communicator" : "";
 }
 
-void Mesh::fail_all(std::string sentence) {
+void Mesh::fail_all(std::string message) {
     if (!failure_.empty() || is_closing_) return;
-    failure_ = std::move(sentence);
+    failure_ = std::move(message);
     has_failed_ = true;
 }
 
 // Nothing more is to be expected of the rank.
-void Mesh::blame(uint32_t rank, std::string sentence) {
+void Mesh::blame(uint32_t rank, std::string message) {
     if (!config_.outlives_ranks || rank == transport_.rank()) {
         if (failure_.empty() && !is_closing_) failed_rank_ = rank;
-        return fail_all(std::move(sentence));
+        return fail_all(std::move(message));
     }
     if (is_lost(rank) || is_closing_) return;
-    peers_[rank].lost = std::move(sentence);
+    peers_[rank].lost = std::move(message);
     peers_[rank].notes.clear();
     dropped_.push_back(rank);  // not here: the transport may be the one that calls
 }

@@ -4,7 +4,7 @@
 // A context orders only itself. A put is there when its signal is; a strong signal says that all earlier puts and
 // signals of its context to that rank are there as well. A put has ended when its source may be reused, a get when its
 // bytes are there. Who leaves, dies, sends nonsense or takes nothing for the timeout makes every later call fail with
-// a sentence that names the rank; a mesh that outlives its ranks drops what was meant for that rank, and goes on. Calls
+// a message that names the rank; a mesh that outlives its ranks drops what was meant for that rank, and goes on. Calls
 // of several threads take turns.
 #pragma once
 
@@ -139,7 +139,7 @@ class Mesh : private FrameSink {
     void on_departure(const Departure& departure) override;
 
     // mesh.cpp
-    void fail_all(std::string sentence);
+    void fail_all(std::string message);
     // For what the transport calls, or a thread that nobody watches: the device's errors fail the mesh.
     template <typename Work>
     void guarded(Work work) {
@@ -152,7 +152,7 @@ class Mesh : private FrameSink {
     }
     bool are_in(uint64_t step);
     void release(std::unique_lock<std::mutex>& lock, Region* region);
-    void blame(uint32_t rank, std::string sentence);
+    void blame(uint32_t rank, std::string message);
     bool is_lost(uint32_t rank) const { return !peers_[rank].lost.empty(); }
     bool is_reached(uint32_t rank) const { return !is_lost(rank) && transport_.is_there(rank); }
     bool is_idle() const;

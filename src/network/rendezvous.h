@@ -16,7 +16,7 @@ namespace crossdock::network {
 // What a rank tells about itself.
 struct RankCard {
     RankAddress address;
-    char host_name[64];  // 0-terminated; for sentences
+    char host_name[64];  // 0-terminated; for messages
     int64_t process;
     uint64_t process_start;  // in clock ticks from the host's start
 };

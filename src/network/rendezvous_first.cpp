@@ -150,15 +150,15 @@ class First {
             });
             if (!came) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
         }
-        std::string sentence = fmt::format("rank 0 waited {} ms at {} for ranks {}", rendezvous_.timeout_ns / 1'000'000,
-                                           rendezvous_.address, missing);
+        std::string message = fmt::format("rank 0 waited {} ms at {} for ranks {}", rendezvous_.timeout_ns / 1'000'000,
+                                          rendezvous_.address, missing);
         if (num_without_secret_ > 0)
-            sentence += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
-        sentence += door_.trouble();
+            message += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
+        message += door_.trouble();
         for (const Visitor& each : visitors_) {
-            if (each.hello) refuse(each, *each.hello, ncclRemoteError, sentence);
+            if (each.hello) refuse(each, *each.hello, ncclRemoteError, message);
         }
-        fail(ncclRemoteError, "{}", sentence);
+        fail(ncclRemoteError, "{}", message);
     }
 
     Attendance welcome() {

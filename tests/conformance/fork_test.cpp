@@ -115,7 +115,7 @@ void in_child(RankContext& context, const char* name, const std::function<int()>
 }
 
 TEST(Fork, AChildIsRefusedAndItsParentGoesOn) {
-    on_each_world({WorldKind::kThreads, WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kThreads, Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 77);
             Group group(context, problem);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Three hosts with a network between them: results are the same, a cut cable and a dead host are named within the
 // timeout, and with masks the others go on. Where namespaces are not allowed these tests say so.
-#include "worlds/host_network.h"
+#include "backends/host_network.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,12 +25,12 @@ constexpr uint64_t kTimeoutNs = 700'000'000;
 // Runs `program` on three hosts.
 void on_three_hosts(int ranks_per_host, const std::vector<int>& doomed,
                     const std::function<RankProgram(HostNetwork& network)>& make_program) {
-    if (!world_is_selected(WorldKind::kHosts)) GTEST_SKIP() << "it does not concern the selected worlds";
-    if (const std::string why = why_unavailable(WorldKind::kHosts); !why.empty()) GTEST_SKIP() << why;
+    if (!backend_is_selected(Backend::kHosts)) GTEST_SKIP() << "it does not concern the selected backends";
+    if (const std::string why = why_unavailable(Backend::kHosts); !why.empty()) GTEST_SKIP() << why;
     if (const std::string why = HostNetwork::why_impossible(); !why.empty()) GTEST_SKIP() << why;
     HostNetwork network(kHosts);
-    WorldSpec spec;
-    spec.kind = WorldKind::kHosts;
+    BackendSpec spec;
+    spec.kind = Backend::kHosts;
     spec.network = &network;
     spec.ranks_per_host = ranks_per_host;
     spec.doomed = doomed;
@@ -57,8 +57,8 @@ void step_until_failure(RankContext& context, Layer& layer) {
 
 // What UCX has to say reaches nobody's terminal. It would warn of a variable that it does not know.
 TEST(Hosts, UcxPrintsNothing) {
-    on_each_world({WorldKind::kHosts}, [](const WorldSpec& world) {
-        WorldSpec spec = world;
+    on_each_backend({Backend::kHosts}, [](const BackendSpec& backend) {
+        BackendSpec spec = backend;
         spec.ranks_per_host = 1;
         char name[] = "/tmp/crossdock_printed_XXXXXX";
         const int file = mkstemp(name);

@@ -23,10 +23,10 @@ constexpr Scales kForwarded[] = {
     {Recipe::kForward, ncclFloat32, 4}, {Recipe::kForward, ncclFloat16, 40}, {Recipe::kForward, ncclUint8, 16}};
 constexpr Scales kComputed[] = {{Recipe::kFp8, ncclFloat32, 4}};
 
-// All ranks in one load/store domain, and each in one of its own where the network is simulated.
-void with_domains(const WorldSpec& spec, const auto& run) {
+// All ranks in one LSA team, and each in one of its own where the network is simulated.
+void with_domains(const BackendSpec& spec, const auto& run) {
     run();
-    if (spec.kind != WorldKind::kDeterministic) return;
+    if (spec.kind != Backend::kSimulation) return;
     const WithDomain alone(1);
     run();
 }
@@ -60,7 +60,7 @@ void check_low_latency(RankContext& context, const Scales& scales, ncclEpLayout_
     }
 }
 
-void check_low_latency_everywhere(const WorldSpec& spec, const auto& table) {
+void check_low_latency_everywhere(const BackendSpec& spec, const auto& table) {
     for (const Scales& scales : table) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             for (const int max_tokens : {6, 40}) {  // on GPUs rows of few tokens travel in another form
@@ -75,19 +75,19 @@ void check_low_latency_everywhere(const WorldSpec& spec, const auto& table) {
 }
 
 TEST(ScaleAlignment, LowLatencyForwards) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         with_domains(spec, [&] { check_low_latency_everywhere(spec, kForwarded); });
     });
 }
 
 TEST(ScaleAlignment, LowLatencyQuantises) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         with_domains(spec, [&] { check_low_latency_everywhere(spec, kComputed); });
     });
 }
 
 TEST(ScaleAlignment, HighThroughput) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         with_domains(spec, [&] {
             for (const Scales& scales : kForwarded) {
                 for (const ncclEpLayout_t layout : kHtLayouts) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wrong arguments: a sentence with argument, value and range, and nothing has happened.
+// Wrong arguments: a message with argument, value and range, and nothing has happened.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
 
-// Works with `peer` until a call fails; the sentence must have the words.
+// Works with `peer` until a call fails; the message must have the words.
 void expect_failure(TestRank& rank, Session& session, const std::function<void()>& work,
                     std::initializer_list<const char*> words, int patience_s = 20) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(patience_s);
@@ -92,7 +92,7 @@ TEST_P(BadPeers, WhoTakesNothingIsNamed) {
                   const auto work = [&] {
                       if (requests.size() < 40) requests.push_back(session.put(1, memory, 0, 8 << 20, memory, 0));
                   };
-                  expect_failure(rank, session, work, {"rank 1", "has taken nothing for"});
+                  expect_failure(rank, session, work, {"rank 1", "accepted no data for"});
                   session.close();
                   kill(rank.process_of(1), SIGKILL);
               },

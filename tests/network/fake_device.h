@@ -10,7 +10,7 @@ namespace crossdock::network {
 void set_fake_device_seed(uint64_t seed);
 // Of each direction; small ones make operations wait for room.
 void set_fake_staging_bytes(uint64_t bytes);
-// Every call fails, with a sentence, once so many steps have been queued.
+// Every call fails, with a message, once so many steps have been queued.
 void set_fake_device_failure(uint64_t steps);
 
 }  // namespace crossdock::network

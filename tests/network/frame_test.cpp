@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parser of frames: what a rank of ours sends passes, each way to be malformed has its sentence.
+// The parser of frames: what a rank of ours sends passes, each way to be malformed has its message.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -48,10 +48,10 @@ TEST(Frame, GoodOnesPass) {
 }
 
 TEST(Frame, BadOnesAreRefused) {
-    const auto refused = [](auto change, uint64_t payload_bytes, const char* sentence) {
+    const auto refused = [](auto change, uint64_t payload_bytes, const char* message) {
         FrameHeader header = good_put();
         change(header);
-        EXPECT_STREQ(parse(header, payload_bytes), sentence);
+        EXPECT_STREQ(parse(header, payload_bytes), message);
     };
     refused([](auto& h) { h.source = 4; }, 100, "the source rank is out of range");
     refused([](auto& h) { h.reserved = 1; }, 100, "reserved bits are set");

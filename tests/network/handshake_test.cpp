@@ -45,7 +45,7 @@ struct Place {
         const auto blob = bytes_of(("I am " + std::to_string(rank)).c_str());
         return meet(listeners[rank], addresses, rank, blob, timeout_ns);
     }
-    // The sentence with which it fails.
+    // The message with which it fails.
     std::string fail_as(uint32_t rank, uint64_t timeout_ns) const {
         try {
             meet_as(rank, timeout_ns);
@@ -182,14 +182,14 @@ TEST(Handshake, RunningOutOfDescriptorsIsSaid) {
         const Socket next_fd(dup(0));
         limit.rlim_cur = static_cast<rlim_t>(next_fd.fd()) + 10;
         setrlimit(RLIMIT_NOFILE, &limit);
-        const std::string sentence = place.fail_as(1, 3 * kSecond);
+        const std::string message = place.fail_as(1, 3 * kSecond);
         rusage usage = {};
         getrusage(RUSAGE_SELF, &usage);
         const int64_t used_ms = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 +
                                 (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
-        const bool is_named = sentence.find("Too many open files") != std::string::npos &&
-                              sentence.find("ulimit -n") != std::string::npos;
-        if (!is_named || used_ms > 1500) std::fprintf(stderr, "%d ms: %s\n", int(used_ms), sentence.c_str());
+        const bool is_named =
+            message.find("Too many open files") != std::string::npos && message.find("ulimit -n") != std::string::npos;
+        if (!is_named || used_ms > 1500) std::fprintf(stderr, "%d ms: %s\n", int(used_ms), message.c_str());
         _exit(is_named && used_ms <= 1500 ? 0 : 1);
     }
     int status = -1;

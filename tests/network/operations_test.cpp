@@ -208,12 +208,12 @@ TEST(OperationsSign, ContextsAreCounted) {
             rank.expect(crossdockRmaPluginContexts() == 1, "a block of contexts was not counted");
         }
         rank.expect(crossdockRmaPluginContexts() == 0, "a destroyed one is still counted");
-        char sentence[16];
+        char message[16];
         void* comm = nullptr;
         rank.expect(ncclRmaPlugin_v14.connect(nullptr, nullptr, 2, 7, nullptr, &comm) == ncclInvalidArgument,
                     "rank 7 of 2");
-        crossdockRmaPluginLastError(sentence, sizeof(sentence));
-        rank.expect(std::string(sentence) == "rank 7 of 2 ran", std::string("the last error is: ") + sentence);
+        crossdockRmaPluginLastError(message, sizeof(message));
+        rank.expect(std::string(message) == "rank 7 of 2 ran", std::string("the last error is: ") + message);
     });
 }
 

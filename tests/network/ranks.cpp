@@ -71,10 +71,10 @@ void TestRank::await(int flag) {
     _exit(1);
 }
 
-void TestRank::fail(const std::string& sentence) {
+void TestRank::fail(const std::string& message) {
     const int place = state_->num_failures.fetch_add(1);
     if (place >= 32) return;
-    const std::string text = "rank " + std::to_string(rank_) + ": " + sentence;
+    const std::string text = "rank " + std::to_string(rank_) + ": " + message;
     std::strncpy(state_->failures[place], text.c_str(), sizeof(state_->failures[place]) - 1);
 }
 

@@ -31,9 +31,9 @@ class TestRank {
     void await(int flag);
 
     // Records a failure; the rank goes on.
-    void fail(const std::string& sentence);
-    void expect(bool condition, const std::string& sentence) {
-        if (!condition) fail(sentence);
+    void fail(const std::string& message);
+    void expect(bool condition, const std::string& message) {
+        if (!condition) fail(message);
     }
 
     pid_t process_of(int rank) const;

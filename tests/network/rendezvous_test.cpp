@@ -38,7 +38,7 @@ std::string free_address() {
 
 struct Outcome {
     std::vector<RankCard> cards;
-    std::string sentence;  // of a failure
+    std::string message;  // of a failure
 };
 
 std::future<Outcome> start(const Rendezvous& rendezvous) {
@@ -50,7 +50,7 @@ std::future<Outcome> start(const Rendezvous& rendezvous) {
         try {
             outcome.cards = attend(rendezvous, card).cards;
         } catch (const Error& error) {
-            outcome.sentence = error.what();
+            outcome.message = error.what();
         }
         return outcome;
     });
@@ -60,12 +60,12 @@ Rendezvous meeting(const std::string& address, uint32_t rank, uint32_t num_ranks
     return {address, "secret", rank, num_ranks, timeout_ns, ""};
 }
 
-void expect_words(const std::string& sentence, std::initializer_list<const char*> words) {
-    for (const char* word : words) EXPECT_NE(sentence.find(word), std::string::npos) << "'" << sentence << "'";
+void expect_words(const std::string& message, std::initializer_list<const char*> words) {
+    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << "'" << message << "'";
 }
 
 void expect_all(const Outcome& outcome, size_t num_ranks) {
-    EXPECT_EQ(outcome.sentence, "");
+    EXPECT_EQ(outcome.message, "");
     ASSERT_EQ(outcome.cards.size(), num_ranks);
     for (size_t rank = 0; rank < num_ranks; ++rank)
         EXPECT_EQ(outcome.cards[rank].process, static_cast<int64_t>(100 + rank));
@@ -86,10 +86,10 @@ TEST(Rendezvous, WhoDoesNotComeIsNamed) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 4, kSecond / 2));
     auto second = start(meeting(address, 2, 4));
-    expect_words(first.get().sentence, {"rank 0 waited 500 ms", "for ranks 1, 3"});
+    expect_words(first.get().message, {"rank 0 waited 500 ms", "for ranks 1, 3"});
     // Also to those who came.
-    expect_words(second.get().sentence, {"rank 2", "for ranks 1, 3"});
-    expect_words(start(meeting(free_address(), 1, 2, kSecond / 4)).get().sentence,
+    expect_words(second.get().message, {"rank 2", "for ranks 1, 3"});
+    expect_words(start(meeting(free_address(), 1, 2, kSecond / 4)).get().message,
                  {"rank 1 waited 250 ms for rank 0 at 127.0.0.1:", "refused"});
 }
 
@@ -98,7 +98,7 @@ TEST(Rendezvous, ContradictionsAreNamed) {
     auto first = start(meeting(address, 0, 3));
     auto second = start(meeting(address, 1, 3));
     Rendezvous wrong = meeting(address, 2, 4);
-    expect_words(start(wrong).get().sentence, {"rank 2 was refused", "num_ranks is 4 there, 3 on rank 0"});
+    expect_words(start(wrong).get().message, {"rank 2 was refused", "num_ranks is 4 there, 3 on rank 0"});
     // Of two processes that say that they are rank 1, one is.
     auto twin = start(meeting(address, 1, 3));
     const auto is_over = [](std::future<Outcome>& future) {
@@ -107,7 +107,7 @@ TEST(Rendezvous, ContradictionsAreNamed) {
     while (!is_over(second) && !is_over(twin)) {
     }
     std::future<Outcome>& refused = is_over(second) ? second : twin;
-    expect_words(refused.get().sentence, {"rank 1 is taken by process 101 of host here"});
+    expect_words(refused.get().message, {"rank 1 is taken by process 101 of host here"});
     expect_all(start(meeting(address, 2, 3)).get(), 3);
     expect_all(first.get(), 3);
     expect_all((&refused == &second ? twin : second).get(), 3);
@@ -149,8 +149,8 @@ TEST(Rendezvous, TheSecretIsNeeded) {
     auto first = start(meeting(address, 0, 2, kSecond));
     Rendezvous wrong = meeting(address, 1, 2, kSecond / 2);
     wrong.secret = "another";
-    expect_words(start(wrong).get().sentence, {"rank 1 waited 500 ms for rank 0", "CROSSDOCK_SECRET"});
-    expect_words(first.get().sentence, {"for ranks 1", "another CROSSDOCK_SECRET"});
+    expect_words(start(wrong).get().message, {"rank 1 waited 500 ms for rank 0", "CROSSDOCK_SECRET"});
+    expect_words(first.get().message, {"for ranks 1", "another CROSSDOCK_SECRET"});
 }
 
 // A stranger at rank 0's address, who is there first, chooses no error and no text.
@@ -186,8 +186,8 @@ TEST(Rendezvous, WhoGoesLeavesItsSeat) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 3));
     auto second = start(meeting(address, 1, 3, 3 * kSecond));
-    expect_words(start(meeting(address, 2, 4, 5 * kSecond)).get().sentence, {"num_ranks"});  // rank 0 is there
-    expect_words(second.get().sentence, {"rank 1 waited 3000 ms"});
+    expect_words(start(meeting(address, 2, 4, 5 * kSecond)).get().message, {"num_ranks"});  // rank 0 is there
+    expect_words(second.get().message, {"rank 1 waited 3000 ms"});
     second = start(meeting(address, 1, 3));
     expect_all(start(meeting(address, 2, 3)).get(), 3);
     expect_all(first.get(), 3);

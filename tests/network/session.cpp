@@ -130,10 +130,10 @@ void Session::await_word(const uint64_t& word, uint64_t least) {
 
 void expect_refused(TestRank& rank, ncclResult_t result, ncclResult_t wanted,
                     std::initializer_list<const char*> words) {
-    const std::string sentence = last_sentence();
+    const std::string message = last_sentence();
     rank.expect(result == wanted, "the result is " + std::to_string(result) + ", not " + std::to_string(wanted));
     for (const char* word : words) {
-        rank.expect(sentence.find(word) != std::string::npos, "'" + sentence + "' lacks '" + word + "'");
+        rank.expect(message.find(word) != std::string::npos, "'" + message + "' lacks '" + word + "'");
     }
 }
 

@@ -11,7 +11,7 @@
 
 namespace crossdock::network {
 
-// The sentence of this process's last failed call.
+// The message of this process's last failed call.
 std::string last_sentence();
 
 class Session {
@@ -27,7 +27,7 @@ class Session {
     void* comm() const { return comm_; }
     void* contexts() const { return contexts_; }
 
-    // Collective. Throws with the plugin's sentence where a call fails, like all that follows.
+    // Collective. Throws with the plugin's message where a call fails, like all that follows.
     void* add_memory(void* data, size_t bytes, int type = plugin::kPointerHost, uint64_t flags = 0);
     void remove_memory(void* memory);
 
@@ -56,7 +56,7 @@ class Session {
     void* contexts_ = nullptr;
 };
 
-// The result of a call that has to fail, and its sentence.
+// The result of a call that has to fail, and its message.
 void expect_refused(TestRank& rank, ncclResult_t result, ncclResult_t wanted, std::initializer_list<const char*> words);
 
 }  // namespace crossdock::network

@@ -80,9 +80,21 @@ std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv) {
     }
 }
 
-int refuse(const CLI::App& app, const std::string& sentence) {
-    fmt::print(stderr, "{}: {} ({} --help lists the options)\n", app.get_name(), sentence, app.get_name());
+int refuse(const CLI::App& app, const std::string& message) {
+    fmt::print(stderr, "{}: {} ({} --help lists the options)\n", app.get_name(), message, app.get_name());
     return kUsageStatus;
+}
+
+CLI::Option* add_deprecated(CLI::App& app, const std::string& name, std::string& value) {
+    return app.add_option(name, value)->group("");
+}
+
+CLI::Option* add_deprecated_flag(CLI::App& app, const std::string& name, bool& value) {
+    return app.add_flag(name, value)->group("");
+}
+
+void say_deprecated(const CLI::App& app, const std::string& notice) {
+    if (!notice.empty()) fmt::print(stderr, "{}: {}\n", app.get_name(), notice);
 }
 
 }  // namespace crossdock::tools

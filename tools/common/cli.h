@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the command lines of the tools have in common: one sentence for a wrong argument, exit status 2.
+// What the command lines of the tools have in common: one message for a wrong argument, exit status 2.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,7 +13,7 @@ namespace crossdock::tools {
 
 inline constexpr int kUsageStatus = 2;
 
-// A whole number from low to high; the sentence names the value and the range.
+// A whole number from low to high; the message names the value and the range.
 CLI::Validator integer_range(int64_t low, int64_t high);
 
 // The same for a number with a fraction.
@@ -25,10 +25,17 @@ CLI::Validator one_of(std::vector<std::string> words);
 // A file that can be written; it is made if it is not there, and nothing in it changes.
 CLI::Validator writable_file();
 
-// Parses. Holds the exit status where the program must end: 0 after --help, kUsageStatus after a sentence on stderr.
+// Parses. Holds the exit status where the program must end: 0 after --help, kUsageStatus after a message on stderr.
 std::optional<int> parse_command_line(CLI::App& app, int argc, char** argv);
 
-// Says `sentence` on stderr as the program's; returns kUsageStatus.
-int refuse(const CLI::App& app, const std::string& sentence);
+// Says `message` on stderr as the program's; returns kUsageStatus.
+int refuse(const CLI::App& app, const std::string& message);
+
+// An option of earlier versions that still works and that --help does not show.
+CLI::Option* add_deprecated(CLI::App& app, const std::string& name, std::string& value);
+CLI::Option* add_deprecated_flag(CLI::App& app, const std::string& name, bool& value);
+
+// Says on stderr what to use instead; nothing for an empty notice.
+void say_deprecated(const CLI::App& app, const std::string& notice);
 
 }  // namespace crossdock::tools

@@ -30,13 +30,13 @@ class Device {
 std::unique_ptr<Device> make_cpu_device();
 
 // A GPU, the index-th of those that are here or, when they are fewer, counted again from the first, and a stream of its
-// own. Throws with a sentence in a build without CUDA, and where there is no GPU.
+// own. Throws with a message in a build without CUDA, and where there is no GPU.
 std::unique_ptr<Device> make_cuda_device(int index);
 
 // GPUs here; 0 in a build without CUDA and on a machine without a driver.
 int num_cuda_devices();
 
-// Why there are none: a sentence.
+// Why there are none: a message.
 std::string why_no_cuda();
 
 // An NCCL communicator over the ranks of `context`, on the current GPU; NCCL is opened at run time (libnccl.so.2, or

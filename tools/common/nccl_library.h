@@ -23,10 +23,10 @@ struct NcclLibrary {
     decltype(&ncclGetLsaDevicePointer) get_lsa_device_pointer;
 };
 
-// Opened at the first call: libnccl.so.2, or what CROSSDOCK_NCCL_LIBRARY names. Throws with a sentence.
+// Opened at the first call: libnccl.so.2, or what CROSSDOCK_NCCL_LIBRARY names. Throws with a message.
 const NcclLibrary& nccl_library();
 
-// Throw a sentence that names the call.
+// Throw a message that names the call.
 void check_nccl(ncclResult_t result, const char* call);
 void check_cuda(cudaError_t result, const char* call);
 

@@ -27,10 +27,10 @@ using Clock = std::chrono::steady_clock;
 struct RankEnd {
     std::atomic<bool> ended;
     std::atomic<bool> failed;
-    char sentence[1022];
+    char message[1022];
 
     void fail(const char* text) {
-        std::snprintf(sentence, sizeof sentence, "%s", text);
+        std::snprintf(message, sizeof message, "%s", text);
         failed.store(true, std::memory_order_release);
     }
 };
@@ -81,11 +81,11 @@ class ThreadRun : public RankRun {
     std::vector<RankFailure> failures() override {
         std::vector<RankFailure> failures;
         if (state_->whole[0].failed.load(std::memory_order_acquire)) {
-            failures.push_back({-1, state_->whole[0].sentence});
+            failures.push_back({-1, state_->whole[0].message});
         }
         for (size_t rank = 0; rank < state_->ends.size(); ++rank) {
             if (state_->ends[rank].failed.load(std::memory_order_acquire)) {
-                failures.push_back({static_cast<int>(rank), state_->ends[rank].sentence});
+                failures.push_back({static_cast<int>(rank), state_->ends[rank].message});
             } else if (hanging_ && !state_->ends[rank].ended.load(std::memory_order_acquire)) {
                 failures.push_back({static_cast<int>(rank), "did not end after another rank had failed"});
             }
@@ -152,7 +152,7 @@ class ProcessRun : public RankRun {
         for (size_t rank = 0; rank < pids_.size(); ++rank) {
             const int status = statuses_[rank];
             if (ends_[rank].failed.load(std::memory_order_acquire)) {
-                failures.push_back({static_cast<int>(rank), ends_[rank].sentence});
+                failures.push_back({static_cast<int>(rank), ends_[rank].message});
             } else if (pids_[rank] == 0 && WIFSIGNALED(status)) {
                 const bool killed_here = gave_up_on_[rank] != 0;
                 failures.push_back(
@@ -272,7 +272,7 @@ std::unique_ptr<RankRun> start_deterministic(int num_ranks, uint64_t seed, RankP
 }
 
 std::string to_string(const RankFailure& failure) {
-    return failure.rank < 0 ? failure.sentence : fmt::format("rank {}: {}", failure.rank, failure.sentence);
+    return failure.rank < 0 ? failure.message : fmt::format("rank {}: {}", failure.rank, failure.message);
 }
 
 }  // namespace crossdock::tools

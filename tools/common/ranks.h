@@ -12,7 +12,7 @@
 
 namespace crossdock::tools {
 
-// What a rank's program gets. `host` is a CPU communicator of all ranks: the group's own in the CPU worlds, and the
+// What a rank's program gets. `host` is a CPU communicator of all ranks: the group's own in the CPU backends, and the
 // host side's meeting place (barriers, exchanging ids and results) for ranks on GPUs.
 struct RankContext {
     int rank = 0;
@@ -20,13 +20,13 @@ struct RankContext {
     ncclComm_t host = nullptr;
 };
 
-// Fails by throwing a std::exception, whose what() is the rank's sentence.
+// Fails by throwing a std::exception, whose what() is the rank's message.
 using RankProgram = std::function<void(const RankContext&)>;
 
 // rank -1: the run as a whole.
 struct RankFailure {
     int rank;
-    std::string sentence;
+    std::string message;
 };
 
 // Ranks that were started.
@@ -55,7 +55,7 @@ std::unique_ptr<RankRun> start_hosts(int num_ranks, int ranks_per_host, RankProg
 
 std::unique_ptr<RankRun> start_deterministic(int num_ranks, uint64_t seed, RankProgram program);
 
-// "rank 3: ..." or just the sentence.
+// "rank 3: ..." or just the message.
 std::string to_string(const RankFailure& failure);
 
 }  // namespace crossdock::tools

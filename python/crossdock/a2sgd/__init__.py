@@ -16,8 +16,8 @@ from __future__ import annotations
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
-    sentence = f"crossdock.a2sgd needs PyTorch: pip install 'crossdock[torch]' ({error}); crossdock.A2sgd does not"
-    raise ModuleNotFoundError(sentence, name=error.name) from error
+    message = f"crossdock.a2sgd needs PyTorch: pip install 'crossdock[torch]' ({error}); crossdock.A2sgd does not"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 from crossdock.a2sgd.hook import HookState, hook
 from crossdock.a2sgd.optimizer import Optimizer

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 import crossdock as ep
-from crossdock.cli.layer import Layer, add_world_arguments, run_world
+from crossdock.cli.layer import Layer, add_backend_arguments, run_ranks
 from crossdock.cli.table import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_world_arguments(parser, ranks=4, hidden=1024, experts=32, topk=4)
-    parser.add_argument("--tokens", default="1,4,16,64,128", help="tokens a rank, a list with commas (1,4,16,64,128)")
+    add_backend_arguments(parser, ranks=4, hidden=1024, experts=32, topk=4)
+    parser.add_argument("--tokens", default="1,4,16,64,128", help="tokens per rank, a list with commas (1,4,16,64,128)")
     parser.add_argument("--iterations", type=int, default=30)
 
 
@@ -59,7 +59,7 @@ def run_rank(comm: ep.Communicator, options: argparse.Namespace, tokens: list[in
 
 def main(options: argparse.Namespace) -> int:
     tokens = [int(number) for number in options.tokens.split(",")]
-    ranks = run_world(options, run_rank, tokens)
+    ranks = run_ranks(options, run_rank, tokens)
     results: list[dict[str, Any]] = []
     for index, num_tokens in enumerate(tokens):
         us = {name: median(time for rank in ranks for time in rank[index][name]) for name in ranks[0][index]}
@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
         floor = {name: {"time_us": {"median": us["floor"] * (1 + (name == "pair"))}} for name in timed}
         library: dict[str, Any] = {"name": "crossdock", "version": ep.get_version(), **timed}
         results.append({"tokens": num_tokens, "floor": floor, "libraries": [library]})
-    case = {"mode": "ll", "world": options.world, "ranks": options.ranks, "layout": "expert-major", "dtype": "fp32"}
+    case = {"mode": "ll", "backend": options.backend, "ranks": options.ranks, "layout": "expert-major", "dtype": "fp32"}
     case |= {"hidden": options.hidden, "experts": options.experts, "topk": options.topk}
     report = {"machine": {"system": platform.system()}, "case": case, "results": results}
     if options.json == "-":
@@ -82,8 +82,8 @@ def main(options: argparse.Namespace) -> int:
         cells = [library["dispatch"], library["combine"], result["floor"]["dispatch"]]
         rows.append((str(result["tokens"]), *(f"{cell['time_us']['median']:.1f}" for cell in cells)))
     print_table(
-        f"{options.ranks} {options.world}, hidden {options.hidden} fp32, medians in us",
-        ("tokens a rank", "dispatch", "combine", "memcpy of the rows"),
+        f"{options.ranks} {options.backend}, hidden {options.hidden} fp32, medians in us",
+        ("tokens per rank", "dispatch", "combine", "memcpy of the rows"),
         rows,
     )
     return 0

@@ -21,7 +21,7 @@ def check(as_deep_ep: bool, plugin: str) -> int:
     except Error as error:
         print(f"crossdock: {error}")
         return 2
-    print(f"crossdock: {program.sentence()}\n")
+    print(f"crossdock: {program.message()}\n")
     rows = [("engine", "installed", "would use")]
     for engine, packages, uses in ENGINES:
         found = _distribution(*packages)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Mixture-of-Experts layer over ranks of this machine: every token through its experts and home, checked."""
+"""One Mixture-of-Experts layer over ranks of this machine: every token through its experts and back, checked."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 import crossdock as ep
-from crossdock.cli.layer import Layer, add_world_arguments, run_world
+from crossdock.cli.layer import Layer, add_backend_arguments, run_ranks
 from crossdock.cli.table import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_world_arguments(parser, ranks=8, hidden=256, experts=16, topk=4)
-    parser.add_argument("--tokens", type=int, default=64, help="tokens a rank and step (64)")
+    add_backend_arguments(parser, ranks=8, hidden=256, experts=16, topk=4)
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per rank and step (64)")
     parser.add_argument("--steps", type=int, default=10)
 
 
@@ -57,12 +57,12 @@ def run_rank(comm: ep.Communicator, options: argparse.Namespace) -> dict[str, An
 
 
 def main(options: argparse.Namespace) -> int:
-    ranks = run_world(options, run_rank)
+    ranks = run_ranks(options, run_rank)
     passed = all(rank["worst"] < 1e-5 for rank in ranks)
     report = {
         "passed": passed,
         "mode": "ll",
-        "world": options.world,
+        "backend": options.backend,
         "ranks": options.ranks,
         "tokens": options.tokens * options.steps * options.ranks,
         "largest_relative_error": max(rank["worst"] for rank in ranks),
@@ -75,7 +75,7 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         Path(options.json).write_text(json.dumps(report))
     print_table(
-        f"{options.steps} steps of {options.tokens} tokens a rank, top-{options.topk} of {options.experts}",
+        f"{options.steps} steps of {options.tokens} tokens per rank, top-{options.topk} of {options.experts}",
         ("rank", "rows in", "dispatch, ms", "experts, ms", "combine, ms", "largest error"),
         [
             (

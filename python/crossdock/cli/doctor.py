@@ -44,7 +44,7 @@ def _nccl() -> str:
     return found if nccl.is_new_enough() else f"{found}, too old: 2.30.4 or newer is needed for GPUs"
 
 
-def _cpu_world() -> str:
+def _cpu_backends() -> str:
     def program(comm: ep.Communicator) -> int:
         return len(comm.all_gather(b"x"))
 
@@ -55,12 +55,12 @@ def main(options: argparse.Namespace) -> int:
     if options.pid is not None:
         return process.report(options.pid)
     found = {
-        "crossdock": f"{ep.__version__}, library {_library()}",
+        "crossdock": f"{ep.__version__}, NCCL EP {ep.get_lib_version()}, library {_library()}",
         "Python": f"{sys.version.split()[0]} on {platform.platform()}, {os.cpu_count()} CPUs",
         "NumPy, ml_dtypes": f"{_version('numpy')}, {_version('ml_dtypes')}",
         "torch": _version("torch"),
-        "CPU worlds": _cpu_world(),
-        "GPUs": _gpus() + ("" if ep.has_cuda else "; this build of Crossdock has no GPU world"),
+        "CPU backends": _cpu_backends(),
+        "GPUs": _gpus() + ("" if ep.has_cuda else "; this build of Crossdock has no GPU backend"),
         "NCCL": _nccl(),
         "matplotlib": _version("matplotlib"),
     }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,30 @@ import crossdock as ep
 Array = np.ndarray[Any, Any]
 
 
-def add_world_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: int, experts: int, topk: int) -> None:
+class OldOption(argparse.Action):
+    """--world, as --backend was called in earlier versions."""
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, value: Any, _option: str | None = None) -> None:
+        print(f"crossdock: --world {value} is deprecated: use --backend {value}", file=sys.stderr)
+        namespace.backend = value
+
+
+def add_backend_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: int, experts: int, topk: int) -> None:
     parser.add_argument("--ranks", type=int, default=ranks, help=f"ranks ({ranks})")
-    parser.add_argument("--world", choices=["threads", "processes"], default="threads", help="what ranks are (threads)")
+    parser.add_argument(
+        "--backend", choices=["threads", "processes"], default="threads", help="what ranks are (threads)"
+    )
+    parser.add_argument("--world", choices=["threads", "processes"], action=OldOption, help=argparse.SUPPRESS)
     parser.add_argument("--hidden", type=int, default=hidden, help=f"elements of a row, fp32 ({hidden})")
     parser.add_argument("--experts", type=int, default=experts, help=f"experts, a multiple of the ranks ({experts})")
-    parser.add_argument("--topk", type=int, default=topk, help=f"experts a token ({topk})")
+    parser.add_argument("--topk", type=int, default=topk, help=f"experts per token ({topk})")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", default="", help="file for the results; - is the terminal")
 
 
-def run_world(options: argparse.Namespace, program: Any, *arguments: Any) -> list[Any]:
-    """program(communicator, options, *arguments) once a rank."""
-    run = ep.run_threads if options.world == "threads" else ep.run_processes
+def run_ranks(options: argparse.Namespace, program: Any, *arguments: Any) -> list[Any]:
+    """program(communicator, options, *arguments) once per rank."""
+    run = ep.run_threads if options.backend == "threads" else ep.run_processes
     return run(options.ranks, program, options, *arguments)
 
 

@@ -42,8 +42,9 @@ def _times(report: dict[str, Any], axes: Any) -> None:
         axes.loglog(tokens, times, "o-", color=color, label=operation)
         axes.loglog(tokens, floor, "--", color=color, linewidth=1, label=f"floor of {operation}")
     case = report["case"]
-    axes.set(xlabel="tokens a rank", ylabel="median, us")
-    axes.set_title(f"{case['ranks']} ranks ({case['world']}), hidden {case.get('hidden')}, top-{case.get('topk')}")
+    axes.set(xlabel="tokens per rank", ylabel="median, us")
+    backend = case.get("backend") or case["world"]  # as reports of earlier versions have it
+    axes.set_title(f"{case['ranks']} ranks ({backend}), hidden {case.get('hidden')}, top-{case.get('topk')}")
     axes.set_xticks(tokens, [str(number) for number in tokens])
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")

@@ -51,7 +51,7 @@ def main(options: argparse.Namespace) -> Callable[[], int]:
     if kind != "command":
         program.enter()
     if not any(int(os.environ.get(name) or 0) for name in RANKS if os.environ.get(name, "").isdigit()):
-        print(f"crossdock: {program.sentence()}", file=sys.stderr, flush=True)
+        print(f"crossdock: {program.message()}", file=sys.stderr, flush=True)
     if kind == "command":
         return partial(_exec, program, options.program, options.arguments)
     return partial(_run, options, kind)

@@ -13,8 +13,8 @@ from __future__ import annotations
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
-    sentence = f"crossdock.torch needs PyTorch: pip install 'crossdock[torch]' ({error}); crossdock itself does not"
-    raise ModuleNotFoundError(sentence, name=error.name) from error
+    message = f"crossdock.torch needs PyTorch: pip install 'crossdock[torch]' ({error}); crossdock itself does not"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 from crossdock.torch.communicators import communicator_of
 from crossdock.torch.exchange import Exchange, Received

@@ -193,7 +193,7 @@ class Exchange:
         return lambda: Received(*operators.receive(tokens, topk_weights, finish, self.key), tokens.shape[0])
 
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
-        """Brings rows [N, H] home, which lie as received.rows do and are weighted already: [B, H] sums over ranks."""
+        """Returns rows [N, H], weighted already and placed as received.rows, to their source ranks: [B, H] sums."""
         result: torch.Tensor = torch.ops.crossdock.combine(rows, received.ticket, received.num_tokens, self.key)
         return result
 

@@ -14,14 +14,14 @@ namespace crossdock {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-// What work() returns, or throws; Error with ncclRemoteError and the sentence at the deadline. What work owns then goes
+// What work() returns, or throws; Error with ncclRemoteError and the message at the deadline. What work owns then goes
 // when NCCL comes back.
 template <typename Work>
-auto run_bounded(Work work, Deadline deadline, const std::string& sentence) {
+auto run_bounded(Work work, Deadline deadline, const std::string& message) {
     std::packaged_task<decltype(work())()> task(std::move(work));
     auto result = task.get_future();
     std::thread(std::move(task)).detach();
-    require(result.wait_until(deadline) == std::future_status::ready, ncclRemoteError, "{}", sentence);
+    require(result.wait_until(deadline) == std::future_status::ready, ncclRemoteError, "{}", message);
     return result.get();
 }
 

@@ -50,9 +50,9 @@ class Plugin {
     }
     std::string last_error() const {
         const auto copy = reinterpret_cast<void (*)(char*, size_t)>(find("crossdockRmaPluginLastError"));
-        std::array<char, 1024> sentence = {};
-        if (copy != nullptr) copy(sentence.data(), sentence.size());
-        return sentence.data();
+        std::array<char, 1024> message = {};
+        if (copy != nullptr) copy(message.data(), message.size());
+        return message.data();
     }
 
   private:
@@ -75,7 +75,7 @@ std::string gin_advice(int nccl_version, int unfit_gpu) {
     if (unfit_gpu != kGpuFits)
         return fmt::format(
             "GPU {} lacks the attribute GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks of every GPU: "
-            "keep all ranks in one domain (unset NCCL_LSA_TEAM_SIZE, NCCL_HOSTID and CROSSDOCK_DOMAIN_RANKS), or use "
+            "keep all ranks in one LSA team (unset NCCL_LSA_TEAM_SIZE, NCCL_HOSTID and CROSSDOCK_DOMAIN_RANKS), or use "
             "other GPUs",
             unfit_gpu);
     const auto named = value_of(kVariable);
@@ -96,13 +96,12 @@ std::string gin_fallback() {
     if (problem.empty() && !plugin.is_unused()) return "";
     std::string said = problem.empty() ? plugin.last_error() : "";
     if (!said.empty()) said = fmt::format(" (it says: {})", said);
-    return problem.empty()
-               ? fmt::format(
-                     "NCCL uses another network between load/store domains than the plugin that {} names, {}{}: "
-                     "NCCL_DEBUG=WARN tells why",
-                     kVariable, *named, said)
-               : fmt::format("NCCL uses another network between load/store domains than {} names, {}, {}: {}",
-                             kVariable, *named, problem, kWhatToSet);
+    return problem.empty() ? fmt::format(
+                                 "NCCL uses another network between LSA teams than the plugin that {} names, {}{}: "
+                                 "NCCL_DEBUG=WARN tells why",
+                                 kVariable, *named, said)
+                           : fmt::format("NCCL uses another network between LSA teams than {} names, {}, {}: {}",
+                                         kVariable, *named, problem, kWhatToSet);
 }
 
 }  // namespace crossdock

@@ -14,7 +14,7 @@ inline constexpr int kGpuFits = -1;
 // rank's GPU if it lacks the attribute.
 std::string gin_advice(int nccl_version, int unfit_gpu);
 
-// Once NCCL has made its network: a sentence where it is not that of the plugin which NCCL_RMA_PLUGIN names, as far as
+// Once NCCL has made its network: a message where it is not that of the plugin which NCCL_RMA_PLUGIN names, as far as
 // can be seen; otherwise empty. A plugin that is not ours cannot be asked.
 std::string gin_fallback();
 

@@ -30,7 +30,7 @@ bool lacks_attribute(int device) {
 void expect_gin(const NcclRank& self) {
     const ncclCommProperties_t properties = properties_of(self);
     require(properties.ginType != NCCL_GIN_TYPE_NONE, ncclInvalidUsage,
-            "several load/store domains on GPUs need NCCL's GPU-initiated networking, which is off for this "
+            "several LSA teams on GPUs need NCCL's GPU-initiated networking, which is off for this "
             "communicator of {} ranks: {}",
             self.num_ranks, gin_advice_for(self));
     require(properties.ginType == NCCL_GIN_TYPE_PROXY, ncclInvalidUsage,
@@ -47,8 +47,7 @@ class Connection final : public GinConnection {
         needs.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, self_.nccl->version));
         needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
         const ncclResult_t result = self_.nccl->ncclDevCommCreate(self_.comm, &needs, &comm_);
-        require(result == ncclSuccess, ncclInvalidUsage,
-                "NCCL gives kernels no network between load/store domains ({}): {}",
+        require(result == ncclSuccess, ncclInvalidUsage, "NCCL gives kernels no network between LSA teams ({}): {}",
                 self_.nccl->ncclGetLastError(self_.comm), gin_advice_for(self_));
         if (const std::string fallback = gin_fallback(); !fallback.empty()) warn(fallback);
         try {
@@ -86,7 +85,7 @@ std::string gin_advice_for(const NcclRank& self) {
 std::unique_ptr<GinConnection> GinConnection::make(const NcclRank& self, Deadline deadline) {
     expect_gin(self);
     return run_bounded([self]() -> std::unique_ptr<GinConnection> { return std::make_unique<Connection>(self); },
-                       deadline, "connecting load/store domains: some rank did not come to NCCL's network in time");
+                       deadline, "connecting LSA teams: some rank did not come to NCCL's network in time");
 }
 
 }  // namespace crossdock

@@ -113,18 +113,18 @@ std::unique_ptr<SymmetricMemory> NcclCommunicator::allocate_symmetric(size_t byt
     // All or none: a rank without memory tells the others instead of letting them wait for it.
     std::unique_ptr<RegisteredMemory> memory;
     ncclResult_t problem = ncclSuccess;
-    std::string sentence;
+    std::string message;
     try {
         runtime_.expect_room(bytes);
         memory = std::make_unique<RegisteredMemory>(self_, bytes, runtime_.internal_stream());
     } catch (const Error& error) {
         problem = error.code();
-        sentence = error.what();
+        message = error.what();
     }
     const uint8_t has_memory = problem == ncclSuccess;
     std::vector<uint8_t> all_have_memory(static_cast<size_t>(self_.num_ranks));
     mailbox_->all_gather(&has_memory, all_have_memory.data(), 1, kWhat, setup_deadline(timeout_ns));
-    require(problem == ncclSuccess, problem, "{} bytes of symmetric memory: {}", bytes, sentence);
+    require(problem == ncclSuccess, problem, "{} bytes of symmetric memory: {}", bytes, message);
     const auto poor = std::find(all_have_memory.begin(), all_have_memory.end(), 0);
     require(poor == all_have_memory.end(), ncclRemoteError, "rank {} could not allocate {} bytes of symmetric memory",
             poor - all_have_memory.begin(), bytes);
@@ -197,7 +197,7 @@ void NcclCommunicator::expect_device_api() const {
     const ncclCommProperties_t properties = properties_of(self_);
     // NCCL 2.30 without a GPU-initiated network offers nothing where there are several domains.
     require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
-            "the communicator's {} ranks form {} load/store domains of {} ranks, and NCCL has no network for kernels "
+            "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
             "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and "
             "NCCL_HOSTID",
             self_.num_ranks, properties.nLsaTeams, self_.domain_ranks, gin_advice_for(self_));

@@ -13,7 +13,7 @@ struct Launch {
     int num_ranks = 1;
     std::string address;             // of rank 0, "host:port"
     std::optional<int> local_ranks;  // of this host, where it is known
-    std::string launcher;            // whose variables these are, for sentences
+    std::string launcher;            // whose variables these are, for messages
 };
 
 // Null: not set.

@@ -65,7 +65,7 @@ void Scheduler::run() {
 
 Task& Scheduler::current() {
     require(current_ != nullptr, ncclInvalidUsage,
-            "a communicator of the deterministic world was used outside of its rank's program");
+            "a communicator of the simulation was used outside of its rank's program");
     return *current_;
 }
 

@@ -21,7 +21,7 @@ class Simulation {
     ~Simulation();
 
     // Runs program(rank) as a fiber for every rank, to the end. Once. Then, as an Error with ncclInternalError whose
-    // sentence names the seed: the first violation of the protocol, a deadlock, or else what the first failing program
+    // message names the seed: the first violation of the protocol, a deadlock, or else what the first failing program
     // threw.
     void run(const std::function<void(int)>& program);
 

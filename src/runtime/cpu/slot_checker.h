@@ -27,7 +27,7 @@ class SlotChecker final : public ProtocolChecker {
     // A new symmetric allocation begins there: what is known of earlier ones at that address is over.
     void memory_is_new(const void* memory);
 
-    // One sentence; empty: none.
+    // One message; empty: none.
     const std::string& violation() const { return violation_; }
 
   private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A2SGD used wrongly gets its code and a sentence; a rank that does not come is named within the timeout.
+// A2SGD used wrongly gets its code and a message; a rank that does not come is named within the timeout.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ const Row kRows[] = {
 };
 
 TEST(BadA2sgd, CreationIsRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             auto* const memory = static_cast<float*>(context.allocate(1024));
             for (const Row& row : kRows) {
@@ -73,7 +73,7 @@ TEST(BadA2sgd, CreationIsRefused) {
 
 // What only all ranks together can see is said by all of them.
 TEST(BadA2sgd, RanksMustAgree) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, std::max(ranks_or(2), 2), std::nullopt, [](RankContext& context) {
             const bool is_odd = context.rank() == context.num_ranks() - 1;
             void* memory = context.allocate(4096);
@@ -93,7 +93,7 @@ TEST(BadA2sgd, RanksMustAgree) {
 }
 
 TEST(BadA2sgd, HalvesHaveTheirOrder) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const A2sgdShape shape{{ncclFloat32, 300}};
             A2sgdRank rank(context, shape, a2sgd_config());
@@ -115,9 +115,9 @@ TEST(BadA2sgd, HalvesHaveTheirOrder) {
     });
 }
 
-// A rank that stays away is named within the timeout, by a sentence that every later call repeats.
+// A rank that stays away is named within the timeout, by a message that every later call repeats.
 TEST(BadA2sgd, ARankThatStaysAwayIsNamed) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             using Clock = std::chrono::steady_clock;
             const int absent = context.num_ranks() - 1;
@@ -139,7 +139,7 @@ TEST(BadA2sgd, ARankThatStaysAwayIsNamed) {
                 RANK_CHECK(context, ended == (context.is_gpu() ? ncclSuccess : ncclRemoteError), "{}: {}",
                            result_name(ended), crossdockGetLastError());
                 const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
-                RANK_CHECK(context, context.is_deterministic() || elapsed_s < 6, "it took {} s", elapsed_s);
+                RANK_CHECK(context, context.is_simulated() || elapsed_s < 6, "it took {} s", elapsed_s);
                 RANK_REFUSED(context, ncclRemoteError, fmt::format("means of rank {} in step 2", absent),
                              crossdockA2sgdBegin(rank.get(), rank.stream()));
                 rank.check_unchanged();
@@ -151,7 +151,7 @@ TEST(BadA2sgd, ARankThatStaysAwayIsNamed) {
 
 // Killed at any step, as a fiber: the others end, and say who it was.
 TEST(BadA2sgd, ARankKilledAtAnyStepIsNamed) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const RankProgram program = [](RankContext& context) {
             crossdockA2sgdConfig_t config = a2sgd_config();
             config.timeout_ns = 1'000'000;
@@ -163,13 +163,13 @@ TEST(BadA2sgd, ARankKilledAtAnyStepIsNamed) {
                 result = crossdockA2sgdBegin(a2sgd, nullptr);
                 if (result == ncclSuccess) result = crossdockA2sgdEnd(a2sgd, nullptr);
             }
-            const std::string sentence = result == ncclSuccess ? "" : crossdockGetLastError();
+            const std::string message = result == ncclSuccess ? "" : crossdockGetLastError();
             if (context.rank() != 1 && result != ncclSuccess)
-                RANK_CHECK(context, result == ncclRemoteError && sentence.find("rank") != std::string::npos, "{}",
-                           sentence);
+                RANK_CHECK(context, result == ncclRemoteError && message.find("rank") != std::string::npos, "{}",
+                           message);
             if (a2sgd != nullptr) crossdockA2sgdDestroy(a2sgd);
         };
-        WorldSpec spec = world;
+        BackendSpec spec = backend;
         const RunReport healthy = expect_clean(spec, 3, 0, program);
         const Seeds seeds = seeds_or(0, 60);
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A2SGD: what a step makes of gradients is what plain loops make of them, to the bit, in every world.
+// A2SGD: what a step makes of gradients is what plain loops make of them, to the bit, on every backend.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -37,7 +37,7 @@ const A2sgdShape kShapes[] = {
 };
 
 TEST(A2sgd, StepsMatchThePlainLoop) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             for (const bool sums_in_fp64 : {false, true}) {
                 for (size_t i = 0; i < std::size(kShapes); ++i) {
@@ -51,7 +51,7 @@ TEST(A2sgd, StepsMatchThePlainLoop) {
 
 // More segments than columns, from very many pieces.
 TEST(A2sgd, ManyPiecesHaveTheSameBits) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const A2sgdShape shape(2200, {ncclFloat32, 3});
             A2sgdRank rank(context, shape, a2sgd_config());
@@ -61,7 +61,7 @@ TEST(A2sgd, ManyPiecesHaveTheSameBits) {
 }
 
 TEST(A2sgd, OneSignAndZerosAreNoSpecialCase) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const A2sgdShape shape{{ncclFloat32, 600}};
             A2sgdRank rank(context, shape, a2sgd_config());
@@ -82,7 +82,7 @@ TEST(A2sgd, OneSignAndZerosAreNoSpecialCase) {
 
 // Other work, and steps of another object, between the halves.
 TEST(A2sgd, StepsOfTwoObjectsInterleave) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
             A2sgdRank a(context, kShapes[3], a2sgd_config()), b(context, kShapes[4], a2sgd_config(true));
             for (int step = 0; step < 20; ++step) {
@@ -103,7 +103,7 @@ TEST(A2sgd, StepsOfTwoObjectsInterleave) {
 }
 
 TEST(A2sgd, PiecesMayMove) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const A2sgdShape one{{ncclFloat32, 9000}},
                 three{{ncclFloat32, 1000}, {ncclFloat32, 0}, {ncclFloat32, 8000}};
@@ -127,7 +127,7 @@ TEST(A2sgd, PiecesMayMove) {
 
 // Who is not finite is named to everybody; with the option nobody's gradient changes.
 TEST(A2sgd, NanAndInfinityAreReported) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             const A2sgdShape shape{{ncclFloat32, 500}, {ncclBfloat16, 9000}, {ncclFloat16, 700}};
             for (const bool skips : {false, true}) {
@@ -162,8 +162,8 @@ TEST(A2sgd, NanAndInfinityAreReported) {
 }
 
 TEST(A2sgd, LoadStoreDomainsDoNotMatter) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
-        if (is_gpu_world(spec.kind) || spec.kind == WorldKind::kHosts) return;
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        if (is_cuda(spec.kind) || spec.kind == Backend::kHosts) return;
         for (const int domain : {1, 2}) {
             const WithDomain with_domain(domain);
             expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
@@ -175,11 +175,11 @@ TEST(A2sgd, LoadStoreDomainsDoNotMatter) {
 }
 
 TEST(A2sgd, SeedsAreClean) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const Seeds seeds = seeds_or(1, 150);
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const WithDomain with_domain(seed % 3 == 0 ? 1 : 0);
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             spec.deterministic.seed = seed;
             expect_clean(spec, ranks_or(2 + static_cast<int>(seed % 3)), seed, [seed](RankContext& context) {
                 const A2sgdShape shape{{ncclFloat32, 100}, {ncclBfloat16, 20 * seed}};
@@ -192,12 +192,12 @@ TEST(A2sgd, SeedsAreClean) {
 
 // Beside a rank that writes nonsense into the others' memory a step fails, or it is made: means may be wrong then.
 TEST(A2sgd, NonsenseIsSurvived) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const Seeds seeds = seeds_or(1, 300);
         uint64_t clean = 0;
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const WithDomain with_domain(seed % 2 == 0 ? 1 : 0);
-            const bool is_clean = survives_nonsense(world, ranks_or(3), seed, [seed](RankContext& context) {
+            const bool is_clean = survives_nonsense(backend, ranks_or(3), seed, [seed](RankContext& context) {
                 const A2sgdShape shape{{ncclFloat32, 100}, {ncclBfloat16, 20 * (seed % 100)}};
                 A2sgdRank rank(context, shape, a2sgd_config(seed % 3 == 0));
                 for (uint64_t step = 1; step <= 10; ++step) {
@@ -213,7 +213,7 @@ TEST(A2sgd, NonsenseIsSurvived) {
 
 // A captured step does at every replay what an eager one does, with the gradients of then.
 TEST(A2sgd, GraphsReplaySteps) {
-    on_each_world({WorldKind::kGpu, WorldKind::kGpuProcesses}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kCuda, Backend::kCudaProcesses}, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const A2sgdShape& shape = kShapes[5];
             A2sgdRank rank(context, shape, a2sgd_config());

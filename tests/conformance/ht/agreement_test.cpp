@@ -239,8 +239,8 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
                    crossdockGetLastError());
         RANK_CHECK(context, elapsed_s < 30, "{}: the error took {} s", what, elapsed_s);
         const ncclResult_t again = caller.call(passed);
-        const std::string sentence = crossdockGetLastError();
-        RANK_CHECK(context, is_expected(again), "{}: {}, \"{}\"", what, result_name(again), sentence);
+        const std::string message = crossdockGetLastError();
+        RANK_CHECK(context, is_expected(again), "{}: {}, \"{}\"", what, result_name(again), message);
         const bool is_layout = std::string(difference.quantity) == "the layout";
         const std::string common = is_layout ? caller.layout_name(false) : difference.common_value;
         const std::string odd = is_layout ? caller.layout_name(true) : difference.odd_value;
@@ -250,18 +250,18 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
             is_odd ? fmt::format("{} on rank ", common) : fmt::format("{} on rank {}", odd, odd_rank);
         for (const std::string& word : {std::string(difference.quantity), own, other}) {
             if (again == ncclRemoteError) break;
-            RANK_CHECK(context, sentence.find(word) != std::string::npos, "{}: \"{}\" lacks \"{}\"", what, sentence,
+            RANK_CHECK(context, message.find(word) != std::string::npos, "{}: \"{}\" lacks \"{}\"", what, message,
                        word);
         }
         if (again == ncclRemoteError) {
-            RANK_CHECK(context, sentence.find(fmt::format("rank {}", odd_rank)) != std::string::npos, "{}", sentence);
+            RANK_CHECK(context, message.find(fmt::format("rank {}", odd_rank)) != std::string::npos, "{}", message);
         }
         caller.check_untouched();
         context.barrier();
     }
 }
 
-void all_disagree(const WorldSpec& spec, int num_ranks, bool one_domain) {
+void all_disagree(const BackendSpec& spec, int num_ranks, bool one_domain) {
     for (const Difference& difference : kDifferences) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool windows : {false, true}) {
@@ -277,7 +277,7 @@ void all_disagree(const WorldSpec& spec, int num_ranks, bool one_domain) {
 }
 
 TEST(HtAgreement, EveryRankLearnsWhatDiffers) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) { all_disagree(spec, ranks_or(3), true); });
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) { all_disagree(spec, ranks_or(3), true); });
 }
 
 // Windows that lie otherwise in a way that is easily missed: a power of two apart, for the scales alone, or at the same
@@ -291,7 +291,7 @@ TEST(HtAgreement, WindowsThatLieOtherwiseAreNoticed) {
         {.kind = Kind::kCombine, .window_shift = kFar},
         {.kind = Kind::kCombine, .other_window = true},
     };
-    on_each_world({WorldKind::kThreads, WorldKind::kGpu}, [&](const WorldSpec& spec) {
+    on_each_backend({Backend::kThreads, Backend::kCuda}, [&](const BackendSpec& spec) {
         for (const Passed& odd : kOdd) {
             expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
                 // The same number does not name the same window on GPUs (nccl_ep.h).
@@ -327,7 +327,7 @@ TEST(HtAgreement, WindowsThatLieOtherwiseAreNoticed) {
 
 // Between domains, of which the odd rank is in one.
 TEST(HtAgreement, ItDoesBetweenDomains) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const WithDomain domain(2);
         all_disagree(spec, 4, false);
     });
@@ -335,7 +335,7 @@ TEST(HtAgreement, ItDoesBetweenDomains) {
 
 // Who has no rows need not say what they are like; with other numbers of tokens ranks do not disagree.
 TEST(HtAgreement, ARankWithoutRowsNeedNotKnowTheirs) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
             // The last rank has no tokens, and none goes to its experts.

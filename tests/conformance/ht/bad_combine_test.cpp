@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput: every wrong ncclEpCombine gets its code and a sentence that names what is wrong; nothing is written
+// High throughput: every wrong ncclEpCombine gets its code and a message that names what is wrong; nothing is written
 // and the group goes on.
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@ namespace {
 using Row = Spoiled<HtCombineCall>;
 using Call = HtCombineCall&;
 
-void check_on_each_world(ncclEpLayout_t layout, const auto& table) {
-    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+void check_on_each_backend(ncclEpLayout_t layout, const auto& table) {
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [&](RankContext& context) {
             HtVictim victim(context, layout);
             check_refusals(context, victim, table);
@@ -62,7 +62,7 @@ const Row kForward[] = {
 };
 
 TEST(HtBadCombine, Forward) {
-    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_world(layout, kForward);
+    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(layout, kForward);
 }
 
 const Row kBackward[] = {
@@ -86,7 +86,7 @@ const Row kBackward[] = {
 };
 
 TEST(HtBadCombine, Backward) {
-    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_world(layout, kBackward);
+    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(layout, kBackward);
 }
 
 const Row kFlatBackward[] = {
@@ -98,8 +98,8 @@ const Row kExpertMajorBackward[] = {
 };
 
 TEST(HtBadCombine, WeightsOfALayout) {
-    check_on_each_world(NCCL_EP_LAYOUT_FLAT, kFlatBackward);
-    check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, kExpertMajorBackward);
+    check_on_each_backend(NCCL_EP_LAYOUT_FLAT, kFlatBackward);
+    check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, kExpertMajorBackward);
 }
 
 const Row kQuantised[] = {
@@ -127,18 +127,17 @@ const Row kQuantisedFlat[] = {
 };
 
 TEST(HtBadCombine, QuantisedRows) {
-    if (is_one_domain(ranks_or(2))) check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, kQuantised);
-    check_on_each_world(NCCL_EP_LAYOUT_FLAT, kQuantisedFlat);
+    if (is_one_domain(ranks_or(2))) check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, kQuantised);
+    check_on_each_backend(NCCL_EP_LAYOUT_FLAT, kQuantisedFlat);
 }
 
 // Between domains rows are summed on their way, so they cross as they are.
 TEST(HtBadCombine, QuantisedRowsStayInADomain) {
     const WithDomain domain(1);
     const Row rows[] = {
-        {"MXFP8", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "one load/store domain",
-         ncclInvalidUsage},
+        {"MXFP8", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "one LSA team", ncclInvalidUsage},
     };
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [&](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [&](const BackendSpec& spec) {
         expect_clean(spec, 2, std::nullopt, [&](RankContext& context) {
             HtVictim victim(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
             check_refusals(context, victim, rows);
@@ -152,7 +151,7 @@ TEST(HtBadCombine, TooFewRows) {
         {"too few rows", [](Call c) { c.rows.sizes[0] = 2; }, "tokens"},
         {"no rows", [](Call c) { c.rows.sizes[0] = 0, c.rows.tensor.data = nullptr; }, "tokens"},
     };
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [&](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [&](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [&](RankContext& context) {
                 HtVictim victim(context, layout, true);
@@ -164,7 +163,7 @@ TEST(HtBadCombine, TooFewRows) {
 
 // Nothing is ever pending.
 TEST(HtBadCombine, CompleteHasNothingToDo) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             HtVictim victim(context, NCCL_EP_LAYOUT_FLAT);
             ncclEpCompleteConfig_t config = NCCL_EP_COMPLETE_CONFIG_INIT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput: every wrong ncclEpDispatch gets its code and a sentence that names what is wrong; nothing is written
+// High throughput: every wrong ncclEpDispatch gets its code and a message that names what is wrong; nothing is written
 // and the group goes on.
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@ namespace {
 using Row = Spoiled<HtDispatchCall>;
 using Call = HtDispatchCall&;
 
-void check_on_each_world(ncclEpLayout_t layout, bool is_eager, const auto& table) {
-    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+void check_on_each_backend(ncclEpLayout_t layout, bool is_eager, const auto& table) {
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [&](RankContext& context) {
             HtVictim victim(context, layout, is_eager);
             check_refusals(context, victim, table);
@@ -88,9 +88,9 @@ const Row kCommon[] = {
      "topk_weights"},
 };
 
-TEST(HtBadDispatch, Flat) { check_on_each_world(NCCL_EP_LAYOUT_FLAT, false, kCommon); }
+TEST(HtBadDispatch, Flat) { check_on_each_backend(NCCL_EP_LAYOUT_FLAT, false, kCommon); }
 
-TEST(HtBadDispatch, ExpertMajor) { check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, false, kCommon); }
+TEST(HtBadDispatch, ExpertMajor) { check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, false, kCommon); }
 
 const Row kFlat[] = {
     {"no output ids", [](Call c) { c.outputs.topk_idx = nullptr; }, "topk_idx"},
@@ -105,7 +105,7 @@ const Row kFlat[] = {
      "recv_topk_idx_kind"},
 };
 
-TEST(HtBadDispatch, FlatMetadata) { check_on_each_world(NCCL_EP_LAYOUT_FLAT, false, kFlat); }
+TEST(HtBadDispatch, FlatMetadata) { check_on_each_backend(NCCL_EP_LAYOUT_FLAT, false, kFlat); }
 
 const Row kExpertMajor[] = {
     {"forbidden output ids", [](Call c) { c.outputs.topk_idx = &c.received_ids.tensor; }, "topk_idx"},
@@ -133,7 +133,7 @@ const Row kExpertMajor[] = {
      "recv_total_counter"},
 };
 
-TEST(HtBadDispatch, ExpertMajorMetadata) { check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, false, kExpertMajor); }
+TEST(HtBadDispatch, ExpertMajorMetadata) { check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, false, kExpertMajor); }
 
 const Row kForwarding[] = {
     {"no scales", [](Call c) { c.forward_scales(), c.inputs.scales = nullptr; }, "scales"},
@@ -176,7 +176,7 @@ const Row kForwarding[] = {
 };
 
 TEST(HtBadDispatch, Forwarding) {
-    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_world(layout, false, kForwarding);
+    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(layout, false, kForwarding);
 }
 
 const Row kBackward[] = {
@@ -191,8 +191,8 @@ const Row kBackward[] = {
 
 TEST(HtBadDispatch, Backward) {
     for (const ncclEpLayout_t layout : kHtLayouts) {
-        check_on_each_world(layout, false, kBackward);
-        check_on_each_world(layout, true, kBackward);
+        check_on_each_backend(layout, false, kBackward);
+        check_on_each_backend(layout, true, kBackward);
     }
 }
 
@@ -206,12 +206,12 @@ const Row kEager[] = {
 };
 
 TEST(HtBadDispatch, Eager) {
-    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_world(layout, true, kEager);
+    for (const ncclEpLayout_t layout : kHtLayouts) check_on_each_backend(layout, true, kEager);
 }
 
 // Forwarded tokens and scales lie both in windows, or both in plain memory; a window is named rightly.
 TEST(HtBadDispatch, Windows) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Window window = context.make_window(1u << 16);
@@ -249,7 +249,7 @@ TEST(HtBadDispatch, Windows) {
 
 // A handle that was never updated has no routing, unless its memory has.
 TEST(HtBadDispatch, NeedsARouting) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 HtVictim victim(context, layout);

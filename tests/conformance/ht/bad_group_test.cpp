@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput: wrong groups, handles and updates get their code and a sentence; outputs stay as they were.
+// High throughput: wrong groups, handles and updates get their code and a message; outputs stay as they were.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -60,7 +60,7 @@ ncclEpGroupConfig_t good_config(RankContext& context) {
 }
 
 TEST(HtBadGroup, CreationIsRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const auto marker = reinterpret_cast<ncclEpGroup_t>(0x77);
             for (const ConfigRow& row : kGroups) {
@@ -69,10 +69,10 @@ TEST(HtBadGroup, CreationIsRefused) {
                 ncclEpGroup_t group = marker;
                 ncclEpGetVersion(nullptr);
                 const ncclResult_t result = ncclEpCreateGroup(&group, context.comm(), &config);
-                const std::string sentence = crossdockGetLastError();
-                RANK_CHECK(context, result == row.code, "{}: {}, \"{}\"", row.name, result_name(result), sentence);
-                RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
-                           row.name, sentence, row.word);
+                const std::string message = crossdockGetLastError();
+                RANK_CHECK(context, result == row.code, "{}: {}, \"{}\"", row.name, result_name(result), message);
+                RANK_CHECK(context, message.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
+                           row.name, message, row.word);
                 RANK_CHECK(context, group == marker || group == nullptr, "{}: a group was written", row.name);
                 if (result == ncclSuccess) RANK_OK(context, ncclEpGroupDestroy(group));
             }
@@ -84,7 +84,7 @@ TEST(HtBadGroup, CreationIsRefused) {
 
 // Ranks that do not agree on the budget are told so, all of them.
 TEST(HtBadGroup, RanksMustAgree) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             ncclEpGroup_t group = nullptr;
             for (const unsigned other : {65u, 0u}) {
@@ -105,7 +105,7 @@ TEST(HtBadGroup, RanksMustAgree) {
 
 // Both choices of one path cannot hold.
 TEST(HtBadGroup, TheEnvironmentMustNotContradictItself) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         setenv("NCCL_EP_HT_EM_LOCAL_DUP", "1", 1);
         setenv("NCCL_EP_HT_EM_NVLINK_DUP", "on", 1);
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
@@ -121,7 +121,7 @@ TEST(HtBadGroup, TheEnvironmentMustNotContradictItself) {
 
 // Masks belong to low latency; a high-throughput group ignores enable_mask.
 TEST(HtBadGroup, MasksAreRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             for (const unsigned enable_mask : {0u, 1u}) {
                 HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
@@ -146,7 +146,7 @@ TEST(HtBadGroup, MasksAreRefused) {
 }
 
 TEST(HtBadGroup, Handles) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             ncclEpGroupConfig_t group_config = good_config(context);
             group_config.num_topk = 3;
@@ -214,7 +214,7 @@ TEST(HtBadGroup, Handles) {
 
 // Eager expert-major handles need the group's num_topk.
 TEST(HtBadGroup, EagerExpertMajorNeedsABoundOfK) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             ncclEpGroupConfig_t config = good_config(context);
             config.max_recv_tokens_per_rank = 0;
@@ -270,7 +270,7 @@ const Row kExpertMajorUpdates[] = {
 };
 
 TEST(HtBadUpdate, Routings) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             HtVictim flat(context, NCCL_EP_LAYOUT_FLAT);
             check_refusals(context, flat, kUpdates);
@@ -284,7 +284,7 @@ TEST(HtBadUpdate, Routings) {
 
 // If the update half fails, nothing remains of the handle.
 TEST(HtBadUpdate, CreationInOneCall) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             HtVictim victim(context, NCCL_EP_LAYOUT_FLAT);
             for (const Row& row : kUpdates) {
@@ -296,10 +296,10 @@ TEST(HtBadUpdate, CreationInOneCall) {
                 ncclEpGetVersion(nullptr);
                 const ncclResult_t result = ncclEpCreateHandle(&made, victim.group(), NCCL_EP_LAYOUT_FLAT,
                                                                call.ids_pointer, call.info_pointer, nullptr, nullptr);
-                const std::string sentence = crossdockGetLastError();
+                const std::string message = crossdockGetLastError();
                 RANK_CHECK(context, result == row.code && made == nullptr, "{}: {}", row.name, result_name(result));
-                RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
-                           row.name, sentence, row.word);
+                RANK_CHECK(context, message.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
+                           row.name, message, row.word);
             }
             victim.check_untouched("refused handles");
             victim.check_working();

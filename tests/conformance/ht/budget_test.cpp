@@ -50,7 +50,7 @@ void leave_others_empty(HtProblem& problem, int target) {
 size_t total_of(const HtProblem& problem, int target) { return HtRouting(problem).received(target).total; }
 
 TEST(HtBudget, RowsUpToTheBudgetArrive) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const int last = context.num_ranks() - 1;
@@ -72,7 +72,7 @@ TEST(HtBudget, RowsUpToTheBudgetArrive) {
 }
 
 TEST(HtBudget, WhatDoesNotFitIsDroppedInOrder) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem base = aimed_problem(context.num_ranks(), layout, 0, 15);
@@ -96,7 +96,7 @@ TEST(HtBudget, WhatDoesNotFitIsDroppedInOrder) {
 
 // One zone's padding alone exceeds the budget.
 TEST(HtBudget, AlignmentsMayExceedTheBudget) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             for (const size_t alignment : {16, 64, 4096}) {
                 HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
@@ -115,14 +115,14 @@ TEST(HtBudget, AlignmentsMayExceedTheBudget) {
 
 // Nothing is left for some expert, some token, or some rank.
 TEST(HtBudget, RandomRoutingsAreDroppedInOrder) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(30'001, seeds_in(spec.kind, 40));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
             const HtProblem problem =
                 random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 256, .room = Room::kDropping});
             SCOPED_TRACE(problem.describe());
-            WorldSpec seeded = spec;
+            BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 Group group(context, context.comm(), ht_config_for(context, {&problem}));
@@ -139,7 +139,7 @@ TEST(HtBudget, RandomRoutingsAreDroppedInOrder) {
 
 // Receive tensors are sized after each update: exactly, with room to spare, and empty where nothing comes.
 TEST(HtBudget, EagerTensorsHaveTheRowsThatCome) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const size_t spare : {0, 1, 6}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
@@ -177,7 +177,7 @@ TEST(HtBudget, EagerTensorsHaveTheRowsThatCome) {
 // Without DROP: every rank is told, with total and budget; nothing is written out of bounds; the group stays failed,
 // and can be destroyed.
 TEST(HtBudget, TooManyRowsFailTheGroup) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const ncclEpOverflowPolicy_t policy : {NCCL_EP_OVERFLOW_AUTO, NCCL_EP_OVERFLOW_TRAP}) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
@@ -206,11 +206,11 @@ TEST(HtBudget, TooManyRowsFailTheGroup) {
                                                     : call == 1 ? layer.combine()
                                                     : call == 2 ? layer.update()
                                                                 : layer.dispatch(NCCL_EP_BWD_PASS);
-                        const std::string sentence = crossdockGetLastError();
+                        const std::string message = crossdockGetLastError();
                         RANK_CHECK(context, result != ncclSuccess, "call {} after an overflow succeeded", call);
                         for (const size_t number : {total, total - 1}) {
-                            RANK_CHECK(context, sentence.find(std::to_string(number)) != std::string::npos,
-                                       "call {}: \"{}\" does not say {}", call, sentence, number);
+                            RANK_CHECK(context, message.find(std::to_string(number)) != std::string::npos,
+                                       "call {}: \"{}\" does not say {}", call, message, number);
                         }
                     }
                     layer.check_nothing_was_written();

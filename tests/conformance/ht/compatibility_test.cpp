@@ -18,7 +18,7 @@ namespace {
 
 // Receive tensors of version 1 callers need the rows that come, not those of the budget; their structs end earlier.
 TEST(HtCompatibility, Version1CallersGiveTheRowsThatCome) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
@@ -47,7 +47,7 @@ TEST(HtCompatibility, Version1CallersGiveTheRowsThatCome) {
 
 // Eager mode is version 2's.
 TEST(HtCompatibility, Version1CallersNameABudget) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
             problem.budget = 0;
@@ -62,7 +62,7 @@ TEST(HtCompatibility, Version1CallersNameABudget) {
 }
 
 TEST(HtCompatibility, TheNumberOfReceivedRowsIsTold) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const Room room : {Room::kEnough, Room::kDropping, Room::kEager}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
@@ -87,7 +87,7 @@ TEST(HtCompatibility, TheNumberOfReceivedRowsIsTold) {
 
 // A handle that was made without K takes that of its update.
 TEST(HtCompatibility, KMayComeWithTheUpdate) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const int group_topk : {0, 3, 5}) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
@@ -143,7 +143,7 @@ ncclEpAllocConfig_t hooks_of(Books& books) {
 
 // An allocator that has nothing fails the call, and gets back all it gave.
 TEST(HtCompatibility, AllocatorsAreBalanced) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};
@@ -172,7 +172,7 @@ TEST(HtCompatibility, AllocatorsAreBalanced) {
 
 // What a group says that it has from the allocator is what it has: all that peers do not reach, in either mode.
 TEST(HtCompatibility, MemoryThatNoPeerReachesIsTheAllocators) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             for (const ncclEpAlgorithm_t algorithm : {NCCL_EP_ALGO_HIGH_THROUGHPUT, NCCL_EP_ALGO_LOW_LATENCY}) {
@@ -212,7 +212,7 @@ TEST(HtCompatibility, MemoryThatNoPeerReachesIsTheAllocators) {
 
 // One-byte rows travel in either layout, and scales of a byte, e8m0, per 32 elements.
 TEST(HtCompatibility, RowsOfOneByteElementsTravel) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
@@ -237,7 +237,7 @@ TEST(HtCompatibility, RowsOfOneByteElementsTravel) {
 
 // Rows of a combine as MXFP8, forward and backward; the recipe may change from call to call.
 TEST(HtCompatibility, CombinesMayBeQuantised) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         if (!is_one_domain(ranks_or(3))) return;
         for (const size_t hidden : {32, 96, 512, 2048, 7168}) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
@@ -260,7 +260,7 @@ TEST(HtCompatibility, CombinesMayBeQuantised) {
 
 // Operations allocate nothing, whatever they need for the first time.
 TEST(HtCompatibility, OperationsCallNoAllocator) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                 Books books{.context = &context};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput in groups of several load/store domains (nodes): rows arrive where they would in one domain, sums are
+// High throughput in groups of several LSA teams (nodes): rows arrive where they would in one domain, sums are
 // those of the domains' sums, and what crosses is what docs/scaling.md says.
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ RankProgram trips(const HtProblem& problem, const HtProblem& next) {
 
 // 1 x 8, 2 x 4, 4 x 2 and 8 x 1: the reference says what each has to give.
 TEST(HtDomain, EveryShapeMatchesTheReference) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const uint64_t num_seeds = seeds_or(81, 4).count;
         for (uint64_t seed = 81; seed < 81 + num_seeds; ++seed) {
             const HtProblem problem = random_ht_problem(seed, {.num_ranks = 8, .most_row_bytes = 512});
@@ -47,7 +47,7 @@ TEST(HtDomain, EveryShapeMatchesTheReference) {
 
 // Many nodes: 16 ranks as 4 x 4, 64 as 8 x 8.
 TEST(HtDomain, ManyNodesMatchTheReference) {
-    on_each_world({WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         for (const int domain_ranks : {4, 8}) {
             const WithDomain domain(domain_ranks);
             for (const ncclEpLayout_t layout : kHtLayouts) {
@@ -77,16 +77,16 @@ struct Destinations {
     }
 };
 
-// How small rows cross in a world: in so many rings between two rail peers, with a credit for so many rows.
+// How small rows cross on a backend: in so many rings between two rail peers, with a credit for so many rows.
 struct Crossing {
     int channels;
     int batch;
 
-    Crossing(WorldKind kind, int domain_ranks)
-        : channels(kind == WorldKind::kDeterministic ? 2 : 1),
-          batch(kind != WorldKind::kDeterministic ? 8
-                : domain_ranks == 1               ? 1
-                                                  : 2) {}
+    Crossing(Backend kind, int domain_ranks)
+        : channels(kind == Backend::kSimulation ? 2 : 1),
+          batch(kind != Backend::kSimulation ? 8
+                : domain_ranks == 1          ? 1
+                                             : 2) {}
 
     // For a home's tokens that cross to a domain.
     uint64_t credits(const HtProblem& problem, int home, int domain, int domain_ranks) const {
@@ -161,7 +161,7 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int doma
 // A row crosses once a domain and direction, whatever the number of its ranks there; all messages are those of the
 // model.
 TEST(HtDomain, TrafficIsWhatTheModelSays) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         for (const int domain_ranks : {1, 2, 3}) {
             const WithDomain domain(domain_ranks);
             for (const ncclEpLayout_t layout : kHtLayouts) {
@@ -189,12 +189,12 @@ TEST(HtDomain, TrafficIsWhatTheModelSays) {
 
 // Networks that are very slow or very late change nothing.
 TEST(HtDomain, TheNetworksSpeedDoesNotMatter) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const WithDomain domain(2);
         for (const uint64_t delay_ns : {1u, 300u, 3'000'000u}) {
             for (const uint64_t ns_per_kib : {1u, 20'000u}) {
                 for (uint64_t seed = 1; seed <= seeds_or(1, 6).count; ++seed) {
-                    WorldSpec spec = world;
+                    BackendSpec spec = backend;
                     spec.deterministic.seed = seed;
                     spec.deterministic.max_put_delay_ns = delay_ns;
                     spec.deterministic.put_ns_per_kib = ns_per_kib;
@@ -210,7 +210,7 @@ TEST(HtDomain, TheNetworksSpeedDoesNotMatter) {
 // ends of the cut report the other one, and the neighbour believes who comes first: it names one whom rank 1 blames, or
 // rank 1.
 TEST(HtDomain, ACutCableIsNamed) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         constexpr int kCut = 1;
         for (const int domain_ranks : {1, 2}) {
@@ -246,7 +246,7 @@ TEST(HtDomain, ACutCableIsNamed) {
                         break;
                     }
                 };
-                WorldSpec spec = world;
+                BackendSpec spec = backend;
                 const RunReport healthy = expect_clean(spec, kRanks, 0, program);
                 const Seeds seeds = seeds_or(0, 40);
                 uint64_t num_named = 0;
@@ -267,7 +267,7 @@ TEST(HtDomain, ACutCableIsNamed) {
 }
 
 TEST(HtDomain, MasksAreRefused) {
-    on_each_world({WorldKind::kThreads}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kThreads}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(4, NCCL_EP_LAYOUT_FLAT, 1);
             const ncclEpGroupConfig_t config = ht_config_for(context, {&problem});

@@ -52,7 +52,7 @@ void set_routing(HtProblem& problem, int64_t number) {
 }
 
 // All routings, or every `stride`th of them in an order that mixes those of both ranks.
-void enumerate(const WorldSpec& spec, const Shape& shape, ncclEpLayout_t layout, bool drops, int sparser) {
+void enumerate(const BackendSpec& spec, const Shape& shape, ncclEpLayout_t layout, bool drops, int sparser) {
     expect_clean(spec, kRanks, std::nullopt, [=](RankContext& context) {
         HtProblem problem = empty_problem(shape, layout, drops);
         int64_t count = 1;
@@ -73,16 +73,16 @@ void enumerate(const WorldSpec& spec, const Shape& shape, ncclEpLayout_t layout,
 }
 
 // Where the same kernels run on other memory or slower: a sample.
-int sparser_in(WorldKind kind) {
+int sparser_in(Backend kind) {
     switch (kind) {
-        case WorldKind::kThreads:
+        case Backend::kThreads:
             return 1;
-        case WorldKind::kProcesses:
-        case WorldKind::kHosts:
-        case WorldKind::kDeterministic:
+        case Backend::kProcesses:
+        case Backend::kHosts:
+        case Backend::kSimulation:
             return 5;
-        case WorldKind::kGpu:
-        case WorldKind::kGpuProcesses:
+        case Backend::kCuda:
+        case Backend::kCudaProcesses:
             return 49;
     }
     return 1;
@@ -91,7 +91,7 @@ int sparser_in(WorldKind kind) {
 void enumerate_all(ncclEpLayout_t layout) {
     // --seeds 100: a hundredth of all.
     const int sparser = static_cast<int>(options().num_seeds.value_or(1));
-    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         for (const Shape& shape : {Shape{2, 1, 2}, Shape{2, 2, 1}, Shape{1, 2, 2}, Shape{2, 2, 2, 151}}) {
             for (const bool drops : {false, true}) {
                 enumerate(spec, shape, layout, drops, sparser * sparser_in(spec.kind));

@@ -72,11 +72,11 @@ void prepare_all(HtLayer& layer) {
 
 // Killed before any phase; with a long timeout, too, which nobody waits for, since the process's end is known at once.
 TEST(HtFault, AKilledProcessIsNamedByAllSurvivors) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
         for (int round = 0; round < 2 * kPhases; ++round) {
             const int num_ranks = 3 + round % 2;
             const int dead = round % num_ranks;
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             spec.doomed = {dead};
             BlameTable blames;
             expect_clean(spec, num_ranks, std::nullopt, [=, &blames](RankContext& context) {
@@ -132,7 +132,7 @@ bool steps_until_failure(RankContext& context, HtLayer& layer, bool dead, BlameT
     return false;
 }
 
-// One rank's run of a world in which rank `dead` is killed.
+// One rank's run of a backend in which rank `dead` is killed.
 void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_rank, BlameTable& blames) {
     const bool dead = context.rank() == dead_rank;
     const HtProblem problem = busy_ht_problem(context.num_ranks(), layout, 4);
@@ -156,7 +156,7 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
 
 // As fibers, killed at many steps: whatever the moment, the others end, and say who it was.
 TEST(HtFault, ARankKilledAtAnyStepIsNamed) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const int num_ranks = ranks_or(3);
         constexpr int kDead = 1;
         for (const ncclEpLayout_t layout : kHtLayouts) {
@@ -164,7 +164,7 @@ TEST(HtFault, ARankKilledAtAnyStepIsNamed) {
             const RankProgram program = [=](RankContext& context) {
                 live_with_the_dead(context, layout, kDead, *blames);
             };
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             const RunReport healthy = expect_clean(spec, num_ranks, 0, program);
             ASSERT_GT(healthy.num_steps, 0u);
             const Seeds seeds = seeds_or(0, 1000);
@@ -188,7 +188,7 @@ TEST(HtFault, ARankKilledAtAnyStepIsNamed) {
 
 // A rank that lives but stays away counts as one that does not answer, whatever it misses.
 TEST(HtFault, ARankThatStaysAwayFailsTheGroup) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (int missed = 0; missed < kPhases; ++missed) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int absent = context.num_ranks() - 1;
@@ -213,7 +213,7 @@ TEST(HtFault, ARankThatStaysAwayFailsTheGroup) {
 // Below a millisecond the timeout keeps its value, in every phase. In simulated time only: it also bounds the making of
 // the group, which a loaded machine does not do that fast.
 TEST(HtFault, TimeoutsBelowAMillisecondKeepTheirValue) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& spec) {
         for (const uint64_t timeout_us : {80, 999}) {
             for (int missed = 0; missed < kPhases; ++missed) {
                 expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
@@ -241,7 +241,7 @@ TEST(HtFault, TimeoutsBelowAMillisecondKeepTheirValue) {
 
 // Nobody waited in vain: nothing to tell.
 TEST(HtFault, AHealthyGroupHasNoDiagnosis) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = busy_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 8);
             Group group(context, context.comm(), ht_config_for(context, {&problem}));

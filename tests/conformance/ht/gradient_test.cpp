@@ -283,7 +283,7 @@ void check_gradients(RankContext& context, ncclEpLayout_t layout) {
 }
 
 TEST(HtGradient, BackwardIsTheDerivativeOfForward) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const int num_ranks : {2, 4}) {
             for (const ncclEpLayout_t layout : kHtLayouts) {
                 expect_clean(spec, ranks_or(num_ranks), std::nullopt,

@@ -11,8 +11,8 @@ namespace crossdock::testing {
 namespace {
 
 void on_gpus(const RankProgram& program) {
-    on_each_world({WorldKind::kGpu, WorldKind::kGpuProcesses},
-                  [&](const WorldSpec& spec) { expect_clean(spec, ranks_or(2), std::nullopt, program); });
+    on_each_backend({Backend::kCuda, Backend::kCudaProcesses},
+                    [&](const BackendSpec& spec) { expect_clean(spec, ranks_or(2), std::nullopt, program); });
 }
 
 // One graph of update, dispatch and combine.

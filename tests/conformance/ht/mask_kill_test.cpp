@@ -13,11 +13,11 @@ namespace {
 constexpr uint64_t kTimeoutNs = 700'000'000;
 
 TEST(HtMask, SurvivorsOfKilledProcessesGoOn) {
-    on_each_world({WorldKind::kProcesses}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kProcesses}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         for (int round = 0; round < 2 * kMaskPhases; ++round) {
             const bool two_die = round % 2 == 1;
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             spec.doomed = two_die ? std::vector<int>{1, 3} : std::vector<int>{2};
             expect_clean(spec, kRanks, std::nullopt, [=, doomed = spec.doomed](RankContext& context) {
                 const HtProblem problem =
@@ -44,7 +44,7 @@ TEST(HtMask, SurvivorsOfKilledProcessesGoOn) {
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
 }
 
-// One rank's run of a world in which a rank may be killed at any step. with_windows: rows go straight to windows.
+// One rank's run of a backend in which a rank may be killed at any step. with_windows: rows go straight to windows.
 void live_on(RankContext& context, ncclEpLayout_t layout, int dead, bool with_windows) {
     const HtProblem problem = mask_problem(context.num_ranks(), layout, 2);
     // A rank that dies while a group or a window is made takes it along.
@@ -73,11 +73,11 @@ bool is_about_windows(const std::string& failure) {
 }
 
 // As fibers, killed at many steps.
-void kill_at_every_step(const WorldSpec& world, ncclEpLayout_t layout, bool with_windows, uint64_t num_seeds) {
+void kill_at_every_step(const BackendSpec& backend, ncclEpLayout_t layout, bool with_windows, uint64_t num_seeds) {
     constexpr int kRanks = 3;
     constexpr int kDead = 1;
     const RankProgram program = [=](RankContext& context) { live_on(context, layout, kDead, with_windows); };
-    WorldSpec spec = world;
+    BackendSpec spec = backend;
     const RunReport healthy = expect_clean(spec, kRanks, 0, program);
     ASSERT_GT(healthy.num_steps, 0u);
     const Seeds seeds = seeds_or(0, num_seeds);
@@ -96,21 +96,21 @@ void kill_at_every_step(const WorldSpec& world, ncclEpLayout_t layout, bool with
 }
 
 TEST(HtMask, SurvivorsOfAKillAtAnyStepGoOn) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
-        for (const ncclEpLayout_t layout : kHtLayouts) kill_at_every_step(world, layout, false, 900);
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
+        for (const ncclEpLayout_t layout : kHtLayouts) kill_at_every_step(backend, layout, false, 900);
     });
 }
 
 TEST(HtMask, SurvivorsOfAKillAtAnyStepGoOnWithWindows) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
-        for (const ncclEpLayout_t layout : kHtLayouts) kill_at_every_step(world, layout, true, 250);
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
+        for (const ncclEpLayout_t layout : kHtLayouts) kill_at_every_step(backend, layout, true, 250);
     });
 }
 
 // Two of four ranks stay away, the second one later by some phases: they are lost at once or one after the other, also
 // while the others still wait for the first.
 TEST(HtMask, SeveralRanksAreLost) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (int missed = 0; missed < kMaskPhases; ++missed) {
             for (int later = 0; later < 2; ++later) {
                 expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {

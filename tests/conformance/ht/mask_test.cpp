@@ -53,7 +53,7 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, int missed,
 }
 
 TEST(HtMask, ARankThatMissedOperationsComesBack) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (int missed = 0; missed < kMaskPhases; ++missed) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 miss_and_come_back(context, kHtLayouts[missed % 2], missed, false);
@@ -63,7 +63,7 @@ TEST(HtMask, ARankThatMissedOperationsComesBack) {
 }
 
 TEST(HtMask, ARankThatWasLateComesBack) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (int missed = 0; missed < kMaskPhases; ++missed) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 miss_and_come_back(context, kHtLayouts[1 - missed % 2], missed, true);
@@ -74,7 +74,7 @@ TEST(HtMask, ARankThatWasLateComesBack) {
 
 // A handle over another's memory does not use a routing from before the masks were cleaned.
 TEST(HtMask, RelocatedRoutingsGetStaleToo) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
@@ -101,7 +101,7 @@ TEST(HtMask, RelocatedRoutingsGetStaleToo) {
 // Masks set by hand: nobody waits, nothing is an error, what goes to masked ranks is counted, and setting the masks
 // back brings everybody back.
 TEST(HtMask, MasksAreSetByHandAndTakenBack) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int num_ranks = context.num_ranks();
@@ -139,7 +139,7 @@ TEST(HtMask, MasksAreSetByHandAndTakenBack) {
 }
 
 TEST(HtMask, CleaningWorksBeforeAnyHandle) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
@@ -152,11 +152,11 @@ TEST(HtMask, CleaningWorksBeforeAnyHandle) {
 
 // Where nobody is lost, masks change nothing.
 TEST(HtMask, HealthyGroupsBringTheSame) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(400'001, seeds_in(spec.kind, 12));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(seed % 4));
-            WorldSpec seeded = spec;
+            BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 const HtProblem problem =
@@ -173,7 +173,7 @@ TEST(HtMask, HealthyGroupsBringTheSame) {
 }
 
 TEST(HtMask, GroupsAreRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
             const ncclEpGroupConfig_t good = ht_config_for(context, {&problem});
@@ -221,7 +221,7 @@ TEST(HtMask, GroupsAreRefused) {
 }
 
 TEST(HtMask, BadCallsAreRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
             const OwnedGroup group = mask_group(context, problem, kLongNs);

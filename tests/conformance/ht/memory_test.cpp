@@ -30,7 +30,7 @@ void check_memory(RankContext& context, ncclEpZeroCopyMode_t zero_copy, size_t m
 }
 
 TEST(HtMemory, AGroupNeeds240MiBStagedAnd40WithWindows) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         if (ranks_or(4) != 4) return;
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             check_memory(context, NCCL_EP_ZERO_COPY_AUTO, 240u << 20);
@@ -41,7 +41,7 @@ TEST(HtMemory, AGroupNeeds240MiBStagedAnd40WithWindows) {
 
 // Handles' own memory is positive, and the same for everybody.
 TEST(HtMemory, AHandlesMemoryIsTheSameOnAllRanks) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
             HtProblem problem;
             problem.num_ranks = context.num_ranks();

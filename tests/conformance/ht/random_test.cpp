@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // High throughput, seeded random problems: routing's numbers, what arrives and what comes home, forward and backward,
-// is what the reference says, to the byte, in every world.
+// is what the reference says, to the byte, on every backend.
 #include <gtest/gtest.h>
 
 #include "conformance/ht/random_problem.h"
@@ -31,25 +31,25 @@ RankProgram three_trips(const HtProblem& problem, bool windows) {
     };
 }
 
-void run_seeds(const WorldSpec& spec, Seeds seeds, HtLimits limits, int most_ranks) {
+void run_seeds(const BackendSpec& spec, Seeds seeds, HtLimits limits, int most_ranks) {
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
         limits.mxfp8 = is_one_domain(limits.num_ranks);
         const HtProblem problem = random_ht_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
-        WorldSpec seeded = spec;
+        BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
         expect_clean(seeded, limits.num_ranks, seed, three_trips(problem, reference::random_bits(seed, 8) % 2 == 1));
     }
 }
 
 TEST(HtRandom, SmallShapesMatchTheReference) {
-    on_each_world(kEveryWorld,
-                  [](const WorldSpec& spec) { run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 100)), {}, 8); });
+    on_each_backend(kEveryBackend,
+                    [](const BackendSpec& spec) { run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 100)), {}, 8); });
 }
 
 TEST(HtRandom, LargeRowsMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_seeds(spec, seeds_or(10'001, seeds_in(spec.kind, 10)),
                   {.most_row_bytes = 65536, .most_receive_bytes = 1u << 20, .most_tokens = 6}, 4);
     });
@@ -57,7 +57,7 @@ TEST(HtRandom, LargeRowsMatchTheReference) {
 
 // More tokens than one pass of any kernel over them takes.
 TEST(HtRandom, ManyTokensMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_seeds(spec, seeds_or(20'001, seeds_in(spec.kind, 4)),
                   {.local_experts = 5, .most_row_bytes = 64, .most_receive_bytes = 1u << 20, .most_tokens = 1500}, 4);
     });
@@ -65,7 +65,7 @@ TEST(HtRandom, ManyTokensMatchTheReference) {
 
 // Long stretches of tokens send a rank nothing, in no step with anything that a ring may count.
 TEST(HtRandom, StretchesWithoutRowsForARankMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const int stretch : {32, 71}) {
                 HtProblem problem = plain_ht_problem(ranks_or(2), layout, 1);
@@ -92,7 +92,7 @@ TEST(HtRandom, StretchesWithoutRowsForARankMatchTheReference) {
 
 // Nobody has tokens, nobody has experts for them, everybody wants one expert.
 TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
@@ -121,7 +121,7 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
 // Rows that go through stages in one part (on GPUs also with one more summer) and in several, of which the last may be
 // shorter; with several senders and with one; with more terms than there are stages.
 TEST(HtRandom, LongRowsMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{8192}, size_t{10'264}, size_t{32'768}}) {
             HtProblem problem;
             problem.num_ranks = ranks_or(2);
@@ -139,7 +139,7 @@ TEST(HtRandom, LongRowsMatchTheReference) {
 
 // The shape that high throughput is for, with fewer tokens: hidden 7168 in bf16, top-8 of 256 experts, 8 ranks.
 TEST(HtRandom, ADeepSeekStepMatchesTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             HtProblem problem;
             problem.num_ranks = ranks_or(8);

@@ -43,14 +43,14 @@ void relocate(RankContext& context, const HtProblem& problem, bool first_stays) 
 }
 
 TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const bool first_stays : {false, true}) {
             const Seeds seeds = seeds_or(40'001, seeds_in(spec.kind, 16));
             for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
                 const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
                 const HtProblem problem = random_ht_problem(seed, {.num_ranks = num_ranks, .most_row_bytes = 512});
                 SCOPED_TRACE(problem.describe());
-                WorldSpec seeded = spec;
+                BackendSpec seeded = spec;
                 seeded.deterministic.seed = seed;
                 expect_clean(seeded, num_ranks, seed,
                              [=](RankContext& context) { relocate(context, problem, first_stays); });
@@ -61,7 +61,7 @@ TEST(HtRelocation, ASecondHandleWorksWithTheRoutingOfTheFirst) {
 
 // A persistent second handle follows the updates of the first, without being told.
 TEST(HtRelocation, ASecondHandleFollowsUpdatesOfTheFirst) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
             Group group(context, context.comm(), ht_config_for(context, {&problem}));
@@ -81,7 +81,7 @@ TEST(HtRelocation, ASecondHandleFollowsUpdatesOfTheFirst) {
 
 // What others write into the memory between the last use of a routing and the next update does no harm.
 TEST(HtRelocation, MemoryMayBeOverwrittenBetweenSteps) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
@@ -103,7 +103,7 @@ TEST(HtRelocation, MemoryMayBeOverwrittenBetweenSteps) {
 // A handle that stays, over memory into which the caller copies another routing each step, works with what is there: as
 // frameworks do that move their buffers and keep a handle for each address. Numbers of tokens may differ.
 TEST(HtRelocation, AHandleFollowsWhatIsCopiedIntoItsMemory) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool is_updated_once : {false, true}) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
@@ -145,7 +145,7 @@ void expect_refused(RankContext& context, HtLayer& layer, const char* word) {
 
 // Routing that a handle of another group or layout has written is refused, whether that handle still lives or not.
 TEST(HtRelocation, RoutingOfAnotherGroupOrLayoutIsRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const bool first_stays : {false, true}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
@@ -182,7 +182,7 @@ TEST(HtRelocation, RoutingOfAnotherGroupOrLayoutIsRefused) {
 
 // Combine relies on the update only, and dispatch on nothing else either: any number of them, in any order.
 TEST(HtRelocation, BackwardComesWithoutForward) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);

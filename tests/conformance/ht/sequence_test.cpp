@@ -12,10 +12,10 @@ namespace {
 
 const HtLimits kSmall{.most_row_bytes = 512, .most_receive_bytes = 64u << 10, .most_tokens = 8};
 
-void run_sequences(const WorldSpec& spec, const HtSequenceShape& shape, uint64_t first_seed) {
+void run_sequences(const BackendSpec& spec, const HtSequenceShape& shape, uint64_t first_seed) {
     const Seeds seeds = seeds_or(first_seed, seeds_in(spec.kind, 30));
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-        WorldSpec seeded = spec;
+        BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
         const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 3) % 4));
         expect_clean(seeded, num_ranks, seed, [=](RankContext& context) { run_ht_sequence(context, shape, seed); });
@@ -23,20 +23,20 @@ void run_sequences(const WorldSpec& spec, const HtSequenceShape& shape, uint64_t
 }
 
 TEST(HtSequence, HandlesOfOneGroupInterleave) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_sequences(spec, {.num_groups = 1, .layers_per_group = 4, .num_steps = 60, .limits = kSmall}, 50'001);
     });
 }
 
 TEST(HtSequence, HandlesWithWindowsInterleave) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_sequences(
             spec, {.num_groups = 1, .layers_per_group = 3, .num_steps = 50, .windows = true, .limits = kSmall}, 60'001);
     });
 }
 
 TEST(HtSequence, GroupsOfBothModesShareACommunicator) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_sequences(
             spec, {.num_groups = 2, .layers_per_group = 2, .low_latency_layers = 2, .num_steps = 60, .limits = kSmall},
             70'001);
@@ -45,7 +45,7 @@ TEST(HtSequence, GroupsOfBothModesShareACommunicator) {
 
 // Two handles on a stream each, in turn, with nothing awaited: the last results of both are right.
 TEST(HtSequence, OperationsFollowEachOtherAcrossStreams) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
             const HtProblem expert_major = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
@@ -78,7 +78,7 @@ TEST(HtSequence, OperationsFollowEachOtherAcrossStreams) {
 // A window's rows are still read by peers, or not yet written, while the next operations are issued: without any pause,
 // with other data and routing each time, on ranks that are as fast as they can be.
 TEST(HtSequence, WindowsAreReusedAtOnce) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
                 ScopedArena arena(context, kHtWindowBytes);
@@ -102,7 +102,7 @@ TEST(HtSequence, WindowsAreReusedAtOnce) {
 
 // Handles may go at any time, and a group before its handles.
 TEST(HtSequence, AGroupIsDestroyedBeforeItsHandle) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 4);
             auto group = std::make_unique<Group>(context, context.comm(), ht_config_for(context, {&problem}));

@@ -29,14 +29,14 @@ constexpr Path kPaths[] = {
 };
 
 TEST(HtWindow, EveryPathGivesTheSameBits) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(80'001, seeds_in(spec.kind, 12));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
             const HtProblem problem = random_ht_problem(
                 seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = is_one_domain(num_ranks)});
             SCOPED_TRACE(problem.describe());
-            WorldSpec seeded = spec;
+            BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
                 std::vector<std::byte> first;
@@ -67,7 +67,7 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
 
 // Windows are each rank's own affair: where the sender has none, or the receiver, rows take the other path.
 TEST(HtWindow, RanksMayDiffer) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool outputs : {false, true}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
@@ -94,7 +94,7 @@ TEST(HtWindow, RanksMayDiffer) {
 
 // Rows in one part and in several, of which the last may be shorter, and from more ranks than there are stages.
 TEST(HtWindow, LongRowsMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{10'264}}) {
             HtProblem problem;
             problem.num_ranks = ranks_or(6);
@@ -120,7 +120,7 @@ TEST(HtWindow, LongRowsMatchTheReference) {
 }
 
 TEST(HtWindow, PromisedWindowsMustBeThere) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 11);

@@ -242,8 +242,8 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
                crossdockGetLastError());
     RANK_CHECK(context, elapsed_s < 30, "{}: the error took {} s", what, elapsed_s);
     const ncclResult_t again = caller.call(passed);
-    const std::string sentence = crossdockGetLastError();
-    RANK_CHECK(context, again == ncclInvalidUsage, "{}: {}, \"{}\"", what, result_name(again), sentence);
+    const std::string message = crossdockGetLastError();
+    RANK_CHECK(context, again == ncclInvalidUsage, "{}: {}, \"{}\"", what, result_name(again), message);
     const bool is_layout = std::string(difference.quantity) == "the layout";
     const std::string common = is_layout ? name_of(layout) : difference.common_value;
     const std::string odd = is_layout ? name_of(other_of(layout)) : difference.odd_value;
@@ -251,14 +251,14 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
     const std::string own = fmt::format("{} on rank {}", is_odd ? odd : common, context.rank());
     const std::string other = is_odd ? fmt::format("{} on rank ", common) : fmt::format("{} on rank {}", odd, odd_rank);
     for (const std::string& word : {std::string(difference.quantity), own, other}) {
-        RANK_CHECK(context, sentence.find(word) != std::string::npos, "{}: \"{}\" lacks \"{}\"", what, sentence, word);
+        RANK_CHECK(context, message.find(word) != std::string::npos, "{}: \"{}\" lacks \"{}\"", what, message, word);
     }
     difference.common.kind == Kind::kDispatch&& difference.odd.kind == Kind::kDispatch ? caller.check_untouched()
                                                                                        : caller.check_guards();
     context.barrier();
 }
 
-void all_disagree(const WorldSpec& spec, int num_ranks) {
+void all_disagree(const BackendSpec& spec, int num_ranks) {
     for (const Difference& difference : kDifferences) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             if (difference.odd.sums != CROSSDOCK_SUMS_EXACT && layout != NCCL_EP_LAYOUT_EXPERT_MAJOR) continue;
@@ -270,7 +270,7 @@ void all_disagree(const WorldSpec& spec, int num_ranks) {
 }
 
 TEST(Agreement, EveryRankLearnsWhatDiffers) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) { all_disagree(spec, ranks_or(3)); });
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) { all_disagree(spec, ranks_or(3)); });
 }
 
 // Peers write rows straight into windows at their own offsets: ranks whose tensors lie otherwise get an error, and
@@ -288,7 +288,7 @@ TEST(Agreement, WindowsThatLieOtherwiseAreNoticed) {
         {kScales, {.num_scales = 16, .token_shift = kShift}},
         {kScales, {.num_scales = 16, .scale_shift = kShift}},
     };
-    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         for (const Shifted& shifted : kShifted) {
             expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
                 ScopedArena arena(context, 4 * kBufferBytes);
@@ -321,7 +321,7 @@ TEST(Agreement, WindowsThatNobodyReachesMayLieAnywhere) {
         {.num_scales = 16, .scales_in_window = false, .token_shift = 4096},
         {.num_scales = 16, .tokens_in_window = false, .scale_shift = 4096},
     };
-    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         for (const Passed& odd : kOdd) {
             expect_clean(spec, ranks_or(3), std::nullopt, [&](RankContext& context) {
                 ScopedArena arena(context, 4 * kBufferBytes);
@@ -338,7 +338,7 @@ TEST(Agreement, WindowsThatNobodyReachesMayLieAnywhere) {
 
 // Between domains, of which the odd rank is in one.
 TEST(Agreement, ItDoesBetweenDomains) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const WithDomain domain(2);
         all_disagree(spec, 4);
     });

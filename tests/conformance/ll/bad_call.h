@@ -101,7 +101,7 @@ struct CombineCall : CombineArguments {
     Victim& victim;
 };
 
-// One way to spoil a call, the code that it must get, and a word of the sentence.
+// One way to spoil a call, the code that it must get, and a word of the message.
 template <typename Call>
 struct Spoiled {
     const char* name;
@@ -110,20 +110,20 @@ struct Spoiled {
     ncclResult_t code = ncclInvalidArgument;
 };
 
-// Makes every call of the table, each spoiled in its way: it gets its code, the sentence has its word, nothing is
+// Makes every call of the table, each spoiled in its way: it gets its code, the message has its word, nothing is
 // written; and then the group still works.
 template <typename Call, typename CallVictim, size_t count>
 void check_refusals(RankContext& context, CallVictim& victim, const Spoiled<Call> (&table)[count]) {
     for (const Spoiled<Call>& row : table) {
         Call call(victim);
         row.spoil(call);
-        ncclEpGetVersion(nullptr);  // leaves another sentence
+        ncclEpGetVersion(nullptr);  // leaves another message
         const ncclResult_t result = call();
-        const std::string sentence = crossdockGetLastError();
+        const std::string message = crossdockGetLastError();
         RANK_CHECK(context, result == row.code, "{}: {} instead of {}, \"{}\"", row.name, result_name(result),
-                   result_name(row.code), sentence);
-        RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: the sentence \"{}\" does not say \"{}\"",
-                   row.name, sentence, row.word);
+                   result_name(row.code), message);
+        RANK_CHECK(context, message.find(row.word) != std::string::npos, "{}: the message \"{}\" does not say \"{}\"",
+                   row.name, message, row.word);
         victim.check_untouched(row.name);
         // A call that was accepted has left the ranks in different places.
         if (result == ncclSuccess) throw StopProgram(row.name);

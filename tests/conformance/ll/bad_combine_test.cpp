@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every wrong ncclEpCombine and ncclEpComplete gets its code and a sentence that names what is wrong; nothing is
+// Every wrong ncclEpCombine and ncclEpComplete gets its code and a message that names what is wrong; nothing is
 // written and the group goes on.
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ const Row kNvfp4[] = {
 
 // Whoever asks for NVFP4 where the device cannot learns that, whatever else is wrong.
 TEST(BadCombine, Fp4OnADeviceWithoutItIsRefusedFirst) {
-    on_each_world({WorldKind::kGpu, WorldKind::kGpuProcesses}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kCuda, Backend::kCudaProcesses}, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Victim victim(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
             CombineCall call(victim);
@@ -79,14 +79,14 @@ TEST(BadCombine, Fp4OnADeviceWithoutItIsRefusedFirst) {
 }
 
 TEST(BadCombine, Tensors) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt,
                      [](RankContext& context) { check_refusals(context, NCCL_EP_LAYOUT_EXPERT_MAJOR, kExpertMajor); });
     });
 }
 
 TEST(BadCombine, Nvfp4) {
-    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+    on_each_backend(kBackends, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) { check_refusals(context, layout, kNvfp4); });
         }
@@ -94,7 +94,7 @@ TEST(BadCombine, Nvfp4) {
 }
 
 TEST(BadCombine, NeedsADispatch) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Victim victim(context, NCCL_EP_LAYOUT_RANK_MAJOR);
             Layer fresh(context, victim.group(), victim.problem());
@@ -105,7 +105,7 @@ TEST(BadCombine, NeedsADispatch) {
 }
 
 TEST(BadCombine, Complete) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Victim victim(context, NCCL_EP_LAYOUT_RANK_MAJOR);
             ncclEpCompleteConfig_t config = NCCL_EP_COMPLETE_CONFIG_INIT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every wrong ncclEpDispatch gets its code and a sentence that names what is wrong; nothing is written and the group
+// Every wrong ncclEpDispatch gets its code and a message that names what is wrong; nothing is written and the group
 // goes on.
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@ namespace {
 using Row = Spoiled<DispatchCall>;
 using Call = DispatchCall&;
 
-void check_on_each_world(ncclEpLayout_t layout, const auto& table) {
-    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+void check_on_each_backend(ncclEpLayout_t layout, const auto& table) {
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt,
                      [&](RankContext& context) { check_refusals(context, layout, table); });
     });
@@ -92,7 +92,7 @@ const Row kCommon[] = {
     {"counters 2-D", [](Call c) { c.counters.tensor.ndim = 2, c.counters.sizes[1] = 1; }, "expert_counters"},
 };
 
-TEST(BadDispatch, ExpertMajor) { check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, kCommon); }
+TEST(BadDispatch, ExpertMajor) { check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, kCommon); }
 
 const Row kRankMajor[] = {
     {"no weights", [](Call c) { c.inputs.topk_weights = nullptr; }, "topk_weights"},
@@ -122,7 +122,7 @@ const Row kRankMajor[] = {
      "recv_topk_idx_kind"},
 };
 
-TEST(BadDispatch, RankMajor) { check_on_each_world(NCCL_EP_LAYOUT_RANK_MAJOR, kRankMajor); }
+TEST(BadDispatch, RankMajor) { check_on_each_backend(NCCL_EP_LAYOUT_RANK_MAJOR, kRankMajor); }
 
 const Row kForwarding[] = {
     {"no scales", [](Call c) { c.forward_scales(), c.inputs.scales = nullptr; }, "scales"},
@@ -185,13 +185,13 @@ const Row kForwarding[] = {
 };
 
 TEST(BadDispatch, Recipes) {
-    check_on_each_world(NCCL_EP_LAYOUT_EXPERT_MAJOR, kForwarding);
-    check_on_each_world(NCCL_EP_LAYOUT_RANK_MAJOR, kForwarding);
+    check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, kForwarding);
+    check_on_each_backend(NCCL_EP_LAYOUT_RANK_MAJOR, kForwarding);
 }
 
 // A window that exists, named wrongly.
 TEST(BadDispatch, Windows) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Window window = context.make_window(1u << 16);
             {
@@ -223,7 +223,7 @@ TEST(BadDispatch, Windows) {
 }
 
 TEST(BadDispatch, NeedsARouting) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Victim victim(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
             ncclEpHandle_t handle = nullptr;

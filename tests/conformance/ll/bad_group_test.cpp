@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wrong groups, handles and tensors get their code and a sentence; outputs stay as they were.
+// Wrong groups, handles and tensors get their code and a message; outputs stay as they were.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -57,7 +57,7 @@ ncclEpGroupConfig_t good_config(RankContext& context) {
 }
 
 TEST(BadGroup, CreationIsRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const auto marker = reinterpret_cast<ncclEpGroup_t>(0x77);
             for (const GroupRow& row : kGroups) {
@@ -67,10 +67,10 @@ TEST(BadGroup, CreationIsRefused) {
                 ncclEpGroup_t group = marker;
                 ncclEpGetVersion(nullptr);
                 const ncclResult_t result = ncclEpCreateGroup(&group, call.comm, call.config_pointer);
-                const std::string sentence = crossdockGetLastError();
-                RANK_CHECK(context, result == row.code, "{}: {}, \"{}\"", row.name, result_name(result), sentence);
-                RANK_CHECK(context, sentence.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
-                           row.name, sentence, row.word);
+                const std::string message = crossdockGetLastError();
+                RANK_CHECK(context, result == row.code, "{}: {}, \"{}\"", row.name, result_name(result), message);
+                RANK_CHECK(context, message.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
+                           row.name, message, row.word);
                 RANK_CHECK(context, group == marker || group == nullptr, "{}: a group was written", row.name);
             }
             ncclEpGroupConfig_t config = good_config(context);
@@ -92,7 +92,7 @@ TEST(BadGroup, CreationIsRefused) {
 
 // Ranks that do not agree are told so, all of them.
 TEST(BadGroup, RanksMustAgree) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             ncclEpGroupConfig_t config = good_config(context);
             if (context.rank() == 1) config.max_dispatch_tokens_per_rank += 1;
@@ -108,7 +108,7 @@ TEST(BadGroup, RanksMustAgree) {
 
 // A group whose ranks would receive more rows than kernels can number has no handles of that layout.
 TEST(BadGroup, RowsMustBeNumbered) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             ncclEpGroupConfig_t config = good_config(context);
             config.num_experts *= 4096;
@@ -133,7 +133,7 @@ TEST(BadGroup, AllocatorsAreBalanced) {
         std::vector<void*> live;
         RankContext* context = nullptr;
     };
-    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+    on_each_backend(kBackends, [](const BackendSpec& spec) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};
@@ -176,7 +176,7 @@ TEST(BadGroup, AllocatorsAreBalanced) {
 }
 
 TEST(BadGroup, NothingIsDestroyedTwiceOrFromNull) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             RANK_OK(context, ncclEpGroupDestroy(nullptr));
             RANK_OK(context, ncclEpHandleDestroy(nullptr));
@@ -186,7 +186,7 @@ TEST(BadGroup, NothingIsDestroyedTwiceOrFromNull) {
 }
 
 TEST(BadGroup, Handles) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Victim victim(context, NCCL_EP_LAYOUT_EXPERT_MAJOR);
             const ncclEpGroup_t group = victim.group();
@@ -245,7 +245,7 @@ TEST(BadGroup, Handles) {
 }
 
 TEST(BadGroup, Routings) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Victim victim(context, NCCL_EP_LAYOUT_RANK_MAJOR);
             OpenTensor ids;
@@ -294,7 +294,7 @@ TEST(BadGroup, Routings) {
 }
 
 TEST(BadGroup, Tensors) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             const size_t extents[] = {2, 0, 3};
             ncclEpTensor_t* tensor = nullptr;
@@ -330,7 +330,7 @@ TEST(BadGroup, Tensors) {
 }
 
 TEST(BadGroup, Version) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             int version = 0;
             RANK_CHECK(context, ncclEpGetVersion(nullptr) == ncclInvalidArgument, "NULL was accepted");

@@ -40,7 +40,7 @@ struct Grown {
 };
 
 TEST(Compatibility, Version1AndVersion2CallersShareAProcess) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem old_problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             old_problem.recipe = reference::Recipe::kV1Fp8;
@@ -71,7 +71,7 @@ TEST(Compatibility, Version1AndVersion2CallersShareAProcess) {
 
 // With less shared memory kernels keep fewer rows in flight and compute the same; with too little they are refused.
 TEST(Compatibility, SharedMemoryCanBeLimited) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 5);
@@ -104,7 +104,7 @@ TEST(Compatibility, SharedMemoryCanBeLimited) {
 }
 
 TEST(Compatibility, Version1StructsEndWhereTheyEnded) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 3);
@@ -121,7 +121,7 @@ TEST(Compatibility, Version1StructsEndWhereTheyEnded) {
 }
 
 TEST(Compatibility, NullConfigsMeanDefaults) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 4);
@@ -134,7 +134,7 @@ TEST(Compatibility, NullConfigsMeanDefaults) {
 
 // The ids' width may change from update to update.
 TEST(Compatibility, RoutingsOfBothWidthsAlternate) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 9);
             Group group(context, problem);
@@ -150,7 +150,7 @@ TEST(Compatibility, RoutingsOfBothWidthsAlternate) {
 
 // Descriptors that the library made serve like the caller's own, as long as nobody puts other extents into them.
 TEST(Compatibility, AllocatedDescriptorsServe) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(1, NCCL_EP_LAYOUT_EXPERT_MAJOR, 10);
             Group group(context, problem);
@@ -177,7 +177,7 @@ TEST(Compatibility, AllocatedDescriptorsServe) {
 
 // What a later version appends is ignored, whatever it holds.
 TEST(Compatibility, LargerStructsAreAccepted) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
             Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
@@ -200,7 +200,7 @@ TEST(Compatibility, LargerStructsAreAccepted) {
 // Version 3's numbers of SMs per operation are checked like max_num_sms; behind a struct of version 2 they are not
 // there, whatever its caller has there.
 TEST(Compatibility, SmCountsPerOperationAreVersion3s) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
             ncclEpGroupConfig_t config = group_config_for(context, {&problem});
@@ -232,7 +232,7 @@ TEST(Compatibility, SmCountsPerOperationAreVersion3s) {
 // A size that ends within a field does not cover it: the half of a pointer, or of a number, is not looked at. Every
 // struct that has grown, at every size from the first version's on.
 TEST(Compatibility, FieldsAreReadWholeOrNotAtAll) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 11);
             const ncclEpGroupConfig_t complete = group_config_for(context, {&problem});
@@ -256,7 +256,7 @@ TEST(Compatibility, FieldsAreReadWholeOrNotAtAll) {
 
 // An engine that serves both modes asks for experts' offsets and for the total in low latency, too.
 TEST(Compatibility, PlacesAreToldInLowLatency) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             for (const ncclDataType_t type : {ncclInt32, ncclInt64}) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
@@ -276,7 +276,7 @@ TEST(Compatibility, PlacesAreToldInLowLatency) {
 
 // Rows that a caller holds as bytes travel as bytes, FP8 rows without a recipe too.
 TEST(Compatibility, RowsOfOneByteElementsTravel) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
@@ -299,7 +299,7 @@ TEST(Compatibility, RowsOfOneByteElementsTravel) {
 // Version 2 callers with scales but no recipe are refused, version 1 callers are quantised: by what they say of
 // themselves.
 TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);
             problem.recipe = reference::Recipe::kV1Fp8;
@@ -317,7 +317,7 @@ TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
 // An explicit rdma_buffer_size is accepted if it comes from the helper of either version, or is larger; a handle for
 // which it is too small is refused.
 TEST(Compatibility, ExplicitBufferSizesAreHints) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 8);
             const unsigned long helper = nccl_ep::get_low_latency_rdma_size_hint(

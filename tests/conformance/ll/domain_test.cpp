@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of several load/store domains (nodes) do what groups of one do, to the bit, over a network that reorders what
+// Groups of several LSA teams (nodes) do what groups of one do, to the bit, over a network that reorders what
 // it can; and they count what crosses.
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ RankProgram trips(const Problem& problem) {
 
 // 1 x 8, 2 x 4, 4 x 2 and 8 x 1 are the same to a caller.
 TEST(Domain, EveryShapeGivesTheSameBits) {
-    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+    on_each_backend(kBackends, [](const BackendSpec& spec) {
         const uint64_t num_seeds = seeds_or(71, 6).count;
         for (uint64_t seed = 71; seed < 71 + num_seeds; ++seed) {
             Problem problem = random_problem(seed, {.num_ranks = 8, .most_row_bytes = 1024});
@@ -90,7 +90,7 @@ struct Expected {
 
 // Bytes and messages are those of the model in docs/scaling.md.
 TEST(Domain, TrafficIsWhatTheModelSays) {
-    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+    on_each_backend(kBackends, [](const BackendSpec& spec) {
         for (const int domain_ranks : {1, 2, 3, 6}) {
             const WithDomain domain(domain_ranks);
             Problem problem = busy_problem(6, NCCL_EP_LAYOUT_RANK_MAJOR, 8);
@@ -130,7 +130,7 @@ TEST(Domain, TrafficIsWhatTheModelSays) {
 
 // Without masks, who is behind a cut cable is named by everybody within the timeout.
 TEST(Domain, ACutCableIsNamed) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         constexpr int kCut = 1;
         const WithDomain domain(2);
@@ -154,7 +154,7 @@ TEST(Domain, ACutCableIsNamed) {
                 break;
             }
         };
-        WorldSpec spec = world;
+        BackendSpec spec = backend;
         const RunReport healthy = expect_clean(spec, kRanks, 0, program);
         const Seeds seeds = seeds_or(0, 150);
         uint64_t num_named = 0;
@@ -173,7 +173,7 @@ TEST(Domain, ACutCableIsNamed) {
 
 // With masks, everybody goes on with those that it still reaches.
 TEST(Domain, SurvivorsOfACutGoOn) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         const WithDomain domain(2);
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
@@ -183,7 +183,7 @@ TEST(Domain, SurvivorsOfACutGoOn) {
                 Layer layer(context, group.get(), problem);
                 for (int step = 0; step < 4; ++step) degraded_step(context, group.get(), layer);
             };
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             const RunReport healthy = expect_clean(spec, kRanks, 0, program);
             const Seeds seeds = seeds_or(0, 100);
             for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure();
@@ -199,12 +199,12 @@ TEST(Domain, SurvivorsOfACutGoOn) {
 
 // Networks that are very slow or very late change nothing.
 TEST(Domain, TheNetworksSpeedDoesNotMatter) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const WithDomain domain(2);
         for (const uint64_t delay_ns : {1u, 300u, 3'000'000u}) {
             for (const uint64_t ns_per_kib : {1u, 20'000u}) {
                 for (uint64_t seed = 1; seed <= seeds_or(1, 10).count; ++seed) {
-                    WorldSpec spec = world;
+                    BackendSpec spec = backend;
                     spec.deterministic.seed = seed;
                     spec.deterministic.max_put_delay_ns = delay_ns;
                     spec.deterministic.put_ns_per_kib = ns_per_kib;
@@ -217,10 +217,10 @@ TEST(Domain, TheNetworksSpeedDoesNotMatter) {
 
 // A handle with a pending send_only operation may go at any time: nothing that is still under way meets a later one.
 TEST(Domain, PendingOperationsMayBeGivenUp) {
-    on_each_world(kCpuWorlds, [](const WorldSpec& world) {
+    on_each_backend(kBackends, [](const BackendSpec& backend) {
         const WithDomain domain(1);
         for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             spec.deterministic.seed = seed;
             spec.deterministic.max_put_delay_ns = 500'000;
             expect_clean(spec, 3, seed, [seed](RankContext& context) {
@@ -245,7 +245,7 @@ TEST(Domain, PendingOperationsMayBeGivenUp) {
 // The same where nobody waits for those whose rows are still under way: sums at home, in the very buffer that was given
 // up.
 TEST(Domain, LateRowsMeetNoSums) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const WithDomain domain(1);
         constexpr int kRanks = 3;
         const Problem far = busy_problem(kRanks, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
@@ -256,7 +256,7 @@ TEST(Domain, LateRowsMeetNoSums) {
                 ids[i] = i % kRanks < 2 ? 2 * rank + static_cast<int>(i % kRanks) : -1;
         }
         for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             spec.deterministic.seed = seed;
             spec.deterministic.max_put_delay_ns = 100'000'000;
             expect_clean(spec, kRanks, seed, [&](RankContext& context) {
@@ -281,7 +281,7 @@ TEST(Domain, LateRowsMeetNoSums) {
 }
 
 TEST(Domain, WrongDomainsAreRefused) {
-    on_each_world({WorldKind::kThreads, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
             ncclEpGroupConfig_t config = group_config_for(context, {&problem});
@@ -291,7 +291,7 @@ TEST(Domain, WrongDomainsAreRefused) {
             for (const int domain_ranks : {3, 5, 8}) {
                 wrong.domain_ranks = domain_ranks;
                 RANK_REFUSED(context, ncclInvalidArgument, "allowed: 1, 2, 4", create());
-                RANK_REFUSED(context, ncclInvalidArgument, "(LSA) teams", create());
+                RANK_REFUSED(context, ncclInvalidArgument, "LSA teams", create());
                 RANK_REFUSED(context, ncclInvalidArgument, fmt::format("options->domain_ranks is {}", domain_ranks),
                              create());
             }
@@ -315,7 +315,7 @@ TEST(Domain, WrongDomainsAreRefused) {
 
 // CROSSDOCK_DOMAIN_RANKS comes before the option, and is judged like it.
 TEST(Domain, TheEnvironmentDecides) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kProcesses, Backend::kSimulation}, [](const BackendSpec& spec) {
         const auto run_with = [&](const char* value, int expected) {
             setenv("CROSSDOCK_DOMAIN_RANKS", value, 1);
             expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {

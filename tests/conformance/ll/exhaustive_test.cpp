@@ -214,7 +214,7 @@ class Enumeration {
 };
 
 // All pairs, or every `stride`th of them in an order that mixes both routings.
-void enumerate(const WorldSpec& spec, ncclEpLayout_t layout, int stride) {
+void enumerate(const BackendSpec& spec, ncclEpLayout_t layout, int stride) {
     ASSERT_EQ(std::gcd(stride, kRoutings), 1);
     expect_clean(spec, kRanks, std::nullopt, [=](RankContext& context) {
         Enumeration enumeration(context, layout);
@@ -225,36 +225,37 @@ void enumerate(const WorldSpec& spec, ncclEpLayout_t layout, int stride) {
 
 // All pairs among threads; a sample elsewhere, where the same kernels run on other memory or slower, and of at most
 // --seeds pairs.
-int stride_of(WorldKind kind) {
+int stride_of(Backend kind) {
     if (options().num_seeds) {
         // No multiple of 3, so that it has no divisor in common with the number of pairs.
         const auto stride = static_cast<int>((kRoutings * kRoutings - 1) / *options().num_seeds) + 1;
         return stride % 3 == 0 ? stride + 1 : stride;
     }
     switch (kind) {
-        case WorldKind::kThreads:
+        case Backend::kThreads:
             return 1;
-        case WorldKind::kProcesses:
+        case Backend::kProcesses:
             return 25;
-        case WorldKind::kHosts:
+        case Backend::kHosts:
             return 199;
-        case WorldKind::kDeterministic:
+        case Backend::kSimulation:
             return 10;
-        case WorldKind::kGpu:
-        case WorldKind::kGpuProcesses:
+        case Backend::kCuda:
+        case Backend::kCudaProcesses:
             return 499;
     }
     return 1;
 }
 
 TEST(Exhaustive, ExpertMajor) {
-    on_each_world(kEveryWorld,
-                  [](const WorldSpec& spec) { enumerate(spec, NCCL_EP_LAYOUT_EXPERT_MAJOR, stride_of(spec.kind)); });
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        enumerate(spec, NCCL_EP_LAYOUT_EXPERT_MAJOR, stride_of(spec.kind));
+    });
 }
 
 TEST(Exhaustive, RankMajor) {
-    on_each_world(kEveryWorld,
-                  [](const WorldSpec& spec) { enumerate(spec, NCCL_EP_LAYOUT_RANK_MAJOR, stride_of(spec.kind)); });
+    on_each_backend(kEveryBackend,
+                    [](const BackendSpec& spec) { enumerate(spec, NCCL_EP_LAYOUT_RANK_MAJOR, stride_of(spec.kind)); });
 }
 
 }  // namespace

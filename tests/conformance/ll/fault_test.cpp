@@ -69,11 +69,11 @@ void step_until_failure(RankContext& context, Layer& layer) {
 }
 
 TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
         for (int round = 0; round < 8; ++round) {
             const int num_ranks = 3 + round % 2;
             const int dead = round % num_ranks;
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             spec.doomed = {dead};
             BlameTable blames;
             expect_clean(spec, num_ranks, std::nullopt, [=, &blames](RankContext& context) {
@@ -94,10 +94,10 @@ TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
 
 // That a process has ended is known long before the timeout: nobody waits for that.
 TEST(Fault, AKilledProcessIsNamedAtOnce) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
         constexpr int kDead = 1;
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             spec.doomed = {kDead};
             BlameTable blames;
             expect_clean(spec, 3, std::nullopt, [=, &blames](RankContext& context) {
@@ -117,8 +117,8 @@ TEST(Fault, AKilledProcessIsNamedAtOnce) {
 }
 
 TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
-        WorldSpec spec = world;
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
+        BackendSpec spec = backend;
         spec.doomed = {1};
         expect_clean(spec, 3, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(3, NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
@@ -140,7 +140,7 @@ TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
 
 // The same as fibers, killed at many steps: whatever the moment, the others end, and say who it was.
 TEST(Fault, ARankKilledAtAnyStepIsNamed) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 3;
         constexpr int kDead = 1;
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
@@ -177,7 +177,7 @@ TEST(Fault, ARankKilledAtAnyStepIsNamed) {
                 const ncclResult_t gone = ncclEpGroupDestroy(owner.release());
                 RANK_CHECK(context, dead || gone == ncclSuccess, "{}: {}", result_name(gone), crossdockGetLastError());
             };
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             const RunReport healthy = expect_clean(spec, kRanks, 0, program);
             ASSERT_GT(healthy.num_steps, 0u);
             const Seeds seeds = seeds_or(0, 120);
@@ -201,7 +201,7 @@ TEST(Fault, ARankKilledAtAnyStepIsNamed) {
 
 // A rank that lives but stays away counts as one that does not answer.
 TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             const int absent = context.num_ranks() - 1;
             const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 5);
@@ -223,7 +223,7 @@ TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
 
 // A diagnosis says what was seen instead: the number of the earlier operation whose words lie in that buffer.
 TEST(Fault, ADiagnosisSaysWhichOperationWasSeen) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const bool is_dispatch : {true, false}) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int absent = context.num_ranks() - 1;
@@ -284,7 +284,7 @@ class StderrInFile {
 // On a GPU a failure is printed when it happens, once per group, before any further call. On a CPU the failed call
 // returns it, and prints nothing.
 TEST(Fault, AFailureIsToldWhenItHappens) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const bool quiet : {false, true}) {
             setenv("NCCL_EP_QUIET", quiet ? "1" : "0", 1);
             int printed = 0;
@@ -312,7 +312,7 @@ TEST(Fault, AFailureIsToldWhenItHappens) {
                     context.barrier();
                 });
                 printed = log.count("the group has failed");
-                is_gpu = spec.kind == WorldKind::kGpu || spec.kind == WorldKind::kGpuProcesses;
+                is_gpu = spec.kind == Backend::kCuda || spec.kind == Backend::kCudaProcesses;
             }
             EXPECT_EQ(printed, is_gpu && !quiet ? 1 : 0);
         }
@@ -323,7 +323,7 @@ TEST(Fault, AFailureIsToldWhenItHappens) {
 // Below a millisecond the timeout keeps its value; it is neither rounded to zero nor to the default. In simulated time
 // only: it also bounds the making of the group, which a loaded machine does not do that fast.
 TEST(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& spec) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& spec) {
         for (const uint64_t timeout_us : {80, 400, 999}) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                 const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
@@ -345,7 +345,7 @@ TEST(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
 
 // NCCL_EP_TIMEOUT_MS rules over the configuration.
 TEST(Fault, TheEnvironmentSetsTheTimeout) {
-    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+    on_each_backend(kBackends, [](const BackendSpec& spec) {
         setenv("NCCL_EP_TIMEOUT_MS", "400", 1);
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);
@@ -360,7 +360,7 @@ TEST(Fault, TheEnvironmentSetsTheTimeout) {
 
 // Nobody waited in vain: nothing to tell.
 TEST(Fault, AHealthyGroupHasNoDiagnosis) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 8);
             Group group(context, problem);

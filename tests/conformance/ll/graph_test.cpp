@@ -21,8 +21,8 @@ Problem graph_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
 }
 
 void on_gpus(const RankProgram& program) {
-    on_each_world({WorldKind::kGpu, WorldKind::kGpuProcesses},
-                  [&](const WorldSpec& spec) { expect_clean(spec, ranks_or(2), std::nullopt, program); });
+    on_each_backend({Backend::kCuda, Backend::kCudaProcesses},
+                    [&](const BackendSpec& spec) { expect_clean(spec, ranks_or(2), std::nullopt, program); });
 }
 
 Graph capture_dispatch(RankContext& context, Layer& layer) {

@@ -16,8 +16,8 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<con
     ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
     config.algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     config.num_experts = static_cast<unsigned>(problems[0]->num_experts);
-    // Long enough for a loaded machine; in the deterministic world it is simulated time.
-    config.timeout_ns = context.is_deterministic() ? 1'000'000'000 : 60'000'000'000;
+    // Long enough for a loaded machine; in the simulation it is simulated time.
+    config.timeout_ns = context.is_simulated() ? 1'000'000'000 : 60'000'000'000;
     for (const Problem* problem : problems) {
         config.max_dispatch_tokens_per_rank =
             std::max(config.max_dispatch_tokens_per_rank, static_cast<unsigned>(problem->max_tokens));

@@ -17,9 +17,9 @@ ActiveRanks all_but(int num_ranks, int rank) {
 }
 
 TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
         constexpr int kDead = 2;
-        WorldSpec spec = world;
+        BackendSpec spec = backend;
         spec.doomed = {kDead};
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
@@ -46,9 +46,9 @@ TEST(Mask, SurvivorsOfAKilledProcessGoOn) {
 
 // A process that has ended is left out at once, whatever the timeout.
 TEST(Mask, AKilledProcessIsMaskedAtOnce) {
-    on_each_world({WorldKind::kProcesses, WorldKind::kHosts}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
         constexpr int kDead = 1;
-        WorldSpec spec = world;
+        BackendSpec spec = backend;
         spec.doomed = {kDead};
         expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
             const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
@@ -69,7 +69,7 @@ TEST(Mask, AKilledProcessIsMaskedAtOnce) {
 }
 
 TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 3;
         constexpr int kDead = 1;
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
@@ -86,7 +86,7 @@ TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
                 }
                 RANK_OK(context, ncclEpGroupDestroy(owner.release()));
             };
-            WorldSpec spec = world;
+            BackendSpec spec = backend;
             const RunReport healthy = expect_clean(spec, kRanks, 0, program);
             const Seeds seeds = seeds_or(0, 120);
             for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
@@ -147,7 +147,7 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, bool joins_
 }
 
 TEST(Mask, ARankThatMissedAStepComesBack) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(3), std::nullopt,
                          [=](RankContext& context) { miss_and_come_back(context, layout, false); });
@@ -156,7 +156,7 @@ TEST(Mask, ARankThatMissedAStepComesBack) {
 }
 
 TEST(Mask, ARankThatWasLateComesBack) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(3), std::nullopt,
                          [=](RankContext& context) { miss_and_come_back(context, layout, true); });
@@ -166,7 +166,7 @@ TEST(Mask, ARankThatWasLateComesBack) {
 
 // Masks set by hand: nobody waits, nothing is an error, and setting them back brings everybody back.
 TEST(Mask, MasksAreSetByHandAndTakenBack) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int num_ranks = context.num_ranks();
@@ -202,7 +202,7 @@ TEST(Mask, MasksAreSetByHandAndTakenBack) {
 }
 
 TEST(Mask, CleaningWorksBeforeAnyHandle) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
             Group group(context, context.comm(), mask_config(context, problem, 60'000'000'000));
@@ -214,7 +214,7 @@ TEST(Mask, CleaningWorksBeforeAnyHandle) {
 }
 
 TEST(Mask, FunctionsAreRefusedWithoutMasksAndWithoutPointers) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
             const cudaStream_t stream = context.make_stream();

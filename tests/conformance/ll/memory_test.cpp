@@ -12,7 +12,7 @@ namespace crossdock::testing {
 namespace {
 
 TEST(Memory, AGroupNeedsAtMost64MiB) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         if (ranks_or(8) != 8) return;
         expect_clean(spec, 8, std::nullopt, [](RankContext& context) {
             ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
@@ -47,17 +47,17 @@ TEST(Memory, HandlesThatComeAndGoAllocateNothing) {
         int num_calls = 0;
         int num_live = 0;
     };
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const auto num_ranks = static_cast<size_t>(context.num_ranks());
-            const int num_handles = context.is_deterministic() ? 300 : 10'000;
+            const int num_handles = context.is_simulated() ? 300 : 10'000;
             constexpr size_t kHidden = 8;
             Books books{context};
             ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
             config.num_experts = static_cast<unsigned>(num_ranks);
             config.max_dispatch_tokens_per_rank = 1;
             config.max_token_bytes = kHidden * sizeof(float);
-            config.timeout_ns = context.is_deterministic() ? 1'000'000'000 : 60'000'000'000;
+            config.timeout_ns = context.is_simulated() ? 1'000'000'000 : 60'000'000'000;
             config.alloc = {[](void** memory, size_t bytes, void* own) {
                                 auto& books_of_call = *static_cast<Books*>(own);
                                 ++books_of_call.num_calls;
@@ -126,7 +126,7 @@ TEST(Memory, HandlesThatComeAndGoAllocateNothing) {
 
 // Handles' own memory is small too, positive, and the same for everybody.
 TEST(Memory, AHandlesMemoryIsTheSameOnAllRanks) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
             Problem problem;
             problem.num_ranks = context.num_ranks();

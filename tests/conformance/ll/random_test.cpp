@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seeded random problems: what arrives and what comes home is what the reference says, to the byte, in every world.
+// Seeded random problems: what arrives and what comes home is what the reference says, to the byte, on every backend.
 #include <gtest/gtest.h>
 
 #include <iterator>
@@ -36,27 +36,27 @@ RankProgram two_trips(const Problem& problem) {
     };
 }
 
-void run_seeds(const WorldSpec& spec, Seeds seeds, ProblemLimits limits, int most_ranks) {
+void run_seeds(const BackendSpec& spec, Seeds seeds, ProblemLimits limits, int most_ranks) {
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
-        limits.nvfp4 = !is_gpu_world(spec.kind);
+        limits.nvfp4 = !is_cuda(spec.kind);
         const Problem problem = random_problem(seed, limits);
         SCOPED_TRACE(problem.describe());
-        WorldSpec seeded = spec;
+        BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
         expect_clean(seeded, limits.num_ranks, seed, two_trips(problem));
     }
 }
 
 TEST(Random, SmallShapesMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_seeds(spec, seeds_or(1, seeds_in(spec.kind, 150)), {.most_row_bytes = 2048, .most_receive_bytes = 1u << 20},
                   8);
     });
 }
 
 TEST(Random, LargeRowsMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_seeds(spec, seeds_or(10'001, seeds_in(spec.kind, 20)),
                   {.most_row_bytes = 32768, .most_receive_bytes = 4u << 20, .most_tokens = 6}, 4);
     });
@@ -64,7 +64,7 @@ TEST(Random, LargeRowsMatchTheReference) {
 
 // A row of 64 KiB, beyond what any model has today.
 TEST(Random, HugeRowsMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         Problem problem;
         problem.num_ranks = ranks_or(2);
         problem.num_experts = 2 * problem.num_ranks;
@@ -81,7 +81,7 @@ TEST(Random, HugeRowsMatchTheReference) {
 
 // The shape that low latency is for: hidden 7168 in bf16, top-8 of 256 experts, 8 ranks.
 TEST(Random, ADeepSeekStepMatchesTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         Problem problem;
         problem.num_ranks = ranks_or(8);
         problem.num_experts = 32 * problem.num_ranks;
@@ -129,15 +129,15 @@ TEST(Random, SourcesWithFewAndManyTokensMeet) {
     sums.sums = CROSSDOCK_SUMS_SENDER;
     Problem nvfp4 = plain;
     nvfp4.combine_recipe = NCCL_EP_COMB_QUANT_NVFP4;
-    on_each_world(kEveryWorld, [&](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
         for (Problem problem : {plain, fp8, sums, nvfp4}) {
-            if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4 && is_gpu_world(spec.kind)) continue;
+            if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4 && is_cuda(spec.kind)) continue;
             for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
                 problem.layout = layout;
                 if (!problem.expert_major()) problem.sums = CROSSDOCK_SUMS_EXACT;
                 const Seeds seeds = seeds_or(1, 3);
                 for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-                    WorldSpec seeded = spec;
+                    BackendSpec seeded = spec;
                     seeded.deterministic.seed = seed;
                     expect_clean(seeded, problem.num_ranks, seed, few_and_many_tokens(problem, seed));
                 }
@@ -146,12 +146,12 @@ TEST(Random, SourcesWithFewAndManyTokensMeet) {
     });
 }
 
-// Equal inputs give equal bits: in a second run, in a run of another world, and with every number of ranks.
-TEST(Random, RunsAndWorldsAgreeBitForBit) {
+// Equal inputs give equal bits: in a second run, in a run of another backend, and with every number of ranks.
+TEST(Random, RunsAndBackendsAgreeBitForBit) {
     std::vector<uint64_t> first;
-    on_each_world(kEveryWorld, [&first](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [&first](const BackendSpec& spec) {
         const int num_ranks = ranks_or(4);
-        ProblemLimits limits{.num_ranks = num_ranks, .nvfp4 = !is_gpu_world(spec.kind)};
+        ProblemLimits limits{.num_ranks = num_ranks, .nvfp4 = !is_cuda(spec.kind)};
         for (uint64_t seed = 501; seed < 504; ++seed) {
             Problem problem = random_problem(seed, limits);
             problem.sums = CROSSDOCK_SUMS_SENDER;
@@ -160,7 +160,7 @@ TEST(Random, RunsAndWorldsAgreeBitForBit) {
             EXPECT_EQ(one.digests, other.digests) << "seed " << seed << ", " << problem.describe();
             if (seed != 501) continue;
             if (first.empty()) first = one.digests;
-            EXPECT_EQ(one.digests, first) << world_name(spec.kind) << " differs from the first world";
+            EXPECT_EQ(one.digests, first) << backend_name(spec.kind) << " differs from the first backend";
         }
     });
 }

@@ -10,11 +10,11 @@ namespace {
 
 const ProblemLimits kSmall{.most_row_bytes = 512, .most_receive_bytes = 256u << 10, .most_tokens = 8};
 
-void run_sequences(const WorldSpec& spec, SequenceShape shape, uint64_t first_seed) {
+void run_sequences(const BackendSpec& spec, SequenceShape shape, uint64_t first_seed) {
     const Seeds seeds = seeds_or(first_seed, seeds_in(spec.kind, 40));
-    shape.limits.nvfp4 = !is_gpu_world(spec.kind);
+    shape.limits.nvfp4 = !is_cuda(spec.kind);
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-        WorldSpec seeded = spec;
+        BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
         const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 3) % 4));
         expect_clean(seeded, num_ranks, seed, [=](RankContext& context) { run_sequence(context, shape, seed); });
@@ -22,22 +22,22 @@ void run_sequences(const WorldSpec& spec, SequenceShape shape, uint64_t first_se
 }
 
 TEST(Sequence, HandlesOfOneGroupInterleave) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_sequences(spec, {.num_groups = 1, .layers_per_group = 4, .num_steps = 80, .limits = kSmall}, 2001);
     });
 }
 
 TEST(Sequence, GroupsOnOneCommunicatorInterleave) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         run_sequences(spec, {.num_groups = 2, .layers_per_group = 2, .num_steps = 60, .limits = kSmall}, 3001);
     });
 }
 
 TEST(Sequence, CommunicatorsOfOneProcessInterleave) {
-    // The deterministic world has one communicator.
-    on_each_world(
-        {WorldKind::kProcesses, WorldKind::kHosts, WorldKind::kThreads, WorldKind::kGpu, WorldKind::kGpuProcesses},
-        [](const WorldSpec& spec) {
+    // The simulation has one communicator.
+    on_each_backend(
+        {Backend::kProcesses, Backend::kHosts, Backend::kThreads, Backend::kCuda, Backend::kCudaProcesses},
+        [](const BackendSpec& spec) {
             run_sequences(
                 spec,
                 {.num_groups = 2, .layers_per_group = 2, .num_steps = 40, .two_communicators = true, .limits = kSmall},
@@ -58,7 +58,7 @@ Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
 
 // Three splits pending at once, completed in another order than they were sent in, with a whole operation between.
 TEST(Sequence, ThreeSplitsArePendingAndAFourthIsRefused) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             const Problem em = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             const Problem rm = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
@@ -87,7 +87,7 @@ TEST(Sequence, ThreeSplitsArePendingAndAFourthIsRefused) {
 
 // A handle that needs more room than the group has leaves older handles alone, also those with a split under way.
 TEST(Sequence, AGrowingGroupKeepsHandlesAndSplits) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem small = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
             small.num_experts = 40 * context.num_ranks();
@@ -118,7 +118,7 @@ TEST(Sequence, AGrowingGroupKeepsHandlesAndSplits) {
 
 // A handle that goes with its split pending takes nothing of the others along, and the group goes on.
 TEST(Sequence, AHandleIsDestroyedWithASplitPending) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
             Group group(context, problem);
@@ -140,7 +140,7 @@ TEST(Sequence, AHandleIsDestroyedWithASplitPending) {
 
 // A group may go before its handles, and both with a split pending.
 TEST(Sequence, AGroupIsDestroyedBeforeItsHandle) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 4);
             auto group = std::make_unique<Group>(context, problem);
@@ -155,7 +155,7 @@ TEST(Sequence, AGroupIsDestroyedBeforeItsHandle) {
 
 // Several combines of one dispatch, and dispatches again without a combine.
 TEST(Sequence, CombinesAndDispatchesRepeat) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
             for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
                 const Problem problem = plain_problem(context.num_ranks(), layout, 5);

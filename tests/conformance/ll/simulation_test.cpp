@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In the deterministic world one seed is one run, thousands of seeds are clean, and faults that are planted are caught.
+// In the simulation one seed is one run, thousands of seeds are clean, and faults that are planted are caught.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -22,28 +22,28 @@ RankProgram sequence_of(uint64_t seed) {
 
 int ranks_of(uint64_t seed) { return ranks_or(2 + static_cast<int>(reference::random_bits(seed, 9) % 3)); }
 
-WorldSpec seeded(const WorldSpec& world, uint64_t seed) {
-    WorldSpec spec = world;
+BackendSpec seeded(const BackendSpec& backend, uint64_t seed) {
+    BackendSpec spec = backend;
     spec.deterministic.seed = seed;
     return spec;
 }
 
 TEST(Simulation, ThousandsOfSeedsAreClean) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const Seeds seeds = seeds_or(100'001, 2000);
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-            expect_clean(seeded(world, seed), ranks_of(seed), seed, sequence_of(seed));
+            expect_clean(seeded(backend, seed), ranks_of(seed), seed, sequence_of(seed));
         }
     });
 }
 
 TEST(Simulation, OneSeedIsOneRun) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         std::set<uint64_t> numbers_of_steps;
         for (uint64_t seed = 1; seed <= 20; ++seed) {
-            // The script is the same for all seeds of the world, so runs differ by the schedule only.
-            const RunReport one = expect_clean(seeded(world, seed), 3, seed, sequence_of(7));
-            const RunReport other = expect_clean(seeded(world, seed), 3, seed, sequence_of(7));
+            // The script is the same for all seeds of the backend, so runs differ by the schedule only.
+            const RunReport one = expect_clean(seeded(backend, seed), 3, seed, sequence_of(7));
+            const RunReport other = expect_clean(seeded(backend, seed), 3, seed, sequence_of(7));
             EXPECT_EQ(one.num_steps, other.num_steps) << "seed " << seed;
             EXPECT_EQ(one.digests, other.digests) << "seed " << seed;
             numbers_of_steps.insert(one.num_steps);
@@ -53,9 +53,9 @@ TEST(Simulation, OneSeedIsOneRun) {
 }
 
 // How many seeds it takes until a fault shows, in the results or to the checkers of the protocol; 0: never.
-uint64_t seeds_until_caught(const WorldSpec& world, crossdockFault_t fault, uint64_t most_seeds) {
+uint64_t seeds_until_caught(const BackendSpec& backend, crossdockFault_t fault, uint64_t most_seeds) {
     for (uint64_t seed = 1; seed <= most_seeds; ++seed) {
-        WorldSpec spec = seeded(world, seed);
+        BackendSpec spec = seeded(backend, seed);
         spec.deterministic.fault = fault;
         if (!run_ranks(spec, ranks_of(seed), sequence_of(seed)).ok()) return seed;
     }
@@ -63,16 +63,16 @@ uint64_t seeds_until_caught(const WorldSpec& world, crossdockFault_t fault, uint
 }
 
 TEST(Simulation, ASkippedWaitForACopyIsCaught) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
-        const uint64_t caught = seeds_until_caught(world, CROSSDOCK_FAULT_SKIP_STORE_WAIT, 50);
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
+        const uint64_t caught = seeds_until_caught(backend, CROSSDOCK_FAULT_SKIP_STORE_WAIT, 50);
         EXPECT_GT(caught, 0u) << "flags before data went unseen for 50 seeds";
         RecordProperty("seeds_until_caught", static_cast<int>(caught));
     });
 }
 
 TEST(Simulation, AReusedSlotIsCaught) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
-        const uint64_t caught = seeds_until_caught(world, CROSSDOCK_FAULT_REUSE_SLOT, 200);
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
+        const uint64_t caught = seeds_until_caught(backend, CROSSDOCK_FAULT_REUSE_SLOT, 200);
         EXPECT_GT(caught, 0u) << "senders without credit went unseen for 200 seeds";
         RecordProperty("seeds_until_caught", static_cast<int>(caught));
     });
@@ -80,33 +80,33 @@ TEST(Simulation, AReusedSlotIsCaught) {
 
 // Whatever a rank writes into the others' memory, calls end, and nothing outside their outputs is written.
 TEST(Simulation, NonsenseIsSurvived) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const Seeds seeds = seeds_or(1, 400);
         uint64_t clean = 0;
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
-            clean += survives_nonsense(world, ranks_of(seed), seed, sequence_of(seed)) ? 1 : 0;
+            clean += survives_nonsense(backend, ranks_of(seed), seed, sequence_of(seed)) ? 1 : 0;
         EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
     });
 }
 
 // The same between two domains.
 TEST(Simulation, NonsenseIsSurvivedBetweenDomains) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const WithDomain domain(2);
         const Seeds seeds = seeds_or(1, 100);
         uint64_t clean = 0;
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
-            clean += survives_nonsense(world, 4, seed, sequence_of(seed)) ? 1 : 0;
+            clean += survives_nonsense(backend, 4, seed, sequence_of(seed)) ? 1 : 0;
         EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
     });
 }
 
 // Copies that take very long or no time change nothing.
 TEST(Simulation, DelaysOfCopiesDoNotMatter) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec& world) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         for (const uint64_t delay_ns : {1u, 1'000u, 3'000'000u}) {
             for (uint64_t seed = 1; seed <= 20; ++seed) {
-                WorldSpec spec = seeded(world, seed);
+                BackendSpec spec = seeded(backend, seed);
                 spec.deterministic.max_copy_delay_ns = delay_ns;
                 expect_clean(spec, ranks_of(seed), seed, sequence_of(seed));
             }
@@ -115,7 +115,7 @@ TEST(Simulation, DelaysOfCopiesDoNotMatter) {
 }
 
 TEST(Simulation, WrongArgumentsAreRefused) {
-    on_each_world({WorldKind::kDeterministic}, [](const WorldSpec&) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec&) {
         const crossdockRankProgram_t nothing = [](ncclComm_t, int, void*) {};
         crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
         EXPECT_EQ(crossdockRunDeterministic(0, &config, nothing, nullptr, nullptr), ncclInvalidArgument);

@@ -88,7 +88,7 @@ class Sources {
 };
 
 TEST(Sources, TokensAndRangesOfEveryDispatch) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(4), std::nullopt, [](RankContext& context) {
             const Problem problem = uneven_problem(context.num_ranks());
             Group group(context, problem);
@@ -109,7 +109,7 @@ TEST(Sources, TokensAndRangesOfEveryDispatch) {
 }
 
 TEST(Sources, OnlyExpertMajorHandlesAndRightTensors) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem problem = uneven_problem(context.num_ranks());
             Group group(context, problem);

@@ -23,7 +23,7 @@ Problem stream_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
 
 // Two handles on a stream each, in turn: the last results of both are right.
 TEST(Streams, OperationsFollowEachOtherAcrossStreams) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem em = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             const Problem rm = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);

@@ -41,7 +41,7 @@ std::vector<std::byte> combined_with(RankContext& context, ncclEpGroup_t group, 
 }
 
 TEST(Sums, SenderSumsKeepTheirBoundAndDiffer) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclDataType_t type : {ncclBfloat16, ncclFloat16}) {
             expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
                 const Problem exact = crowded_problem(context.num_ranks(), type, CROSSDOCK_SUMS_EXACT);
@@ -58,7 +58,7 @@ TEST(Sums, SenderSumsKeepTheirBoundAndDiffer) {
 }
 
 TEST(Sums, AHandleChangesFromCombineToCombine) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             const Problem exact = crowded_problem(context.num_ranks(), ncclBfloat16, CROSSDOCK_SUMS_EXACT);
             const Problem sender = crowded_problem(context.num_ranks(), ncclBfloat16, CROSSDOCK_SUMS_SENDER);
@@ -75,7 +75,7 @@ TEST(Sums, AHandleChangesFromCombineToCombine) {
 }
 
 TEST(Sums, TheEnvironmentChoosesForNewGroups) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         setenv("CROSSDOCK_SENDER_SUMS", "1", 1);
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             Problem problem = crowded_problem(context.num_ranks(), ncclBfloat16, CROSSDOCK_SUMS_SENDER);
@@ -94,7 +94,7 @@ TEST(Sums, TheEnvironmentChoosesForNewGroups) {
 }
 
 TEST(Sums, OnlyExpertMajorHandlesHaveAChoice) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             Problem problem = crowded_problem(context.num_ranks(), ncclBfloat16, CROSSDOCK_SUMS_EXACT);
             problem.layout = NCCL_EP_LAYOUT_RANK_MAJOR;

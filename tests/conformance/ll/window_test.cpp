@@ -43,7 +43,7 @@ void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMo
 }
 
 TEST(Window, RandomProblemsMatchTheReference) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(5001, seeds_in(spec.kind, 40));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             Random random(seed);
@@ -51,12 +51,12 @@ TEST(Window, RandomProblemsMatchTheReference) {
             const Problem problem = random_problem(seed, {.num_ranks = num_ranks,
                                                           .most_row_bytes = 1024,
                                                           .most_receive_bytes = 512u << 10,
-                                                          .nvfp4 = !is_gpu_world(spec.kind)});
+                                                          .nvfp4 = !is_cuda(spec.kind)});
             const auto naming = random.pick({Naming::kWindowOnly, Naming::kWindowAndData});
             const auto mode = random.pick({NCCL_EP_ZERO_COPY_AUTO, NCCL_EP_ZERO_COPY_OFF});
             const bool keep_outputs = random.chance(50);
             SCOPED_TRACE(problem.describe());
-            WorldSpec seeded = spec;
+            BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed,
                          [=](RankContext& context) { window_trips(context, problem, mode, naming, keep_outputs); });
@@ -65,7 +65,7 @@ TEST(Window, RandomProblemsMatchTheReference) {
 }
 
 TEST(Window, RankMajorRowsGoStraightIntoTheOutput) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpZeroCopyMode_t mode : {NCCL_EP_ZERO_COPY_ON, NCCL_EP_ZERO_COPY_AUTO}) {
             for (const bool keep_outputs : {false, true}) {
                 expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
@@ -78,7 +78,7 @@ TEST(Window, RankMajorRowsGoStraightIntoTheOutput) {
 }
 
 TEST(Window, ForwardedScalesGoAlong) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             Problem problem = rank_major_problem(context.num_ranks(), 10);
             problem.recipe = reference::Recipe::kForward;
@@ -90,7 +90,7 @@ TEST(Window, ForwardedScalesGoAlong) {
 }
 
 TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         // Expert-major dispatch has no path into windows at all.
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_RANK_MAJOR, NCCL_EP_LAYOUT_EXPERT_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
@@ -110,10 +110,10 @@ TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
 // Groups that promise windows have two buffers: one may be held by a split, all other operations follow each other in
 // the other one.
 TEST(Window, PromisedWindowsAllowOnePendingSplit) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(1, seeds_in(spec.kind, 40));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-            WorldSpec seeded = spec;
+            BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, ranks_or(3), seed, [=](RankContext& context) {
                 const Problem problem = rank_major_problem(context.num_ranks(), seed);
@@ -151,7 +151,7 @@ TEST(Window, PromisedWindowsAllowOnePendingSplit) {
 
 // Two windows, tensors of one operation in both.
 TEST(Window, TensorsOfAStepLieInSeveralWindows) {
-    on_each_world(kEveryWorld, [](const WorldSpec& spec) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = rank_major_problem(context.num_ranks(), 12);
             ScopedArena first(context, 1u << 20), second(context, 2u << 20);
@@ -169,7 +169,7 @@ TEST(Window, TensorsOfAStepLieInSeveralWindows) {
 }
 
 TEST(Window, RegistrationRefusesWhatIsNoWindow) {
-    on_each_world(kCpuWorlds, [](const WorldSpec& spec) {
+    on_each_backend(kBackends, [](const BackendSpec& spec) {
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             void* memory = nullptr;
             RANK_REFUSED(context, ncclInvalidArgument, "memory", crossdockMemAlloc(nullptr, 4096));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock_conformance [--world threads|processes|hosts|deterministic|gpu|gpu-processes|all-cpu] [--ranks N]
-//                       [--domain N] [--seed S] [--seeds COUNT]
+// crossdock_conformance [--backend threads|processes|hosts|simulation|cuda|cuda-processes|all-cpu] [--ranks N]
+//                       [--lsa-team N] [--seed S] [--seeds COUNT]
 //                       [GoogleTest's own flags]
 #include <gtest/gtest.h>
 
@@ -14,19 +14,23 @@ namespace crossdock::testing {
 namespace {
 
 constexpr const char* kUsage =
-    "crossdock_conformance: the conformance suite, in one world or all of the CPU's\n"
-    "  --world NAME   threads, processes, hosts, deterministic, gpu, gpu-processes or all-cpu (default: all-cpu)\n"
-    "  --ranks N      ranks of every test that does not fix their number itself, 1 .. 64\n"
-    "  --domain N     groups in load/store domains of N ranks, or the next fewer that divide theirs; in the world "
-    "hosts\n"
-    "                 also N ranks a host (NCCL_LSA_TEAM_SIZE, where that is set)\n"
-    "  --seed S       first seed of tests with random cases\n"
-    "  --seeds COUNT  number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
-    "  --gtest_...    GoogleTest's flags, for example --gtest_filter=Random.*\n";
+    "crossdock_conformance: the conformance suite, on one backend or all of the CPU's\n"
+    "  --backend NAME  threads, processes, hosts, simulation, cuda, cuda-processes or all-cpu (default: all-cpu)\n"
+    "  --ranks N       ranks of every test that does not fix their number itself, 1 .. 64\n"
+    "  --lsa-team N    groups in LSA teams of N ranks, or the next fewer that divide theirs; on the backend hosts "
+    "also\n"
+    "                  N ranks per host (default: NCCL_LSA_TEAM_SIZE, where that is set)\n"
+    "  --seed S        first seed of tests with random cases\n"
+    "  --seeds COUNT   number of random cases, and most pairs of routings of Exhaustive; 1 where only --seed is given\n"
+    "  --gtest_...     GoogleTest's flags, for example --gtest_filter=Random.*\n";
 
-[[noreturn]] void refuse(const std::string& sentence) {
-    std::fprintf(stderr, "crossdock_conformance: %s\n%s", sentence.c_str(), kUsage);
+[[noreturn]] void refuse(const std::string& message) {
+    std::fprintf(stderr, "crossdock_conformance: %s\n%s", message.c_str(), kUsage);
     std::exit(2);
+}
+
+void say_deprecated(const std::string& notice) {
+    if (!notice.empty()) std::fprintf(stderr, "crossdock_conformance: %s\n", notice.c_str());
 }
 
 uint64_t number(const std::string& flag, const std::string& text, uint64_t least, uint64_t most) {
@@ -38,19 +42,21 @@ uint64_t number(const std::string& flag, const std::string& text, uint64_t least
     return value;
 }
 
-void select_world(const std::string& name) {
-    options().worlds.clear();
-    for (const WorldKind kind : kEveryWorld) {
-        if (name == world_name(kind) || (name == "all-cpu" && !is_gpu_world(kind))) options().worlds.push_back(kind);
+void select_backend(const std::string& option, const std::string& name) {
+    const auto one = backend_named(name, kEveryBackend);
+    options().backends.clear();
+    for (const Backend backend : kEveryBackend) {
+        if (backend == one || (name == "all-cpu" && !is_cuda(backend))) options().backends.push_back(backend);
     }
-    if (options().worlds.empty()) {
-        refuse(fmt::format(
-            "--world is \"{}\", not threads, processes, hosts, deterministic, gpu, gpu-processes or all-cpu", name));
+    if (options().backends.empty()) {
+        refuse(fmt::format("{} is \"{}\", not threads, processes, hosts, simulation, cuda, cuda-processes or all-cpu",
+                           option, name));
     }
+    say_deprecated(backend_notice(option, name));
 }
 
 void parse(int argc, char** argv) {
-    select_world("all-cpu");
+    select_backend("--backend", "all-cpu");
     for (int i = 1; i < argc; ++i) {
         const std::string flag = argv[i];
         if (flag == "--help") {
@@ -59,11 +65,12 @@ void parse(int argc, char** argv) {
         }
         if (i + 1 == argc) refuse(fmt::format("{} has no value, or is unknown", flag));
         const std::string value = argv[++i];
-        if (flag == "--world") {
-            select_world(value);
+        if (flag == "--backend" || flag == "--world") {
+            select_backend(flag, value);
         } else if (flag == "--ranks") {
             options().num_ranks = static_cast<int>(number(flag, value, 1, 64));
-        } else if (flag == "--domain") {
+        } else if (flag == "--lsa-team" || flag == "--domain") {
+            if (flag == "--domain") say_deprecated("--domain is deprecated: use --lsa-team");
             options().domain_ranks = static_cast<int>(number(flag, value, 1, 64));
         } else if (flag == "--seed") {
             options().seed = number(flag, value, 0, UINT64_MAX);
@@ -73,7 +80,7 @@ void parse(int argc, char** argv) {
             refuse(fmt::format("{} is unknown", flag));
         }
     }
-    // Where NCCL makes domains of several, groups have them, whatever they ask for.
+    // Where NCCL makes LSA teams of several, groups have them, whatever they ask for.
     const char* team = std::getenv("NCCL_LSA_TEAM_SIZE");
     if (team != nullptr && !options().domain_ranks)
         options().domain_ranks = static_cast<int>(number("NCCL_LSA_TEAM_SIZE", team, 1, 64));

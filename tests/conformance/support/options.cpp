@@ -8,10 +8,9 @@
 namespace crossdock::testing {
 
 // Processes come first: they are forked from this process while it has no threads yet.
-const std::vector<WorldKind> kEveryWorld = {WorldKind::kProcesses,     WorldKind::kHosts, WorldKind::kThreads,
-                                            WorldKind::kDeterministic, WorldKind::kGpu,   WorldKind::kGpuProcesses};
-const std::vector<WorldKind> kCpuWorlds = {WorldKind::kProcesses, WorldKind::kHosts, WorldKind::kThreads,
-                                           WorldKind::kDeterministic};
+const std::vector<Backend> kEveryBackend = {Backend::kProcesses,  Backend::kHosts, Backend::kThreads,
+                                            Backend::kSimulation, Backend::kCuda,  Backend::kCudaProcesses};
+const std::vector<Backend> kBackends = {Backend::kProcesses, Backend::kHosts, Backend::kThreads, Backend::kSimulation};
 
 Options& options() {
     static Options instance;
@@ -22,19 +21,19 @@ Seeds seeds_or(uint64_t first, uint64_t count) {
     return {options().seed.value_or(first), options().num_seeds.value_or(options().seed ? 1 : count)};
 }
 
-uint64_t seeds_in(WorldKind kind, uint64_t count) {
+uint64_t seeds_in(Backend kind, uint64_t count) {
     switch (kind) {
-        case WorldKind::kThreads:
-        case WorldKind::kDeterministic:
+        case Backend::kThreads:
+        case Backend::kSimulation:
             return count;
-        case WorldKind::kProcesses:
-        case WorldKind::kGpu:
+        case Backend::kProcesses:
+        case Backend::kCuda:
             return std::max<uint64_t>(1, count / 2);
         // Every run connects all its processes.
-        case WorldKind::kHosts:
+        case Backend::kHosts:
             return std::max<uint64_t>(1, count / 10);
         // Every run starts CUDA and NCCL in all its processes.
-        case WorldKind::kGpuProcesses:
+        case Backend::kCudaProcesses:
             return std::max<uint64_t>(1, count / 20);
     }
     return count;
@@ -50,22 +49,23 @@ int domain_for(int num_ranks) {
 
 bool is_one_domain(int num_ranks) { return domain_for(num_ranks) == 0 || domain_for(num_ranks) == num_ranks; }
 
-bool world_is_selected(WorldKind kind) {
-    const std::vector<WorldKind>& worlds = options().worlds;
-    return std::find(worlds.begin(), worlds.end(), kind) != worlds.end();
+bool backend_is_selected(Backend kind) {
+    const std::vector<Backend>& backends = options().backends;
+    return std::find(backends.begin(), backends.end(), kind) != backends.end();
 }
 
-std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> seed) {
+std::string replay_line(Backend kind, int num_ranks, std::optional<uint64_t> seed) {
     const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    std::string line = fmt::format("crossdock_conformance --world {} --ranks {}", world_name(kind), num_ranks);
-    if (options().domain_ranks) line += fmt::format(" --domain {}", *options().domain_ranks);
+    std::string line = fmt::format("crossdock_conformance --backend {} --ranks {}", backend_name(kind), num_ranks);
+    if (options().domain_ranks) line += fmt::format(" --lsa-team {}", *options().domain_ranks);
     if (seed) line += fmt::format(" --seed {}", *seed);
     if (test != nullptr) line += fmt::format(" --gtest_filter={}.{}", test->test_suite_name(), test->name());
     return line;
 }
 
-RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint64_t> seed, const RankProgram& program) {
-    WorldSpec shaped = spec;
+RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uint64_t> seed,
+                       const RankProgram& program) {
+    BackendSpec shaped = spec;
     shaped.ranks_per_host = domain_for(num_ranks);
     RunReport report = run_ranks(shaped, num_ranks, program);
     if (!report.ok()) {
@@ -76,8 +76,8 @@ RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint6
     return report;
 }
 
-bool survives_nonsense(const WorldSpec& world, int num_ranks, uint64_t seed, const RankProgram& program) {
-    WorldSpec spec = world;
+bool survives_nonsense(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program) {
+    BackendSpec spec = backend;
     spec.deterministic.seed = seed;
     spec.deterministic.fault = CROSSDOCK_FAULT_WRITE_NONSENSE;
     const RunReport report = run_ranks(spec, num_ranks, program);
@@ -89,17 +89,17 @@ bool survives_nonsense(const WorldSpec& world, int num_ranks, uint64_t seed, con
     return report.ok();
 }
 
-void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run) {
-    std::string why = "it does not concern the selected worlds";
+void on_each_backend(const std::vector<Backend>& kinds, const std::function<void(const BackendSpec&)>& run) {
+    std::string why = "it does not concern the selected backends";
     bool ran = false;
-    for (const WorldKind kind : kinds) {
-        if (!world_is_selected(kind)) continue;
+    for (const Backend kind : kinds) {
+        if (!backend_is_selected(kind)) continue;
         if (const std::string reason = why_unavailable(kind); !reason.empty()) {
-            why = fmt::format("{}: {}", world_name(kind), reason);
+            why = fmt::format("{}: {}", backend_name(kind), reason);
             continue;
         }
-        SCOPED_TRACE(world_name(kind));
-        WorldSpec spec;
+        SCOPED_TRACE(backend_name(kind));
+        BackendSpec spec;
         spec.kind = kind;
         run(spec);
         ran = true;

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "worlds/world.h"
+#include "backends/run_ranks.h"
 
 namespace crossdock::testing {
 
 struct Options {
-    std::vector<WorldKind> worlds;
+    std::vector<Backend> backends;
     std::optional<int> num_ranks;
     std::optional<int> domain_ranks;
     std::optional<uint64_t> seed;
@@ -29,35 +29,36 @@ struct Seeds {
 };
 Seeds seeds_or(uint64_t first, uint64_t count);
 
-// Of the seeds that a fast world runs, those that another one does in about the same time.
-uint64_t seeds_in(WorldKind kind, uint64_t count);
+// Of the seeds that a fast backend runs, those that another one does in about the same time.
+uint64_t seeds_in(Backend kind, uint64_t count);
 
 // How many ranks a test that would like `wanted` has: --ranks, if given.
 int ranks_or(int wanted);
 
-// The ranks of a load/store domain in a group of so many: the largest even share that --domain allows. 0:
+// The ranks of a LSA team in a group of so many: the largest even share that --domain allows. 0:
 // as the communicator has it.
 int domain_for(int num_ranks);
 bool is_one_domain(int num_ranks);
 
-// Whether the test may run in a world, and with how many ranks at most.
-bool world_is_selected(WorldKind kind);
+// Whether the test may run on a backend, and with how many ranks at most.
+bool backend_is_selected(Backend kind);
 
-// The command line that runs the current test again, in this world, with this seed.
-std::string replay_line(WorldKind kind, int num_ranks, std::optional<uint64_t> seed);
+// The command line that runs the current test again, on this backend, with this seed.
+std::string replay_line(Backend kind, int num_ranks, std::optional<uint64_t> seed);
 
 // Runs the program and reports each failure of it together with its replay line.
-RunReport expect_clean(const WorldSpec& spec, int num_ranks, std::optional<uint64_t> seed, const RankProgram& program);
+RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uint64_t> seed,
+                       const RankProgram& program);
 
-// Runs the program in the deterministic world beside a rank that writes nonsense. It is a failure if memory outside of
+// Runs the program in the simulation beside a rank that writes nonsense. It is a failure if memory outside of
 // the program's buffers is written, if somebody waits for ever, or if a program throws. False: its calls have failed,
 // or its rows were wrong.
-bool survives_nonsense(const WorldSpec& world, int num_ranks, uint64_t seed, const RankProgram& program);
+bool survives_nonsense(const BackendSpec& backend, int num_ranks, uint64_t seed, const RankProgram& program);
 
-// For every selected world that is also among `kinds`: calls run(spec). A test that finds none says that it skipped,
+// For every selected backend that is also among `kinds`: calls run(spec). A test that finds none says that it skipped,
 // and why.
-void on_each_world(const std::vector<WorldKind>& kinds, const std::function<void(const WorldSpec&)>& run);
-extern const std::vector<WorldKind> kEveryWorld;
-extern const std::vector<WorldKind> kCpuWorlds;  // those of this machine
+void on_each_backend(const std::vector<Backend>& kinds, const std::function<void(const BackendSpec&)>& run);
+extern const std::vector<Backend> kEveryBackend;
+extern const std::vector<Backend> kBackends;  // those of this machine
 
 }  // namespace crossdock::testing

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <memory>
 
-#include "worlds/rank_context.h"
+#include "backends/rank_context.h"
 
 namespace crossdock::testing {
 

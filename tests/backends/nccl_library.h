@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few NCCL functions that the GPU worlds call themselves, from the library that is found at run time.
+// The few NCCL functions that the GPU backends call themselves, from the library that is found at run time.
 #pragma once
 
 #include <nccl.h>

@@ -60,14 +60,14 @@ void require_success(RankContext& context, ncclResult_t result, const char* file
 
 void check_refused(RankContext& context, ncclResult_t result, ncclResult_t expected, const std::string& word,
                    const char* file, int line, const char* call) {
-    const std::string sentence = crossdockGetLastError();
+    const std::string message = crossdockGetLastError();
     if (result != expected) {
         context.record_failure(file, line,
                                fmt::format("{} answered {} instead of {}; last error: \"{}\"", call,
-                                           result_name(result), result_name(expected), sentence));
-    } else if (sentence.empty() || sentence.find(word) == std::string::npos) {
+                                           result_name(result), result_name(expected), message));
+    } else if (message.empty() || message.find(word) == std::string::npos) {
         context.record_failure(file, line,
-                               fmt::format("{}: the sentence \"{}\" does not say \"{}\"", call, sentence, word));
+                               fmt::format("{}: the message \"{}\" does not say \"{}\"", call, message, word));
     }
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU worlds of a build without CUDA.
+// The GPU backends of a build without CUDA.
 #include "internal.h"
 
 namespace crossdock::testing {
 
 std::string why_no_gpu() { return "this build has no CUDA"; }
 RunReport run_on_gpu_threads(int, const RankProgram&) { throw std::logic_error(why_no_gpu()); }
-RunReport run_on_gpu_processes(const WorldSpec&, int, const RankProgram&) { throw std::logic_error(why_no_gpu()); }
+RunReport run_on_gpu_processes(const BackendSpec&, int, const RankProgram&) { throw std::logic_error(why_no_gpu()); }
 
 }  // namespace crossdock::testing

@@ -141,7 +141,7 @@ RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program) {
     return report;
 }
 
-RunReport run_on_gpu_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
+RunReport run_on_gpu_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     set_environment();
     HostExchange exchange(num_ranks);
     return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {

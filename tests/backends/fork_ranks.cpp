@@ -78,7 +78,7 @@ std::string how_it_ended(int status) {
 
 }  // namespace
 
-RunReport fork_ranks(const WorldSpec& spec, int num_ranks, const std::function<ChildReport(int rank)>& child) {
+RunReport fork_ranks(const BackendSpec& spec, int num_ranks, const std::function<ChildReport(int rank)>& child) {
     RunReport report;
     report.digests.resize(num_ranks);
     std::vector<Child> children(num_ranks);

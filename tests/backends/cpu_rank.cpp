@@ -95,10 +95,10 @@ void CpuRank::all_gather(const void* own, void* all, size_t bytes) {
 }
 
 ncclComm_t CpuRank::make_communicator() {
-    if (world_ == CpuWorld::kThreads) return sets_->get(num_made_++, rank());
-    if (world_ == CpuWorld::kDeterministic) throw std::logic_error("the deterministic world has one communicator");
+    if (backend_ == Backend::kThreads) return sets_->get(num_made_++, rank());
+    if (backend_ == Backend::kSimulation) throw std::logic_error("the simulation has one communicator");
     ncclComm_t comm = nullptr;
-    if (world_ == CpuWorld::kHosts) {
+    if (backend_ == Backend::kHosts) {
         char address[32] = {};
         if (rank() == 0) free_address().copy(address, sizeof address - 1);
         std::vector<char> addresses(sizeof address * static_cast<size_t>(num_ranks()));

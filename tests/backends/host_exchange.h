@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A barrier and an all-gather among the ranks of a test, in memory that threads and forked processes share. For the GPU
-// worlds, whose communicators offer no such thing to programs.
+// backends, whose communicators offer no such thing to programs.
 #pragma once
 
 #include <atomic>

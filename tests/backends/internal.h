@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worlds one by one, behind run_ranks.
+// The backends one by one, behind run_ranks.
 #pragma once
 
-#include "world.h"
+#include "run_ranks.h"
 
 namespace crossdock::testing {
 
 RunReport run_as_threads(int num_ranks, const RankProgram& program);
-RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program);
-RunReport run_as_hosts(const WorldSpec& spec, int num_ranks, const RankProgram& program);
-RunReport run_deterministic(const WorldSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_as_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_as_hosts(const BackendSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_simulated(const BackendSpec& spec, int num_ranks, const RankProgram& program);
 RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program);
-RunReport run_on_gpu_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program);
+RunReport run_on_gpu_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program);
 std::string why_no_gpu();
 std::string why_no_hosts();
 
@@ -24,6 +24,6 @@ struct ChildReport {
     std::vector<std::string> failures;
     uint64_t digest = 0;
 };
-RunReport fork_ranks(const WorldSpec& spec, int num_ranks, const std::function<ChildReport(int rank)>& child);
+RunReport fork_ranks(const BackendSpec& spec, int num_ranks, const std::function<ChildReport(int rank)>& child);
 
 }  // namespace crossdock::testing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a test's program sees of the world it runs in: one rank, its communicator, its memory and streams. The same
-// program runs as a thread, a process, a fiber of the deterministic world, and on a GPU.
+// What a test's program sees of the backend it runs in: one rank, its communicator, its memory and streams. The same
+// program runs as a thread, a process, a fiber of the simulation, and on a GPU.
 #pragma once
 
 #include <fmt/format.h>
@@ -54,12 +54,12 @@ class RankContext {
     virtual cudaStream_t make_stream() = 0;
     virtual void synchronize(cudaStream_t stream) = 0;
 
-    // Graphs, where the world has them.
+    // Graphs, where the backend has them.
     virtual bool has_graphs() const { return false; }
     virtual Graph capture(cudaStream_t, const std::function<void()>&) {
-        throw std::logic_error("this world has no graphs");
+        throw std::logic_error("this backend has no graphs");
     }
-    virtual void launch(Graph, cudaStream_t) { throw std::logic_error("this world has no graphs"); }
+    virtual void launch(Graph, cudaStream_t) { throw std::logic_error("this backend has no graphs"); }
 
     // Zeroed window memory. Collective.
     virtual Window make_window(size_t bytes) = 0;
@@ -74,7 +74,7 @@ class RankContext {
 
     // Whether programs share an address space, and whether the process of a rank may kill itself.
     virtual bool is_process() const { return false; }
-    virtual bool is_deterministic() const { return false; }
+    virtual bool is_simulated() const { return false; }
     virtual bool is_gpu() const { return false; }
 
     // ---- Checks ----
@@ -96,10 +96,10 @@ class RankContext {
 
 const char* result_name(ncclResult_t result);
 
-// A status that must be ncclSuccess, else the program stops with the library's sentence.
+// A status that must be ncclSuccess, else the program stops with the library's message.
 void require_success(RankContext& context, ncclResult_t result, const char* file, int line, const char* call);
 
-// A status that must be `expected`, with a sentence that contains `word`.
+// A status that must be `expected`, with a message that contains `word`.
 void check_refused(RankContext& context, ncclResult_t result, ncclResult_t expected, const std::string& word,
                    const char* file, int line, const char* call);
 
@@ -107,7 +107,7 @@ void check_refused(RankContext& context, ncclResult_t result, ncclResult_t expec
 
 #define RANK_OK(context, call) ::crossdock::testing::require_success(context, call, __FILE__, __LINE__, #call)
 
-// The comma first leaves another sentence behind, so that a call that says nothing shows it.
+// The comma first leaves another message behind, so that a call that says nothing shows it.
 #define RANK_REFUSED(context, expected, word, call)                                                           \
     ::crossdock::testing::check_refused(context, (ncclEpGetVersion(nullptr), call), expected, word, __FILE__, \
                                         __LINE__, #call)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of a CPU world: device memory is ordinary memory, streams do not exist.
+// A rank of a CPU backend: device memory is ordinary memory, streams do not exist.
 #pragma once
 
 #include <atomic>
@@ -8,10 +8,9 @@
 #include <mutex>
 
 #include "rank_context.h"
+#include "tools/common/backend.h"
 
 namespace crossdock::testing {
-
-enum class CpuWorld { kThreads, kProcesses, kHosts, kDeterministic };
 
 // "127.0.0.1:PORT", a port that nobody listens on now.
 std::string free_address();
@@ -32,9 +31,9 @@ class CommunicatorSets {
 
 class CpuRank : public RankContext {
   public:
-    // sets: where other communicators come from in the worlds of one process; null for processes.
-    CpuRank(CpuWorld world, ncclComm_t comm, int rank, int num_ranks, CommunicatorSets* sets)
-        : RankContext(comm, rank, num_ranks), world_(world), sets_(sets) {}
+    // sets: where other communicators come from in the backends of one process; null for processes.
+    CpuRank(Backend backend, ncclComm_t comm, int rank, int num_ranks, CommunicatorSets* sets)
+        : RankContext(comm, rank, num_ranks), backend_(backend), sets_(sets) {}
     ~CpuRank() override;
 
     void* allocate(size_t bytes) override;
@@ -48,11 +47,11 @@ class CpuRank : public RankContext {
     void barrier() override;
     void all_gather(const void* own, void* all, size_t bytes) override;
     ncclComm_t make_communicator() override;
-    bool is_process() const override { return world_ == CpuWorld::kProcesses || world_ == CpuWorld::kHosts; }
-    bool is_deterministic() const override { return world_ == CpuWorld::kDeterministic; }
+    bool is_process() const override { return backend_ == Backend::kProcesses || backend_ == Backend::kHosts; }
+    bool is_simulated() const override { return backend_ == Backend::kSimulation; }
 
   private:
-    CpuWorld world_;
+    Backend backend_;
     CommunicatorSets* sets_;
     size_t num_made_ = 0;
     std::vector<ncclComm_t> joined_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads, processes and the deterministic world.
+// Threads, processes and the simulation.
 #include <cstdlib>
 #include <thread>
 
@@ -15,11 +15,11 @@ void gather(const RankContext& context, RunReport& report) {
     report.digests[context.rank()] = context.digest();
 }
 
-ChildReport run_process(CpuWorld world, ncclComm_t comm, int rank, int num_ranks, const RankProgram& program) {
+ChildReport run_process(Backend backend, ncclComm_t comm, int rank, int num_ranks, const RankProgram& program) {
     std::vector<std::string> failures;
     uint64_t digest = 0;
     {
-        CpuRank context(world, comm, rank, num_ranks, nullptr);
+        CpuRank context(backend, comm, rank, num_ranks, nullptr);
         run_guarded(context, program);
         failures = context.failures();
         digest = context.digest();
@@ -43,7 +43,7 @@ RunReport run_as_threads(int num_ranks, const RankProgram& program) {
     CommunicatorSets sets(num_ranks);
     std::vector<std::unique_ptr<CpuRank>> ranks;
     for (int rank = 0; rank < num_ranks; ++rank) {
-        ranks.push_back(std::make_unique<CpuRank>(CpuWorld::kThreads, comms[rank], rank, num_ranks, &sets));
+        ranks.push_back(std::make_unique<CpuRank>(Backend::kThreads, comms[rank], rank, num_ranks, &sets));
     }
     std::vector<std::thread> threads;
     for (const auto& rank : ranks) threads.emplace_back([&program, &rank] { run_guarded(*rank, program); });
@@ -56,7 +56,7 @@ RunReport run_as_threads(int num_ranks, const RankProgram& program) {
     return report;
 }
 
-RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
+RunReport run_as_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     ncclUniqueId id{};
     if (crossdockGetUniqueId(&id) != ncclSuccess) {
         return {.failures = {fmt::format("crossdockGetUniqueId: {}", crossdockGetLastError())}, .digests = {}};
@@ -66,11 +66,11 @@ RunReport run_as_processes(const WorldSpec& spec, int num_ranks, const RankProgr
         if (crossdockCommInitRank(&comm, num_ranks, id, rank) != ncclSuccess) {
             return {{fmt::format("rank {}: crossdockCommInitRank: {}", rank, crossdockGetLastError())}, 0};
         }
-        return run_process(CpuWorld::kProcesses, comm, rank, num_ranks, program);
+        return run_process(Backend::kProcesses, comm, rank, num_ranks, program);
     });
 }
 
-RunReport run_as_hosts(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
+RunReport run_as_hosts(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     const std::string address = spec.network != nullptr ? spec.network->address() : free_address();
     const int ranks_per_host = spec.ranks_per_host > 0 ? spec.ranks_per_host : num_ranks;
     return fork_ranks(spec, num_ranks, [&](int rank) -> ChildReport {
@@ -84,7 +84,7 @@ RunReport run_as_hosts(const WorldSpec& spec, int num_ranks, const RankProgram& 
         if (crossdockCommInitHosts(&comm, num_ranks, rank, address.c_str()) != ncclSuccess) {
             return {{fmt::format("rank {}: crossdockCommInitHosts: {}", rank, crossdockGetLastError())}, 0};
         }
-        return run_process(CpuWorld::kHosts, comm, rank, num_ranks, program);
+        return run_process(Backend::kHosts, comm, rank, num_ranks, program);
     });
 }
 
@@ -100,7 +100,7 @@ std::string why_no_hosts() {
     return report.ok() ? "" : report.failures.front();
 }
 
-RunReport run_deterministic(const WorldSpec& spec, int num_ranks, const RankProgram& program) {
+RunReport run_simulated(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     struct Run {
         RunReport report;
         const RankProgram* program;
@@ -111,7 +111,7 @@ RunReport run_deterministic(const WorldSpec& spec, int num_ranks, const RankProg
     const crossdockRankProgram_t one_rank = [](ncclComm_t comm, int rank, void* context) {
         Run& shared = *static_cast<Run*>(context);
         // On the heap: a fiber's stack is small.
-        const auto own = std::make_unique<CpuRank>(CpuWorld::kDeterministic, comm, rank, shared.num_ranks, nullptr);
+        const auto own = std::make_unique<CpuRank>(Backend::kSimulation, comm, rank, shared.num_ranks, nullptr);
         run_guarded(*own, *shared.program);
         gather(*own, shared.report);
     };
