@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 set(installed_libraries nccl_ep_shared nccl_ep_static nccl_ep_lib)
 if(SKBUILD)
     set(installed_libraries nccl_ep_shared nccl_ep_lib)
-    set_target_properties(nccl_ep_shared PROPERTIES VERSION ${PROJECT_VERSION_MAJOR})
+    set_target_properties(nccl_ep_shared PROPERTIES VERSION ${CROSSDOCK_INTERFACE_MAJOR})
     set(namelink NAMELINK_SKIP)
 endif()
 install(TARGETS ${installed_libraries} EXPORT crossdock-targets

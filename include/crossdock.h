@@ -4,13 +4,13 @@
  *
  *   - communicators for CPUs, passed wherever nccl_ep.h expects an ncclComm_t;
  *   - symmetric memory and windows for them (what ncclMemAlloc and ncclCommWindowRegister are on GPUs);
- *   - the sentence that explains the last error, and a diagnosis of the last wait that expired;
+ *   - the message that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
  *   - routing in numbers, and labels of rows, for layers on top, and rows by expert (crossdock/rows_by_expert.h);
  *   - A2SGD: gradient averaging for data parallelism with 64 bits a rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
- * leaves a sentence for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in
+ * leaves a message for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in
  * the same order.
  *
  * fork(). As in nccl_ep.h: a child is refused its parent's communicators and A2SGD objects (InvalidUsage), too.
@@ -35,17 +35,23 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
+/* ---- Version ---- */
+
+/* Crossdock's own version, major * 10000 + minor * 100 + patch: 300 is 0.3.0. ncclEpGetVersion gives that of NVIDIA's
+ * interface. InvalidArgument: version NULL. */
+ncclResult_t crossdockGetVersion(int* version);
+
 /* ---- Errors ---- */
 
-/* The sentence of the calling thread's last failed call of nccl_ep.h or crossdock.h: argument, value, allowed range.
+/* The message of the calling thread's last failed call of nccl_ep.h or crossdock.h: argument, value, allowed range.
  * Never NULL; empty before the first failure. Owned by the library; valid until the thread's next failed call.
  * Successful calls keep it. */
 const char* crossdockGetLastError(void);
 
 /* ---- CPU communicators ---- */
 
-/* All ranks as threads of this process: comms[0..num_ranks-1] receives one communicator a rank, each to be used by one
- * thread at a time. Local, returns at once. InvalidArgument: comms NULL, num_ranks not in 1..4096. */
+/* All ranks as threads of this process: comms[0..num_ranks-1] receives one communicator per rank, each to be used by
+ * one thread at a time. Local, returns at once. InvalidArgument: comms NULL, num_ranks not in 1..4096. */
 ncclResult_t crossdockCommInitAll(ncclComm_t* comms, int num_ranks);
 
 /* Ranks as processes of one host. One process makes the id and hands it to the others by any means (as with
@@ -58,7 +64,7 @@ ncclResult_t crossdockGetUniqueId(ncclUniqueId* id);
  * 0..num_ranks-1, an id that was not made by crossdockGetUniqueId, a rank taken twice, num_ranks that differ. */
 ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank);
 
-/* Ranks as processes of one or several hosts. Those of a host share memory and are a load/store domain; others are
+/* Ranks as processes of one or several hosts. Those of a host share memory and are an LSA team; others are
  * reached over the network, by UCX (TCP, or RDMA where there is one). address: "host:port" of rank 0, which listens on
  * that port until all have come; the same on every rank, "[...]:port" for an IPv6 address. Collective and blocking,
  * bounded by CROSSDOCK_JOIN_TIMEOUT_MS like crossdockCommInitRank; every later wait for a rank is bounded, too, and
@@ -76,7 +82,7 @@ ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, c
  * where one is missing or contradicts another. */
 ncclResult_t crossdockCommInitFromEnvironment(ncclComm_t* comm);
 
-/* Frees a CPU communicator; its groups and windows must be gone (they are refused later with a sentence otherwise).
+/* Frees a CPU communicator; its groups and windows must be gone (they are refused later with a message otherwise).
  * Local. */
 ncclResult_t crossdockCommDestroy(ncclComm_t comm);
 
@@ -113,7 +119,7 @@ typedef struct {
     int killed_rank;            /* -1: none. From killed_at_step on, this rank's writes are lost and its calls fail */
     uint64_t killed_at_step;    /* scheduler steps */
     crossdockFault_t fault;
-    /* The network between load/store domains, in groups that have several: every put and every signal takes its own
+    /* The network between LSA teams, in groups that have several: every put and every signal takes its own
      * time, so they overtake each other; a signal never overtakes the earlier puts of its rank to that peer. */
     int cut_rank;         /* -1: none. From cut_at_step on, nothing reaches this rank through the network, and nothing
                              that it sends there arrives; its own domain still reaches it */
@@ -130,7 +136,7 @@ typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context)
 
 /* Runs program once a rank, every rank as a fiber of the calling thread, in simulated time: one seed is one run, bit
  * for bit. Returns when all programs have returned. The communicators are made and destroyed here. InternalError with a
- * sentence that names the seed where an invariant of the protocol was violated (each row once, no slot written before
+ * message that names the seed where an invariant of the protocol was violated (each row once, no slot written before
  * it is free, counts add up). num_steps, if not NULL, receives the number of scheduler steps (the range for
  * killed_at_step). config NULL: seed 0. */
 ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterministicConfig_t* config,
@@ -198,7 +204,7 @@ typedef struct {
     uint64_t epoch;        /* the operation's number within the group */
     uint64_t expected;     /* the awaited value ... */
     uint64_t seen;         /* ... and the last one seen; steps "report" and "refused": the rank that waited for the
-                              peer, or could not use what it had announced, and told. HT: numbers of operations; of
+                              peer, or refused what it had announced, and reported it. HT: numbers of operations; of
                               rows, weights and credits those of packets in this operation, from 1 (0: none) */
     uint64_t elapsed_us;   /* from the operation's start on this rank */
 } crossdockDiagnosis_t;
@@ -229,12 +235,12 @@ typedef struct {
 /* Local. handle_mem of the caller is not counted, nor what NCCL takes besides. */
 ncclResult_t crossdockGroupMemoryUse(ncclEpGroup_t group, crossdockMemoryUse_t* use);
 
-/* What this rank's operations have sent in a group of several load/store domains, since the group was made. Rows that
+/* What this rank's operations have sent in a group of several LSA teams, since the group was made. Rows that
  * HT reads where they lie, in windows, are not counted. */
 typedef struct {
     unsigned int size;      /* in: sizeof(crossdockTraffic_t) */
     unsigned int magic;     /* in: NCCL_EP_MAGIC */
-    int domain_ranks;       /* ranks of a load/store domain; all ranks: there is one domain, and the rest is zero */
+    int domain_ranks;       /* ranks of an LSA team; all ranks: there is one team, and the rest is zero */
     uint64_t rows_inside;   /* to ranks of the own domain, this one included ... */
     uint64_t bytes_inside;  /* ... with scales and headers */
     uint64_t rows_crossed;  /* to the other domains ... */
@@ -401,7 +407,7 @@ typedef struct {
     void* data;              /* device memory, aligned to its type; may be NULL where count is 0 */
     size_t count;            /* entries */
     ncclDataType_t datatype; /* ncclFloat32, ncclFloat16 or ncclBfloat16 */
-    const char* name;        /* for reports and sentences, copied; NULL: "piece I" */
+    const char* name;        /* for reports and messages, copied; NULL: "piece I" */
 } crossdockA2sgdPiece_t;
 
 typedef enum {

@@ -14,7 +14,7 @@ has one. crossdock.torch has the same as operators with gradients, and a module.
 
 from __future__ import annotations
 
-import crossdock.own_library  # noqa: F401  before _core, whose ImportError would say less
+from crossdock import own_library  # before _core, whose ImportError would say less
 from crossdock._core import (
     A2sgd,
     A2sgdReport,
@@ -64,13 +64,13 @@ from crossdock.paths import get_cmake_dir, get_include, get_lib_path
 from crossdock.take_over import take_over_nccl_ep
 from crossdock.worlds import run_processes, run_threads
 
-_code = get_version()
-__version__ = f"{_code // 10000}.{_code // 100 % 100}.{_code % 100}"
+__version__ = own_library.version()
 
 
 def get_lib_version() -> str:
-    """The library's version, as nccl.ep spells it: major.minor.patch."""
-    return __version__
+    """The version of NVIDIA's interface, as nccl.ep spells it: major.minor.patch."""
+    code = get_version()
+    return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import sys
@@ -38,6 +39,13 @@ def _own_library() -> str:
     here = Path(__file__).parent
     candidates = [here / "lib" / LIBRARY, *here.glob("_core*.so"), here]
     return str(next(path for path in candidates if path.exists()))
+
+
+def version() -> str:
+    """Crossdock's own, of crossdockGetVersion."""
+    code = ctypes.c_int()
+    ctypes.CDLL(_own_library()).crossdockGetVersion(ctypes.byref(code))
+    return f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
 
 
 def _is_command() -> bool:

@@ -11,9 +11,10 @@ import ctypes
 import os
 import sys
 
-from crossdock._core import get_version, has_cuda
+from crossdock import own_library as package
+from crossdock._core import has_cuda
 from crossdock.errors import InvalidUsage
-from crossdock.libraries import OURS, version_text
+from crossdock.libraries import OURS
 from crossdock.loaded import file_of, loaded_files
 
 FUNCTIONS = tuple(
@@ -35,7 +36,7 @@ def own_library() -> str:
 
 
 def own_name() -> str:
-    return f"Crossdock {version_text(get_version())}"
+    return f"Crossdock {package.version()}"
 
 
 def expect_ours_first() -> None:
@@ -53,7 +54,7 @@ def expect_ours_first() -> None:
 
 
 def take_over_nccl_ep() -> str:
-    """Makes nccl.ep use Crossdock, in this process, and returns the sentence that says so.
+    """Makes nccl.ep use Crossdock, in this process, and returns the message that says so.
 
     Call it before nccl.ep's first call; python -m crossdock run does that for a whole program, and more. InvalidUsage:
     another library's functions are global already, so nccl.ep would find those.
@@ -65,5 +66,5 @@ def take_over_nccl_ep() -> str:
         note = "; nccl.ep was imported before, which is fine as long as it made no call"
     else:
         note = ""
-    world = "" if has_cuda else "; this build has no GPU world, only CPU communicators work"
-    return f"nccl.ep uses {own_name()}, {path}{note}{world}"
+    backends = "" if has_cuda else "; this build has no GPU backend, only CPU communicators work"
+    return f"nccl.ep uses {own_name()}, {path}{note}{backends}"

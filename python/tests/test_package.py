@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,15 @@ import crossdock as ep
 def test_all_names_exist_and_are_documented() -> None:
     for name in ep.__all__:
         assert getattr(ep, name).__doc__ or name == "has_cuda", name
-    assert ep.__version__.count(".") == 2
+
+
+def test_versions_are_of_the_project_and_of_the_interface() -> None:
+    """Each stands in one file; wheels take theirs from the same line of CMakeLists.txt."""
+    root = Path(__file__).resolve().parents[2]
+    assert f"project(crossdock VERSION {ep.__version__} " in (root / "CMakeLists.txt").read_text()
+    header = (root / "include" / "nccl_ep.h").read_text()
+    numbers = [re.search(rf"define NCCL_EP_{part} +(\d+)", header) for part in ("MAJOR", "MINOR", "PATCH")]
+    assert ep.get_lib_version() == ".".join(number[1] for number in numbers if number)
 
 
 def test_names_are_those_of_nccl_ep() -> None:

@@ -27,6 +27,13 @@ __attribute__((constructor)) void print_banner() {
 
 const char* crossdockGetLastError(void) { return crossdock::last_error(); }
 
+ncclResult_t crossdockGetVersion(int* version) {
+    return crossdock::boundary([&] {
+        crossdock::require(version != nullptr, ncclInvalidArgument, "version is NULL");
+        *version = CROSSDOCK_VERSION_CODE;
+    });
+}
+
 ncclResult_t crossdockCreateGroup(ncclEpGroup_t* group, ncclComm_t comm, const ncclEpGroupConfig_t* config,
                                   const crossdockGroupOptions_t* options) {
     return crossdock::boundary([&] {

@@ -6,6 +6,7 @@
 int main(void) {
     int version = 0;
     if (ncclEpGetVersion(&version) != ncclSuccess || version != NCCL_EP_VERSION_CODE) return 1;
+    if (crossdockGetVersion(&version) != ncclSuccess || version < 300) return 1;
     if (ncclEpGetVersion(NULL) != ncclInvalidArgument || crossdockGetLastError()[0] == '\0') return 1;
     return 0;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The smallest C++ program on an installed tree: the library answers, a descriptor goes there and back, and a failed
-// call becomes an exception with the library's sentence, whichever way the library is linked.
+// call becomes an exception with the library's message, whichever way the library is linked.
 #include <crossdock.h>
 #include <nccl_ep.h>
 
