@@ -14,7 +14,7 @@ using reference::Problem;
 // A group configuration that suits all of these problems.
 ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<const Problem*>& problems);
 
-// ncclEpCreateGroup, in domains as --domain says.
+// ncclEpCreateGroup, in LSA teams as --lsa-team says.
 ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
                           const ncclEpGroupConfig_t* config);
 

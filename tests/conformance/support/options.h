@@ -35,7 +35,7 @@ uint64_t seeds_in(Backend kind, uint64_t count);
 // How many ranks a test that would like `wanted` has: --ranks, if given.
 int ranks_or(int wanted);
 
-// The ranks of a LSA team in a group of so many: the largest even share that --domain allows. 0:
+// The ranks of an LSA team in a group of so many: the largest even share that --lsa-team allows. 0:
 // as the communicator has it.
 int domain_for(int num_ranks);
 bool is_one_domain(int num_ranks);

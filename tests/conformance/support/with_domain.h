@@ -5,7 +5,7 @@
 
 namespace crossdock::testing {
 
-// For a part of a test, as if --domain said so.
+// For a part of a test, as if --lsa-team said so.
 class WithDomain {
   public:
     explicit WithDomain(int domain_ranks) : before_(options().domain_ranks) { options().domain_ranks = domain_ranks; }
