@@ -48,11 +48,11 @@ def code_of(command, folder):
         subprocess.run([*words[nvcc:], f"-arch={COUNTED_GPU}"], cwd=folder, check=True, capture_output=True)
         symbols = subprocess.run(["readelf", "-sW", cubin], capture_output=True, text=True, check=True).stdout
     sizes, first_called = {}, {}
-    for address, size, section, name in re.findall(r"(\w+)\s+(\d+) FUNC .* (\d+) (\S+)$", symbols, re.MULTILINE):
+    for address, size, section, name in re.findall(r"(\w+)\s+(\d+|0x\w+) FUNC .* (\d+) (\S+)$", symbols, re.MULTILINE):
         if name.startswith("$"):
             first_called[section] = min(first_called.get(section, 1 << 62), int(address, 16))
         else:
-            sizes[section] = (name, int(size))
+            sizes[section] = (name, int(size, 0))
     code = {}
     for section, (name, size) in sizes.items():
         signature = subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()

@@ -64,20 +64,19 @@ struct ExpertMajorRows : LlPlainDispatchKnown<true, LlForm::kPlain> {};
 struct ExpertMajorFp8Lines : LlDispatchKnown<true, LlForm::kLines, LlRecipe::kFp8> {};
 struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlRecipe::kFp8> {};
 
-template <bool kExpertMajor, LlForm kRowForm>
-struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, kRowForm>> {
+// On GPUs all rows of a combine are in line form, unless they are long.
+template <bool kExpertMajor>
+struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLines>> {
     static constexpr LlCombineWire wire = LlCombineWire::kRows;
-    static constexpr RowForms forms = kRowForm == LlForm::kLines ? RowForms::kLines : RowForms::kBoth;
+    static constexpr RowForms forms = RowForms::kLines;
 
     static bool serves(const LlCombineArgs& args) {
-        return LlCommonKnown<kExpertMajor, kRowForm>::serves(args.common) && args.dtype == DType::kBf16 &&
+        return LlCommonKnown<kExpertMajor, LlForm::kLines>::serves(args.common) && args.dtype == DType::kBf16 &&
                args.wire == wire && args.forms == forms;
     }
 };
-struct RankMajorLineSums : LlCombineKnown<false, LlForm::kLines> {};
-struct ExpertMajorLineSums : LlCombineKnown<true, LlForm::kLines> {};
-struct RankMajorRowSums : LlCombineKnown<false, LlForm::kPlain> {};
-struct ExpertMajorRowSums : LlCombineKnown<true, LlForm::kPlain> {};
+struct RankMajorSums : LlCombineKnown<false> {};
+struct ExpertMajorSums : LlCombineKnown<true> {};
 
 // Calls run with the arguments as the first of these kernels that serves them takes them.
 template <typename First, typename... Others, typename Args, typename Run>
@@ -95,7 +94,7 @@ void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
 }
 template <typename Run>
 void with_combine_variant(const LlCombineArgs& args, Run run) {
-    with_known<RankMajorLineSums, ExpertMajorLineSums, RankMajorRowSums, ExpertMajorRowSums>(args, run);
+    with_known<RankMajorSums, ExpertMajorSums>(args, run);
 }
 
 }  // namespace CROSSDOCK_WORLD
