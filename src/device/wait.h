@@ -342,8 +342,8 @@ CROSSDOCK_DEVICE bool poll_until(const Ctx&, Load load, Ready ready, MayGoOn may
 // The same. False: the peer is masked or its process has ended, the group has failed, or the time that the operation
 // has (from its start on this rank, so that all its waits for ranks that have not come end together) is over.
 template <typename Load, typename Ready>
-CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const auto& scope, const Operation& operation, WaitStep step,
-                                 int peer, uint64_t expected, Load load, Ready ready) {
+CROSSDOCK_DEVICE bool wait_until(const Ctx& ctx, const auto& scope, const Operation& operation, WaitStep step, int peer,
+                                 uint64_t expected, Load load, Ready ready) {
     return poll_until(ctx, load, ready, [&](uint64_t seen) {
         return may_go_on_waiting(ctx, scope, operation, step, peer, expected, seen);
     });

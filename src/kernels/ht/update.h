@@ -177,8 +177,7 @@ CROSSDOCK_DEVICE void receive_rows(const Ctx& ctx, const HtCommon& c, const Oper
             }
         }
         if (choices > 0) rows |= 1u << bit;
-        if (choices > c.topk)
-            refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
+        if (choices > c.topk) refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
     }
     rows = ctx.warp_or(rows);
     if (is_leader(ctx)) c.tables.masks[entry] = rows;

@@ -93,8 +93,8 @@ CROSSDOCK_DEVICE bool wait_far_cell(const Ctx& ctx, const auto& c, const Operati
 }
 
 // Cells in plain form: waits for their flags; what does not come is not summed.
-CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const auto& args, const Operation& operation,
-                                     bool notes_reads, uint32_t num, const TermList& terms) {
+CROSSDOCK_DEVICE void wait_for_cells(const Ctx& ctx, const auto& args, const Operation& operation, bool notes_reads,
+                                     uint32_t num, const TermList& terms) {
     const auto& c = args.common;
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < num; k += kLanes) {
@@ -182,8 +182,8 @@ CROSSDOCK_DEVICE void sum_nvfp4_rows(const Ctx& ctx, const auto& args, const std
 
 // The part-th of a token's sum from cells in line form.
 template <DType kDType>
-CROSSDOCK_DEVICE void sum_token_of_lines(const Ctx& ctx, const auto& args, const Operation& operation,
-                                         uint32_t num, const TermList& terms, const LineRow& shape, const LineRun& run,
+CROSSDOCK_DEVICE void sum_token_of_lines(const Ctx& ctx, const auto& args, const Operation& operation, uint32_t num,
+                                         const TermList& terms, const LineRow& shape, const LineRun& run,
                                          std::byte* out) {
     const bool notes = sum_lines<kDType>(ctx, args, operation, num, terms, shape, run, out) && run.begin == 0;
     CROSSDOCK_ROLLED

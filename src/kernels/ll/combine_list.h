@@ -115,8 +115,8 @@ class ReturnList {
 };
 
 // Of a token, by one warp.
-CROSSDOCK_DEVICE void write_weights(const Ctx& ctx, const auto& args, const Operation& operation,
-                                    uint32_t token, TaggedWord* words) {
+CROSSDOCK_DEVICE void write_weights(const Ctx& ctx, const auto& args, const Operation& operation, uint32_t token,
+                                    TaggedWord* words) {
     const uint32_t topk = args.common.topk;
     const float* weights = args.topk_weights + uint64_t{token} * topk;
     CROSSDOCK_ROLLED

@@ -222,9 +222,9 @@ CROSSDOCK_DEVICE uint32_t list_present_terms(const Ctx& ctx, const auto& c, cons
 // Bytes [row_first, row_first + chunk) of a row that is computed, into a stage; the part-th of several warps does its
 // share.
 template <DType kDType>
-CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const auto& args, const Operation& operation,
-                                  const Return& row, const RowStage& stage, uint32_t row_first, uint32_t chunk,
-                                  int part, int parts, const TermList& terms) {
+CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const auto& args, const Operation& operation, const Return& row,
+                                  const RowStage& stage, uint32_t row_first, uint32_t chunk, int part, int parts,
+                                  const TermList& terms) {
     constexpr uint32_t kSegmentBytes = 1024;
     if (args.wire == LlCombineWire::kNvfp4) {
         if (part == 0 && row.row_idx >= 0) {

@@ -314,8 +314,7 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const auto& args, const Operat
         const int32_t id = static_cast<int32_t>(static_cast<uint32_t>(choice.payload));
         const uint32_t expert = local_expert(c, id);
         const bool is_here = is_choice && expert < c.offsets.experts_per_rank;
-        const uint32_t number =
-            label.first_choice + static_cast<uint32_t>(choices + ctx.warp_count_before(is_here));
+        const uint32_t number = label.first_choice + static_cast<uint32_t>(choices + ctx.warp_count_before(is_here));
         if (!ctx.warp_all(expect_label(ctx, c, operation, row.source, label, c.expert_major && is_here ? number : 0)))
             return false;
         if (base == 0 && is_leader(ctx)) {
@@ -358,8 +357,8 @@ CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const auto& args, const P
 }
 
 // 8 or 16 bytes of a row's scales, from byte `first` of them on.
-CROSSDOCK_DEVICE void place_scale_part(const auto& args, const Placement& placement, uint32_t first,
-                                       uint32_t bytes, const Bytes16& part) {
+CROSSDOCK_DEVICE void place_scale_part(const auto& args, const Placement& placement, uint32_t first, uint32_t bytes,
+                                       const Bytes16& part) {
     const uint64_t capacity = args.common.offsets.num_slots;
     const uint32_t scales = args.scale_bytes / 4;
     CROSSDOCK_ROLLED
@@ -387,9 +386,8 @@ CROSSDOCK_DEVICE bool receive_plain(const Ctx& ctx, const auto& args, const Oper
     const auto look = [&] { seen = ctx.load_acquire_system(flag); };
     if (!read_header(ctx, args, operation, announced, row, true, look, placement)) return false;
     ctx.mark(Step::kDispatchHeader);
-    const bool arrived =
-        is_leader(ctx) && (is_remote(c.reach, row.source) || word_epoch(seen) == operation.epoch ||
-                           wait_word(ctx, c, operation, WaitStep::kRow, row.source, flag, seen));
+    const bool arrived = is_leader(ctx) && (is_remote(c.reach, row.source) || word_epoch(seen) == operation.epoch ||
+                                            wait_word(ctx, c, operation, WaitStep::kRow, row.source, flag, seen));
     if (ctx.warp_broadcast(arrived ? 1u : 0u) == 0) return false;
     ctx.mark(Step::kDispatchArrived);
     ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
@@ -515,8 +513,8 @@ CROSSDOCK_DEVICE RowsRead receive_line_rows(const Ctx& ctx, const auto& args, co
     const uint32_t line_rows = static_cast<uint32_t>(announced.lines[c.arena.num_ranks]) * c.arena.num_ranks;
     const LineParts parts = LineParts::of(shape, line_rows, warps);
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block); i < line_rows * parts.num;
-         i += warps) {
+    for (uint32_t i = static_cast<uint32_t>(share.warp(ctx) * share.num_blocks + share.block);
+         i < line_rows * parts.num; i += warps) {
         const uint32_t number = i / parts.num;
         const uint32_t slot = number / c.arena.num_ranks;
         const ArrivingRow row{static_cast<int>(number - slot * c.arena.num_ranks), slot};

@@ -68,8 +68,7 @@ struct Batch {
     bool is_last_chunk;
 };
 
-CROSSDOCK_DEVICE Batch batch_of(const auto& args, uint32_t first, uint32_t end, uint32_t round,
-                                uint32_t row_first) {
+CROSSDOCK_DEVICE Batch batch_of(const auto& args, uint32_t first, uint32_t end, uint32_t round, uint32_t row_first) {
     const auto& c = args.common;
     if (args.kOneBatch) return {first, end - first, 0, 0, args.row_bytes, true};
     const uint32_t left = args.row_bytes - row_first;
@@ -79,8 +78,7 @@ CROSSDOCK_DEVICE Batch batch_of(const auto& args, uint32_t first, uint32_t end, 
 }
 
 // Begins to bring the rows into the stages.
-CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                 const Batch& batch) {
+CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared, const Batch& batch) {
     if (args.recipe != LlRecipe::kBytes || !has_duty(ctx, 0)) return;
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
@@ -131,8 +129,7 @@ CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const auto& args, const LlD
 // What peers allow to be written straight into their tensors: known when they have entered this operation, which also
 // says that they are done with the previous contents. Who allows the same parts has them at the same offsets
 // (WindowTerm).
-CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const auto& args, const Operation& operation,
-                                      int peer) {
+CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const auto& args, const Operation& operation, int peer) {
     if (args.direct == 0 || peer == args.common.rank) return args.direct;
     TaggedWord entry{};
     const bool allows = wait_entry(ctx, args.common, operation, peer, entry) && is_of(entry, operation);
@@ -158,8 +155,8 @@ CROSSDOCK_DEVICE Trip trip_of(const auto& c, const Batch& batch, const TokenPlan
 }
 
 // A batch's trips, one after the other.
-CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                const Batch& batch, uint32_t number, Trip& trip) {
+CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const auto& args, const LlDispatchShared& shared, const Batch& batch,
+                                uint32_t number, Trip& trip) {
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < batch.num; ++i) {
         const TokenPlan plan = token_plan(ctx, args, shared, i);
@@ -419,11 +416,9 @@ CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const auto& args, const LlDi
     if (stage < batch.num) plan_one(stage, token_plan(ctx, args, shared, stage));
 }
 
-CROSSDOCK_DEVICE void load_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                 const Batch& batch) {
-    for_own_plans(ctx, args, shared, batch, [&](uint32_t stage, const TokenPlan& plan) {
-        load_plan(ctx, args, batch.first + stage, plan);
-    });
+CROSSDOCK_DEVICE void load_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared, const Batch& batch) {
+    for_own_plans(ctx, args, shared, batch,
+                  [&](uint32_t stage, const TokenPlan& plan) { load_plan(ctx, args, batch.first + stage, plan); });
 }
 
 // Before the operation is known: what the first rows need of the routing is looked up.

@@ -46,8 +46,8 @@ CROSSDOCK_DEVICE void empty_outbox(const Ctx& ctx, const auto& c) {
     if (thread_idx(ctx) == 0) flush_network(ctx, c.reach.network);
 }
 
-CROSSDOCK_DEVICE bool wait_far(const Ctx& ctx, const auto& c, const Operation& operation, WaitStep step,
-                               Signal signal, int peer) {
+CROSSDOCK_DEVICE bool wait_far(const Ctx& ctx, const auto& c, const Operation& operation, WaitStep step, Signal signal,
+                               int peer) {
     return wait_signal(ctx, c.scope, c.reach, operation, step, signal, peer, operation.epoch);
 }
 

@@ -61,8 +61,7 @@ CROSSDOCK_DEVICE LlChoice* choice_of(const auto& c, int source, uint32_t i) {
 // A choice as the caller gave it.
 CROSSDOCK_DEVICE int64_t given_id(const auto& c, uint32_t token_idx, uint32_t k) {
     const uint64_t at = uint64_t{token_idx} * c.topk + k;
-    return c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at]
-                            : static_cast<const int32_t*>(c.topk_idx)[at];
+    return c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at] : static_cast<const int32_t*>(c.topk_idx)[at];
 }
 // Its global expert id, -1 where it is dropped: negative, or not an expert.
 CROSSDOCK_DEVICE int32_t expert_of(const auto& c, int64_t given) {
@@ -339,8 +338,8 @@ CROSSDOCK_DEVICE bool wait_entry(const Ctx& ctx, const auto& c, const Operation&
 }
 
 // This rank itself is never masked.
-CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const auto& c, const Operation& operation,
-                                         PeerNumber number, int peer, uint64_t most, uint64_t seen) {
+CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const auto& c, const Operation& operation, PeerNumber number,
+                                         int peer, uint64_t most, uint64_t seen) {
     WaitScope scope = c.scope;
     if (peer == c.rank) scope.masking = 0;
     record_peer_fault(ctx, scope, operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
@@ -360,8 +359,8 @@ CROSSDOCK_DEVICE bool is_of(const TaggedWord& word, const Operation& operation) 
     return word_epoch(word.tag) == operation.epoch;
 }
 
-CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const auto& c, const Operation& operation, WaitStep step,
-                                  int peer, const TaggedWord* word, uint64_t& payload) {
+CROSSDOCK_DEVICE bool wait_tagged(const Ctx& ctx, const auto& c, const Operation& operation, WaitStep step, int peer,
+                                  const TaggedWord* word, uint64_t& payload) {
     TaggedWord seen{};
     const bool came = wait_until(
         ctx, c.scope, operation, step, peer, operation.epoch,
@@ -420,8 +419,8 @@ CROSSDOCK_DEVICE WorkShare first_share(const Ctx& ctx, const auto& c, int warps)
 
 // Receives with this block's share, and again where that is needed: receive(share, whether it is the first time).
 template <typename Receive>
-CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const auto& c, const Operation& operation, bool runs,
-                                       int warps, Receive receive) {
+CROSSDOCK_DEVICE void receive_for_good(const Ctx& ctx, const auto& c, const Operation& operation, bool runs, int warps,
+                                       Receive receive) {
     if ((c.halves & kCancel) != 0) ctx.note_unread_slots_allowed();
     if (!receives(c)) return;
     uint32_t losses = operation.losses_at_start;

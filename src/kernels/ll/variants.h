@@ -28,8 +28,8 @@ struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
     static bool serves(const LlCommon& c) {
         const bool in_lines = c.num_tokens <= c.line_tokens;
         const bool are_few = c.num_tokens <= c.crew.warps_per_block * uint32_t{kLanes};
-        return are_few && c.ids_are_64_bit && c.expert_major == kExpertMajor && c.halves == halves && c.scope.masking == 0 && c.topk <= kMostTopk &&
-               in_lines == (kForm == LlForm::kLines);
+        return are_few && c.ids_are_64_bit && c.expert_major == kExpertMajor && c.halves == halves &&
+               c.scope.masking == 0 && c.topk <= kMostTopk && in_lines == (kForm == LlForm::kLines);
     }
 };
 
