@@ -161,7 +161,7 @@ void bind_arguments(nb::module_& module) {
         .def_rw("scales", &CombineInputs::scales, nb::arg().none());
 
     nb::class_<CombineOutputs>(module, "CombineOutputs",
-                               "What comes home: tokens [B, H]; topk_weights [B, K] fp32, which low-latency "
+                               "What comes back: tokens [B, H]; topk_weights [B, K] fp32, which low-latency "
                                "expert-major reads and backward writes.")
         .def(
             "__init__",

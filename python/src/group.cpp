@@ -109,7 +109,7 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
         if (shown(name) == "ht_masks") {
             options.ht_masks = as<bool>(value, "ht_masks", "True, False") ? 1 : 0;
         } else if (shown(name) == "domain_ranks") {
-            options.domain_ranks = as<int>(value, "domain_ranks", "the number of ranks of a domain");
+            options.domain_ranks = as<int>(value, "domain_ranks", "the number of ranks of an LSA team");
         } else if (shown(name) == "api_version") {
             api_version = as<unsigned int>(value, "api_version", "1, 2, 3");
         } else {
@@ -140,13 +140,13 @@ Group::~Group() {
 
 void bind_traffic(nb::module_& module) {
     using Traffic = crossdockTraffic_t;
-    nb::class_<Traffic>(module, "Traffic", "What this rank sent, by load/store domain: crossdockTraffic_t.")
-        .def_ro("domain_ranks", &Traffic::domain_ranks, "Ranks of a domain; all ranks: one domain, the rest is zero.")
-        .def_ro("rows_inside", &Traffic::rows_inside, "To ranks of the own domain, this one included.")
+    nb::class_<Traffic>(module, "Traffic", "What this rank sent, by LSA team: crossdockTraffic_t.")
+        .def_ro("domain_ranks", &Traffic::domain_ranks, "Ranks of an LSA team; all ranks: one team, the rest is zero.")
+        .def_ro("rows_inside", &Traffic::rows_inside, "To ranks of the own LSA team, this one included.")
         .def_ro("bytes_inside", &Traffic::bytes_inside, "With scales and headers.")
-        .def_ro("rows_crossed", &Traffic::rows_crossed, "To the other domains.")
+        .def_ro("rows_crossed", &Traffic::rows_crossed, "To the other LSA teams.")
         .def_ro("bytes_crossed", &Traffic::bytes_crossed, "With all that went there.")
-        .def_ro("puts", &Traffic::puts, "Messages that carried bytes to other domains.")
+        .def_ro("puts", &Traffic::puts, "Messages that carried bytes to other LSA teams.")
         .def_ro("signals", &Traffic::signals, "Messages that only raised a signal there.");
 }
 
@@ -204,7 +204,7 @@ Operations of a group are made by all ranks in the same order. Threads that shar
                      "**fields: typing.Any) -> int"),
              "Bytes that a handle needs.")
         .def("traffic", &traffic, nb::sig("def traffic(self) -> Traffic"),
-             "What this rank has sent inside its load/store domain and out of it; waits for the operations.")
+             "What this rank has sent inside its LSA team and out of it; waits for the operations.")
         .def("memory", &memory, nb::sig("def memory(self) -> tuple[int, int]"),
              "(symmetric, other) bytes that the library holds for this group on this rank, without those of handles.")
         .def("memory_use", &memory_use, nb::sig("def memory_use(self) -> MemoryUse"),

@@ -261,7 +261,8 @@ N rows of a high-throughput receive array.)")
              "config"_a.none() = nb::none(), "stream"_a.none() = nb::none(), "fields"_a,
              nb::sig("def combine(self, inputs: object, outputs: object, *, config: CombineConfig | None = None, "
                      "stream: object = None, **fields: typing.Any) -> None"),
-             "Sends the experts' rows home and sums them: inputs are shaped as dispatch's outputs, outputs.tokens "
+             "Sends the experts' rows back to their tokens' ranks and sums them: inputs are shaped as dispatch's "
+             "outputs, outputs.tokens "
              "[B, H]. Collective. Low-latency expert-major also needs outputs.topk_weights, which it reads. Fields of "
              "CombineConfig by keyword.")
         .def("route_and_dispatch", &Handle::route_and_dispatch, "topk_idx"_a, "tokens"_a, "rows"_a, "counters"_a,
@@ -283,19 +284,6 @@ N rows of a high-throughput receive array.)")
                      "object = None, stream: object = None) -> None"),
              "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
              "lengths are multiples of 16 bytes.")
-        .def("send_again", &Handle::send_again, "tokens"_a.none(), "num_tokens"_a, "num_rows"_a, "most_bytes"_a,
-             "stream"_a.none() = nb::none(),
-             nb::sig("def send_again(self, tokens: object, num_tokens: int, num_rows: int, most_bytes: int, stream: "
-                     "object = None) -> typing.Any"),
-             "High throughput: dispatch_rows of [num_tokens, ..] to a new tensor [num_rows, ..], which is returned; "
-             "None: tokens are no dense tensor of torch of this shape, of a type that goes as it is, with rows of a "
-             "multiple of 16 bytes, at most that many.")
-        .def("add_up", &Handle::add_up, "tokens"_a.none(), "num_rows"_a, "num_tokens"_a, "most_bytes"_a,
-             "stream"_a.none() = nb::none(),
-             nb::sig("def add_up(self, tokens: object, num_rows: int, num_tokens: int, most_bytes: int, stream: object "
-                     "= None) -> typing.Any"),
-             "High throughput: combine of [num_rows, ..] into a new tensor [num_tokens, ..], as send_again, of types "
-             "that are summed.")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
@@ -310,9 +298,10 @@ N rows of a high-throughput receive array.)")
             "Lets go of the arrays of earlier calls, which on GPUs are kept until the next call. For callers who order "
             "what they do with that memory by streams, as torch does.")
         .def_prop_ro("ptr", &Handle::address, "The address of the ncclEpHandle_t, for C code; 0 once it is closed.")
-        .def("close", &Handle::close,
-             "Destroys the handle. Local, but a pending half is cancelled, which may wait for ranks of other domains. "
-             "Repeating it is fine.")
+        .def(
+            "close", &Handle::close,
+            "Destroys the handle. Local, but a pending half is cancelled, which may wait for ranks of other LSA teams. "
+            "Repeating it is fine.")
         .def("destroy", &Handle::close, "The same as close.")
         .def(
             "__enter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __enter__(self) -> Handle"))
