@@ -137,87 +137,91 @@ CROSSDOCK_DEVICE uint32_t experts_of_word(const HtCommon& c, uint32_t word) {
     return left < 64 ? left : 64;
 }
 
-// The experts of a token among those of one word, as its source has told; 0: it is lost, or has said nonsense. The
-// calling lane.
-CROSSDOCK_DEVICE uint64_t wait_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
-                                      uint32_t token, uint32_t word) {
-    uint64_t bits = 0;
-    const TaggedWord* const seen = bitmap_words(c, c.rank, source, token) + word;
-    if (!wait_tagged_word(ctx, c, operation, WaitStep::kRouting, source, seen, bits)) return 0;
-    const uint32_t experts = experts_of_word(c, word);
+// The experts of a token among those of one word, as its source has told; 0: it is lost, or has said nonsense. seen:
+// the word as it was looked at. The calling lane.
+CROSSDOCK_DEVICE uint64_t take_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+                                      const TaggedWord* word, const TaggedWord& seen, uint32_t experts,
+                                      uint32_t word_idx) {
+    uint64_t bits = seen.payload;
+    if (word_epoch(seen.tag) != operation.epoch &&
+        !wait_tagged_word(ctx, c, operation, WaitStep::kRouting, source, word, bits))
+        return 0;
     if (experts == 64 || bits >> experts == 0) return bits;
     refuse_number(ctx, c, operation, PeerNumber::kExpert, source, c.arena.experts_per_rank - 1,
-                  64 * word + experts + lowest_one(bits >> experts));
+                  64 * word_idx + experts + lowest_one(bits >> experts));
     return 0;
 }
 
-// Which tokens of a chunk come, and that none of them has too many choices: from all words of their bitmaps. One warp.
-CROSSDOCK_DEVICE void receive_rows(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
-                                   uint32_t first, uint32_t num, uint64_t entry) {
-    constexpr uint32_t kWordsAtOnce = 4;
-    uint32_t rows = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
-        uint32_t choices = 0;
-        CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < c.tables.words; base += kWordsAtOnce) {
-            const TaggedWord* words = bitmap_words(c, c.rank, source, first + bit) + base;
-            TaggedWord seen[kWordsAtOnce] = {};  // under way together; who is not here yet is awaited one by one
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
-                if (base + i < c.tables.words) seen[i] = ctx.load_tagged(words + i);
-            }
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
-                if (base + i >= c.tables.words) continue;
-                uint64_t bits = seen[i].payload;
-                if (word_epoch(seen[i].tag) != operation.epoch)
-                    bits = wait_bitmap(ctx, c, operation, source, first + bit, base + i);
-                choices += static_cast<uint32_t>(number_of_ones(bits));
-            }
-        }
-        if (choices > 0) rows |= 1u << bit;
-        if (choices > c.topk) refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
-    }
-    rows = ctx.warp_or(rows);
-    if (is_leader(ctx)) c.tables.masks[entry] = rows;
-}
-
-// One word of the bitmaps of a chunk of a source's tokens: keeps them, and for each of its experts which of the tokens
-// come. One warp.
+// A chunk of a source's tokens: keeps their bitmaps, and for each local expert which of the tokens come. What is kept
+// is what was judged: the words are looked at once. One warp.
 CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int source,
-                                    uint32_t chunk, uint32_t word, uint32_t tokens) {
+                                    uint32_t chunk, uint32_t tokens) {
+    constexpr uint32_t kWordsAtOnce = kLanes > 1 ? 4 : 1;  // on their way together
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t num = tokens - first < kChunkTokens ? tokens - first : kChunkTokens;
     const uint64_t entry = static_cast<uint32_t>(source) * t.chunks + chunk;
     const uint64_t column = uint64_t{c.arena.num_ranks} * t.chunks;
-    const uint32_t experts = experts_of_word(c, word);
-    uint64_t* bitmaps = t.bitmaps + (static_cast<uint64_t>(source) * c.arena.max_tokens + first) * t.words + word;
-    uint64_t own = 0;  // this lane's first token's
+    uint64_t* bitmaps = t.bitmaps + (static_cast<uint64_t>(source) * c.arena.max_tokens + first) * t.words;
+    // On GPUs a lane has one token, and what it keeps of few experts stays in registers.
+    const bool is_held = kLanes >= static_cast<int>(kChunkTokens) && t.words <= kWordsAtOnce;
+    uint64_t held[kWordsAtOnce] = {};
+    uint32_t rows = 0;
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
-        const uint64_t bits = wait_bitmap(ctx, c, operation, source, first + bit, word);
-        bitmaps[bit * t.words] = bits;
-        if (bit == static_cast<uint32_t>(ctx.lane())) own = bits;
+        uint32_t choices = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < t.words; base += kWordsAtOnce) {
+            const TaggedWord* words = bitmap_words(c, c.rank, source, first + bit) + base;
+            TaggedWord seen[kWordsAtOnce] = {};
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
+                if (base + i < t.words) seen[i] = ctx.load_tagged(words + i);
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
+                if (base + i >= t.words) continue;
+                const uint64_t bits =
+                    take_bitmap(ctx, c, operation, source, words + i, seen[i], experts_of_word(c, base + i), base + i);
+                bitmaps[bit * t.words + base + i] = held[i] = bits;
+                choices += static_cast<uint32_t>(number_of_ones(bits));
+            }
+        }
+        if (choices > c.topk) {
+            refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
+            CROSSDOCK_ROLLED
+            for (uint32_t w = 0; w < t.words; ++w) bitmaps[bit * t.words + w] = 0;
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kWordsAtOnce; ++i) held[i] = 0;
+        } else if (choices > 0) {
+            rows |= 1u << bit;
+        }
     }
     ctx.warp_sync();
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; base < experts; base += kLanes) {
+    for (uint32_t base = 0; base < c.arena.experts_per_rank; base += kLanes) {
+        const uint32_t w = base / 64;
         uint32_t mine = 0;  // the mask of the lane's expert
-        CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kLanes; ++i) {
-            uint32_t mask = ctx.warp_ballot((own >> (base + i) & 1) != 0);
-            CROSSDOCK_ROLLED
-            for (uint32_t bit = static_cast<uint32_t>(ctx.lane()) + kLanes; bit < num; bit += kLanes)
-                mask |= static_cast<uint32_t>(bitmaps[bit * t.words] >> (base + i) & 1) << bit;
-            if (static_cast<uint32_t>(ctx.lane()) == i) mine = mask;
+        CROSSDOCK_ROLLED
+        for (uint32_t of_lane = 0; of_lane < num; of_lane += kLanes) {
+            const uint32_t bit = of_lane + static_cast<uint32_t>(ctx.lane());
+            uint64_t own = held[0];
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 1; i < kWordsAtOnce; ++i) own = i == w ? held[i] : own;
+            if (!is_held) own = bit < num ? bitmaps[bit * t.words + w] : 0;
+            own >>= base % 64;
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kLanes; ++i) {
+                const uint32_t mask = ctx.warp_ballot((own >> i & 1) != 0) << of_lane;
+                if (static_cast<uint32_t>(ctx.lane()) == i) mine |= mask;
+            }
         }
         const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
-        if (expert < experts) t.masks[(uint64_t{1} + 64 * word + expert) * column + entry] = mine;
+        if (expert < c.arena.experts_per_rank) t.masks[(uint64_t{1} + expert) * column + entry] = mine;
     }
-    if (word == 0) receive_rows(ctx, c, operation, source, first, num, entry);
+    rows = ctx.warp_or(rows);
+    if (is_leader(ctx)) t.masks[entry] = rows;
 }
 
 // ---- numbering ----
@@ -452,13 +456,11 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
         c.tables.source_tokens[source] = shared.tokens[source] = wait_tokens(ctx, c, operation, source);
     ctx.block_sync();
     CROSSDOCK_ROLLED
-    for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks * c.tables.words;
-         i += warps_of_grid(ctx)) {
-        const uint32_t of_source = i / c.arena.num_ranks;
-        const int source = static_cast<int>(i - of_source * c.arena.num_ranks);
-        const uint32_t chunk = of_source / c.tables.words;
+    for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {
+        const int source = static_cast<int>(i % c.arena.num_ranks);
+        const uint32_t chunk = i / c.arena.num_ranks;
         if (chunk < num_chunks(shared.tokens[source]))
-            receive_chunk(ctx, args, operation, source, chunk, of_source % c.tables.words, shared.tokens[source]);
+            receive_chunk(ctx, args, operation, source, chunk, shared.tokens[source]);
     }
     const bool met = meet_blocks(ctx, c, operation);
     // Blocks may have lost a source at different moments; from here on they agree. None goes on with another number

@@ -46,7 +46,7 @@ CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, const An
     ctx.warp_sync();
 }
 
-// What a lane has of a source's counts: the rows, and some of its experts' choices; -1: none.
+// What a lane has of a source's counts: the rows, and some of its experts' choices; 0: none.
 struct CountsOfLane {
     static constexpr int kExpertsAtOnce = kLanes > 1 ? 8 : 1;
     uint64_t rows = 0;

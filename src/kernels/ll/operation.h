@@ -167,8 +167,9 @@ CROSSDOCK_DEVICE uint32_t load_early_head(const Ctx& ctx, const auto& c) {
     uint32_t ticket = 0;
     if (has_duty(ctx, 1) && is_leader(ctx)) {
         head->clock = ctx.load_relaxed_system(&c.state->clock);
-        // Behind the clock. Nobody waits for the answer here.
-        ticket = ctx.count_up_device(&c.state->tickets, static_cast<uint32_t>(ctx.num_blocks()));
+        // Behind the clock: the bit that is never set makes one wait for the other. Nobody waits for the answer here.
+        const uint32_t none = static_cast<uint32_t>(head->clock >> 63);
+        ticket = ctx.count_up_device(&c.state->tickets, static_cast<uint32_t>(ctx.num_blocks()) + none);
         head->is_refused = 0;
     }
     if (has_duty(ctx, 2)) {
