@@ -10,7 +10,15 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: skipped")
 
 import crossdock as ep  # noqa: E402
-from crossdock._core import Forms, column_sums, count_routing, host_bytes, largest_id, unpack_labels  # noqa: E402
+from crossdock._core import (  # noqa: E402
+    Forms,
+    RowRoute,
+    column_sums,
+    count_routing,
+    host_bytes,
+    largest_id,
+    unpack_labels,
+)
 from crossdock.deep_ep.labels import Labels  # noqa: E402
 
 
@@ -125,14 +133,15 @@ def test_rows_of_any_type_go_as_bytes() -> None:
             handle.dispatch_rows(of_rank[comm.rank].float(), received.view(torch.float32), beside, words)
             assert torch.equal(received.view(torch.float32), expected.float())
             assert torch.equal(words, expected.to(torch.float16).repeat(1, 2))
-            again = handle.send_again(of_rank[comm.rank], 3, num, 16)
+            route = RowRoute(handle, 3, num, 16)
+            again = route.send_again(of_rank[comm.rank])
             assert torch.equal(again, expected) and again.dtype == torch.int32
             for unfit in (of_rank[0][:, :3], of_rank[0][:2], of_rank[0].long(), of_rank[0].as_subclass(Tagged), None):
-                assert handle.send_again(unfit, 3, num, 16) is None
-            assert handle.send_again(of_rank[0], 3, num, 8) is None
-            sums = handle.add_up(expected.float(), num, 3, 16)
-            assert torch.equal(sums, of_rank[comm.rank].float()) and handle.add_up(expected, num, 3, 16) is None
-            assert handle.add_up(expected.float(), num + 1, 3, 16) is None
+                assert route.send_again(unfit) is None
+            assert RowRoute(handle, 3, num, 8).send_again(of_rank[0]) is None
+            sums = route.add_up(expected.float())
+            assert torch.equal(sums, of_rank[comm.rank].float()) and route.add_up(expected) is None
+            assert RowRoute(handle, 3, num + 1, 16).add_up(expected.float()) is None
             with pytest.raises(ep.InvalidArgument, match="rows has rows of 12 bytes, allowed: multiples of 16"):
                 handle.dispatch_rows(of_rank[comm.rank][:, :3].contiguous(), received)
 
