@@ -198,7 +198,7 @@ void KernelThread::scheduling_point() {
     look();
 }
 
-// Unlike scheduling_point it is no progress: who looks in vain must not keep the others from being idle.
+// Unlike scheduling_point, this is no progress: a thread that only polls must not keep the others from being idle.
 void KernelThread::look() {
     launch_->simulated->advance(now_ns());
     const std::string& violation = launch_->simulated->judge().violation();

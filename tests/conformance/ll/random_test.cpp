@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seeded random problems: what arrives and what comes home is what the reference says, to the byte, on every backend.
+// Seeded random problems: what arrives and what returns equals the reference, byte by byte, on every backend.
 #include <gtest/gtest.h>
 
 #include <iterator>
