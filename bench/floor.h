@@ -16,14 +16,20 @@ class Floor {
   public:
     virtual ~Floor() = default;
 
-    // The work that moves `bytes`, which must outlive it. CPUs: memcpy of the delivered bytes by this rank's thread;
-    // GPUs: bulk writes of the wire's bytes to the peers, repetitions within one kernel, so that what a launch costs is
-    // not in the floor of graphs. All ranks do it at once.
-    virtual Work work(const OperationBytes& bytes) = 0;
+    // The work that moves `bytes`, which must outlive it, of an operation of so many tokens. CPUs: memcpy of the
+    // delivered bytes by this rank's thread; GPUs: bulk writes of the wire's bytes to the peers, repetitions within one
+    // kernel, so that what a launch costs is not in the floor of graphs; a single rank's low latency: bare kernels
+    // (BareLl), launches included. All ranks do it at once.
+    virtual Work work(Operation operation, int num_tokens, const OperationBytes& bytes) = 0;
 };
 
-// Room for operations up to `largest`. GPUs: collective, on a communicator of NCCL.
+// The floor is a single rank's own time: nothing crosses a wire.
+bool has_bare_floor(const Options& options);
+
+// Room for operations up to `largest`, with this routing [ranks][tokens][topk]. GPUs: collective, on a communicator of
+// NCCL.
 std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Options& options, ncclComm_t comm,
-                                  tools::Device& device, const OperationBytes& largest);
+                                  tools::Device& device, const OperationBytes& largest,
+                                  const std::vector<int32_t>& routing);
 
 }  // namespace crossdock::bench

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/options.h"
 #include "nccl_ep.h"
 #include "tools/common/device.h"
 
@@ -59,6 +60,25 @@ class GpuFloor {
 // Collective; room for max_bytes from every peer.
 std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
                                          uint64_t max_bytes);
+
+// What a single rank's low-latency operations have to do at least: launches, and rows, counts and flags through memory.
+class BareLl {
+  public:
+    virtual ~BareLl() = default;
+
+    // Enqueues `count` operations, a kernel each (a pair: two), and a small one behind them.
+    virtual void enqueue(Operation operation, int num_tokens, int count) = 0;
+};
+
+struct BareShape {
+    int max_tokens;
+    int topk;
+    int num_experts;
+    int copies;  // rows that are delivered per token
+    uint32_t row_bytes;
+    std::vector<int32_t> topk_idx;  // [max_tokens][topk]
+};
+std::unique_ptr<BareLl> make_bare_ll(tools::Device& device, const BareShape& shape);
 
 // Of the current GPU, by all processes; bytes.
 size_t used_gpu_memory();

@@ -64,7 +64,7 @@ class BenchRank {
                 make_workload(*comm, context, options_, device, draw_routing(options_, context.rank), weights));
         }
         floor_ = make_floor(context, options_, workloads_[0]->comm(), device,
-                            count_bytes(options_, traffic, context.rank, Operation::kPair));
+                            count_bytes(options_, traffic, context.rank, Operation::kPair), routing_);
     }
 
     CaseResult run_case(int num_tokens) {
@@ -85,7 +85,7 @@ class BenchRank {
             }
             workload->select(num_tokens);
         }
-        const std::vector<Timing> timings = measurer_.measure(works(own_bytes));
+        const std::vector<Timing> timings = measurer_.measure(works(num_tokens, own_bytes));
         for (size_t i = 0; i < timings.size(); ++i) {
             const size_t owner = i / operations.size();
             Timing* target = owner < workloads_.size() ? result.libraries[owner].timings : result.floors;
@@ -137,15 +137,16 @@ class BenchRank {
     }
 
     // Each library's operations, then their floors.
-    std::vector<Work> works(const std::vector<OperationBytes>& own_bytes) {
+    std::vector<Work> works(int num_tokens, const std::vector<OperationBytes>& own_bytes) {
         std::vector<Work> works;
         for (const auto& workload : workloads_) {
             for (Operation operation : options_.operations()) {
                 works.push_back(workload->work(operation));
             }
         }
-        for (const OperationBytes& bytes : own_bytes) {
-            works.push_back(floor_->work(bytes));
+        const std::vector<Operation> operations = options_.operations();
+        for (size_t i = 0; i < own_bytes.size(); ++i) {
+            works.push_back(floor_->work(operations[i], num_tokens, own_bytes[i]));
         }
         return works;
     }
