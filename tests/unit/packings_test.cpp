@@ -13,7 +13,7 @@ TEST(Packings, TheLowLatencyClockHoldsEveryBuffer) {
         const LlClock packed{kLastEpoch, buffer, (1u << kNumBuffers) - 1};
         const LlClock seen = LlClock::of(packed.word());
         EXPECT_EQ(seen.epoch, packed.epoch);
-        EXPECT_EQ(seen.next_buffer, packed.next_buffer);
+        EXPECT_EQ(seen.latest_buffer, packed.latest_buffer);
         EXPECT_EQ(seen.held_buffers, packed.held_buffers);
     }
 }

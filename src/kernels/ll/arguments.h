@@ -28,23 +28,24 @@ struct LlArenaState {
     uint32_t blocks_put;   // counts only where there are several load/store domains
 };
 
-// In one word, from the upper end: epoch, next buffer, held buffers.
+// In one word, from the upper end: epoch, latest buffer, held buffers.
 struct LlClock {
     uint64_t epoch;
-    uint32_t next_buffer;
-    uint32_t held_buffers;  // bit b: held by a pending send_only operation
+    uint32_t latest_buffer;  // of the operation before
+    uint32_t held_buffers;   // bit b: held by a pending send_only operation
 
     CROSSDOCK_HOST_DEVICE static constexpr LlClock of(uint64_t word) {
-        return {word >> kEpochShift, static_cast<uint32_t>(word >> kNextBufferShift) & ((1u << kNextBufferBits) - 1),
+        return {word >> kEpochShift,
+                static_cast<uint32_t>(word >> kLatestBufferShift) & ((1u << kLatestBufferBits) - 1),
                 static_cast<uint32_t>(word) & ((1u << kNumBuffers) - 1)};
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t word() const {
-        return epoch << kEpochShift | uint64_t{next_buffer} << kNextBufferShift | held_buffers;
+        return epoch << kEpochShift | uint64_t{latest_buffer} << kLatestBufferShift | held_buffers;
     }
 
-    static constexpr uint32_t kNextBufferBits = bits_below(kNumBuffers);
-    static constexpr uint32_t kNextBufferShift = kNumBuffers;
-    static constexpr uint32_t kEpochShift = kNextBufferShift + kNextBufferBits;
+    static constexpr uint32_t kLatestBufferBits = bits_below(kNumBuffers);
+    static constexpr uint32_t kLatestBufferShift = kNumBuffers;
+    static constexpr uint32_t kEpochShift = kLatestBufferShift + kLatestBufferBits;
 };
 static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
 static_assert(kNumBuffers < 32, "a bit of 32 per buffer");

@@ -112,14 +112,13 @@ CROSSDOCK_DEVICE bool has_duty(const Ctx& ctx, int n) {
     return ctx.warp_idx() == (warp > 0 ? warp : 0);
 }
 
-// The first buffer, in turn, that no pending operation holds; -1: none.
+// The first buffer that no pending operation holds and that the operation before did not use, if there is one: so two
+// take turns, and what goes through them stays in caches. -1: all are held.
 CROSSDOCK_DEVICE int choose_buffer(const auto& c, const LlClock& clock) {
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < kNumBuffers; ++i) {
-        const uint32_t buffer = (clock.next_buffer + i) % kNumBuffers;
-        if (((clock.held_buffers | c.offsets.absent_buffers) >> buffer & 1) == 0) return static_cast<int>(buffer);
-    }
-    return -1;
+    const uint32_t free = ((1u << kNumBuffers) - 1) & ~(clock.held_buffers | c.offsets.absent_buffers);
+    const uint32_t others = free & ~(1u << clock.latest_buffer);
+    const uint32_t chosen = others != 0 ? others : free;
+    return chosen != 0 ? number_of_ones((chosen & (0u - chosen)) - 1) : -1;
 }
 
 CROSSDOCK_DEVICE uint64_t buffer_base(const auto& c, int buffer) {
@@ -218,7 +217,7 @@ CROSSDOCK_DEVICE uint64_t advance_clock(const Ctx& ctx, const auto& c, LlClock c
         c.state->free_from[clock.epoch % 2][operation.buffer] = clock.epoch;
     } else {
         ++clock.epoch;
-        clock.next_buffer = static_cast<uint32_t>((operation.buffer + 1) % kNumBuffers);
+        clock.latest_buffer = static_cast<uint32_t>(operation.buffer);
         uint64_t* next = c.state->free_from[clock.epoch % 2];
         CROSSDOCK_ROLLED
         for (int buffer = 0; buffer < kNumBuffers; ++buffer) next[buffer] = current[buffer];
