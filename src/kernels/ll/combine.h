@@ -9,18 +9,33 @@ namespace crossdock {
 inline namespace CROSSDOCK_WORLD {
 
 // Of the first ranks, bit by bit: those that have been seen to have entered alike. By a warp, for all its tokens: so
-// that it costs them no time.
+// that it costs them no time. This rank has, to itself.
 inline constexpr int kRanksSeenAtOnce = 64;
+
+CROSSDOCK_DEVICE uint64_t all_ranks(const auto& c) {
+    return c.arena.num_ranks < kRanksSeenAtOnce ? (uint64_t{1} << c.arena.num_ranks) - 1 : ~uint64_t{0};
+}
+
+// What this lane's of a few ranks has entered with.
+CROSSDOCK_DEVICE TaggedWord load_entry_for_lane(const Ctx& ctx, const auto& c, const Operation& operation, int base) {
+    const int rank = base + ctx.lane();
+    const bool is_asked = rank < static_cast<int>(c.arena.num_ranks) && rank != c.rank;
+    return is_asked ? load_entry_of(ctx, c, operation, rank) : TaggedWord{};
+}
+CROSSDOCK_DEVICE uint64_t ranks_alike(const Ctx& ctx, const auto& c, const Operation& operation, int base,
+                                      const TaggedWord& entry) {
+    const int rank = base + ctx.lane();
+    const bool is_alike =
+        rank == c.rank || (rank < static_cast<int>(c.arena.num_ranks) && has_entered_alike(entry, c.scope, operation));
+    return uint64_t{ctx.warp_ballot(is_alike)} << base;
+}
 
 CROSSDOCK_DEVICE uint64_t ranks_entered_alike(const Ctx& ctx, const auto& c, const Operation& operation) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     uint64_t alike = 0;
     CROSSDOCK_ROLLED
     for (int base = 0; base < num_ranks && base < kRanksSeenAtOnce; base += kLanes) {
-        const int rank = base + ctx.lane();
-        const TaggedWord entry = load_entry_of(ctx, c, operation, rank < num_ranks ? rank : c.rank);
-        const bool is_alike = rank < num_ranks && has_entered_alike(entry, c.scope, operation);
-        alike |= uint64_t{ctx.warp_ballot(is_alike)} << base;
+        alike |= ranks_alike(ctx, c, operation, base, load_entry_for_lane(ctx, c, operation, base));
     }
     return alike;
 }
@@ -223,10 +238,12 @@ CROSSDOCK_DEVICE int64_t load_first_choice(const Ctx& ctx, const auto& c, const 
     return choice_of_lane(ctx, c, first_work(ctx, share) % c.num_tokens, 0);
 }
 
-// Work is shared by parts of tokens, so that few tokens still occupy many warps.
+// Work is shared by parts of tokens, so that few tokens still occupy many warps. early_entry: load_entry_for_lane of
+// the first ranks, looked up so early that it is here by now.
 template <DType kDType, RowForms kForms>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
-                                 const Operation& operation, const WorkShare& share, int64_t first_choice) {
+                                 const Operation& operation, const WorkShare& share, int64_t first_choice,
+                                 const TaggedWord& early_entry) {
     const auto& c = args.common;
     const bool in_lines = kForms == RowForms::kLines || (sends_in_lines(c) && allows_lines(args));
     const TermList terms = terms_of_warp(ctx, args, shared);
@@ -234,7 +251,8 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const auto& args, const LlCombi
     const LineRow shape(args.row_bytes);
     const LineParts parts = LineParts::of(shape, c.num_tokens, step);
     const uint32_t work = c.num_tokens * (in_lines ? parts.num : args.segments);
-    uint64_t alike = ranks_entered_alike(ctx, c, operation);
+    uint64_t alike = ranks_alike(ctx, c, operation, 0, early_entry);
+    if (alike != all_ranks(c)) alike = ranks_entered_alike(ctx, c, operation);
     CROSSDOCK_ROLLED
     for (uint32_t i = first_work(ctx, share); i < work; i += step) {
         const uint32_t part = i / c.num_tokens;
@@ -282,13 +300,14 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
     Operation operation;
     const bool runs = read_head(ctx, c, ticket, operation);
     ctx.mark(Step::kCombineHead);
+    const TaggedWord early_entry = runs && receives(c) ? load_entry_for_lane(ctx, c, operation, 0) : TaggedWord{};
     if (runs && sends) return_tokens<kDType, kForms>(ctx, args, shared, operation, lines, plain);
     if (runs && sends) finish_returns(ctx, c, operation);
     if (runs && (c.halves & kCancel) != 0) await_stragglers(ctx, c, operation);
     if (!runs && sends && returns_plain_rows<kForms>(ctx, args)) plain.abandon(ctx);
     receive_for_good(ctx, c, operation, runs, ctx.num_warps(), [&](const WorkShare& share, bool is_first) {
         const int64_t choice = is_first ? first_choice : load_first_choice(ctx, c, share);
-        sum_tokens<kDType, kForms>(ctx, args, shared, operation, share, choice);
+        sum_tokens<kDType, kForms>(ctx, args, shared, operation, share, choice, early_entry);
     });
     ctx.mark(Step::kCombineEnd);
 }

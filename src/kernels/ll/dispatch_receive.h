@@ -215,22 +215,6 @@ CROSSDOCK_DEVICE void publish_counts(const Ctx& ctx, const auto& args, const Ann
     }
 }
 
-// A row's scales at out row `row_idx` of expert `expert` (expert-major) or of all (rank-major, expert 0).
-CROSSDOCK_DEVICE void place_scales(const Ctx& ctx, const auto& args, const std::byte* scales, uint64_t expert,
-                                   uint64_t row_idx) {
-    const uint64_t capacity = args.common.offsets.num_slots;
-    if (!args.transposed_scales) {
-        copy_words(ctx, args.out_scales + (expert * capacity + row_idx) * args.scale_bytes, scales, args.scale_bytes);
-        return;
-    }
-    const uint32_t blocks = args.scale_bytes / 4;
-    float* target = reinterpret_cast<float*>(args.out_scales) + expert * capacity * blocks + row_idx;
-    CROSSDOCK_ROLLED
-    for (uint32_t block = static_cast<uint32_t>(ctx.lane()); block < blocks; block += kLanes) {
-        target[block * capacity] = reinterpret_cast<const float*>(scales)[block];
-    }
-}
-
 // Where a warp's current row goes, in shared memory.
 struct Placement {
     int32_t* rows;  // [num] indices among all out rows
@@ -345,17 +329,6 @@ CROSSDOCK_DEVICE bool read_header(const Ctx& ctx, const auto& args, const Operat
     return true;
 }
 
-CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const auto& args, const Placement& placement,
-                                       const std::byte* scales) {
-    if (args.scale_bytes == 0) return;
-    const uint64_t rows_of_expert = args.common.expert_major ? args.common.offsets.num_slots : ~uint64_t{0};
-    CROSSDOCK_ROLLED
-    for (int i = 0; i < *placement.num; ++i) {
-        const uint64_t row = static_cast<uint64_t>(placement.rows[i]);
-        place_scales(ctx, args, scales, row / rows_of_expert, row % rows_of_expert);
-    }
-}
-
 // 8 or 16 bytes of a row's scales, from byte `first` of them on.
 CROSSDOCK_DEVICE void place_scale_part(const auto& args, const Placement& placement, uint32_t first, uint32_t bytes,
                                        const Bytes16& part) {
@@ -372,6 +345,17 @@ CROSSDOCK_DEVICE void place_scale_part(const auto& args, const Placement& placem
                                                          : row * scales + scale;
             store_word(args.out_scales + 4 * word, value);
         }
+    }
+}
+
+// All of them, by a warp: each is read once, however many places it has.
+CROSSDOCK_DEVICE void place_all_scales(const Ctx& ctx, const auto& args, const Placement& placement,
+                                       const std::byte* scales) {
+    constexpr uint32_t kPart = 8;
+    CROSSDOCK_ROLLED
+    for (uint32_t first = kPart * static_cast<uint32_t>(ctx.lane()); first < args.scale_bytes;
+         first += kPart * kLanes) {
+        place_scale_part(args, placement, first, kPart, {*reinterpret_cast<const uint64_t*>(scales + first), 0});
     }
 }
 

@@ -97,7 +97,7 @@ CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const auto& args, const LlDispa
 CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                      const Batch& batch) {
     if (args.recipe != LlRecipe::kFp8) return;
-    constexpr uint32_t kBlocksAtOnce = 4;  // under way together
+    constexpr uint32_t kBlocksAtOnce = 8;  // under way together
     const uint32_t blocks = batch.chunk / kFp8Block;
     const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
     CROSSDOCK_ROLLED
@@ -292,6 +292,23 @@ CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const auto& args, const Operat
     });
 }
 
+// A token's headers go ahead of its row: while that comes into its stage, and so that its flags, behind all that a warp
+// has stored, need not wait for them. By a warp.
+CROSSDOCK_DEVICE void send_headers(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
+                                   const Operation& operation, const Batch& batch, const TokenPlan& plan,
+                                   uint32_t stage) {
+    const auto& c = args.common;
+    const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
+    CROSSDOCK_ROLLED
+    for (uint32_t target = 0; target < targets; ++target) {
+        const Trip trip = trip_of(c, batch, plan, stage, target);
+        if (trip.row == nullptr || is_remote(c.reach, trip.peer)) continue;
+        if (is_leader(ctx)) note_slot_sent(ctx, c, operation, trip);
+        if (is_leader(ctx)) count_rows(ctx, c.reach, trip.peer, 1, bytes_of_trip(args));
+        send_header(ctx, args, shared, operation, trip, args.direct);
+    }
+}
+
 // Rows in plain form: the warp that planned a token sends it, a lane to each of its ranks, up to the flags.
 CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                  const Operation& operation, const Batch& batch) {
@@ -308,20 +325,11 @@ CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const auto& args, const LlDispa
         }
         ctx.warp_sync();
     };
+    if (batch.row_first == 0) send_headers(ctx, args, shared, operation, batch, plan, stage);
     if (args.recipe == LlRecipe::kBytes) stage_of(ctx, shared, stage).wait_loaded(ctx, batch.round);
     ctx.mark(Step::kDispatchLoaded);
     put_row(ctx, args, shared, operation, batch, plan, stage);
-    for_own_trips([&](const Trip& trip) {
-        if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
-        if (batch.row_first == 0) count_rows(ctx, c.reach, trip.peer, 1, bytes_of_trip(args));
-        store_chunk(ctx, args, shared, operation, batch, trip);
-    });
-    CROSSDOCK_ROLLED
-    for (uint32_t target = 0; batch.row_first == 0 && target < targets; ++target) {
-        const Trip trip = trip_of(c, batch, plan, stage, target);
-        if (trip.row == nullptr || is_remote(c.reach, trip.peer)) continue;
-        send_header(ctx, args, shared, operation, trip, args.direct);
-    }
+    for_own_trips([&](const Trip& trip) { store_chunk(ctx, args, shared, operation, batch, trip); });
     if (batch.is_last_chunk) {
         RowStage::wait_stores(ctx);
         ctx.mark(Step::kDispatchLanded);
