@@ -12,6 +12,7 @@ namespace crossdock {
 namespace {
 
 constexpr uint32_t kGpuWarps = 16;
+constexpr uint32_t kFewGpuWarps = 8;  // of operations whose time is latency: fewer to start, and to wait for
 constexpr uint32_t kGpuReceiveWarps = 8;
 constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once, a warp's each
 constexpr uint32_t kGpuCombineStages = 8;  // rows of a block under way at once
@@ -21,10 +22,12 @@ constexpr uint32_t kGpuSegmentBytes = 1024;
 constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores a microsecond is little
 // With more tokens a dispatch is faster in plain form, flags and all: lines are more bytes, and copied once more.
 constexpr uint32_t kMostLineTokensOfDispatch = 16;
-constexpr uint32_t kFewDispatchTokens = 16;  // of operations whose time is latency
-constexpr uint32_t kFewCombineTokens = 64;
-constexpr uint32_t kFewestGpuBlocks = 64;  // rows of other ranks arrive however few tokens this rank has
-constexpr uint32_t kRacyBlocks = 2;        // the deterministic world: several blocks and warps, for their interleavings
+constexpr uint32_t kFewDispatchTokens = 16;     // half of the blocks send
+constexpr uint32_t kFewCombineTokens = 64;      // the same
+constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
+constexpr uint32_t kShortCombineTokens = 16;    // the same
+constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive however few tokens this rank has
+constexpr uint32_t kRacyBlocks = 2;  // the deterministic world: several blocks and warps, for their interleavings
 constexpr uint32_t kRacyWarps = 3;
 constexpr uint32_t kRacyLineTokensOfDispatch = 2;
 static_assert(kMostLineRowBytes <= kGpuChunkBytes, "a stage holds all that lines are read from");
@@ -53,11 +56,11 @@ uint32_t line_tokens_of_dispatch(World world, const LlGeometry& arena) {
 }
 
 // Where rows go in lines and both halves run, half of the blocks send and half receive: a multiprocessor's loads wait
-// behind its stores, and those wait for the wire. That, and an early start of the next kernel, pays with few tokens.
+// behind its stores, and those wait for the wire. That pays with few tokens.
 void share_blocks(LlCommon& common, bool in_lines, uint32_t few_tokens, uint32_t blocks) {
-    const bool has_few_tokens = common.num_tokens <= few_tokens;
-    const bool is_split = in_lines && has_few_tokens && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
-    common.lets_next_start = has_few_tokens ? 1 : 0;
+    const bool is_split =
+        in_lines && common.num_tokens <= few_tokens && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
+    common.lets_next_start = 1;
     common.send_blocks = is_split ? blocks / 2 : blocks;
     common.receive_blocks = is_split ? blocks - blocks / 2 : blocks;
 }
@@ -107,6 +110,13 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
            common.num_tokens << (common.log2_blocks_per_token + 1) <= senders)
         ++common.log2_blocks_per_token;
     crew.num_stages = std::clamp(common.tokens_per_block, 1u, crew.num_stages);
+    const bool is_gpu = group.communicator().world() == World::kCuda;
+    if (is_gpu && common.num_tokens <= kShortDispatchTokens) {
+        // Warps that send a row each can't receive meanwhile; lines are sent by all warps, quickly.
+        crew.warps_per_block = kFewGpuWarps;
+        crew.receive_warps = in_lines ? kFewGpuWarps : kFewGpuWarps - crew.num_stages;
+        crew.receive_stages = crew.receive_warps;
+    }
     const auto lay_out = [&] {
         args.shared = LlDispatchShared::of(common.arena, crew, common.topk, args.scale_bytes);
         return args.shared.bytes;
@@ -114,7 +124,12 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     while (lay_out() > group.max_shared_bytes() && crew.num_stages + crew.receive_stages > 2) {
         --(crew.receive_stages > crew.num_stages ? crew.receive_stages : crew.num_stages);
     }
-    return shape_of(group, common, args.row_bytes, args.shared.bytes, blocks, "dispatch");
+    // A multiprocessor has room for a block of this kernel and one of the next, but not for two of this one: where they
+    // start while others are still busy, half of the multiprocessors would do all the work.
+    const size_t most = group.max_shared_bytes();
+    const auto more_than_half = static_cast<uint32_t>(std::min(most, most / 2 + 1024));
+    const uint32_t shared_bytes = is_gpu ? std::max(args.shared.bytes, more_than_half) : args.shared.bytes;
+    return shape_of(group, common, args.row_bytes, shared_bytes, blocks, "dispatch");
 }
 
 LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
@@ -126,6 +141,9 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     args.forms = plain ? RowForms::kBoth : RowForms::kLines;
     if (args.wire == LlCombineWire::kNvfp4) crew.chunk_bytes = args.wire_bytes;  // block scales follow the payload
     const bool is_gpu = group.communicator().world() == World::kCuda;
+    if (is_gpu && !plain && common.num_tokens <= kShortCombineTokens) {
+        crew.warps_per_block = crew.receive_warps = kFewGpuWarps;
+    }
     args.segment_bytes = is_gpu ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
     uint32_t blocks = blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
