@@ -8,7 +8,7 @@ target_compile_features(crossdock_options INTERFACE cxx_std_20)
 # The initialiser macros of nccl_ep.h name two fields and zero the rest, which g++ would report in every use.
 target_compile_options(crossdock_options INTERFACE
     $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wno-missing-field-initializers>
-    # The namespace of the world that a source is compiled for is inline where it is declared first, and only there.
+    # The namespace of the variant that a source is compiled for is inline where it is declared first, and only there.
     $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-inline-namespace-reopened-noninline>)
 
 # crossdock_runs_once(SOURCES...): they read options and write reports, in templates that take long to optimise.

@@ -13,7 +13,7 @@ struct alignas(16) BlockBarrierPlace {
     std::byte bytes[16];
 };
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 #if defined(__CUDACC__)
 
@@ -84,5 +84,5 @@ class BlockBarrier {
 
 #endif
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -16,11 +16,11 @@
 #endif
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 #if defined(__CUDACC__)
 
-#if defined(CROSSDOCK_SEVERAL_DOMAINS)
+#if defined(CROSSDOCK_GIN_PEERS)
 namespace ptx = gpu::ptx;
 #endif
 
@@ -342,5 +342,5 @@ CROSSDOCK_DEVICE bool is_leader(const Ctx& ctx) { return ctx.lane() == 0; }
 CROSSDOCK_DEVICE int thread_idx(const Ctx& ctx) { return ctx.warp_idx() * kLanes + ctx.lane(); }
 CROSSDOCK_DEVICE int num_threads(const Ctx& ctx) { return ctx.num_warps() * kLanes; }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

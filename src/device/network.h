@@ -14,12 +14,12 @@
 #include "device/cpu/far_memory.h"
 #endif
 
-#if defined(__CUDACC__) && defined(CROSSDOCK_SEVERAL_DOMAINS)
+#if defined(__CUDACC__) && defined(CROSSDOCK_GIN_PEERS)
 #include "device/network_gin.cuh"
 #endif
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 #if !defined(__CUDACC__)
 // Null: the peer is a rank of this host, and its memory can be written.
@@ -35,7 +35,7 @@ CROSSDOCK_DEVICE void put_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unuse
 #if !defined(__CUDACC__)
     if (cpu::FarMemory* far = way_to(network, peer)) return far->put(peer, target, network.local + source, bytes);
     ctx.warp().put(peer, network.memory.at(peer, target), network.local + source, bytes);
-#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+#elif defined(CROSSDOCK_GIN_PEERS)
     gin::put(network, peer, target, source, bytes);
 #endif
 }
@@ -47,7 +47,7 @@ CROSSDOCK_DEVICE void put_value_to_peer([[maybe_unused]] const Ctx& ctx, [[maybe
 #if !defined(__CUDACC__)
     if (cpu::FarMemory* far = way_to(network, peer)) return far->put(peer, target, &value, sizeof(value));
     ctx.warp().put_value(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, target)), value);
-#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+#elif defined(CROSSDOCK_GIN_PEERS)
     gin::put_value(network, peer, target, value);
 #endif
 }
@@ -59,7 +59,7 @@ CROSSDOCK_DEVICE void signal_peer([[maybe_unused]] const Ctx& ctx, [[maybe_unuse
 #if !defined(__CUDACC__)
     if (cpu::FarMemory* far = way_to(network, peer)) return far->signal(peer, word, increase);
     ctx.warp().signal(peer, reinterpret_cast<uint64_t*>(network.memory.at(peer, word)), increase);
-#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+#elif defined(CROSSDOCK_GIN_PEERS)
     gin::signal(network, peer, word, increase);
 #endif
 }
@@ -74,7 +74,7 @@ CROSSDOCK_DEVICE void put_with_signal_to_peer([[maybe_unused]] const Ctx& ctx,
     // A put to another host waits in this rank for the signal behind it, and takes it along.
     put_to_peer(ctx, network, peer, target, source, bytes);
     signal_peer(ctx, network, peer, word, increase);
-#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+#elif defined(CROSSDOCK_GIN_PEERS)
     gin::put_with_signal(network, peer, target, source, bytes, word, increase);
 #endif
 }
@@ -88,7 +88,7 @@ CROSSDOCK_DEVICE void put_value_with_signal_to_peer([[maybe_unused]] const Ctx& 
 #if !defined(__CUDACC__)
     put_value_to_peer(ctx, network, peer, target, value);
     signal_peer(ctx, network, peer, word, increase);
-#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+#elif defined(CROSSDOCK_GIN_PEERS)
     gin::put_value_with_signal(network, peer, target, value, word, increase);
 #endif
 }
@@ -97,10 +97,10 @@ CROSSDOCK_DEVICE void put_value_with_signal_to_peer([[maybe_unused]] const Ctx& 
 CROSSDOCK_DEVICE void flush_network([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const NetworkHandle& network) {
 #if !defined(__CUDACC__)
     ctx.warp().flush_puts();
-#elif defined(CROSSDOCK_SEVERAL_DOMAINS)
+#elif defined(CROSSDOCK_GIN_PEERS)
     gin::flush(network);
 #endif
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

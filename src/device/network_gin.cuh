@@ -9,7 +9,7 @@
 
 #include "device/network_handle.h"
 
-namespace crossdock::gpu_nodes::gin {
+namespace crossdock::gpu_gin::gin {
 
 __device__ __forceinline__ const ncclDevComm& comm_of(const NetworkHandle& network) {
     return *static_cast<const ncclDevComm*>(network.device_comm);
@@ -66,4 +66,4 @@ inline __device__ __noinline__ void flush(const NetworkHandle& network) {
     }
 }
 
-}  // namespace crossdock::gpu_nodes::gin
+}  // namespace crossdock::gpu_gin::gin

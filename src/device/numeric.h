@@ -19,7 +19,7 @@ enum class DType : uint32_t { kBf16, kF16, kF32 };
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 #if defined(__CUDACC__)
 CROSSDOCK_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
@@ -201,5 +201,5 @@ CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, 
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

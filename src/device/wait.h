@@ -162,7 +162,7 @@ struct WaitScope {
     const std::byte* entries;
 };
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // One operation of one rank, as its kernel sees it.
 struct Operation {
@@ -368,5 +368,5 @@ CROSSDOCK_DEVICE bool wait_as_warp(const Ctx& ctx, const auto& scope, const Oper
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

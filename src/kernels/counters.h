@@ -5,7 +5,7 @@
 #include "device/context.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // counters may be null.
 CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at, uint32_t value) {
@@ -17,5 +17,5 @@ CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at,
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -24,7 +24,7 @@ struct MaskExchange {
 // is left behind.
 inline constexpr uint64_t kLastEpoch = uint64_t{1} << (63 - kPayloadBits);
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner, int phase, int writer) {
     return reinterpret_cast<uint64_t*>(exchange.peers.at(owner, exchange.barrier_offset)) +
@@ -121,5 +121,5 @@ CROSSDOCK_DEVICE uint64_t agree_on_epoch(const Ctx& ctx, const MaskExchange& exc
     return *largest;
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -37,10 +37,10 @@ struct Reach {
     bool has_several_domains() const { return end_of_domain - first_of_domain < num_ranks; }
 };
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE bool is_remote(const Reach& reach, int peer) {
-    if constexpr (!kSeveralDomains) return false;
+    if constexpr (!kHasGinPeers) return false;
     return peer < reach.first_of_domain || peer >= reach.end_of_domain;
 }
 
@@ -55,5 +55,5 @@ CROSSDOCK_DEVICE const uint64_t* signal_word(const Reach& reach, Signal signal, 
     return reinterpret_cast<const uint64_t*>(reach.network.local + signal_offset(reach, reach.signals, signal, peer));
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -6,17 +6,17 @@
 #include "kernels/reach.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE void count_traffic(const Ctx& ctx, const Reach& reach, Traffic what, uint64_t increase) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     uint64_t* counters = reinterpret_cast<uint64_t*>(reach.network.local + reach.traffic);
     ctx.add_relaxed_device(counters + static_cast<uint32_t>(what), increase);
 }
 
 // Rows that leave this rank for that peer, with what belongs to them.
 CROSSDOCK_DEVICE void count_rows(const Ctx& ctx, const Reach& reach, int peer, uint64_t rows, uint64_t bytes) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     const bool crosses = is_remote(reach, peer);
     count_traffic(ctx, reach, crosses ? Traffic::kCrossedRows : Traffic::kInsideRows, rows);
     if (!crosses) count_traffic(ctx, reach, Traffic::kInsideBytes, bytes);
@@ -97,5 +97,5 @@ CROSSDOCK_DEVICE bool wait_signal(const Ctx& ctx, const WaitScope& scope, const 
         [&](uint64_t seen) { return seen >= value; });
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of A2SGD for several load/store domains (CROSSDOCK_SEVERAL_DOMAINS is defined for this file).
+// The GPU's entry points of A2SGD for several load/store domains (CROSSDOCK_GIN_PEERS is defined for this file).
 #include <cuda_runtime.h>
 
 #include "kernels/a2sgd/launch.h"
@@ -10,7 +10,7 @@
 namespace crossdock::cuda::nodes {
 namespace {
 
-static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
+static_assert(kHasGinPeers, "this file is compiled with CROSSDOCK_GIN_PEERS");
 
 constexpr int kMostThreads = 256;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that reach other ranks once more, for several load/store domains (CROSSDOCK_SEVERAL_DOMAINS is defined
+// The kernels that reach other ranks once more, for several load/store domains (CROSSDOCK_GIN_PEERS is defined
 // for this file).
 #include "kernels/a2sgd/launch.h"
 #include "kernels/a2sgd/means.h"
@@ -8,7 +8,7 @@
 
 namespace crossdock::nodes {
 
-static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
+static_assert(kHasGinPeers, "this file is compiled with CROSSDOCK_GIN_PEERS");
 
 void launch_a2sgd_sums(Runtime& runtime, const A2sgdArgs& args, LaunchShape shape,
                        [[maybe_unused]] cudaStream_t stream) {

@@ -9,7 +9,7 @@
 #include "kernels/ht/sum_pipeline.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // The gradients of a chunk's weights, from all of its ranks; what nobody sends is 0. One warp.
 CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
@@ -54,7 +54,7 @@ struct Summand {
 
     CROSSDOCK_DEVICE static int num(const HtCommon& c) { return num_near(c) + num_domains(c) - 1; }
     CROSSDOCK_DEVICE static Summand of(const HtCommon& c, int i) {
-        if constexpr (!kSeveralDomains) return {i, -1};
+        if constexpr (!kHasGinPeers) return {i, -1};
         const int own = own_domain(c);
         if (i >= own && i < own + num_near(c)) return {first_near(c) + i - own, -1};
         return {-1, i < own ? i : i - num_near(c) + 1};
@@ -121,7 +121,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, cons
     const HtCommon& c = args.common;
     const uint32_t tokens = c.tables.routing->num_tokens;
     const Share own = Share::of(tokens, static_cast<uint32_t>(ctx.block_idx()), c.channels);
-    if (kLanes == 1 && !kSeveralDomains && are_all_direct(ctx, c, args.shared)) {
+    if (kLanes == 1 && !kHasGinPeers && are_all_direct(ctx, c, args.shared)) {
         for (;;) {
             const uint32_t token = claim_next(ctx, c, operation);
             if (token >= tokens) return;
@@ -191,7 +191,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     const bool runs = block_goes_on(ctx, c);
     const HtCrew& crew = args.crew;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const bool all_direct = !kSeveralDomains && are_all_direct(ctx, c, args.shared);
+    const bool all_direct = !kHasGinPeers && are_all_direct(ctx, c, args.shared);
     const uint32_t pipeline = c.expert_major || all_direct ? crew.pipeline() : 0;
     if (!runs) {
         // Nothing is sent, read or awaited.
@@ -206,7 +206,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     } else if (warp < crew.producers + crew.consumers) {
         if (c.expert_major || pipeline == 0)
             sum_tokens<kDType, kWire>(ctx, args, operation, warp - crew.producers, crew.consumers);
-    } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders) {
+    } else if (kHasGinPeers && warp >= crew.warps() - crew.forwarders) {
         RowGatherer<kDType>(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
     } else {
         exchange_gradients(ctx, args, operation, warp - crew.producers - crew.consumers, crew.labellers);
@@ -222,5 +222,5 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     if (c.has_windows && is_last_block(ctx, c)) wait_until_all_have_read(ctx, c, operation, states);
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -7,7 +7,7 @@
 #include "kernels/ht/combine_rows.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 template <DType kDType>
 class RowGatherer {
@@ -92,5 +92,5 @@ class RowGatherer {
     HtPlan plan_;
 };
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

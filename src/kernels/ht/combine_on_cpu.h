@@ -4,7 +4,7 @@
 #include "kernels/ht/combine.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // The high-throughput combine for the type of its rows.
 inline void run_ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
@@ -19,5 +19,5 @@ inline void run_ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -10,7 +10,7 @@
 #include "kernels/ht/row_batches.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // Bytes [first, first + bytes) of the part in a stage, which has part_bytes. Quantised, the part lies behind the chunk.
 // One warp.
@@ -231,5 +231,5 @@ CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, 
     });
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -7,7 +7,7 @@
 #include "kernels/ht/dispatch_receive.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
@@ -27,9 +27,9 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     } else if (warp < crew.producers + crew.consumers) {
         ctx.enter(Phase::kDispatchReceive);
         RowReceiver(ctx, args, operation, warp - crew.producers, crew.consumers).run(ctx);
-    } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders) {
+    } else if (kHasGinPeers && warp >= crew.warps() - crew.forwarders) {
         RowForwarder(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
-    } else if (kSeveralDomains && warp >= crew.warps() - crew.forwarders - crew.crossers) {
+    } else if (kHasGinPeers && warp >= crew.warps() - crew.forwarders - crew.crossers) {
         cross_rows(ctx, args, operation, warp - (crew.warps() - crew.forwarders - crew.crossers), crew.crossers);
     } else {
         ctx.enter(Phase::kDispatchLabels);
@@ -44,5 +44,5 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

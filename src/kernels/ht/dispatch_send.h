@@ -12,7 +12,7 @@
 #include "kernels/ht/labels.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // What a warp does one after the other: a part of a token's row, to some peers, a lane a peer. The last part takes the
 // row's scales along.
@@ -211,5 +211,5 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, c
     });
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

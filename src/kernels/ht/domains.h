@@ -11,32 +11,32 @@
 #include "kernels/ht/waits.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // ---- who acts for whom ----
 
 // The ranks of this domain: [first, end).
 CROSSDOCK_DEVICE int first_near(const HtCommon& c) {
-    if constexpr (!kSeveralDomains) return 0;
+    if constexpr (!kHasGinPeers) return 0;
     return c.reach.first_of_domain;
 }
 CROSSDOCK_DEVICE int end_near(const HtCommon& c) {
-    if constexpr (!kSeveralDomains) return static_cast<int>(c.arena.num_ranks);
+    if constexpr (!kHasGinPeers) return static_cast<int>(c.arena.num_ranks);
     return c.reach.end_of_domain;
 }
 CROSSDOCK_DEVICE int num_near(const HtCommon& c) { return end_near(c) - first_near(c); }
 CROSSDOCK_DEVICE int num_domains(const HtCommon& c) {
-    if constexpr (!kSeveralDomains) return 1;
+    if constexpr (!kHasGinPeers) return 1;
     return static_cast<int>(c.arena.num_ranks) / num_near(c);
 }
 CROSSDOCK_DEVICE int own_domain(const HtCommon& c) { return first_near(c) / num_near(c); }
 
 CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int home) {
-    if constexpr (!kSeveralDomains) return home;
+    if constexpr (!kHasGinPeers) return home;
     return first_near(c) + home % num_near(c);
 }
 CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int home, int near_rank) {
-    if constexpr (!kSeveralDomains) return near_rank;
+    if constexpr (!kHasGinPeers) return near_rank;
     return home / num_near(c) * num_near(c) + near_rank - first_near(c);
 }
 // The home of a domain for which this rank is the agent.
@@ -95,7 +95,7 @@ class FarRing {
     }
     // Followed by a barrier of the block.
     static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {
-        if constexpr (!kSeveralDomains) return;
+        if constexpr (!kHasGinPeers) return;
         const uint32_t num = num_far_counters(c.arena.num_ranks, static_cast<uint32_t>(num_domains(c)));
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += static_cast<uint32_t>(num_threads(ctx)))
@@ -180,5 +180,5 @@ class FarRing {
     const HtFarRings& rings_;
 };
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -5,7 +5,7 @@
 #include "kernels/ht/operation.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // Flags of packets, raised some at a time: what it costs to know that rows have landed is paid once for all of them.
 // Every lane has its own packets; all lanes come along.
@@ -43,5 +43,5 @@ class FlagBatch {
     uint32_t num_ = 0;
 };
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

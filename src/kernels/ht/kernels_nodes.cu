@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU's entry points of the high-throughput kernels for groups of several load/store domains
-// (CROSSDOCK_SEVERAL_DOMAINS is defined for this file).
+// (CROSSDOCK_GIN_PEERS is defined for this file).
 #include "kernels/ht/combine.h"
 #include "kernels/ht/dispatch.h"
 #include "kernels/ht/launch.h"
@@ -10,7 +10,7 @@
 namespace crossdock::cuda::nodes {
 namespace {
 
-static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
+static_assert(kHasGinPeers, "this file is compiled with CROSSDOCK_GIN_PEERS");
 
 constexpr int kMostThreads = 640;
 

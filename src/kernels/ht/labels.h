@@ -8,7 +8,7 @@
 #include "kernels/ht/operation.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // Puts weights one behind the other into a packet, four at a time.
 class WeightWriter {
@@ -150,5 +150,5 @@ CROSSDOCK_DEVICE void share_labels(uint32_t warp, uint32_t warps, LabelPieces se
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The high-throughput kernels once more, for groups of several load/store domains (CROSSDOCK_SEVERAL_DOMAINS is defined
+// The high-throughput kernels once more, for groups of several load/store domains (CROSSDOCK_GIN_PEERS is defined
 // for this file).
 #include "kernels/ht/combine_on_cpu.h"
 #include "kernels/ht/dispatch.h"
@@ -9,7 +9,7 @@
 
 namespace crossdock::nodes {
 
-static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
+static_assert(kHasGinPeers, "this file is compiled with CROSSDOCK_GIN_PEERS");
 
 void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape,
                       [[maybe_unused]] cudaStream_t stream) {

@@ -5,7 +5,7 @@
 #include "kernels/ht/domains.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // ---- an operation's beginning ----
 
@@ -84,7 +84,7 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
     if (differ == 0) return true;
     constexpr uint64_t kUnits = Terms::mask_of(Term::kRowUnits);
     constexpr uint64_t kOfRows = kUnits | Terms::mask_of(Term::kScaleUnits) | Terms::mask_of(Term::kDtype);
-    if (!kSeveralDomains && ((own.word & kUnits) == 0 || (theirs.word & kUnits) == 0)) differ &= ~kOfRows;
+    if (!kHasGinPeers && ((own.word & kUnits) == 0 || (theirs.word & kUnits) == 0)) differ &= ~kOfRows;
     if (differ == 0) return true;
     record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees, PeerNumber::kNone, peer, own.word,
                       own.word ^ differ);
@@ -179,7 +179,7 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
         }
     }
     ctx.block_sync();
-    if constexpr (kSeveralDomains) {
+    if constexpr (kHasGinPeers) {
         CROSSDOCK_ROLLED
         for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
             if (is_remote(c.reach, peer) && peers[peer] != kAbsent) peers[peer] = peers[agent_of(c, peer)];
@@ -537,5 +537,5 @@ CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtCrew& crew, const HtSh
     RowStage::initialised();
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -14,7 +14,7 @@
 #include "kernels/ht/combine_send.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // The head of a stage. Sums go through stages in parts, each of some terms. Terms take stages in turn. What is known of
 // part n lies in the head of stage n, in turn, too: parts take at least one stage, so what the loader overwrites when
@@ -97,7 +97,7 @@ class SumPipeline {
     CROSSDOCK_DEVICE SumPipeline(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
         : args_(args),
           operation_(operation),
-          is_home_(!kSeveralDomains && !args.common.expert_major),
+          is_home_(!kHasGinPeers && !args.common.expert_major),
           own_(own_tokens(ctx, args)),
           num_parts_((args.row_bytes + args.crew.chunk_bytes - 1) / args.crew.chunk_bytes),
           part_(ctx, args),
@@ -351,5 +351,5 @@ class SumPipeline {
     StageTurn term_;
 };
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -9,7 +9,7 @@
 #include "kernels/ht/update_cross.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // ---- send ----
 
@@ -104,7 +104,7 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
         mask = ctx.warp_or(mask);
         if (is_leader(ctx)) {
             t.sent_masks[peer * t.chunks + chunk] = mask;
-            if constexpr (kSeveralDomains) {
+            if constexpr (kHasGinPeers) {
                 if (is_remote(c.reach, static_cast<int>(peer)))
                     in_own_arena<uint32_t>(c, c.outbox.sent_masks)[peer * t.chunks + chunk] = mask;
             }
@@ -492,5 +492,5 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     if (is_last_block(ctx, c) && met) finish_update(ctx, args, operation, shared);
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

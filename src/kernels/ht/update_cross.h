@@ -6,13 +6,13 @@
 #include "kernels/ht/update_words.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // Behind all that the blocks have announced: the last one puts to every far peer which of its experts the tokens go to,
 // and to the rail peers which tokens they are to forward to whom. By all blocks, once an update.
 CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                             const uint32_t* peers) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     const HtCommon& c = args.common;
     const bool is_last = is_last_at(ctx, &c.state->announced);
     const uint64_t a_domain = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
@@ -39,12 +39,12 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
 // What of this rank's tokens, or of those of the far rail peer, goes to any rank of a domain; and as lanes, what of the
 // latter goes to whom. One warp; i: below num_crossing_tasks.
 CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
-    if constexpr (!kSeveralDomains) return 0;
+    if constexpr (!kHasGinPeers) return 0;
     return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_domains(c));
 }
 CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                       const UpdateShared& shared, uint32_t i) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     const HtTables& t = c.tables;
     uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
     if (i < c.arena.num_ranks) {
@@ -92,5 +92,5 @@ CROSSDOCK_DEVICE void learn_far_total(const Ctx& ctx, const HtUpdateArgs& args, 
     if (!args.drops && total > c.budget) record_overflow(ctx, c.scope, peer, total, c.budget);
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

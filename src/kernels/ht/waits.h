@@ -9,7 +9,7 @@
 #include "kernels/remote.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // A wait that was vain at first. Times are 0 until the first look at the clock.
 struct HtWait {
@@ -206,5 +206,5 @@ CROSSDOCK_DEVICE bool wait_ring_word(const Ctx& ctx, const HtCommon& c, const Op
     });
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

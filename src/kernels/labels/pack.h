@@ -5,7 +5,7 @@
 #include "kernels/labels/ids.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // -1 for what is no expert's: a number that does not fit into 32 bits must not be taken for another's.
 CROSSDOCK_DEVICE int64_t sent_id(const crossdockLabelsSent_t& l, int64_t token, uint32_t k) {
@@ -65,5 +65,5 @@ CROSSDOCK_DEVICE void pack_labels(const Ctx& ctx, const crossdockLabelsSent_t& l
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -6,7 +6,7 @@
 #include "kernels/ll/combine_send.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // Of the first ranks, bit by bit: those that have been seen to have entered alike. By a warp, for all its tokens: so
 // that it costs them no time. This rank has, to itself.
@@ -312,5 +312,5 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
     ctx.mark(Step::kCombineEnd);
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

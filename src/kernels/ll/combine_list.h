@@ -14,7 +14,7 @@ namespace crossdock {
 enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
 static_assert(kCellNothing < 1 << kLineContentBits, "a line's tag holds it");
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // A warp's list of rows to sum, and the ranks of the choices of the token that it works on.
 struct TermList {
@@ -128,7 +128,7 @@ CROSSDOCK_DEVICE void write_weights(const Ctx& ctx, const auto& args, const Oper
 
 // The same for ranks elsewhere: the first block puts all tokens' weights to each rank that has any of the tokens.
 CROSSDOCK_DEVICE void put_weights(const Ctx& ctx, const auto& args, const Operation& operation) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     const auto& c = args.common;
     if (ctx.block_idx() != 0) return;
     uint32_t* has_tokens = reinterpret_cast<uint32_t*>(ctx.shared_memory() + args.shared.far_ranks);
@@ -226,5 +226,5 @@ CROSSDOCK_DEVICE void finish_returns(const Ctx& ctx, const auto& c, const Operat
     });
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -4,7 +4,7 @@
 #include "kernels/ll/combine.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // The low-latency combine for the type of its rows; CPUs choose the form of rows as they go.
 inline void run_ll_combine(const Ctx& ctx, const auto& args) {
@@ -18,5 +18,5 @@ inline void run_ll_combine(const Ctx& ctx, const auto& args) {
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

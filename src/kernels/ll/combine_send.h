@@ -5,7 +5,7 @@
 #include "kernels/ll/combine_list.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // Rows as they are, in plain form: a warp's leader brings one after the other through the warp's stage.
 template <typename Args>
@@ -379,5 +379,5 @@ CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const auto& args, const LlCo
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -6,7 +6,7 @@
 #include "kernels/ll/dispatch_receive.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     const auto& c = args.common;
@@ -40,5 +40,5 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     ctx.mark(Step::kDispatchEnd);
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

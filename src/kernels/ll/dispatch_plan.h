@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE TokenPlan token_plan(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                                       uint32_t stage) {
@@ -213,5 +213,5 @@ CROSSDOCK_DEVICE void plan_token(const Ctx& ctx, const auto& args, const LlDispa
     ctx.warp_sync();
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

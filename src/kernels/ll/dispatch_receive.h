@@ -7,7 +7,7 @@
 #include "kernels/ll/dispatch_send.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // What the sources have announced, in shared memory.
 struct Announced {
@@ -572,5 +572,5 @@ CROSSDOCK_DEVICE void receive_tokens(const Ctx& ctx, const auto& args, const Ope
     ctx.warp_sync();
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -8,7 +8,7 @@
 #include "kernels/ll/line_rows.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 // A row and its scales, one after the other, are what lines carry.
 CROSSDOCK_DEVICE uint32_t line_row_bytes(const auto& args) {
@@ -244,7 +244,7 @@ CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const auto& args, const Ll
 // elsewhere.
 CROSSDOCK_DEVICE void put_row(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
                               const Operation& operation, const Batch& batch, const TokenPlan& plan, uint32_t stage) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     const auto& c = args.common;
     const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
     bool is_stored = false;
@@ -497,5 +497,5 @@ CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const auto& args, const LlDisp
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

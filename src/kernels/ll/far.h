@@ -9,7 +9,7 @@
 #include "kernels/remote.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE std::byte* in_outbox(const auto& c, uint64_t offset) { return c.reach.network.local + offset; }
 CROSSDOCK_DEVICE uint64_t outbox_counts(const auto& c, int peer) {
@@ -42,7 +42,7 @@ CROSSDOCK_DEVICE uint64_t offset_of_row(const auto& c, const Operation& operatio
 
 // Before the outbox is written: the network has read what earlier operations have put.
 CROSSDOCK_DEVICE void empty_outbox(const Ctx& ctx, const auto& c) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     if (thread_idx(ctx) == 0) flush_network(ctx, c.reach.network);
 }
 
@@ -78,7 +78,7 @@ CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const auto& c) {
 // Behind all that the blocks have put: tell(peer), by one thread a peer, puts what goes last and raises the signal.
 template <typename Tell>
 CROSSDOCK_DEVICE void tell_far_peers(const Ctx& ctx, const auto& c, const Operation& operation, Tell tell) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     if (!is_last_to_put(ctx, c)) return;
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
@@ -90,7 +90,7 @@ CROSSDOCK_DEVICE void tell_far_peers(const Ctx& ctx, const auto& c, const Operat
 // A pending operation that is given up: what is still under way to this rank must arrive before its buffer is anybody's
 // again, or it would arrive in the middle of a later operation. Who sends is known from the routing.
 CROSSDOCK_DEVICE void await_stragglers(const Ctx& ctx, const auto& c, const Operation& operation) {
-    if constexpr (!kSeveralDomains) return;
+    if constexpr (!kHasGinPeers) return;
     if (ctx.block_idx() != 0 || ctx.warp_idx() != 0 || !is_leader(ctx)) return;
     if (c.scope.operation == OperationKind::kDispatch) {
         CROSSDOCK_ROLLED
@@ -106,5 +106,5 @@ CROSSDOCK_DEVICE void await_stragglers(const Ctx& ctx, const auto& c, const Oper
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of the low-latency kernels for groups of several load/store domains (CROSSDOCK_SEVERAL_DOMAINS
+// The GPU's entry points of the low-latency kernels for groups of several load/store domains (CROSSDOCK_GIN_PEERS
 // is defined for this file).
 #include <cuda_runtime.h>
 
@@ -11,7 +11,7 @@
 namespace crossdock::cuda::nodes {
 namespace {
 
-static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
+static_assert(kHasGinPeers, "this file is compiled with CROSSDOCK_GIN_PEERS");
 
 constexpr int kMostThreads = 512;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-latency kernels once more, for groups of several load/store domains (CROSSDOCK_SEVERAL_DOMAINS is defined for
+// The low-latency kernels once more, for groups of several load/store domains (CROSSDOCK_GIN_PEERS is defined for
 // this file).
 #include "kernels/ll/combine_on_cpu.h"
 #include "kernels/ll/dispatch.h"
@@ -8,7 +8,7 @@
 
 namespace crossdock::nodes {
 
-static_assert(kSeveralDomains, "this file is compiled with CROSSDOCK_SEVERAL_DOMAINS");
+static_assert(kHasGinPeers, "this file is compiled with CROSSDOCK_GIN_PEERS");
 
 void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape,
                         [[maybe_unused]] cudaStream_t stream) {

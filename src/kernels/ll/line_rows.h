@@ -33,7 +33,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t line_content(uint64_t tag) {
     return (tag ^ kLineTagPattern) % (uint64_t{1} << kLineContentBits);
 }
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 inline constexpr uint32_t kPiecesOfLine = 8;
 // A warp moves a group of lines at once.
@@ -243,5 +243,5 @@ struct LineSums {
     }
 };
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -12,7 +12,7 @@ struct LlMaskCleanArgs {
     LlArenaState* state;
 };
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args) {
     ctx.wait_for_previous_kernels();
@@ -23,5 +23,5 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
     }
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

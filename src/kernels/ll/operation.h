@@ -7,7 +7,7 @@
 
 namespace crossdock {
 
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE std::byte* in_buffer(const auto& c, const Operation& operation, int owner, uint64_t offset) {
     return c.peers.at(owner, operation.base + offset);
@@ -137,7 +137,7 @@ CROSSDOCK_DEVICE void announce_entry(const Ctx& ctx, const auto& c, const LlCloc
     const auto store = [&](int peer) {
         ctx.store_tagged(reinterpret_cast<TaggedWord*>(c.peers.at(peer, entry)), c.scope.terms, tag);
     };
-    if constexpr (kSeveralDomains) {
+    if constexpr (kHasGinPeers) {
         // Peers elsewhere get a copy of the own one.
         if (is_leader(ctx)) store(c.rank);
         ctx.fence_system();
@@ -300,7 +300,7 @@ CROSSDOCK_DEVICE bool wait_word(const Ctx& ctx, const auto& c, const Operation& 
 // then overwrites: the signal behind the later one tells that it was here, and it counts as one of a later operation,
 // whose sender has found this rank's right.
 CROSSDOCK_DEVICE TaggedWord load_entry_of(const Ctx& ctx, const auto& c, const Operation& operation, int peer) {
-    if constexpr (!kSeveralDomains) return load_entry(ctx, c.scope, operation, peer);
+    if constexpr (!kHasGinPeers) return load_entry(ctx, c.scope, operation, peer);
     const bool was_here = is_remote(c.reach, peer) && ctx.load_acquire_system(entered_by(c, peer)) >= operation.epoch;
     TaggedWord entry = load_entry(ctx, c.scope, operation, peer);
     if (was_here && word_epoch(entry.tag) < operation.epoch) entry.tag = pack_word(operation.epoch + 1, 0);
@@ -471,5 +471,5 @@ CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value) {
     for (uint32_t i = 0; i < 4; ++i) target[i] = static_cast<std::byte>(value >> (8 * i));
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -10,7 +10,7 @@
 #include "kernels/ll/arguments.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_WORLD {
+inline namespace CROSSDOCK_VARIANT {
 
 struct UnmaskedScope : WaitScope {
     static constexpr uint32_t masking = 0;
@@ -97,5 +97,5 @@ void with_combine_variant(const LlCombineArgs& args, Run run) {
     with_known<RankMajorSums, ExpertMajorSums>(args, run);
 }
 
-}  // namespace CROSSDOCK_WORLD
+}  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock
