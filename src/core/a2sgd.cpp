@@ -259,7 +259,7 @@ void A2sgd::begin(cudaStream_t stream) {
     require(!is_between_halves_, ncclInvalidUsage, "a step has begun: call crossdockA2sgdEnd first");
     DeviceScope device(runtime());
     if (order_ != nullptr) order_->before_operation(stream);
-    launch_a2sgd_sums(runtime(), args(), pass_shape(segments_of(num_chunks_), sizeof(A2sgdSumsShared)), stream);
+    launch<A2sgdSumsKernel>(runtime(), args(), pass_shape(segments_of(num_chunks_), sizeof(A2sgdSumsShared)), stream);
     is_between_halves_ = true;
     if (order_ != nullptr) order_->after_operation(stream);
 }
@@ -272,8 +272,8 @@ void A2sgd::end(cudaStream_t stream) {
     DeviceScope device(runtime());
     if (order_ != nullptr) order_->before_operation(stream);
     is_between_halves_ = false;
-    launch_a2sgd_means(runtime(), step, waiting, stream);
-    launch_a2sgd_apply(runtime(), step, pass_shape(segments_of(num_chunks_), 0), stream);
+    launch<A2sgdMeansKernel>(runtime(), step, waiting, stream);
+    launch<A2sgdApplyKernel>(runtime(), step, pass_shape(segments_of(num_chunks_), 0), stream);
     if (order_ != nullptr) order_->after_operation(stream);
     // On the CPU the step is over, and a wait that expired in it is known here and now.
     if (runtime().cpu_executor() != nullptr) expect_working();

@@ -119,7 +119,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         terms = terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
     const LaunchShape shape = plan_ht_combine(*group_, args);
     before_operation(stream);
-    launch_ht_combine(group_->runtime(), args, shape, stream);
+    launch<HtCombine>(group_->runtime(), args, shape, stream);
     group_->after_operation(stream);
 }
 

@@ -79,7 +79,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     args.common.terms = args.common.terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
     const LaunchShape shape = plan_ht_dispatch(*group_, args);
     before_operation(stream);
-    launch_ht_dispatch(group_->runtime(), args, shape, stream);
+    launch<HtDispatch>(group_->runtime(), args, shape, stream);
     group_->after_operation(stream);
 }
 

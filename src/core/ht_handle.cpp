@@ -180,7 +180,7 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     args.maker = maker();
     const LaunchShape shape = plan_ht_update(*group_, args);
     before_operation(stream);
-    launch_ht_update(group_->runtime(), args, shape, stream);
+    launch<HtUpdate>(group_->runtime(), args, shape, stream);
     has_routing_ = true;
     was_captured_ = args.host_total == nullptr;
     total_word_ = host_total_;

@@ -77,7 +77,7 @@ void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) 
     expect_array(c.per_rank, true, "per_rank");
     expect_array(c.per_expert, true, "per_expert");
     expect_array(c.is_in_rank, c.num_tokens > 0, "is_in_rank");
-    launch_count_routing(c, stream);
+    launch<CountRouting>(c, stream);
 }
 
 void pack_labels(const crossdockLabelsSent_t* caller, cudaStream_t stream) {
@@ -95,7 +95,7 @@ void pack_labels(const crossdockLabelsSent_t* caller, cudaStream_t stream) {
         expect_within(l.rank_experts, 1, UINT32_MAX, "rank_experts");
         expect_within(l.num_targets, l.num_topk, l.num_topk, "num_targets");
     }
-    launch_pack_labels(l, stream);
+    launch<PackLabels>(l, stream);
 }
 
 void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream) {
@@ -114,7 +114,7 @@ void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream)
         expect_within(l.alignment, 1, INT32_MAX, "alignment");
         expect_array(l.ends, true, "ends");
     }
-    launch_unpack_labels(l, stream);
+    launch<UnpackLabels>(l, stream);
 }
 
 void place_rows(const crossdockRowPlaces_t* caller, cudaStream_t stream) {
@@ -129,7 +129,7 @@ void place_rows(const crossdockRowPlaces_t* caller, cudaStream_t stream) {
     expect_array(p.counts, true, "counts");
     expect_array(p.places, are_pairs, "places");
     expect_array(p.sources, p.num_expanded > 0, "sources");
-    launch_place_rows(p, stream);
+    launch<PlaceRows>(p, stream);
 }
 
 void expand_rows(const crossdockExpandedRows_t* caller, cudaStream_t stream) {
@@ -146,7 +146,7 @@ void expand_rows(const crossdockExpandedRows_t* caller, cudaStream_t stream) {
     const bool are_both = are_rows && are_pairs;
     expect_both(r.scales, r.expanded_scales, are_both && r.num_scales > 0, "scales", "expanded_scales");
     expect_both(r.weights, r.expanded_weights, are_both, "weights", "expanded_weights");
-    launch_expand_rows(r, stream);
+    launch<ExpandRows>(r, stream);
 }
 
 void reduce_rows(const crossdockReducedRows_t* caller, cudaStream_t stream) {
@@ -163,7 +163,7 @@ void reduce_rows(const crossdockReducedRows_t* caller, cudaStream_t stream) {
     expect_array(r.rows, are_both && r.hidden > 0, "rows");
     expect_array(r.sums, r.num_rows > 0 && r.hidden > 0, "sums");
     expect_both(r.weights, r.pair_weights, are_both, "weights", "pair_weights");
-    launch_reduce_rows(r, stream);
+    launch<ReduceRows>(r, stream);
 }
 
 }  // namespace crossdock

@@ -149,7 +149,7 @@ void LlHandle::run(LlDispatchArgs& args, cudaStream_t stream) {
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
     DeviceScope device(group_->runtime());
     before_operation(stream);
-    launch_ll_dispatch(group_->runtime(), args, shape, stream);
+    launch<LlDispatch>(group_->runtime(), args, shape, stream);
     has_dispatched_ = true;
     if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
     group_->after_operation(stream);
@@ -159,7 +159,7 @@ void LlHandle::run(LlCombineArgs& args, cudaStream_t stream) {
     const LaunchShape shape = plan_ll_combine(*group_, args);
     DeviceScope device(group_->runtime());
     before_operation(stream);
-    launch_ll_combine(group_->runtime(), args, shape, stream);
+    launch<LlCombine>(group_->runtime(), args, shape, stream);
     group_->note_combine_warps(shape.warps_per_block);
     if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
     group_->after_operation(stream);
@@ -219,7 +219,7 @@ void LlHandle::sources(const ncclEpTensor_t* caller_tokens, const ncclEpTensor_t
     args.ranges = reinterpret_cast<int64_t*>(ranges.data);
     DeviceScope device(group_->runtime());
     before_operation(stream);
-    launch_ll_sources(group_->runtime(), args, stream);
+    launch<LlSources>(group_->runtime(), args, LlSources::shape(group_->runtime()), stream);
     group_->after_operation(stream);
 }
 

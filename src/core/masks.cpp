@@ -53,14 +53,14 @@ void Group::mask_clean(cudaStream_t stream) {
             mask_exchange(arena->domain.peers, arena->geometry.barrier_offset(), arena->domain.reach),
             reinterpret_cast<LlArenaState*>(arena->state.data())};
         before_operation(stream);
-        launch_ll_mask_clean(runtime(), args, stream);
+        launch<LlMaskClean>(runtime(), args, LlMaskClean::shape(runtime()), stream);
         after_operation(stream);
     }
     if (ht_arena_ != nullptr) {
         const HtMaskCleanArgs args{mask_exchange(ht_arena_->memory->peers, ht_arena_->geometry.barrier_offset(), {}),
                                    reinterpret_cast<HtState*>(ht_arena_->state.data())};
         before_operation(stream);
-        launch_ht_mask_clean(runtime(), args, stream);
+        launch<HtMaskClean>(runtime(), args, HtMaskClean::shape(runtime()), stream);
         after_operation(stream);
     }
     if (arenas_.empty() && ht_arena_ == nullptr) {

@@ -19,6 +19,19 @@ enum class DType : uint32_t { kBf16, kF16, kF32 };
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
+// Calls run<dtype>().
+template <typename Run>
+void with_dtype(DType dtype, Run run) {
+    switch (dtype) {
+        case DType::kBf16:
+            return run.template operator()<DType::kBf16>();
+        case DType::kF16:
+            return run.template operator()<DType::kF16>();
+        case DType::kF32:
+            return run.template operator()<DType::kF32>();
+    }
+}
+
 inline namespace CROSSDOCK_VARIANT {
 
 #if defined(__CUDACC__)

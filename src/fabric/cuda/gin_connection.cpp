@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "fabric/cuda/gin_advice.h"
 #include "runtime/cuda/cuda_check.h"

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/error.h"
 #include "fabric/cuda/mailbox_put.h"
 #include "runtime/cuda/cuda_check.h"
 

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/error.h"
 #include "core/process.h"
 #include "fabric/cuda/gin_connection.h"
 #include "fabric/cuda/mailbox.h"

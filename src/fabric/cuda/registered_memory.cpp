@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "runtime/cuda/cuda_check.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of A2SGD.
+// The GPU's entry points of A2SGD. Compiled twice (platform.h: Peers).
 #include <cuda_runtime.h>
 
 #include "kernels/a2sgd/apply.h"
@@ -8,19 +8,47 @@
 #include "kernels/a2sgd/sums.h"
 #include "runtime/cuda/launch.cuh"
 
-namespace crossdock::cuda {
+namespace crossdock {
 namespace {
 
 constexpr int kMostThreads = 256;
 
-template <typename Sum>
+template <typename Sum, Peers>
 __global__ void __launch_bounds__(kMostThreads, 2) crossdock_a2sgd_sums(const __grid_constant__ A2sgdArgs args) {
     a2sgd_sums<Sum>(Ctx{}, args);
 }
 
+template <Peers>
 __global__ void __launch_bounds__(kMostThreads, 1) crossdock_a2sgd_means(const __grid_constant__ A2sgdArgs args) {
     a2sgd_means(Ctx{}, args);
 }
+
+}  // namespace
+
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers kReached>
+void launch_on_gpu(A2sgdSumsKernel, const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    if (args.sums_in_fp64)
+        return cuda::launch<crossdock_a2sgd_sums<double, kReached>>(args, shape, stream, A2sgdSumsKernel::kName);
+    cuda::launch<crossdock_a2sgd_sums<float, kReached>>(args, shape, stream, A2sgdSumsKernel::kName);
+}
+
+template <Peers kReached>
+void launch_on_gpu(A2sgdMeansKernel, const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_a2sgd_means<kReached>>(args, shape, stream, A2sgdMeansKernel::kName);
+}
+
+}  // namespace CROSSDOCK_VARIANT
+
+template struct OnGpu<A2sgdSumsKernel, kPeers>;
+template struct OnGpu<A2sgdMeansKernel, kPeers>;
+
+}  // namespace crossdock
+
+#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+namespace crossdock {
+namespace {
 
 __global__ void __launch_bounds__(kMostThreads, 2) crossdock_a2sgd_apply(const __grid_constant__ A2sgdArgs args) {
     a2sgd_apply(Ctx{}, args);
@@ -28,17 +56,16 @@ __global__ void __launch_bounds__(kMostThreads, 2) crossdock_a2sgd_apply(const _
 
 }  // namespace
 
-void launch_a2sgd_sums(const A2sgdArgs& args, LaunchShape shape, cudaStream_t stream) {
-    if (args.sums_in_fp64) return launch<crossdock_a2sgd_sums<double>>(args, shape, stream, "A2SGD sums");
-    launch<crossdock_a2sgd_sums<float>>(args, shape, stream, "A2SGD sums");
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers>
+void launch_on_gpu(A2sgdApplyKernel, const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_a2sgd_apply>(args, shape, stream, A2sgdApplyKernel::kName);
 }
 
-void launch_a2sgd_means(const A2sgdArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_a2sgd_means>(args, shape, stream, "A2SGD means");
-}
+}  // namespace CROSSDOCK_VARIANT
 
-void launch_a2sgd_apply(const A2sgdArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_a2sgd_apply>(args, shape, stream, "A2SGD apply");
-}
+template struct OnGpu<A2sgdApplyKernel, Peers::kLsa>;
 
-}  // namespace crossdock::cuda
+}  // namespace crossdock
+#endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of the high-throughput kernels. One kernel an operation, whose name carries the word by which
-// profilers find it.
+// The GPU's entry points of the high-throughput kernels. One kernel per operation, whose name carries the word by which
+// profilers find it. Compiled twice (platform.h: Peers).
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -13,48 +13,105 @@
 #include "kernels/ht/update.h"
 #include "runtime/cuda/launch.cuh"
 
-namespace crossdock::cuda {
+namespace crossdock {
 namespace {
 
 constexpr int kMostThreads = 640;
 
+template <Peers>
 __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ht_update(const __grid_constant__ HtUpdateArgs args) {
     ht_update(Ctx{}, args);
 }
 
+// Calls run(ctx), but in blocks that take no part; groups with GIN peers have none.
+template <Peers kReached>
+__device__ __forceinline__ void in_used_blocks(const HtCommon& common, auto run) {
+    if constexpr (kReached == Peers::kLsa) {
+        const Ctx ctx(common.unused_blocks);
+        if (ctx.block_idx() >= 0) run(ctx);
+    } else {
+        run(Ctx{});
+    }
+}
+
+template <Peers kReached>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_dispatch_kernel(const __grid_constant__ HtDispatchArgs args) {
-    const Ctx ctx(args.common.unused_blocks);
-    if (ctx.block_idx() >= 0) ht_dispatch(ctx, args);
+    in_used_blocks<kReached>(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
 }
 
-template <DType kDType>
+template <DType kDType, Peers kReached>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_combine_kernel(const __grid_constant__ HtCombineArgs args) {
-    const Ctx ctx(args.common.unused_blocks);
-    if (ctx.block_idx() >= 0) ht_combine<kDType>(ctx, args);
+    in_used_blocks<kReached>(args.common, [&](const Ctx& ctx) { ht_combine<kDType>(ctx, args); });
 }
 
+template <Peers kReached>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_combine_mxfp8(const __grid_constant__ HtCombineArgs args) {
-    const Ctx ctx(args.common.unused_blocks);
-    if (ctx.block_idx() >= 0) ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args);
+    in_used_blocks<kReached>(args.common, [&](const Ctx& ctx) { ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args); });
 }
 
+}  // namespace
+
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers kReached>
+void launch_on_gpu(HtUpdate, const HtUpdateArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ht_update<kReached>>(args, shape, stream, HtUpdate::kName);
+}
+
+template <Peers kReached>
+void launch_on_gpu(HtDispatch, const HtDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ht_dispatch_kernel<kReached>>(args, shape, stream, HtDispatch::kName);
+}
+
+template <Peers kReached>
+void launch_on_gpu(HtCombine, const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    if constexpr (kReached == Peers::kLsa) {  // core refuses the others
+        if (args.wire == HtWire::kMxfp8)
+            return cuda::launch<crossdock_ht_combine_mxfp8<kReached>>(args, shape, stream, HtCombine::kName);
+    }
+    with_dtype(args.dtype, [&]<DType kDType>() {
+        cuda::launch<crossdock_ht_combine_kernel<kDType, kReached>>(args, shape, stream, HtCombine::kName);
+    });
+}
+
+}  // namespace CROSSDOCK_VARIANT
+
+template struct OnGpu<HtUpdate, kPeers>;
+template struct OnGpu<HtDispatch, kPeers>;
+template struct OnGpu<HtCombine, kPeers>;
+
+}  // namespace crossdock
+
+#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+namespace crossdock {
+namespace {
+
 __global__ void crossdock_ht_mask_clean(const __grid_constant__ HtMaskCleanArgs args) { ht_mask_clean(Ctx{}, args); }
+
+}  // namespace
+
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers>
+void launch_on_gpu(HtMaskClean, const HtMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ht_mask_clean>(args, shape, stream, HtMaskClean::kName);
+}
+
+}  // namespace CROSSDOCK_VARIANT
+
+template struct OnGpu<HtMaskClean, Peers::kLsa>;
 
 #if defined(CROSSDOCK_TIMELINE)
 constexpr const char* kPhaseNames[] = {"begin",  "stage", "target", "load",   "store", "receive",
                                        "labels", "end",   "begin",  "slot",   "stage", "sum",
                                        "store",  "rows",  "add",    "credit", "end"};
 static_assert(std::size(kPhaseNames) == kNumPhases);
-#endif
 
-}  // namespace
-
-#if defined(CROSSDOCK_TIMELINE)
 // As steps that follow each other, each as long as all of a warp's times in that phase.
-void write_phases(int rank) {
+void cuda::write_phases(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
     using AllTimes = PhaseTimes[kTimelineBlocks][kTimelineWarps];
     const auto times = std::make_unique<PhaseTimes[]>(kTimelineBlocks * kTimelineWarps);
@@ -86,28 +143,5 @@ void write_phases(int rank) {
 }
 #endif
 
-void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_ht_update>(args, shape, stream, "HT update");
-}
-
-void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_ht_dispatch_kernel>(args, shape, stream, "HT dispatch");
-}
-
-void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
-    if (args.wire == HtWire::kMxfp8) return launch<crossdock_ht_combine_mxfp8>(args, shape, stream, "HT combine");
-    switch (args.dtype) {
-        case DType::kBf16:
-            return launch<crossdock_ht_combine_kernel<DType::kBf16>>(args, shape, stream, "HT combine");
-        case DType::kF16:
-            return launch<crossdock_ht_combine_kernel<DType::kF16>>(args, shape, stream, "HT combine");
-        case DType::kF32:
-            return launch<crossdock_ht_combine_kernel<DType::kF32>>(args, shape, stream, "HT combine");
-    }
-}
-
-void launch_ht_mask_clean(const HtMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_ht_mask_clean>(args, shape, stream, "HT mask clean");
-}
-
-}  // namespace crossdock::cuda
+}  // namespace crossdock
+#endif

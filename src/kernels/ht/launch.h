@@ -1,36 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches the high-throughput kernels in whatever world a runtime belongs to.
+// The high-throughput kernels, for `launch` (runtime/launch.h).
 #pragma once
 
 #include "kernels/ht/mask_clean.h"
-#include "runtime/runtime.h"
+#include "runtime/launch.h"
 
 namespace crossdock {
 
-// Error where the launch fails.
-void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_mask_clean(Runtime& runtime, const HtMaskCleanArgs& args, cudaStream_t stream);
+struct HtUpdate {
+    using Args = HtUpdateArgs;
+    static constexpr const char* kName = "HT update";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
 
-// The same kernels compiled for groups of several load/store domains: the functions above come here with such groups.
-namespace nodes {
-void launch_ht_update(Runtime& runtime, const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_dispatch(Runtime& runtime, const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_combine(Runtime& runtime, const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-}  // namespace nodes
+struct HtDispatch {
+    using Args = HtDispatchArgs;
+    static constexpr const char* kName = "HT dispatch";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
+
+struct HtCombine {
+    using Args = HtCombineArgs;
+    static constexpr const char* kName = "HT combine";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
+
+// Groups with masks have LSA peers only.
+struct HtMaskClean {
+    using Args = HtMaskCleanArgs;
+    static constexpr const char* kName = "HT mask clean";
+    static LaunchShape shape(Runtime& runtime) { return one_block(runtime, 8, sizeof(uint64_t)); }
+};
 
 namespace cuda {
-void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_mask_clean(const HtMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
-namespace nodes {
-void launch_ht_update(const HtUpdateArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_dispatch(const HtDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ht_combine(const HtCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-}  // namespace nodes
 void write_phases(int rank);  // of builds with CROSSDOCK_TIMELINE; the current device's latest kernels
-}  // namespace cuda
+}
 
 }  // namespace crossdock

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of routing, labels, and rows by expert.
+// The GPU's entry points of routing, routing weights and expert ids, and rows by expert.
 #include <cuda_runtime.h>
 
 #include "kernels/labels/count.h"
@@ -9,9 +9,10 @@
 #include "kernels/labels/place.h"
 #include "kernels/labels/reduce.h"
 #include "kernels/labels/unpack.h"
+#include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/launch.cuh"
 
-namespace crossdock::cuda {
+namespace crossdock {
 namespace {
 
 constexpr int kMostThreads = 512;
@@ -47,30 +48,53 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     reduce_rows(Ctx{}, rows);
 }
 
+template <auto kKernel>
+void launch_on_device(const auto& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
+    const DeviceGuard guard(args.device);
+    cuda::launch<kKernel>(args, shape, stream, name);
+}
+
 }  // namespace
 
-void launch_count_routing(const crossdockRoutingCounts_t& counts, const LaunchShape& shape, cudaStream_t stream) {
-    launch<crossdock_count_routing>(counts, shape, stream, "count routing");
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers>
+void launch_on_gpu(CountRouting, const crossdockRoutingCounts_t& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_device<crossdock_count_routing>(args, shape, stream, CountRouting::kName);
 }
 
-void launch_pack_labels(const crossdockLabelsSent_t& labels, const LaunchShape& shape, cudaStream_t stream) {
-    launch<crossdock_pack_labels>(labels, shape, stream, "pack labels");
+template <Peers>
+void launch_on_gpu(PackLabels, const crossdockLabelsSent_t& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_device<crossdock_pack_labels>(args, shape, stream, PackLabels::kName);
 }
 
-void launch_unpack_labels(const crossdockLabelsReceived_t& labels, const LaunchShape& shape, cudaStream_t stream) {
-    launch<crossdock_unpack_labels>(labels, shape, stream, "unpack labels");
+template <Peers>
+void launch_on_gpu(UnpackLabels, const crossdockLabelsReceived_t& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_device<crossdock_unpack_labels>(args, shape, stream, UnpackLabels::kName);
 }
 
-void launch_place_rows(const crossdockRowPlaces_t& places, const LaunchShape& shape, cudaStream_t stream) {
-    launch<crossdock_place_rows>(places, shape, stream, "place rows");
+template <Peers>
+void launch_on_gpu(PlaceRows, const crossdockRowPlaces_t& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_device<crossdock_place_rows>(args, shape, stream, PlaceRows::kName);
 }
 
-void launch_expand_rows(const crossdockExpandedRows_t& rows, const LaunchShape& shape, cudaStream_t stream) {
-    launch<crossdock_expand_rows>(rows, shape, stream, "expand rows");
+template <Peers>
+void launch_on_gpu(ExpandRows, const crossdockExpandedRows_t& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_device<crossdock_expand_rows>(args, shape, stream, ExpandRows::kName);
 }
 
-void launch_reduce_rows(const crossdockReducedRows_t& rows, const LaunchShape& shape, cudaStream_t stream) {
-    launch<crossdock_reduce_rows>(rows, shape, stream, "reduce rows");
+template <Peers>
+void launch_on_gpu(ReduceRows, const crossdockReducedRows_t& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_device<crossdock_reduce_rows>(args, shape, stream, ReduceRows::kName);
 }
 
-}  // namespace crossdock::cuda
+}  // namespace CROSSDOCK_VARIANT
+
+template struct OnGpu<CountRouting, kPeers>;
+template struct OnGpu<PackLabels, kPeers>;
+template struct OnGpu<UnpackLabels, kPeers>;
+template struct OnGpu<PlaceRows, kPeers>;
+template struct OnGpu<ExpandRows, kPeers>;
+template struct OnGpu<ReduceRows, kPeers>;
+
+}  // namespace crossdock

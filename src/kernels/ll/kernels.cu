@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of the low-latency kernels. One kernel an operation, whose name carries the word by which
-// profilers find it.
+// The GPU's entry points of the low-latency kernels. One kernel per operation, whose name carries the word by which
+// profilers find it. Compiled twice (platform.h: Peers).
 #include <cuda_runtime.h>
 
 #include <cstdlib>
@@ -16,26 +16,102 @@
 #include "kernels/ll/variants.h"
 #include "runtime/cuda/launch.cuh"
 
-namespace crossdock::cuda {
+namespace crossdock {
 namespace {
 
 constexpr int kMostThreads = 512;
 
-template <typename Args>
+template <typename Args, Peers>
 __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_dispatch(const __grid_constant__ Args args) {
     ll_dispatch(Ctx{}, args);
 }
 
-template <DType kDType, RowForms kForms, typename Args>
+template <DType kDType, RowForms kForms, typename Args, Peers>
 __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_combine(const __grid_constant__ Args args) {
     ll_combine<kDType, kForms>(Ctx{}, args);
 }
 
-__global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs args) { ll_mask_clean(Ctx{}, args); }
+template <Peers>
+__global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs args) {
+    ll_mask_clean(Ctx{}, args);
+}
+
+}  // namespace
+
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers kReached>
+void launch_on_gpu(LlDispatch, const LlDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    const auto run = [&]<typename Args>(const Args& known) {
+        cuda::launch<crossdock_ll_dispatch<Args, kReached>>(known, shape, stream, LlDispatch::kName);
+    };
+    if constexpr (kReached == Peers::kLsa) {
+        with_dispatch_variant(args, run);
+    } else {
+        run(args);
+    }
+}
+
+template <DType kDType, RowForms kForms, Peers kReached, typename Args>
+void launch_ll_combine(const Args& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ll_combine<kDType, kForms, Args, kReached>>(args, shape, stream, LlCombine::kName);
+}
+
+template <Peers kReached>
+void launch_on_gpu(LlCombine, const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    const auto run_general = [&]<DType kDType>() {
+        if constexpr (kReached == Peers::kLsa) {
+            if (args.forms == RowForms::kLines)
+                return launch_ll_combine<kDType, RowForms::kLines, kReached>(args, shape, stream);
+        }
+        launch_ll_combine<kDType, RowForms::kBoth, kReached>(args, shape, stream);
+    };
+    if constexpr (kReached == Peers::kLsa) {
+        with_combine_variant(args, [&]<typename Args>(const Args& known) {
+            if constexpr (std::is_same_v<Args, LlCombineArgs>) {
+                with_dtype(known.dtype, run_general);
+            } else {
+                launch_ll_combine<DType::kBf16, Args::forms, kReached>(known, shape, stream);
+            }
+        });
+    } else {
+        with_dtype(args.dtype, run_general);
+    }
+}
+
+template <Peers kReached>
+void launch_on_gpu(LlMaskClean, const LlMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ll_mask_clean<kReached>>(args, shape, stream, LlMaskClean::kName);
+}
+
+}  // namespace CROSSDOCK_VARIANT
+
+template struct OnGpu<LlDispatch, kPeers>;
+template struct OnGpu<LlCombine, kPeers>;
+template struct OnGpu<LlMaskClean, kPeers>;
+
+}  // namespace crossdock
+
+#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+namespace crossdock {
+namespace {
 
 __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_sources(const __grid_constant__ LlSourcesArgs args) {
     ll_sources(Ctx{}, args);
 }
+
+}  // namespace
+
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers>
+void launch_on_gpu(LlSources, const LlSourcesArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ll_sources>(args, shape, stream, LlSources::kName);
+}
+
+}  // namespace CROSSDOCK_VARIANT
+
+template struct OnGpu<LlSources, Peers::kLsa>;
 
 #if defined(CROSSDOCK_TIMELINE)
 constexpr const char* kStepNames[] = {
@@ -45,12 +121,8 @@ constexpr const char* kStepNames[] = {
     "combine ready",   "combine head",     "combine loaded",    "combine stored",   "combine landed",
     "combine flagged", "combine listed",   "combine arrived",   "combine summed",   "combine end"};
 static_assert(std::size(kStepNames) == kNumSteps);
-#endif
 
-}  // namespace
-
-#if defined(CROSSDOCK_TIMELINE)
-void write_timeline(int rank) {
+void cuda::write_timeline(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
     struct Times {
         int64_t clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
@@ -89,48 +161,5 @@ void write_timeline(int rank) {
 }
 #endif
 
-void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream) {
-    with_dispatch_variant(args, [&]<typename Args>(const Args& known) {
-        launch<crossdock_ll_dispatch<Args>>(known, shape, stream, "LL dispatch");
-    });
-}
-
-template <DType kDType>
-static void launch_ll_combine_of(const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    if (args.forms == RowForms::kLines) {
-        launch<crossdock_ll_combine<kDType, RowForms::kLines, LlCombineArgs>>(args, shape, stream, "LL combine");
-    } else {
-        launch<crossdock_ll_combine<kDType, RowForms::kBoth, LlCombineArgs>>(args, shape, stream, "LL combine");
-    }
-}
-
-static void launch_general_ll_combine(const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    switch (args.dtype) {
-        case DType::kBf16:
-            return launch_ll_combine_of<DType::kBf16>(args, shape, stream);
-        case DType::kF16:
-            return launch_ll_combine_of<DType::kF16>(args, shape, stream);
-        case DType::kF32:
-            return launch_ll_combine_of<DType::kF32>(args, shape, stream);
-    }
-}
-
-void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream) {
-    with_combine_variant(args, [&]<typename Args>(const Args& known) {
-        if constexpr (std::is_same_v<Args, LlCombineArgs>) {
-            launch_general_ll_combine(known, shape, stream);
-        } else {
-            launch<crossdock_ll_combine<DType::kBf16, Args::forms, Args>>(known, shape, stream, "LL combine");
-        }
-    });
-}
-
-void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_ll_mask_clean>(args, shape, stream, "mask clean");
-}
-
-void launch_ll_sources(const LlSourcesArgs& args, LaunchShape shape, cudaStream_t stream) {
-    launch<crossdock_ll_sources>(args, shape, stream, "LL sources");
-}
-
-}  // namespace crossdock::cuda
+}  // namespace crossdock
+#endif

@@ -1,38 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches the low-latency kernels in whatever world a runtime belongs to.
+// The low-latency kernels, for `launch` (runtime/launch.h).
 #pragma once
 
 #include "kernels/ll/arguments.h"
 #include "kernels/ll/mask_clean.h"
 #include "kernels/ll/sources.h"
-#include "runtime/runtime.h"
+#include "runtime/launch.h"
 
 namespace crossdock {
 
-// Error where the launch fails.
-void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t stream);
-void launch_ll_sources(Runtime& runtime, const LlSourcesArgs& args, cudaStream_t stream);
+struct LlDispatch {
+    using Args = LlDispatchArgs;
+    static constexpr const char* kName = "LL dispatch";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
 
-// The same kernels compiled for groups of several load/store domains: the functions above come here with such groups.
-namespace nodes {
-void launch_ll_dispatch(Runtime& runtime, const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_combine(Runtime& runtime, const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_mask_clean(Runtime& runtime, const LlMaskCleanArgs& args, cudaStream_t stream);
-}  // namespace nodes
+struct LlCombine {
+    using Args = LlCombineArgs;
+    static constexpr const char* kName = "LL combine";
+    static const Reach& reach(const Args& args) { return args.common.reach; }
+};
+
+struct LlMaskClean {
+    using Args = LlMaskCleanArgs;
+    static constexpr const char* kName = "LL mask clean";
+    static const Reach& reach(const Args& args) { return args.exchange.reach; }
+    static LaunchShape shape(Runtime& runtime) { return one_block(runtime, 8, sizeof(uint64_t)); }
+};
+
+struct LlSources {
+    using Args = LlSourcesArgs;
+    static constexpr const char* kName = "LL sources";
+    static LaunchShape shape(Runtime& runtime) { return one_block(runtime, 16, 0); }
+};
 
 namespace cuda {
-void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_sources(const LlSourcesArgs& args, LaunchShape shape, cudaStream_t stream);
-namespace nodes {
-void launch_ll_dispatch(const LlDispatchArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_combine(const LlCombineArgs& args, LaunchShape shape, cudaStream_t stream);
-void launch_ll_mask_clean(const LlMaskCleanArgs& args, LaunchShape shape, cudaStream_t stream);
-}  // namespace nodes
 void write_timeline(int rank);  // of builds with CROSSDOCK_TIMELINE; the current device's latest kernels
-}  // namespace cuda
+}
 
 }  // namespace crossdock

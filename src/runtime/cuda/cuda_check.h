@@ -4,16 +4,12 @@
 
 #include <cuda_runtime.h>
 
-#include "core/error.h"
-
 namespace crossdock {
 
 // Throws an Error with ncclUnhandledCudaError that names the call and carries CUDA's own words.
+[[noreturn]] void fail_cuda(cudaError_t result, const char* call);
 inline void check_cuda(cudaError_t result, const char* call) {
-    if (result == cudaSuccess) return;
-    // Otherwise the next one to ask for the thread's last error would be told of this one.
-    (void)cudaGetLastError();
-    fail(ncclUnhandledCudaError, "{} failed: {} ({})", call, cudaGetErrorString(result), cudaGetErrorName(result));
+    if (result != cudaSuccess) fail_cuda(result, call);
 }
 
 // While it lives, the thread may allocate, free and ask events also when some other thread captures a graph: none of

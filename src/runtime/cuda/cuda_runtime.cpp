@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "core/error.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/kernel_list.h"
 #include "runtime/cuda/stream_order.h"
@@ -36,6 +37,12 @@ void warm_up_copies(CudaRuntime& runtime) {
 }
 
 }  // namespace
+
+void fail_cuda(cudaError_t result, const char* call) {
+    // Otherwise the next one to ask for the thread's last error would be told of this one.
+    (void)cudaGetLastError();
+    fail(ncclUnhandledCudaError, "{} failed: {} ({})", call, cudaGetErrorString(result), cudaGetErrorName(result));
+}
 
 CudaRuntime::CudaRuntime(int device) : device_(device) {
     DeviceGuard guard(device_);

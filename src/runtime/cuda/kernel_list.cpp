@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/cuda/kernel_list.h"
 
+#include "core/error.h"
 #include "runtime/cuda/cuda_check.h"
 
 namespace crossdock {

@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a kernel is put on a stream.
+// For kernels.cu: how a kernel is put on a stream.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "device/platform.h"
 #include "runtime/cuda/kernel_list.h"
-#include "runtime/runtime.h"
+#include "runtime/launch.h"
 
-namespace crossdock::cuda {
+namespace crossdock {
+
+// launch_on_gpu(Kernel, args, shape, stream) is the mode's own: it chooses the variant and launches it.
+template <typename Kernel, Peers kReached>
+void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_gpu<kReached>(Kernel{}, args, shape, stream);
+}
+
+namespace cuda {
 
 // Whoever calls launch<kernel> thereby lists the kernel.
 template <auto kKernel>
@@ -36,4 +44,5 @@ void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, con
     fail_launch(name, shape, result);
 }
 
-}  // namespace crossdock::cuda
+}  // namespace cuda
+}  // namespace crossdock

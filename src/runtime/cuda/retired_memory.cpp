@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "core/log.h"
 #include "runtime/cuda/cuda_check.h"
 

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The high-throughput kernels on CPUs. Compiled twice (platform.h: Peers).
+#include "kernels/ht/combine.h"
+#include "kernels/ht/dispatch.h"
+#include "kernels/ht/launch.h"
+#include "kernels/ht/update.h"
+#include "runtime/cpu/launch.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_VARIANT {
+
+template <Peers>
+void run_on_cpu(HtUpdate, cpu::Executor& executor, const HtUpdateArgs& args, const LaunchShape& shape) {
+    executor.run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
+}
+
+template <Peers>
+void run_on_cpu(HtDispatch, cpu::Executor& executor, const HtDispatchArgs& args, const LaunchShape& shape) {
+    executor.run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
+}
+
+template <Peers>
+void run_on_cpu(HtCombine, cpu::Executor& executor, const HtCombineArgs& args, const LaunchShape& shape) {
+    if (args.wire == HtWire::kMxfp8) {
+        return executor.run(shape, [&](cpu::Warp& warp) { ht_combine<DType::kBf16, HtWire::kMxfp8>(Ctx(warp), args); });
+    }
+    with_dtype(args.dtype, [&]<DType kDType>() {
+        executor.run(shape, [&](cpu::Warp& warp) { ht_combine<kDType>(Ctx(warp), args); });
+    });
+}
+
+template <Peers>
+void run_on_cpu(HtMaskClean, cpu::Executor& executor, const HtMaskCleanArgs& args, const LaunchShape& shape) {
+    executor.run(shape, [&](cpu::Warp& warp) { ht_mask_clean(Ctx(warp), args); });
+}
+
+}  // namespace CROSSDOCK_VARIANT
+
+template struct OnCpu<HtUpdate, kPeers>;
+template struct OnCpu<HtDispatch, kPeers>;
+template struct OnCpu<HtCombine, kPeers>;
+template struct OnCpu<HtMaskClean, kPeers>;
+
+}  // namespace crossdock

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// For kernels.cpp: how a kernel is run on the calling thread.
+#pragma once
+
+#include "runtime/cpu/executor.h"
+#include "runtime/launch.h"
+
+namespace crossdock {
+
+// run_on_cpu(Kernel, executor, args, shape) is the mode's own: it chooses the variant and runs it.
+template <typename Kernel, Peers kReached>
+void OnCpu<Kernel, kReached>::launch(cpu::Executor& executor, const typename Kernel::Args& args,
+                                     const LaunchShape& shape) {
+    run_on_cpu<kReached>(Kernel{}, executor, args, shape);
+}
+
+}  // namespace crossdock

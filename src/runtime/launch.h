@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches kernels: on a GPU's stream, or on the calling thread.
+//
+// A kernel is a type with its arguments (Args) and its name in messages (kName), listed in its mode's launch.h. Its
+// code is in the mode's kernels.cpp for CPUs and kernels.cu for GPUs. A kernel that reaches other ranks has `reach`, a
+// function that returns the Reach in its arguments: it is compiled for LSA peers only and for GIN peers, too, and its
+// launch chooses.
+#pragma once
+
+#include "device/platform.h"
+#include "runtime/runtime.h"
+
+namespace crossdock {
+
+// One kernel, compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these.
+template <typename Kernel, Peers kReached>
+struct OnCpu {
+    static void launch(cpu::Executor& executor, const typename Kernel::Args& args, const LaunchShape& shape);
+};
+template <typename Kernel, Peers kReached>
+struct OnGpu {
+    static void launch(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream);
+};
+
+// executor: null: the current device.
+template <typename Kernel, Peers kReached = Peers::kLsa>
+void launch(cpu::Executor* executor, const typename Kernel::Args& args, const LaunchShape& shape,
+            [[maybe_unused]] cudaStream_t stream) {
+    if (executor != nullptr) return OnCpu<Kernel, kReached>::launch(*executor, args, shape);
+#if defined(CROSSDOCK_WITH_CUDA)
+    OnGpu<Kernel, kReached>::launch(args, shape, stream);
+#endif
+}
+
+// Error where the launch fails.
+template <typename Kernel>
+void launch(Runtime& runtime, const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
+    cpu::Executor* const executor = runtime.cpu_executor();
+    if constexpr (requires { Kernel::reach(args); }) {
+        if (Kernel::reach(args).has_several_domains())
+            return launch<Kernel, Peers::kLsaAndGin>(executor, args, shape, stream);
+    }
+    launch<Kernel, Peers::kLsa>(executor, args, shape, stream);
+}
+
+// One block; of one warp on CPUs.
+inline LaunchShape one_block(Runtime& runtime, int gpu_warps, size_t shared_bytes) {
+    return {1, runtime.cpu_executor() == nullptr ? gpu_warps : 1, shared_bytes};
+}
+
+}  // namespace crossdock
