@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock.h: CPU communicators, the deterministic world, memory and windows.
+// crossdock.h: CPU communicators, the simulation, memory and windows.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -150,7 +150,7 @@ ncclResult_t crossdockCommCount(ncclComm_t comm, int* num_ranks) {
 ncclResult_t crossdockCommIsCpu(ncclComm_t comm, int* is_cpu) {
     return boundary([&] {
         require_not_null(is_cpu, "is_cpu");
-        *is_cpu = communicator_of(comm)->world() == World::kCuda ? 0 : 1;
+        *is_cpu = communicator_of(comm)->backend().is_cpu ? 1 : 0;
     });
 }
 

@@ -15,10 +15,8 @@ namespace crossdock {
 namespace {
 
 constexpr size_t kControlOffset = align_up(sizeof(A2sgdState), 16);
-constexpr int kGpuWarps = 4;         // of a block
+constexpr uint32_t kGpuWarps = 4;    // of a block
 constexpr int kGpuBlocksPerSm = 16;  // those that are resident, and their successors
-constexpr uint64_t kRacyBlocks = 2;  // the deterministic world: several blocks and warps, for their interleavings
-constexpr int kRacyWarps = 3;
 
 uint64_t segments_of(uint64_t chunks) { return (chunks + kChunksOfSegment - 1) / kChunksOfSegment; }
 
@@ -85,7 +83,7 @@ std::shared_ptr<A2sgd> A2sgd::create(std::shared_ptr<Communicator> communicator,
     // Nobody's kernels may start to wait for the others while these still set up memory.
     Communicator& peers = *a2sgd->communicator_;
     peers.barrier("crossdockA2sgdCreate", peers.setup_timeout_ns(settings.timeout_ns));
-    if (a2sgd->runtime().cpu_executor() == nullptr && !settings.is_quiet) {
+    if (a2sgd->order_ != nullptr && !settings.is_quiet) {
         a2sgd->watch_ = FailureWatch::watch(*a2sgd->status_, [own = a2sgd.get()] { warn(own->failure()->what()); });
     }
     return a2sgd;
@@ -241,17 +239,11 @@ A2sgdArgs A2sgd::args() const {
 
 // A pass over the gradient, in so many turns of a block. No block waits for another, so they need not all be resident.
 LaunchShape A2sgd::pass_shape(uint64_t turns, size_t shared_bytes) const {
-    switch (communicator_->world()) {
-        case World::kThreads:
-        case World::kProcesses:
-            return {1, 1, shared_bytes};
-        case World::kDeterministic:
-            return {static_cast<int>(std::min(turns, kRacyBlocks)), kRacyWarps, shared_bytes};
-        case World::kCuda:
-            break;
-    }
-    const auto most = static_cast<uint64_t>(runtime().num_sms()) * kGpuBlocksPerSm;
-    return {static_cast<int>(std::min(turns, most)), kGpuWarps, shared_bytes};
+    const BackendTraits& backend = communicator_->backend();
+    const uint64_t most =
+        backend.blocks > 0 ? backend.blocks : static_cast<uint64_t>(runtime().num_sms()) * kGpuBlocksPerSm;
+    const uint32_t warps = backend.warps > 0 ? backend.warps : kGpuWarps;
+    return {static_cast<int>(std::min(turns, most)), static_cast<int>(warps), shared_bytes};
 }
 
 void A2sgd::begin(cudaStream_t stream) {
@@ -276,7 +268,7 @@ void A2sgd::end(cudaStream_t stream) {
     launch<A2sgdApplyKernel>(runtime(), step, pass_shape(segments_of(num_chunks_), 0), stream);
     if (order_ != nullptr) order_->after_operation(stream);
     // On the CPU the step is over, and a wait that expired in it is known here and now.
-    if (runtime().cpu_executor() != nullptr) expect_working();
+    if (order_ == nullptr) expect_working();
 }
 
 crossdockA2sgdReport_t A2sgd::report() {

@@ -38,7 +38,7 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Communicator> communicator,
     group->preallocate();
     // As in LlHandle::create.
     group->communicator().barrier("ncclEpCreateGroup", group->communicator().setup_timeout_ns(config.timeout_ns));
-    if (group->runtime().cpu_executor() == nullptr && !environment.is_quiet) {
+    if (group->order_ != nullptr && !environment.is_quiet) {
         group->watch_ = FailureWatch::watch(*group->status_, [own = group.get()] { warn(own->failure()->what()); });
     }
     if (environment.is_verbose && group->rank() == 0) {
@@ -86,7 +86,7 @@ void Group::preallocate() {
         std::min({config_.num_experts, kExplicitTopk, config_.num_topk > 0 ? config_.num_topk : kExplicitTopk});
     for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
         for (uint32_t topk = largest; topk > 0; --topk) {
-            if (!ll_size_is_enough(config_, ll_line_tokens(communicator_->world(), config_), layout, topk)) continue;
+            if (!ll_size_is_enough(config_, ll_line_tokens(communicator_->backend(), config_), layout, topk)) continue;
             arena_for(layout, topk);
             return;
         }
@@ -101,7 +101,7 @@ void Group::destroy() noexcept {
         device.synchronize_device();
         watch_.reset();
 #if defined(CROSSDOCK_TIMELINE)
-        if (device.cpu_executor() == nullptr)
+        if (order_ != nullptr)
             config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? cuda::write_phases(rank())
                                                               : cuda::write_timeline(rank());
 #endif
@@ -158,7 +158,7 @@ std::optional<Error> Group::failure() const {
 }
 
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {
-    const uint32_t line_tokens = ll_line_tokens(communicator_->world(), config_);
+    const uint32_t line_tokens = ll_line_tokens(communicator_->backend(), config_);
     const LlGeometry needed = ll_geometry(config_, line_tokens, layout, topk);
     for (const auto& arena : arenas_) {
         if (arena->fits(needed)) return arena;
@@ -211,8 +211,8 @@ bool Group::before_operation(cudaStream_t stream) { return order_ != nullptr && 
 
 void Group::after_operation(cudaStream_t stream) {
     if (order_ != nullptr) order_->after_operation(stream);
-    // On the CPU the operation is over, and a wait that expired in it is known here and now.
-    if (runtime().cpu_executor() != nullptr) expect_working();
+    // Without an order the operation is over, and a wait that expired in it is known here and now.
+    if (order_ == nullptr) expect_working();
 }
 
 void Group::await_operations() {

@@ -124,7 +124,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->alloc has only {}: set both hooks or none",
             given.alloc.alloc_fn == nullptr ? "free_fn" : "alloc_fn");
     const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
-    if (communicator.world() == World::kCuda) {
+    if (communicator.backend().blocks == 0) {  // they are chosen out of the SMs
         expect_sms("max_num_sms", given.max_num_sms, device_sms);
         expect_sms("dispatch_num_sms", given.dispatch_num_sms, device_sms);
         expect_sms("combine_num_sms", given.combine_num_sms, device_sms);

@@ -10,54 +10,42 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kRacyBlocks = 2;          // the deterministic world: several, for their interleavings
-constexpr uint32_t kRacyRingSlots = 2;       // and rings that are often full,
-constexpr uint32_t kRacyFarSlots = 4;        // between domains in batches of two,
-constexpr uint32_t kFewestRacyFarSlots = 2;  // or of one where every rank is a domain
-
 // Blocks of an operation on this rank; kernels of ranks that share a device must all be resident at once.
 uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint32_t sms) {
-    switch (communicator.world()) {
-        case World::kThreads:
-        case World::kProcesses:
-            return 1;
-        case World::kDeterministic:
-            return kRacyBlocks;
-        case World::kCuda:
-            break;
-    }
+    if (const uint32_t blocks = communicator.backend().blocks; blocks > 0) return blocks;
     return std::max(1u, std::min(sms, device_sms / static_cast<uint32_t>(communicator.ranks_on_device())));
 }
 
-uint32_t slots_for(World world, const GroupConfig& config, uint64_t rings, uint64_t packet_bytes) {
-    if (world == World::kDeterministic) return kRacyRingSlots;
+uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint64_t rings, uint64_t packet_bytes) {
+    if (backend.ring_slots > 0) return backend.ring_slots;
     const bool is_deep =
-        world == World::kCuda && !config.has_several_domains() && config.zero_copy != NCCL_EP_ZERO_COPY_ON;
+        backend.has_deep_rings && !config.has_several_domains() && config.zero_copy != NCCL_EP_ZERO_COPY_ON;
     const uint64_t slots = (is_deep ? kHtDeepRingBytes : kHtCachedRingBytes) / (rings * packet_bytes);
     return static_cast<uint32_t>(
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
-// Of a ring of rows between domains. The more slots, the fewer credits cross.
-uint32_t far_ring_bytes(World world, const GroupConfig& config, uint32_t channels) {
+// Of a ring of rows between domains. The more slots, the fewer credits cross. A credit is for half of them: where
+// their number is fixed, for two, or for one where every rank is a domain.
+uint32_t far_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
     const uint64_t packet = align_up(config.max_token_bytes, 128);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.domain_ranks) * channels;
-    const uint64_t slots = world == World::kDeterministic
-                               ? (config.domain_ranks == 1 ? kFewestRacyFarSlots : kRacyFarSlots)
+    const uint64_t slots = backend.ring_slots > 0
+                               ? uint64_t{backend.ring_slots} * (config.domain_ranks == 1 ? 1 : 2)
                                : std::clamp(kHtFarRingBytes / (rings * packet), kHtFewestFarSlots, kHtMostFarSlots);
     return static_cast<uint32_t>(std::min<uint64_t>(slots * packet, align_up(INT32_MAX, 128) - 128));
 }
 
 }  // namespace
 
-HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels) {
+HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
     HtGeometry geometry{};
     geometry.num_ranks = config.num_ranks;
     geometry.experts_per_rank = config.experts_per_rank();
     geometry.max_tokens = config.max_tokens;
     geometry.channels = channels;
     const uint64_t packet = align_up(config.max_token_bytes, 128);
-    const uint64_t ring = packet * slots_for(world, config, geometry.num_rings(), packet);
+    const uint64_t ring = packet * slots_for(backend, config, geometry.num_rings(), packet);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
     require(ring <= INT32_MAX && geometry.num_rings() <= kLargestBytes / ring, ncclInvalidArgument,
             "config->max_token_bytes is {}, allowed with {} ranks: rings of less than 2^31 bytes, {} are needed",
@@ -81,10 +69,10 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     }
     update_blocks = blocks_of(config.update_sms);
 
-    geometry = ht_geometry(communicator.world(), config,
+    geometry = ht_geometry(communicator.backend(), config,
                            std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}));
     outbox = HtOutbox::of(geometry, config.num_ranks / config.domain_ranks,
-                          far_ring_bytes(communicator.world(), config, geometry.channels));
+                          far_ring_bytes(communicator.backend(), config, geometry.channels));
     memory = communicator.allocate_symmetric(config.has_several_domains() ? outbox.bytes : geometry.arena_bytes(),
                                              config.timeout_ns);
     domain.emplace(communicator, config, *memory);

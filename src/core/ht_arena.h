@@ -22,7 +22,7 @@ inline constexpr uint64_t kHtMostFarSlots = 16;
 inline constexpr uint32_t kHtMostCachedSlots = 32;
 
 // With so many blocks an operation.
-HtGeometry ht_geometry(World world, const GroupConfig& config, uint32_t channels);
+HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels);
 
 // Of an operation, the same on every rank.
 struct HtBlocks {

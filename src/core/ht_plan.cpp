@@ -6,7 +6,7 @@
 #include "core/error.h"
 #include "device/mxfp8.h"
 #include "device/sum_rows.h"
-#include "kernels/ht/update.h"
+#include "kernels/ht/update_words.h"
 #include "runtime/runtime.h"
 
 namespace crossdock {
@@ -21,37 +21,29 @@ constexpr uint32_t kGpuSenders = 5;     // of sums that go home
 constexpr uint32_t kGpuOwnSenders = 3;  // of sums of own tokens
 constexpr uint32_t kGpuLabellers = 2;   // of a combine whose other warps have enough to do
 constexpr uint32_t kGpuMostSharedStages = 32;
-constexpr uint32_t kSimulatedSummers = 2;  // few of each, and fewer stages than rows have terms
-constexpr uint32_t kSimulatedSenders = 2;
-constexpr uint32_t kSimulatedSharedStages = 3;
 constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
 // Of a device, that send rows straight to their places, and stages of each: with fewer the links are idle, with more
 // all take longer.
 constexpr uint32_t kGpuDirectSenders = 100;
 constexpr uint32_t kGpuDirectStages = 2;
-constexpr uint32_t kGpuDirectStagesOfSmall = 3;  // of at most half a stage's most
-constexpr uint32_t kGpuLanes = 32;
-// An H200 puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while all others
-// have a TPC of their own. They were a quarter slower where rows pass through rings; so others do their work. Elsewhere
-// it costs 8 blocks that end at once.
-constexpr uint32_t kPairedBlocks = 8;
+constexpr uint32_t kGpuDirectStagesOfSmall = 3;          // of at most half a stage's most
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 // On CPUs a warp of each kind: they are fibers of one thread. Between domains a warp of each more; the others are so
 // many fewer.
 HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
-    const World world = group.communicator().world();
-    const uint32_t warps = world == World::kDeterministic ? 2 : 1;
+    const uint32_t fixed_warps = group.communicator().backend().warps_per_role;
+    const uint32_t warps = std::max(fixed_warps, 1u);
     HtCrew crew = gpu;
-    if (world != World::kCuda) {
+    if (fixed_warps > 0) {
         crew = {warps, warps, std::min(gpu.labellers, 1u), gpu.producer_stages, gpu.consumer_stages, gpu.chunk_bytes};
     }
-    if (gpu.summers > 0 && world == World::kDeterministic) {
-        crew.summers = kSimulatedSummers;
-        crew.senders = kSimulatedSenders;
+    if (gpu.summers > 0 && fixed_warps > 1) {
+        crew.summers = warps;
+        crew.senders = warps;
         if (gpu.producers == gpu.pipeline()) crew.producers = crew.pipeline();
         crew.consumers = std::max(crew.consumers, crew.pipeline() - crew.producers);
-    } else if (gpu.summers > 0 && world != World::kCuda) {
+    } else if (gpu.summers > 0 && fixed_warps > 0) {
         crew.producer_stages = std::max(gpu.producer_stages, 1u);  // one warp does it all
     }
     if (!group.config().has_several_domains()) return crew;
@@ -93,10 +85,10 @@ static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
 // As many as there is room for behind `bytes`, and as the warps have of their own.
 uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_bytes, uint64_t bytes) {
     if (crew.summers == 0) return 0;
-    const bool is_gpu = group.communicator().world() == World::kCuda;
+    const uint32_t fixed = group.communicator().backend().pipeline_stages;
     const uint64_t free = group.max_shared_bytes() - std::min<uint64_t>(bytes, group.max_shared_bytes());
-    const uint32_t stages = static_cast<uint32_t>(
-        std::clamp<uint64_t>(free / stage_bytes, 1, is_gpu ? kGpuMostSharedStages : kSimulatedSharedStages));
+    const uint32_t stages =
+        static_cast<uint32_t>(std::clamp<uint64_t>(free / stage_bytes, 1, fixed > 0 ? fixed : kGpuMostSharedStages));
     return std::max(stages, crew.producers * crew.producer_stages);
 }
 
@@ -113,7 +105,7 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
         shared.plan_bytes = HtPlan::bytes(common.topk);
         at = align_up(at + uint64_t{shared.plan_bytes} * crew.warps(), 16);
         shared.unflagged = static_cast<uint32_t>(at);
-        const uint32_t lanes = group.communicator().world() == World::kCuda ? kGpuLanes : 1;
+        const uint32_t lanes = group.communicator().backend().lanes;
         at = align_up(at + uint64_t{8} * kFlagBatch * lanes * crew.producers, 16);
         shared.plan_heads = static_cast<uint32_t>(at);
         at = align_up(at + (crew.summers > 0 ? kSumPlanHeadBytes : 0), 16);
@@ -147,9 +139,9 @@ uint32_t part_bytes(uint32_t row_bytes, uint32_t most) {
     return static_cast<uint32_t>(align_up((row_bytes + parts - 1) / parts, 16));
 }
 
-// Of a row in one trip through a stage. CPUs: all of it.
+// Of a row in one trip through a stage.
 uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
-    return group.communicator().world() == World::kCuda ? part_bytes(row_bytes, most) : row_bytes;
+    return group.communicator().backend().splits_rows ? part_bytes(row_bytes, most) : row_bytes;
 }
 
 // A sender must not come to a part's barrier before the part that had it before is summed: it has seen the last part of
@@ -225,10 +217,12 @@ LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, c
                      uint32_t row_bytes) {
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
-    const bool is_gpu = group.communicator().world() == World::kCuda;
+    // Blocks that share a TPC were a quarter slower where rows pass through rings; so others do their work. On GPUs
+    // without such blocks it costs some that end at once.
+    const uint32_t paired = group.communicator().backend().paired_blocks;
     const uint32_t sms = static_cast<uint32_t>(group.runtime().num_sms());
-    if (is_gpu && is_alone && (!common.has_windows || crew.summers > 0) && common.channels + kPairedBlocks <= sms)
-        common.unused_blocks = kPairedBlocks;
+    if (is_alone && (!common.has_windows || crew.summers > 0) && common.channels + paired <= sms)
+        common.unused_blocks = paired;
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     return {static_cast<int>(common.channels),
@@ -242,8 +236,8 @@ LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, c
 }  // namespace
 
 LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
-    const World world = group.communicator().world();
-    const uint32_t warps = world == World::kCuda ? kGpuUpdateWarps : world == World::kDeterministic ? 3 : 1;
+    const uint32_t fixed_warps = group.communicator().backend().warps;
+    const uint32_t warps = fixed_warps > 0 ? fixed_warps : kGpuUpdateWarps;
     return {static_cast<int>(args.common.channels), static_cast<int>(warps),
             UpdateShared::bytes(args.common.arena.num_ranks), group.communicator().ranks_on_device() == 1};
 }

@@ -48,20 +48,10 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
     communicator.runtime().synchronize(nullptr);
 }
 
-uint32_t ll_line_tokens(World world, const GroupConfig& config) {
-    constexpr uint32_t kRacyLineTokens = 4;
+uint32_t ll_line_tokens(const BackendTraits& backend, const GroupConfig& config) {
     if (config.has_several_domains()) return 0;  // rows from elsewhere are plain, and all rows of a sum have one form
     if (align_up(config.max_token_bytes, 16) > kMostLineRowBytes) return 0;
-    switch (world) {
-        case World::kThreads:
-        case World::kProcesses:
-            return 0;
-        case World::kDeterministic:
-            return std::min(config.max_tokens, kRacyLineTokens);
-        case World::kCuda:
-            break;
-    }
-    return config.max_tokens;
+    return std::min(config.max_tokens, backend.line_tokens);
 }
 
 LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk) {

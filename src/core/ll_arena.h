@@ -28,8 +28,8 @@ struct LlArena {
 };
 
 // Rows of ranks with at most that many tokens may take the line form: on GPUs all, in threads and processes none, since
-// there is no latency to save; in the deterministic world both forms are common.
-uint32_t ll_line_tokens(World world, const GroupConfig& config);
+// there is no latency to save; in the simulation both forms are common.
+uint32_t ll_line_tokens(const BackendTraits& backend, const GroupConfig& config);
 
 // What handles of that layout and top-k need. InvalidArgument where sizes leave what kernels can number.
 LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk);

@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "kernels/ll/combine_send.h"
-#include "kernels/ll/dispatch_send.h"
 #include "runtime/runtime.h"
 
 namespace crossdock {
@@ -27,32 +25,22 @@ constexpr uint32_t kFewCombineTokens = 64;      // the same
 constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive however few tokens this rank has
-constexpr uint32_t kRacyBlocks = 2;  // the deterministic world: several blocks and warps, for their interleavings
-constexpr uint32_t kRacyWarps = 3;
-constexpr uint32_t kRacyLineTokensOfDispatch = 2;
 static_assert(kMostLineRowBytes <= kGpuChunkBytes, "a stage holds all that lines are read from");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 // With the most stages. plain: rows may go, or come, in plain form.
-LlCrew crew_for(World world, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
-    switch (world) {
-        case World::kThreads:
-        case World::kProcesses:
-            return {1, 1, 1, 1, row_bytes};  // one thread runs it all: fibers only add switches
-        case World::kDeterministic:
-            return {kRacyWarps, 2, 2, 2, row_bytes};  // one warp both sends and receives
-        case World::kCuda:
-            break;
-    }
+LlCrew crew_for(const BackendTraits& backend, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
+    // Warps of two roles that are fewer than both together: some both send and receive.
+    if (backend.warps > 0) return {backend.warps, backend.warps_per_role, backend.stages, backend.stages, row_bytes};
     if (!plain) return {kGpuWarps, kGpuWarps, gpu_stages, 0, row_bytes};
     return {kGpuWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)};
 }
 
 // With at most that many tokens a rank sends lines. Where only some fit in lines, rows go home in the form in which
 // they came, so all of these ranks send lines.
-uint32_t line_tokens_of_dispatch(World world, const LlGeometry& arena) {
+uint32_t line_tokens_of_dispatch(const BackendTraits& backend, const LlGeometry& arena) {
     if (!arena.fits_all_in_lines()) return arena.line_tokens;
-    return std::min(arena.line_tokens, world == World::kCuda ? kMostLineTokensOfDispatch : kRacyLineTokensOfDispatch);
+    return std::min({arena.line_tokens, kMostLineTokensOfDispatch, backend.dispatch_line_tokens});
 }
 
 // Where rows go in lines and both halves run, half of the blocks send and half receive: a multiprocessor's loads wait
@@ -66,15 +54,7 @@ void share_blocks(LlCommon& common, bool in_lines, uint32_t few_tokens, uint32_t
 }
 
 uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
-    switch (group.communicator().world()) {
-        case World::kThreads:
-        case World::kProcesses:
-            return 1;
-        case World::kDeterministic:
-            return kRacyBlocks;
-        case World::kCuda:
-            break;
-    }
+    if (const uint32_t blocks = group.communicator().backend().blocks; blocks > 0) return blocks;
     // Ranks that share a device must all be resident at once, since their kernels wait for each other.
     const uint32_t resident = std::max(1u, most_sms / static_cast<uint32_t>(group.communicator().ranks_on_device()));
     return std::min(resident, std::max(kFewestGpuBlocks, work));
@@ -98,8 +78,9 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     LlCommon& common = args.common;
     LlCrew& crew = common.crew;
-    crew = crew_for(group.communicator().world(), kGpuSendStages, args.row_bytes, true);  // peers may have more tokens
-    common.line_tokens = line_tokens_of_dispatch(group.communicator().world(), common.arena);
+    crew =
+        crew_for(group.communicator().backend(), kGpuSendStages, args.row_bytes, true);  // peers may have more tokens
+    common.line_tokens = line_tokens_of_dispatch(group.communicator().backend(), common.arena);
     const bool in_lines = common.num_tokens <= common.line_tokens;
     const uint32_t blocks =
         blocks_for(group, group.config().dispatch_sms, in_lines ? 2 * common.num_tokens : common.num_tokens + 1);
@@ -110,8 +91,8 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
            common.num_tokens << (common.log2_blocks_per_token + 1) <= senders)
         ++common.log2_blocks_per_token;
     crew.num_stages = std::clamp(common.tokens_per_block, 1u, crew.num_stages);
-    const bool is_gpu = group.communicator().world() == World::kCuda;
-    if (is_gpu && common.num_tokens <= kShortDispatchTokens) {
+    const bool chooses_warps = group.communicator().backend().warps == 0;
+    if (chooses_warps && common.num_tokens <= kShortDispatchTokens) {
         // Warps that send a row each can't receive meanwhile; lines are sent by all warps, quickly.
         crew.warps_per_block = kFewGpuWarps;
         crew.receive_warps = in_lines ? kFewGpuWarps : kFewGpuWarps - crew.num_stages;
@@ -128,7 +109,7 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     // start while others are still busy, half of the multiprocessors would do all the work.
     const size_t most = group.max_shared_bytes();
     const auto more_than_half = static_cast<uint32_t>(std::min(most, most / 2 + 1024));
-    const uint32_t shared_bytes = is_gpu ? std::max(args.shared.bytes, more_than_half) : args.shared.bytes;
+    const uint32_t shared_bytes = chooses_warps ? std::max(args.shared.bytes, more_than_half) : args.shared.bytes;
     return shape_of(group, common, args.row_bytes, shared_bytes, blocks, "dispatch");
 }
 
@@ -136,15 +117,15 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     LlCommon& common = args.common;
     LlCrew& crew = common.crew;
     const bool plain = !common.arena.fits_all_in_lines() || args.wire == LlCombineWire::kNvfp4;
-    crew = crew_for(group.communicator().world(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
+    crew = crew_for(group.communicator().backend(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
     common.line_tokens = common.arena.line_tokens;
     args.forms = plain ? RowForms::kBoth : RowForms::kLines;
     if (args.wire == LlCombineWire::kNvfp4) crew.chunk_bytes = args.wire_bytes;  // block scales follow the payload
-    const bool is_gpu = group.communicator().world() == World::kCuda;
-    if (is_gpu && !plain && common.num_tokens <= kShortCombineTokens) {
+    const bool splits_rows = group.communicator().backend().splits_rows;
+    args.segment_bytes = splits_rows ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
+    if (group.communicator().backend().warps == 0 && !plain && common.num_tokens <= kShortCombineTokens) {
         crew.warps_per_block = crew.receive_warps = kFewGpuWarps;
     }
-    args.segment_bytes = is_gpu ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
     uint32_t blocks = blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
     if (group.config().has_several_domains()) {

@@ -13,7 +13,7 @@
 //
 // On the CPU a load remembers where its source is instead of copying it, so a row is copied once; its source must
 // therefore stay unchanged until the stores are awaited, which the GPU's rules (contract: inputs stay unmodified during
-// the operation) give anyway. In the deterministic world loads and stores really go through the stage, late and out of
+// the operation) give anyway. In the simulation loads and stores really go through the stage, late and out of
 // order.
 #pragma once
 

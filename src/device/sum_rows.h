@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weighted sums of rows: out[e] = sum over i of weight[i] * row[i][e], i ascending, fp32 fused multiply-adds from 0,
-// one rounding. The same bits in every world.
+// one rounding. The same bits with every backend.
 #pragma once
 
 #include <type_traits>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a group needs of a communicator, whatever the world: who the ranks are, a small host exchange, symmetric memory,
-// windows, and a runtime to launch kernels on. One object is one rank's end.
+// What a group needs of a communicator, whatever the backend: who the ranks are, a small host exchange, symmetric
+// memory, windows, and a runtime to launch kernels on. One object is one rank's end.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,12 @@
 #include <string>
 
 #include "device/network_handle.h"
+#include "fabric/backend.h"
 #include "nccl.h"
 
 namespace crossdock {
 
 class Runtime;
-
-enum class World { kThreads, kProcesses, kDeterministic, kCuda };
 
 // A symmetric allocation: the same size on every rank, zeroed, mapped by all. Destroying it is local and frees this
 // rank's view; callers pass a barrier first, so that no peer still writes.
@@ -41,7 +40,7 @@ class Communicator {
   public:
     virtual ~Communicator() = default;
 
-    virtual World world() const = 0;
+    virtual const BackendTraits& backend() const = 0;
     virtual int rank() const = 0;
     virtual int num_ranks() const = 0;
     virtual Runtime& runtime() = 0;

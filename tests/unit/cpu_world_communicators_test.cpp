@@ -40,17 +40,15 @@ void run_simulated(int num_ranks, const RankProgram& program) {
     for (uint64_t seed = 0; seed < 10; ++seed) run_deterministic(num_ranks, {.seed = seed}, program);
 }
 
-class InProcessWorlds : public testing::TestWithParam<World> {
+class InProcessWorlds : public testing::TestWithParam<const char*> {
   protected:
     void run(int num_ranks, const RankProgram& program) {
-        GetParam() == World::kThreads ? run_threads(num_ranks, program) : run_simulated(num_ranks, program);
+        GetParam() == kThreadsBackend.name ? run_threads(num_ranks, program) : run_simulated(num_ranks, program);
     }
 };
 
-INSTANTIATE_TEST_SUITE_P(CpuWorlds, InProcessWorlds, testing::Values(World::kThreads, World::kDeterministic),
-                         [](const auto& world) {
-                             return std::string(world.param == World::kThreads ? "Threads" : "Deterministic");
-                         });
+INSTANTIATE_TEST_SUITE_P(CpuWorlds, InProcessWorlds, testing::Values(kThreadsBackend.name, kSimulationBackend.name),
+                         [](const auto& backend) { return std::string(backend.param); });
 
 std::string error_of(const std::function<void()>& action, ncclResult_t code) {
     try {
@@ -78,7 +76,7 @@ TEST_P(InProcessWorlds, KnowTheirRanks) {
         int is_cpu = 0;
         EXPECT_EQ(crossdockCommIsCpu(comm, &is_cpu), ncclSuccess);
         EXPECT_EQ(is_cpu, 1);
-        EXPECT_EQ(communicator_of(comm)->world(), GetParam());
+        EXPECT_STREQ(communicator_of(comm)->backend().name, GetParam());
     });
 }
 

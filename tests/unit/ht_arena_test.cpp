@@ -14,7 +14,7 @@ uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels, ncclEpZeroCopyMode
     config.num_experts = 256;
     config.max_tokens = 4096;
     config.max_token_bytes = 14336;
-    return ht_geometry(World::kCuda, config, channels).arena_bytes();
+    return ht_geometry(kCudaBackend, config, channels).arena_bytes();
 }
 
 // For 4096 tokens a rank, with the SMs that are taken unless told otherwise.

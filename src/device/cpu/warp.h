@@ -12,7 +12,7 @@ namespace crossdock::cpu {
 
 enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2, kWriteNonsense = 3 };
 
-// Sees the protocol's events in the deterministic world (null elsewhere) and remembers the first violation.
+// Sees the protocol's events in the simulation (null elsewhere) and remembers the first violation.
 class ProtocolChecker {
   public:
     virtual ~ProtocolChecker() = default;
@@ -41,19 +41,19 @@ class Warp {
     static constexpr int kNumBarriers = 2;
     virtual void meet(int barrier, int warps) = 0;
 
-    // Nanoseconds, monotonic; simulated in the deterministic world.
+    // Nanoseconds, monotonic; in the simulation those of its own clock.
     virtual uint64_t now_ns() = 0;
 
     // After a failed poll: lets other fibers (and, oversubscribed, other threads) run. Simulated time may jump to
     // deadline_ns when nobody can make progress.
     virtual void pause(uint64_t deadline_ns) = 0;
 
-    // A place where the deterministic world may switch to another fiber; nothing elsewhere.
+    // A place where the simulation may switch to another fiber; nothing elsewhere.
     virtual void scheduling_point() = 0;
 
-    // Asynchronous copy, complete at the latest when wait_copies says so. Immediate in the threads and processes worlds
-    // (is_lazy() false); in the deterministic one it reads its source and writes its target at some later time, in any
-    // order. is_read_soon: the target should stay in the caches.
+    // Asynchronous copy, complete at the latest when wait_copies says so. Immediate in the threads and processes
+    // backends (is_lazy() false); in the simulation it reads its source and writes its target at some later
+    // time, in any order. is_read_soon: the target should stay in the caches.
     virtual void copy_async(void* target, const void* source, size_t bytes, bool is_read_soon = false) = 0;
     // Blocks until at most max_pending of this warp's latest copies have not landed.
     virtual void wait_copies(int max_pending) = 0;

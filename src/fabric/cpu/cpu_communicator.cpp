@@ -48,9 +48,9 @@ std::string list_of(const std::vector<int>& ranks) {
 uint64_t join_timeout_ns() { return timeout_ns("CROSSDOCK_JOIN_TIMEOUT_MS", kDefaultJoinTimeoutMs); }
 uint64_t network_timeout_ns() { return timeout_ns("CROSSDOCK_NETWORK_TIMEOUT_MS", kDefaultNetworkTimeoutMs); }
 
-CpuCommunicator::CpuCommunicator(World world, int rank, int num_ranks, std::unique_ptr<Exchange> exchange,
-                                 std::shared_ptr<Executor> executor)
-    : world_(world),
+CpuCommunicator::CpuCommunicator(const BackendTraits& backend, int rank, int num_ranks,
+                                 std::unique_ptr<Exchange> exchange, std::shared_ptr<Executor> executor)
+    : backend_(backend),
       rank_(rank),
       num_ranks_(num_ranks),
       exchange_(std::move(exchange)),

@@ -20,7 +20,7 @@ uint64_t network_timeout_ns();
 
 class CpuCommunicator : public Communicator {
   public:
-    World world() const final { return world_; }
+    const BackendTraits& backend() const final { return backend_; }
     int rank() const final { return rank_; }
     int num_ranks() const final { return num_ranks_; }
     Runtime& runtime() final { return runtime_; }
@@ -41,7 +41,7 @@ class CpuCommunicator : public Communicator {
     void deregister_window(ncclWindow_t handle, uint64_t timeout_ns);
 
   protected:
-    CpuCommunicator(World world, int rank, int num_ranks, std::unique_ptr<Exchange> exchange,
+    CpuCommunicator(const BackendTraits& backend, int rank, int num_ranks, std::unique_ptr<Exchange> exchange,
                     std::shared_ptr<Executor> executor);
 
     // Makes everybody's memory reachable. Collective.
@@ -61,7 +61,7 @@ class CpuCommunicator : public Communicator {
     void gather_chunk(uint64_t number, const PostLabel& label, std::byte* all, size_t stride, size_t chunk_bytes,
                       uint64_t start_ns, uint64_t deadline_ns);
 
-    World world_;
+    const BackendTraits& backend_;
     int rank_;
     int num_ranks_;
     std::unique_ptr<Exchange> exchange_;

@@ -33,9 +33,9 @@ struct Allocation {
     std::vector<ZeroedMemory> pieces;
 };
 
-// What the ranks of one world share.
+// What the ranks of one communicator share.
 struct SharedWorld {
-    // simulation: null in the threads world.
+    // simulation: null with the threads backend.
     SharedWorld(int num_ranks, Simulation* world_simulation)
         : control_memory(ControlSegment::bytes(num_ranks), kPieceAlignment), simulation(world_simulation) {}
 
@@ -84,9 +84,9 @@ std::shared_ptr<ControlSegment> control_of(const std::shared_ptr<SharedWorld>& s
 
 class InProcessCommunicator final : public CpuCommunicator {
   public:
-    InProcessCommunicator(World world, int rank, int num_ranks, std::shared_ptr<SharedWorld> shared,
+    InProcessCommunicator(const BackendTraits& backend, int rank, int num_ranks, std::shared_ptr<SharedWorld> shared,
                           std::shared_ptr<Executor> executor)
-        : CpuCommunicator(world, rank, num_ranks, std::make_unique<MailboxExchange>(control_of(shared), rank),
+        : CpuCommunicator(backend, rank, num_ranks, std::make_unique<MailboxExchange>(control_of(shared), rank),
                           std::move(executor)),
           shared_(std::move(shared)) {}
 
@@ -137,7 +137,7 @@ std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks) 
     std::vector<std::shared_ptr<CpuCommunicator>> communicators;
     for (int rank = 0; rank < num_ranks; ++rank) {
         communicators.push_back(
-            std::make_shared<InProcessCommunicator>(World::kThreads, rank, num_ranks, shared, executor));
+            std::make_shared<InProcessCommunicator>(kThreadsBackend, rank, num_ranks, shared, executor));
     }
     return communicators;
 }
@@ -156,8 +156,8 @@ DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config
     for (int rank = 0; rank < num_ranks; ++rank) {
         // A group that outlives the run keeps the simulation alive through its executor.
         std::shared_ptr<Executor> executor(simulation, &simulation->executor(rank));
-        handles.push_back(publish(std::make_shared<InProcessCommunicator>(World::kDeterministic, rank, num_ranks,
-                                                                          shared, std::move(executor))));
+        handles.push_back(publish(
+            std::make_shared<InProcessCommunicator>(kSimulationBackend, rank, num_ranks, shared, std::move(executor))));
     }
     simulation->run([&](int rank) { program(handles[static_cast<size_t>(rank)], rank); });
     return {simulation->num_steps(), simulation->trace_hash()};

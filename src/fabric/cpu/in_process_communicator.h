@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators whose ranks share one address space: the threads world and the deterministic world.
+// Communicators whose ranks share one address space: the backends threads and simulation.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace crossdock::cpu {
 
-// All ranks of a threads world, in rank order.
+// All ranks of a communicator of threads, in rank order.
 std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks);
 
 struct DeterministicRun {

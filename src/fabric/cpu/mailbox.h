@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a CPU world exchange small host data: every rank has a mailbox that it alone writes and all others
+// How the ranks of a CPU backend exchange small host data: every rank has a mailbox that it alone writes and all others
 // read, in memory that all of them map. Words are atomic, so it serves threads and processes alike. All zero is a fresh
 // segment.
 #pragma once

@@ -52,7 +52,7 @@ ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_near
                                          const std::vector<ProcessIdentity>& near_processes,
                                          std::unique_ptr<Exchange> exchange,
                                          const std::shared_ptr<LocalExecutor>& executor)
-    : CpuCommunicator(World::kProcesses, rank, num_ranks, std::move(exchange), executor),
+    : CpuCommunicator(kProcessesBackend, rank, num_ranks, std::move(exchange), executor),
       first_near_(first_near),
       processes_(near_processes.begin(), near_processes.end()) {
     executor->watch_peers(num_ranks, [this](int peer) { return !why_gone(peer).empty(); });

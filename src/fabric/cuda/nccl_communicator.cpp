@@ -71,7 +71,7 @@ class NcclCommunicator final : public Communicator {
   public:
     explicit NcclCommunicator(const NcclRank& self) : self_(self), runtime_(self.device) {}
 
-    World world() const override { return World::kCuda; }
+    const BackendTraits& backend() const override { return kCudaBackend; }
     int rank() const override { return self_.rank; }
     int num_ranks() const override { return self_.num_ranks; }
     int domain_ranks() const override { return self_.domain_ranks; }

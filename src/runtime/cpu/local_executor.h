@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor of the threads and processes worlds: a launch's warps are fibers of the calling thread, resumed in turn,
-// in real time.
+// The executor of the threads and processes backends: a launch's warps are fibers of the calling thread, resumed in
+// turn, in real time.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of the deterministic world that writes nonsense into its peers' symmetric memory. It knows nothing of what is
+// A simulated rank that writes nonsense into its peers' symmetric memory. It knows nothing of what is
 // where: words near the beginning are drawn more often, and most values are made of words that are there, so that
 // epochs and tags often are those of the operation at hand.
 #pragma once

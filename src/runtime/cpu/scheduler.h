@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heart of the deterministic world: tasks (fibers) of all ranks on one thread, a seed that picks who runs next, a
+// The heart of the simulation: tasks (fibers) of all ranks on one thread, a seed that picks who runs next, a
 // simulated clock, and asynchronous copies that land late and out of order. One seed is one run: nothing depends on
 // addresses, hashes or real time.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The deterministic world's runtime: all ranks' programs and all warps of their launches on the calling thread, in
+// The simulation's runtime: all ranks' programs and all warps of their launches on the calling thread, in
 // simulated time.
 #pragma once
 
