@@ -7,61 +7,10 @@
 
 #include "core/tensor.h"
 #include "kernels/agreement.h"
+#include "kernels/wait_steps.h"
 
 namespace crossdock {
 namespace {
-
-const char* name_of(OperationKind operation) {
-    switch (operation) {
-        case OperationKind::kNone:
-            return "";
-        case OperationKind::kDispatch:
-            return "dispatch";
-        case OperationKind::kCombine:
-            return "combine";
-        case OperationKind::kComplete:
-            return "complete";
-        case OperationKind::kMaskClean:
-            return "mask clean";
-        case OperationKind::kUpdate:
-            return "update";
-        case OperationKind::kA2sgd:
-            return "a2sgd";
-    }
-    return "";
-}
-
-const char* name_of(WaitStep step) {
-    switch (step) {
-        case WaitStep::kNone:
-            return "";
-        case WaitStep::kCredit:
-            return "credit";
-        case WaitStep::kEntry:
-            return "entry";
-        case WaitStep::kCounts:
-            return "counts";
-        case WaitStep::kRow:
-            return "row";
-        case WaitStep::kWeights:
-            return "weights";
-        case WaitStep::kBarrier:
-            return "barrier";
-        case WaitStep::kBuffer:
-            return "buffer";
-        case WaitStep::kRouting:
-            return "routing";
-        case WaitStep::kFinished:
-            return "finished";
-        case WaitStep::kReport:
-            return "report";
-        case WaitStep::kMeans:
-            return "means";
-        case WaitStep::kRefused:
-            return "refused";
-    }
-    return "";
-}
 
 // As a caller of this API knows it.
 const char* name_of(Term term) {

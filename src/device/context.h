@@ -26,8 +26,8 @@ namespace ptx = gpu::ptx;
 
 #if defined(CROSSDOCK_TIMELINE)
 // Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
-static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
-static __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
+static __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
 static __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
 #endif
 
@@ -49,27 +49,27 @@ class Ctx {
     // The block's last `warps` warps meet.
     CROSSDOCK_DEVICE void last_warps_sync(int warps) const { ptx::barrier_sync(1, warps * kLanes); }
     CROSSDOCK_DEVICE uint64_t now_ns() const { return ptx::global_timer_ns(); }
-    CROSSDOCK_DEVICE void mark([[maybe_unused]] Step step) const {
+    CROSSDOCK_DEVICE void mark([[maybe_unused]] auto step) const {
 #if defined(CROSSDOCK_TIMELINE)
         const uint32_t number = static_cast<uint32_t>(step);
         if (lane() != 0) return;
-        if (is_begin(step)) timeline_begin_ns[block_idx()][warp_idx()][number] = now_ns();
+        if (begins_kernel(number)) timeline_begin_ns[block_idx()][warp_idx()][number] = now_ns();
         timeline_clocks[block_idx()][warp_idx()][number] = clock64();
 #endif
     }
-    CROSSDOCK_DEVICE void enter([[maybe_unused]] Phase phase) const {
+    CROSSDOCK_DEVICE void enter([[maybe_unused]] auto phase) const {
 #if defined(CROSSDOCK_TIMELINE)
         if (lane() != 0) return;
         PhaseTimes& times = phase_times[block_idx()][warp_idx()];
         const int64_t now = clock64();
-        if (is_begin(phase)) {
+        const uint32_t number = static_cast<uint32_t>(phase);
+        if (begins_kernel(number)) {
             times.sm = ptx::sm_number();
-            for (uint32_t i = static_cast<uint32_t>(phase); i <= static_cast<uint32_t>(end_of(phase)); ++i)
-                times.total[i] = 0;
+            for (uint32_t i = number; i < number + kMostSteps; ++i) times.total[i] = 0;
         } else {
-            times.total[static_cast<uint32_t>(times.phase)] += now - times.since;
+            times.total[times.phase] += now - times.since;
         }
-        times.phase = phase;
+        times.phase = number;
         times.since = now;
 #endif
     }
@@ -230,8 +230,8 @@ class Ctx {
         if (warps > 1) warp_->meet(1, warps);
     }
     uint64_t now_ns() const { return warp_->now_ns(); }
-    void mark(Step) const {}
-    void enter(Phase) const {}
+    void mark(auto) const {}
+    void enter(auto) const {}
     void pause(uint64_t deadline_ns) const { warp_->pause(deadline_ns); }
     int first_ended(int peer) const { return warp_->first_ended(peer); }
     bool is_killed() const { return warp_->is_killed(); }

@@ -8,22 +8,9 @@
 
 namespace crossdock {
 
-enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean, kUpdate, kA2sgd };
-enum class WaitStep : uint32_t {
-    kNone,
-    kCredit,
-    kEntry,
-    kCounts,
-    kRow,
-    kWeights,
-    kBarrier,
-    kBuffer,
-    kRouting,
-    kFinished,
-    kReport,
-    kMeans,
-    kRefused  // another rank could not use the peer's words
-};
+// Which operation waits, and for what. kernels/wait_steps.h gives these numbers their meanings.
+enum class OperationKind : uint32_t;
+enum class WaitStep : uint32_t;
 
 // `claimed` of a record: 0: free; whoever counts it up from there writes the rest, and then adds this.
 inline constexpr uint32_t kRecordWritten = uint32_t{1} << 30;

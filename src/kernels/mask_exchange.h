@@ -7,6 +7,7 @@
 #include "device/wait.h"
 #include "kernels/geometry.h"
 #include "kernels/remote.h"
+#include "kernels/wait_steps.h"
 
 namespace crossdock {
 

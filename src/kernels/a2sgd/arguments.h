@@ -11,6 +11,7 @@
 #include "device/sign_sums.h"
 #include "kernels/geometry.h"
 #include "kernels/reach.h"
+#include "kernels/wait_steps.h"
 
 namespace crossdock {
 

@@ -8,7 +8,9 @@
 #include "device/wait.h"
 #include "kernels/agreement.h"
 #include "kernels/ht/outbox.h"
+#include "kernels/ht/phases.h"
 #include "kernels/reach.h"
+#include "kernels/wait_steps.h"
 
 namespace crossdock {
 

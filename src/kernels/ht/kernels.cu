@@ -105,11 +105,6 @@ void launch_on_gpu(HtMaskClean, const HtMaskCleanArgs& args, const LaunchShape& 
 template struct OnGpu<HtMaskClean, Peers::kLsa>;
 
 #if defined(CROSSDOCK_TIMELINE)
-constexpr const char* kPhaseNames[] = {"begin",  "stage", "target", "load",   "store", "receive",
-                                       "labels", "end",   "begin",  "slot",   "stage", "sum",
-                                       "store",  "rows",  "add",    "credit", "end"};
-static_assert(std::size(kPhaseNames) == kNumPhases);
-
 // As steps that follow each other, each as long as all of a warp's times in that phase.
 void cuda::write_phases(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
@@ -122,24 +117,22 @@ void cuda::write_phases(int rank) {
         cudaMemcpyFromSymbol(times.get(), gpu::phase_times, sizeof(AllTimes)) != cudaSuccess)
         return;
     std::ofstream file(std::string(folder) + "/phases-" + std::to_string(rank) + ".jsonl");
-    for (const Phase begin : {Phase::kDispatchBegin, Phase::kCombineBegin}) {
-        const uint32_t first = static_cast<uint32_t>(begin);
-        const uint32_t last = static_cast<uint32_t>(end_of(begin));
+    const auto write = [&](const char* kernel, Phase begin, const auto& names) {
         for (uint32_t i = 0; i < kTimelineBlocks * kTimelineWarps; ++i) {
             int64_t clocks = 0;
-            for (uint32_t phase = first; phase <= last; ++phase) {
-                const int64_t spent = times[i].total[phase];
-                if (spent > 0 || (phase == last && clocks > 0)) {
-                    file << "{\"rank\":" << rank << ",\"kernel\":\"ht "
-                         << (begin == Phase::kDispatchBegin ? "dispatch" : "combine")
-                         << "\",\"block\":" << i / kTimelineWarps << ",\"warp\":" << i % kTimelineWarps
-                         << ",\"sm\":" << times[i].sm << ",\"step\":\"" << kPhaseNames[phase]
-                         << "\",\"ns\":" << clocks * 1000000 / clock_khz << "}\n";
+            for (uint32_t phase = 0; phase < std::size(names); ++phase) {
+                const int64_t spent = times[i].total[static_cast<uint32_t>(begin) + phase];
+                if (spent > 0 || (phase + 1 == std::size(names) && clocks > 0)) {
+                    file << "{\"rank\":" << rank << ",\"kernel\":\"" << kernel << "\",\"block\":" << i / kTimelineWarps
+                         << ",\"warp\":" << i % kTimelineWarps << ",\"sm\":" << times[i].sm << ",\"step\":\""
+                         << names[phase] << "\",\"ns\":" << clocks * 1000000 / clock_khz << "}\n";
                 }
                 clocks += spent;
             }
         }
-    }
+    };
+    write("ht dispatch", Phase::kDispatchBegin, kDispatchPhases);
+    write("ht combine", Phase::kCombineBegin, kCombinePhases);
 }
 #endif
 

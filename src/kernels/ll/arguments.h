@@ -7,6 +7,8 @@
 #include "kernels/agreement.h"
 #include "kernels/ll/outbox.h"
 #include "kernels/ll/shared_memory.h"
+#include "kernels/ll/steps.h"
+#include "kernels/wait_steps.h"
 
 namespace crossdock {
 

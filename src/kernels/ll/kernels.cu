@@ -114,19 +114,11 @@ void launch_on_gpu(LlSources, const LlSourcesArgs& args, const LaunchShape& shap
 template struct OnGpu<LlSources, Peers::kLsa>;
 
 #if defined(CROSSDOCK_TIMELINE)
-constexpr const char* kStepNames[] = {
-    "dispatch begin",  "dispatch ready",   "dispatch fetching", "dispatch head",    "dispatch planned",
-    "dispatch loaded", "dispatch stored",  "dispatch landed",   "dispatch flagged", "dispatch counts",
-    "dispatch header", "dispatch arrived", "dispatch placed",   "dispatch end",     "combine begin",
-    "combine ready",   "combine head",     "combine loaded",    "combine stored",   "combine landed",
-    "combine flagged", "combine listed",   "combine arrived",   "combine summed",   "combine end"};
-static_assert(std::size(kStepNames) == kNumSteps);
-
 void cuda::write_timeline(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
     struct Times {
-        int64_t clocks[kTimelineBlocks][kTimelineWarps][kNumSteps];
-        uint64_t begin_ns[kTimelineBlocks][kTimelineWarps][kNumSteps];
+        int64_t clocks[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
+        uint64_t begin_ns[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
     };
     const auto times = std::make_unique<Times>();
     const auto& [clocks, begin_ns] = *times;
@@ -138,26 +130,25 @@ void cuda::write_timeline(int rank) {
         cudaMemcpyFromSymbol(times->begin_ns, gpu::timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
         return;
     std::ofstream file(std::string(folder) + "/timeline-" + std::to_string(rank) + ".jsonl");
-    for (const Step begin : {Step::kDispatchBegin, Step::kCombineBegin}) {
-        const bool is_dispatch = begin == Step::kDispatchBegin;
+    const auto write = [&, &clocks = clocks, &begin_ns = begin_ns](const char* kernel, Step begin, const auto& names) {
         const uint32_t first = static_cast<uint32_t>(begin);
-        const uint32_t last = is_dispatch ? static_cast<uint32_t>(Step::kCombineBegin) : kNumSteps;
         // Blocks begin together; their clocks do not agree on when that is.
         const uint64_t begin_of_all = begin_ns[0][0][first];
         for (uint32_t block = 0; block < kTimelineBlocks; ++block) {
             for (uint32_t warp = 0; warp < kTimelineWarps; ++warp) {
-                for (uint32_t step = first; step < last; ++step) {
-                    const int64_t since = clocks[block][warp][step] - clocks[block][warp][first];
-                    if (clocks[block][warp][step] == 0 || since < 0) continue;  // a step of an earlier run
-                    const std::string name = kStepNames[step];
-                    const size_t space = name.find(' ');
-                    file << "{\"rank\":" << rank << ",\"kernel\":\"" << name.substr(0, space)
-                         << "\",\"block\":" << block << ",\"warp\":" << warp << ",\"step\":\"" << name.substr(space + 1)
+                for (uint32_t step = 0; step < std::size(names); ++step) {
+                    const int64_t clock = clocks[block][warp][first + step];
+                    const int64_t since = clock - clocks[block][warp][first];
+                    if (clock == 0 || since < 0) continue;  // a step of an earlier run
+                    file << "{\"rank\":" << rank << ",\"kernel\":\"" << kernel << "\",\"block\":" << block
+                         << ",\"warp\":" << warp << ",\"step\":\"" << names[step]
                          << "\",\"ns\":" << begin_of_all + static_cast<uint64_t>(since * 1000000 / clock_khz) << "}\n";
                 }
             }
         }
-    }
+    };
+    write("dispatch", Step::kDispatchBegin, kDispatchSteps);
+    write("combine", Step::kCombineBegin, kCombineSteps);
 }
 #endif
 

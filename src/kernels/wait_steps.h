@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations of all modes and what they wait for, with their words in diagnoses.
+#pragma once
+
+#include "device/wait.h"
+
+namespace crossdock {
+
+enum class OperationKind : uint32_t { kNone, kDispatch, kCombine, kComplete, kMaskClean, kUpdate, kA2sgd };
+
+constexpr const char* name_of(OperationKind operation) {
+    switch (operation) {
+        case OperationKind::kNone:
+            return "";
+        case OperationKind::kDispatch:
+            return "dispatch";
+        case OperationKind::kCombine:
+            return "combine";
+        case OperationKind::kComplete:
+            return "complete";
+        case OperationKind::kMaskClean:
+            return "mask clean";
+        case OperationKind::kUpdate:
+            return "update";
+        case OperationKind::kA2sgd:
+            return "a2sgd";
+    }
+    return "";
+}
+
+enum class WaitStep : uint32_t {
+    kNone,
+    kCredit,
+    kEntry,
+    kCounts,
+    kRow,
+    kWeights,  // LL
+    kBarrier,
+    kBuffer,    // LL
+    kRouting,   // HT
+    kFinished,  // HT
+    kReport,    // HT
+    kMeans,     // A2SGD
+    kRefused,   // HT: another rank could not use the peer's words
+};
+
+constexpr const char* name_of(WaitStep step) {
+    switch (step) {
+        case WaitStep::kNone:
+            return "";
+        case WaitStep::kCredit:
+            return "credit";
+        case WaitStep::kEntry:
+            return "entry";
+        case WaitStep::kCounts:
+            return "counts";
+        case WaitStep::kRow:
+            return "row";
+        case WaitStep::kWeights:
+            return "weights";
+        case WaitStep::kBarrier:
+            return "barrier";
+        case WaitStep::kBuffer:
+            return "buffer";
+        case WaitStep::kRouting:
+            return "routing";
+        case WaitStep::kFinished:
+            return "finished";
+        case WaitStep::kReport:
+            return "report";
+        case WaitStep::kMeans:
+            return "means";
+        case WaitStep::kRefused:
+            return "refused";
+    }
+    return "";
+}
+
+}  // namespace crossdock
