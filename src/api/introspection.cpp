@@ -2,7 +2,7 @@
 // The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and integrations
 // (contract 1.5).
 #include "api/boundary.h"
-#include "core/ht_handle.h"
+#include "core/ht/handle.h"
 #include "core/objects.h"
 
 #define CROSSDOCK_EXPORT __attribute__((visibility("default")))

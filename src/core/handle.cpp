@@ -4,8 +4,8 @@
 #include <bit>
 
 #include "core/error.h"
-#include "core/ht_handle.h"
-#include "core/ll_handle.h"
+#include "core/ht/handle.h"
+#include "core/ll/handle.h"
 #include "core/structs.h"
 #include "core/tensor.h"
 

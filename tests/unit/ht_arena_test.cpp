@@ -2,7 +2,7 @@
 // What high throughput's shared memory takes on GPUs, without one: there rings are many, one a block.
 #include <gtest/gtest.h>
 
-#include "core/ht_arena.h"
+#include "core/ht/arena.h"
 
 namespace crossdock {
 namespace {

@@ -3,7 +3,7 @@
 // operations end, with an error or right, and nothing outside its tensors is written.
 #include "core/group.h"
 #include "core/handle.h"
-#include "core/ht_arena.h"
+#include "core/ht/arena.h"
 #include "core/structs.h"
 #include "hostile.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/ll_handle.h"
+#include "core/ll/handle.h"
 
 namespace crossdock {
 namespace {

@@ -2,7 +2,7 @@
 // Low latency beside a rank that writes nonsense into another's arena.
 #include "core/group.h"
 #include "core/handle.h"
-#include "core/ll_arena.h"
+#include "core/ll/arena.h"
 #include "core/structs.h"
 #include "hostile.h"
 

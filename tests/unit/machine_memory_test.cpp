@@ -10,8 +10,8 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/ht_arena.h"
-#include "core/ll_arena.h"
+#include "core/ht/arena.h"
+#include "core/ll/arena.h"
 #include "crossdock.h"
 #include "nccl_ep.h"
 

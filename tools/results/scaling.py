@@ -116,7 +116,7 @@ def ht_table():
         by_rank = tokens * distinct_ranks(ranks, experts, topk) * far / ranks
         weights = by_rank * 4 * (min(topk, experts // ranks) + 3) // 4 * 4
         puts = crossing + chunks * far  # each carries a signal
-        # A credit is for half a ring: of rows (src/core/ht_arena.h, with the default's 24 SMs), of weights.
+        # A credit is for half a ring: of rows (src/core/ht/arena.h, with the default's 24 SMs), of weights.
         row_slots = max(4, min(16, (64 << 20) // (2 * nodes * 24 * row_bytes)))
         weight_slots = min(64, 16384 // (32 * 4 * ((min(topk, experts // ranks) + 3) // 4 * 4)))
         signals = crossing / (row_slots // 2) + chunks * far / (weight_slots // 2) + far

@@ -2,8 +2,8 @@
 // ncclEpCombine in high-throughput mode: the caller's structs and tensors checked against the contract, and turned into
 // kernel arguments.
 #include "core/error.h"
-#include "core/ht_handle.h"
-#include "core/ht_plan.h"
+#include "core/ht/handle.h"
+#include "core/ht/plan.h"
 #include "core/structs.h"
 #include "device/mxfp8.h"
 #include "kernels/ht/launch.h"

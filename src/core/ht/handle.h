@@ -47,7 +47,7 @@ class HtHandle final : public Handle {
     // After them the number of tokens is known, and the total if that needs no waiting (or wait is set). own_rows: the
     // call's tensor with a row for each token of this rank, and its name; where the call has none, both are null.
     void expect_routing(cudaStream_t stream, const ncclEpTensor_t* own_rows, const char* name);
-    // Relocation (ht_relocation.cpp): handles in the same memory of the caller know of each other's updates.
+    // Relocation (relocation.cpp): handles in the same memory of the caller know of each other's updates.
     HtRoutingMaker maker() const;
     bool overlaps(const HtHandle& other) const;
     bool can_share_with(const HtHandle& other) const;

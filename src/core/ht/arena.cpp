@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/ht_arena.h"
+#include "core/ht/arena.h"
 
 #include <algorithm>
 #include <vector>

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "core/error.h"
-#include "core/ll_handle.h"
+#include "core/ll/handle.h"
 #include "core/structs.h"
 #include "device/nvfp4.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/ll_handle.h"
+#include "core/ll/handle.h"
 
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/ll_plan.h"
+#include "core/ll/plan.h"
 #include "core/log.h"
 #include "core/structs.h"
 #include "kernels/ll/launch.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/ht_handle.h"
+#include "core/ht/handle.h"
 #include "core/process.h"
 #include "core/structs.h"
 

@@ -2,7 +2,7 @@
 // ncclEpDispatch in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
 // kernel arguments.
 #include "core/error.h"
-#include "core/ll_handle.h"
+#include "core/ll/handle.h"
 #include "core/structs.h"
 
 namespace crossdock {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/ll_arena.h"
+#include "core/ll/arena.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/ll_plan.h"
+#include "core/ll/plan.h"
 
 #include <algorithm>
 

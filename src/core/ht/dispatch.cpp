@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/ht_handle.h"
-#include "core/ht_plan.h"
+#include "core/ht/handle.h"
+#include "core/ht/plan.h"
 #include "core/structs.h"
 #include "kernels/ht/launch.h"
 

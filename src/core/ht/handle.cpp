@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/ht_handle.h"
+#include "core/ht/handle.h"
 
 #include <algorithm>
 #include <cstddef>
 
 #include "core/error.h"
-#include "core/ht_plan.h"
+#include "core/ht/plan.h"
 #include "core/structs.h"
 #include "kernels/ht/launch.h"
 

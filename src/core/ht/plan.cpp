@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/ht_plan.h"
+#include "core/ht/plan.h"
 
 #include <algorithm>
 
