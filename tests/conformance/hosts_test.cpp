@@ -151,7 +151,7 @@ TEST(Hosts, ACutCableIsNamed) {
     on_three_hosts(1, {}, [&](HostNetwork& network) -> RankProgram {
         return [&](RankContext& context) {
             const Problem problem = busy_problem(kHosts, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
-            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.timeout_ns = kTimeoutNs;
             Group group(context, context.comm(), config);
             Layer layer(context, group.get(), problem);

@@ -101,7 +101,7 @@ TEST(ScaleAlignment, HighThroughput) {
                             problem.num_scales = scales.num;
                             ScopedArena arena(context, kHtWindowBytes);
                             {
-                                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                                Group group(context, problem);
                                 HtLayer layer(context, group.get(), problem,
                                               {.arena = arena.get(),
                                                .output_windows = in_window,

@@ -347,7 +347,7 @@ TEST(HtAgreement, ARankWithoutRowsNeedNotKnowTheirs) {
             }
             problem.budget = 0;
             problem.group_topk = problem.num_topk;
-            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            Group group(context, problem);
             HtLayer layer(context, group.get(), problem, {.exact_rows = true, .exact_combine_rows = true});
             layer.prepare_update();
             if (!context.is_gpu()) context.barrier();

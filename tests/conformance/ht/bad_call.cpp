@@ -35,7 +35,7 @@ HtProblem victim_problem(int num_ranks, ncclEpLayout_t layout, bool is_eager) {
 }
 
 ncclEpGroupConfig_t victim_config(RankContext& context, const HtProblem& problem) {
-    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.max_token_bytes = 1280;
     return config;
 }

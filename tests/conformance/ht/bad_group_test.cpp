@@ -125,7 +125,7 @@ TEST(HtBadGroup, MasksAreRefused) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             for (const unsigned enable_mask : {0u, 1u}) {
                 HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
-                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.enable_mask = enable_mask;
                 Group group(context, context.comm(), config);
                 const cudaStream_t stream = context.make_stream();

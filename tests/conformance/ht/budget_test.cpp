@@ -61,7 +61,7 @@ TEST(HtBudget, RowsUpToTheBudgetArrive) {
                         size_t most = 0;
                         for (int rank = 0; rank <= last; ++rank) most = std::max(most, total_of(problem, rank));
                         problem.budget = most + spare;
-                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        Group group(context, problem);
                         HtLayer layer(context, group.get(), problem, {.extra_rows = 3, .extra_metadata_rows = 2});
                         layer.round_trip();
                     }
@@ -81,7 +81,7 @@ TEST(HtBudget, WhatDoesNotFitIsDroppedInOrder) {
                     HtProblem problem = base;
                     problem.drops = true;
                     problem.budget = budget;
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer layer(context, group.get(), problem, {.extra_rows = 3, .extra_metadata_rows = 2});
                     layer.round_trip();
                     layer.route(rerouted(problem, budget));
@@ -103,7 +103,7 @@ TEST(HtBudget, AlignmentsMayExceedTheBudget) {
                 problem.alignment = alignment;
                 problem.budget = 15;
                 problem.drops = true;
-                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                Group group(context, problem);
                 HtLayer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});
                 layer.round_trip();
                 layer.route(rerouted(problem, alignment));
@@ -125,7 +125,7 @@ TEST(HtBudget, RandomRoutingsAreDroppedInOrder) {
             BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
-                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                Group group(context, problem);
                 HtLayer layer(context, group.get(), problem, {.extra_rows = 1, .extra_metadata_rows = 1});
                 for (uint64_t step = 0; step < 4; ++step) {
                     layer.round_trip();
@@ -146,7 +146,7 @@ TEST(HtBudget, EagerTensorsHaveTheRowsThatCome) {
                     HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
                     problem.budget = 0;
                     problem.group_topk = problem.num_topk;
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer layer(context, group.get(), problem, {.extra_rows = spare, .extra_metadata_rows = spare});
                     for (int count = 0; count < 9; ++count) {
                         // Only the first rank receives anything, then only the last one.
@@ -187,7 +187,7 @@ TEST(HtBudget, TooManyRowsFailTheGroup) {
                     for (HtProblem* one : {&problem, &fitting}) leave_others_empty(*one, target);
                     const size_t total = total_of(problem, target);
                     fitting.budget = problem.budget = total - 1;
-                    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                    ncclEpGroupConfig_t config = group_config_for(context, problem);
                     config.overflow_policy = policy;
                     Group group(context, context.comm(), config);
                     HtLayer layer(context, group.get(), fitting);

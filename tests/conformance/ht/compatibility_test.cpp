@@ -22,7 +22,7 @@ TEST(HtCompatibility, Version1CallersGiveTheRowsThatCome) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
-                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
                 config.version = 1;
                 // What lies behind version 1's struct is not its.
@@ -51,7 +51,7 @@ TEST(HtCompatibility, Version1CallersNameABudget) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
             problem.budget = 0;
-            ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+            ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
             config.version = 1;
             ncclEpGroup_t group = nullptr;
@@ -68,7 +68,7 @@ TEST(HtCompatibility, TheNumberOfReceivedRowsIsTold) {
                 expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                     HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
                     choose_budget(problem, room, 3);
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer layer(context, group.get(), problem);
                     for (uint64_t step = 0; step < 3; ++step) {
                         unsigned int rows = 0;
@@ -93,7 +93,7 @@ TEST(HtCompatibility, KMayComeWithTheUpdate) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                     HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
                     problem.group_topk = group_topk;
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer layer(context, group.get(), problem, {.open_topk = true});
                     for (const int num_topk : {3, 1, 2}) {
                         problem.num_topk = num_topk;
@@ -148,7 +148,7 @@ TEST(HtCompatibility, AllocatorsAreBalanced) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};
                 const HtProblem problem = plain_ht_problem(1, NCCL_EP_LAYOUT_FLAT, 1);
-                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc = hooks_of(books);
                 ncclEpGroup_t group = nullptr;
                 ncclEpHandle_t handle = nullptr;
@@ -177,7 +177,7 @@ TEST(HtCompatibility, MemoryThatNoPeerReachesIsTheAllocators) {
             const HtProblem problem = plain_ht_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             for (const ncclEpAlgorithm_t algorithm : {NCCL_EP_ALGO_HIGH_THROUGHPUT, NCCL_EP_ALGO_LOW_LATENCY}) {
                 Books books{.context = &context};
-                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.algorithm = algorithm;
                 config.alloc = hooks_of(books);
                 Group group(context, context.comm(), config);
@@ -226,7 +226,7 @@ TEST(HtCompatibility, RowsOfOneByteElementsTravel) {
                             problem.scale_type = ncclUint8;
                             problem.num_scales = problem.hidden / 32;
                         }
-                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        Group group(context, problem);
                         HtLayer(context, group.get(), problem).round_trip();
                     }
                 }
@@ -246,7 +246,7 @@ TEST(HtCompatibility, CombinesMayBeQuantised) {
                 problem.values = reference::Values::kWide;
                 HtProblem quantised = problem;
                 quantised.combine_recipe = NCCL_EP_COMB_QUANT_MXFP8;
-                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                Group group(context, problem);
                 HtLayer layer(context, group.get(), quantised);
                 layer.round_trip();
                 layer.route(problem);
@@ -265,7 +265,7 @@ TEST(HtCompatibility, OperationsCallNoAllocator) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                 Books books{.context = &context};
                 const HtProblem problem = plain_ht_problem(2, layout, 1);
-                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc = hooks_of(books);
                 Group group(context, context.comm(), config);
                 HtLayer layer(context, group.get(), problem);

@@ -17,7 +17,7 @@ namespace {
 RankProgram trips(const HtProblem& problem, const HtProblem& next) {
     return [problem, next](RankContext& context) {
         ScopedArena arena(context, kHtWindowBytes);
-        const ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+        const ncclEpGroupConfig_t config = group_config_for(context, problem);
         Group group(context, context.comm(), config);
         for (const bool windows : {false, true}) {
             HtOptions options;
@@ -53,7 +53,7 @@ TEST(HtDomain, ManyNodesMatchTheReference) {
             for (const ncclEpLayout_t layout : kHtLayouts) {
                 const HtProblem problem = plain_ht_problem(domain_ranks * domain_ranks, layout, 3);
                 expect_clean(spec, domain_ranks * domain_ranks, 3, [problem](RankContext& context) {
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer layer(context, group.get(), problem);
                     layer.round_trip();
                 });
@@ -167,7 +167,7 @@ TEST(HtDomain, TrafficIsWhatTheModelSays) {
             for (const ncclEpLayout_t layout : kHtLayouts) {
                 const HtProblem problem = plain_ht_problem(6, layout, 7);
                 expect_clean(spec, 6, std::nullopt, [=](RankContext& context) {
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer layer(context, group.get(), problem);
                     layer.pass(NCCL_EP_FWD_PASS);
                     const crossdockTraffic_t expected =
@@ -219,7 +219,7 @@ TEST(HtDomain, ACutCableIsNamed) {
                 const auto blames = std::make_shared<BlameTable>();
                 const RankProgram program = [=](RankContext& context) {
                     const HtProblem problem = plain_ht_problem(kRanks, layout, 5);
-                    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                    ncclEpGroupConfig_t config = group_config_for(context, problem);
                     config.timeout_ns = 1'000'000;
                     Group group(context, context.comm(), config);
                     HtLayer layer(context, group.get(), problem, {.without_update = true});
@@ -270,7 +270,7 @@ TEST(HtDomain, MasksAreRefused) {
     on_each_backend({Backend::kThreads}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(4, NCCL_EP_LAYOUT_FLAT, 1);
-            const ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+            const ncclEpGroupConfig_t config = group_config_for(context, problem);
             crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
             options.domain_ranks = 2;
             options.ht_masks = 1;

@@ -60,7 +60,7 @@ void enumerate(const BackendSpec& spec, const Shape& shape, ncclEpLayout_t layou
         int64_t stride = int64_t{shape.stride} * sparser;
         while (std::gcd(stride, count) != 1) ++stride;
         set_routing(problem, 0);
-        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+        Group group(context, problem);
         HtLayer layer(context, group.get(), problem);
         for (int64_t number = 0; number < count && context.failures().empty(); number += stride) {
             set_routing(problem, number);

@@ -26,7 +26,7 @@ HtProblem busy_ht_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
 }
 
 ncclEpGroupConfig_t short_config(RankContext& context, const HtProblem& problem, uint64_t timeout_ns = kTimeoutNs) {
-    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.timeout_ns = timeout_ns;
     return config;
 }
@@ -244,7 +244,7 @@ TEST(HtFault, AHealthyGroupHasNoDiagnosis) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = busy_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 8);
-            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            Group group(context, problem);
             HtLayer(context, group.get(), problem).round_trip();
             crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
             diagnosis.valid = 7;

@@ -65,7 +65,7 @@ class Moe {
           problem_(problem),
           own_(problem.ranks[context.rank()]),
           stream_(context.make_stream()),
-          group_(context, context.comm(), ht_config_for(context, {&problem})),
+          group_(context, context.comm(), group_config_for(context, problem)),
           rows_(problem.budget) {
         Buffer ids(context, stream_, own_.ids.size() * sizeof(int64_t));
         ids.write(own_.ids.data(), ids.bytes());

@@ -45,7 +45,7 @@ TEST(HtGraph, ReplaysFollowTheRoutingInTheBuffers) {
                     if (drops) problem.budget = static_cast<size_t>(problem.max_tokens) + 2;
                     ScopedArena arena(context, kHtWindowBytes);
                     {
-                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        Group group(context, problem);
                         HtLayer layer(context, group.get(), problem,
                                       {.arena = windows ? arena.get() : nullptr,
                                        .output_windows = windows,
@@ -70,7 +70,7 @@ TEST(HtGraph, SeveralGraphsAlternateWithEagerCalls) {
         HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 2);
         const HtProblem expert_major = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 3);
         flat.budget = expert_major.budget;
-        Group group(context, context.comm(), ht_config_for(context, {&flat, &expert_major}));
+        Group group(context, std::vector{flat, expert_major});
         HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
         const Graph step_a = capture_step(context, a, NCCL_EP_FWD_PASS);
         const Graph step_b = capture_step(context, b, NCCL_EP_BWD_PASS);
@@ -104,7 +104,7 @@ TEST(HtGraph, ReplaysBackToBackDoNotOvertakeEachOther) {
     on_gpus([](RankContext& context) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 6);
-            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            Group group(context, problem);
             HtLayer layer(context, group.get(), problem);
             layer.prepare_update();
             layer.prepare_dispatch();
@@ -125,7 +125,7 @@ TEST(HtGraph, ARelocatedHandleIsFirstUsedInACapture) {
     on_gpus([](RankContext& context) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 8);
-            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            Group group(context, problem);
             const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
             const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
             HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
@@ -159,7 +159,7 @@ TEST(HtGraph, EagerDispatchesAreNotCaptured) {
     on_gpus([](RankContext& context) {
         HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
         problem.budget = 0;
-        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+        Group group(context, problem);
         HtLayer layer(context, group.get(), problem);
         layer.round_trip();
         layer.prepare_combine();
@@ -198,7 +198,7 @@ TEST(HtGraph, RelocatedMemoryIsKnownBeforeACapture) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool first_stays : {true, false}) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 8);
-                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                Group group(context, problem);
                 const cudaStream_t stream = context.make_stream();
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, stream);
                 auto first = std::make_unique<HtLayer>(context, group.get(), problem,

@@ -12,16 +12,6 @@ namespace crossdock::testing {
 using reference::Recipe;
 using reference::type_bytes;
 
-ncclEpGroupConfig_t ht_config_for(RankContext& context, const std::vector<const HtProblem*>& problems) {
-    std::vector<const Problem*> bases(problems.begin(), problems.end());
-    ncclEpGroupConfig_t config = group_config_for(context, bases);
-    config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    config.max_recv_tokens_per_rank = static_cast<unsigned>(problems[0]->budget);
-    config.overflow_policy = problems[0]->drops ? NCCL_EP_OVERFLOW_DROP : NCCL_EP_OVERFLOW_AUTO;
-    config.num_topk = static_cast<unsigned>(problems[0]->group_topk);
-    return config;
-}
-
 // The tensors of one call; they go with it.
 class HtLayer::Call {
   public:

@@ -10,11 +10,7 @@
 
 namespace crossdock::testing {
 
-using reference::HtProblem;
 using reference::HtRouting;
-
-// A group configuration that suits all of these problems. Their budgets and num_topk are the same.
-ncclEpGroupConfig_t ht_config_for(RankContext& context, const std::vector<const HtProblem*>& problems);
 
 // The ways in which a caller may do the same thing.
 struct HtOptions {

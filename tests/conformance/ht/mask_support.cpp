@@ -58,7 +58,7 @@ HtProblem mask_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
 }
 
 OwnedGroup try_mask_group(RankContext& context, const HtProblem& problem, uint64_t timeout_ns) {
-    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.timeout_ns = timeout_ns;
     crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
     options.ht_masks = 1;

@@ -176,7 +176,7 @@ TEST(HtMask, GroupsAreRefused) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
-            const ncclEpGroupConfig_t good = ht_config_for(context, {&problem});
+            const ncclEpGroupConfig_t good = group_config_for(context, problem);
             const auto marker = reinterpret_cast<ncclEpGroup_t>(0x77);
             const auto refused = [&](ncclResult_t code, const char* word, const ncclEpGroupConfig_t* config,
                                      const crossdockGroupOptions_t* options) {

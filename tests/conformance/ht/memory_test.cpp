@@ -48,7 +48,7 @@ TEST(HtMemory, AHandlesMemoryIsTheSameOnAllRanks) {
             problem.num_experts = 32 * problem.num_ranks;
             problem.max_tokens = 128;
             problem.budget = 1024;
-            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            Group group(context, problem);
             for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_FLAT}) {
                 for (const int num_topk : {1, 8, 32}) {
                     size_t bytes = 0, again = 0;

@@ -16,7 +16,7 @@ RankProgram three_trips(const HtProblem& problem, bool windows) {
         std::optional<ScopedArena> arena;
         if (windows) arena.emplace(context, kHtWindowBytes);
         {
-            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            Group group(context, problem);
             HtLayer layer(context, group.get(), problem,
                           random_ht_options(problem.seed, arena ? arena->get() : nullptr));
             layer.round_trip();
@@ -82,7 +82,7 @@ TEST(HtRandom, StretchesWithoutRowsForARankMatchTheReference) {
                     rank.weights.assign(rank.ids.size(), 0.5f);
                 }
                 expect_clean(spec, problem.num_ranks, std::nullopt, [=](RankContext& context) {
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer(context, group.get(), problem).round_trip();
                 });
             }
@@ -98,7 +98,7 @@ TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
                 HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
                 problem.budget = 0;
                 problem.group_topk = problem.num_topk;
-                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                Group group(context, problem);
                 HtLayer layer(context, group.get(), problem);
                 for (const int tokens : {0, problem.max_tokens}) {
                     // The last two become experts of this group where 32 bits are all that is looked at.

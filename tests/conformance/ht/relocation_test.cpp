@@ -10,7 +10,7 @@ namespace {
 
 // The first handle routes and runs forward; the second one, which is never updated, runs backward, and forward again.
 void relocate(RankContext& context, const HtProblem& problem, bool first_stays) {
-    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+    Group group(context, problem);
     const cudaStream_t stream = context.make_stream();
     const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, stream);
     for (uint64_t step = 0; step < 3; ++step) {
@@ -64,7 +64,7 @@ TEST(HtRelocation, ASecondHandleFollowsUpdatesOfTheFirst) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
-            Group group(context, context.comm(), ht_config_for(context, {&problem}));
+            Group group(context, problem);
             const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
             HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
             HtLayer second(context, group.get(), problem, {.handle_memory = memory.get(), .without_update = true});
@@ -85,7 +85,7 @@ TEST(HtRelocation, MemoryMayBeOverwrittenBetweenSteps) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
-                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                Group group(context, problem);
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
                 HtLayer layer(context, group.get(), problem, {.handle_memory = memory.get()});
                 for (uint64_t step = 0; step < 4; ++step) {
@@ -108,7 +108,7 @@ TEST(HtRelocation, AHandleFollowsWhatIsCopiedIntoItsMemory) {
             for (const bool is_updated_once : {false, true}) {
                 expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                     const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), problem, nullptr);
                     const std::unique_ptr<Buffer> place = make_handle_memory(context, group.get(), problem, nullptr);
                     HtLayer first(context, group.get(), problem, {.handle_memory = memory.get()});
@@ -150,7 +150,7 @@ TEST(HtRelocation, RoutingOfAnotherGroupOrLayoutIsRefused) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
                 const HtProblem by_expert = with_other_layout(flat);
-                const ncclEpGroupConfig_t config = ht_config_for(context, {&flat, &by_expert});
+                const ncclEpGroupConfig_t config = group_config_for(context, std::vector{flat, by_expert});
                 Group group(context, context.comm(), config);
                 Group other_group(context, context.comm(), config);
                 const std::unique_ptr<Buffer> memory = make_handle_memory(context, group.get(), flat, nullptr);
@@ -186,7 +186,7 @@ TEST(HtRelocation, BackwardComesWithoutForward) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 5);
-                Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                Group group(context, problem);
                 HtLayer layer(context, group.get(), problem);
                 layer.prepare_combine();
                 RANK_OK(context, layer.combine());

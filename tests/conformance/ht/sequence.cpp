@@ -155,15 +155,13 @@ class HtSequence {
         size_t budget = most_rows;
         if (room == Room::kDropping)
             budget = static_cast<size_t>(random_.between(max_tokens, static_cast<int>(most_rows)));
-        std::vector<const HtProblem*> pointers;
         for (HtProblem& problem : problems) {
             problem.drops = room == Room::kDropping;
             problem.budget = room == Room::kEager ? 0 : budget;
             problem.group_topk = room == Room::kEager ? problem.num_experts : 0;
             problem = rerouted(problem, random_.bits());
-            pointers.push_back(&problem);
         }
-        ncclEpGroupConfig_t config = ht_config_for(context_, pointers);
+        ncclEpGroupConfig_t config = group_config_for(context_, problems);
         config.max_num_sms = sms_of_a_group();
         groups_.push_back(std::make_unique<Group>(context_, context_.comm(), config));
         for (const HtProblem& problem : problems) {
@@ -174,7 +172,6 @@ class HtSequence {
 
     void make_low_latency_group() {
         std::vector<Problem> problems;
-        std::vector<const Problem*> pointers;
         for (int i = 0; i < shape_.low_latency_layers; ++i) {
             Problem problem = random_problem(random_.bits(), {.num_ranks = context_.num_ranks(),
                                                               .local_experts = 2,
@@ -185,8 +182,7 @@ class HtSequence {
             problem.max_tokens = 5;
             problems.push_back(rerouted(problem, random_.bits()));
         }
-        for (const Problem& problem : problems) pointers.push_back(&problem);
-        ncclEpGroupConfig_t config = group_config_for(context_, pointers);
+        ncclEpGroupConfig_t config = group_config_for(context_, problems);
         config.max_num_sms = sms_of_a_group();
         groups_.push_back(std::make_unique<Group>(context_, context_.comm(), config));
         for (const Problem& problem : problems)

@@ -50,7 +50,7 @@ TEST(HtSequence, OperationsFollowEachOtherAcrossStreams) {
             HtProblem flat = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 1);
             const HtProblem expert_major = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
             flat.budget = expert_major.budget;
-            Group group(context, context.comm(), ht_config_for(context, {&flat, &expert_major}));
+            Group group(context, std::vector{flat, expert_major});
             HtLayer a(context, group.get(), flat), b(context, group.get(), expert_major);
             for (HtLayer* layer : {&a, &b}) {
                 layer->prepare_update();
@@ -83,7 +83,7 @@ TEST(HtSequence, WindowsAreReusedAtOnce) {
             expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
                 ScopedArena arena(context, kHtWindowBytes);
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 3);
-                ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                 Group group(context, context.comm(), config);
                 HtLayer layer(
@@ -105,7 +105,7 @@ TEST(HtSequence, AGroupIsDestroyedBeforeItsHandle) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 4);
-            auto group = std::make_unique<Group>(context, context.comm(), ht_config_for(context, {&problem}));
+            auto group = std::make_unique<Group>(context, problem);
             HtLayer layer(context, group->get(), problem);
             for (int i = 0; i < 3; ++i) {
                 auto goes = std::make_unique<HtLayer>(context, group->get(), problem);

@@ -43,7 +43,7 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
                 for (const Path& path : kPaths) {
                     ScopedArena arena(context, kHtWindowBytes);
                     {
-                        ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                        ncclEpGroupConfig_t config = group_config_for(context, problem);
                         config.zero_copy = path.zero_copy;
                         Group group(context, context.comm(), config);
                         HtLayer layer(context, group.get(), problem,
@@ -74,7 +74,7 @@ TEST(HtWindow, RanksMayDiffer) {
                     const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 12);
                     ScopedArena arena(context, kHtWindowBytes);
                     {
-                        Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                        Group group(context, problem);
                         const bool has_window = context.rank() % 2 == 0;
                         HtLayer layer(context, group.get(), problem,
                                       {.arena = arena.get(),
@@ -109,7 +109,7 @@ TEST(HtWindow, LongRowsMatchTheReference) {
             expect_clean(spec, problem.num_ranks, std::nullopt, [=](RankContext& context) {
                 ScopedArena arena(context, kHtWindowBytes);
                 {
-                    Group group(context, context.comm(), ht_config_for(context, {&problem}));
+                    Group group(context, problem);
                     HtLayer layer(context, group.get(), problem, {.arena = arena.get(), .combine_windows = true});
                     layer.round_trip();
                     context.barrier();
@@ -126,7 +126,7 @@ TEST(HtWindow, PromisedWindowsMustBeThere) {
                 const HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 11);
                 ScopedArena arena(context, kHtWindowBytes);
                 {
-                    ncclEpGroupConfig_t config = ht_config_for(context, {&problem});
+                    ncclEpGroupConfig_t config = group_config_for(context, problem);
                     config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                     Group group(context, context.comm(), config);
                     HtLayer plain(context, group.get(), problem);

@@ -24,7 +24,7 @@ Problem victim_problem(int num_ranks, ncclEpLayout_t layout) {
 }
 
 ncclEpGroupConfig_t victim_config(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t zero_copy) {
-    ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.max_token_bytes = 1280;
     config.zero_copy = zero_copy;
     return config;

@@ -138,7 +138,7 @@ TEST(BadGroup, AllocatorsAreBalanced) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};
                 const Problem problem = rerouted({.num_ranks = 1, .num_experts = 4, .max_tokens = 4, .num_topk = 2}, 1);
-                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.alloc.context = &books;
                 config.alloc.alloc_fn = [](void** memory, size_t size, void* hook_context) {
                     Books& own = *static_cast<Books*>(hook_context);

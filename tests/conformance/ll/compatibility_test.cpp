@@ -46,7 +46,7 @@ TEST(Compatibility, Version1AndVersion2CallersShareAProcess) {
             old_problem.recipe = reference::Recipe::kV1Fp8;
             old_problem.num_scales = 4;
             const Problem plain = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
-            ncclEpGroupConfig_t config = group_config_for(context, {&old_problem});
+            ncclEpGroupConfig_t config = group_config_for(context, old_problem);
             // Where version 1's struct ended; what lies behind is not its.
             config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
             config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(0x5A5A);
@@ -108,7 +108,7 @@ TEST(Compatibility, Version1StructsEndWhereTheyEnded) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 const Problem problem = small_problem(context.num_ranks(), layout, 3);
-                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.version = 1;
                 config.size = NCCL_EP_GROUP_CONFIG_V1_SIZE;
                 Group group(context, context.comm(), config);
@@ -180,7 +180,7 @@ TEST(Compatibility, LargerStructsAreAccepted) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 5);
-            Grown<ncclEpGroupConfig_t> config(group_config_for(context, {&problem}));
+            Grown<ncclEpGroupConfig_t> config(group_config_for(context, problem));
             config.value.version = 77;
             ncclEpGroup_t group = nullptr;
             RANK_OK(context, ncclEpCreateGroup(&group, context.comm(), &config.value));
@@ -203,7 +203,7 @@ TEST(Compatibility, SmCountsPerOperationAreVersion3s) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
-            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            ncclEpGroupConfig_t config = group_config_for(context, problem);
             ncclEpGroup_t group = nullptr;
             for (unsigned ncclEpGroupConfig_t::*field :
                  {&ncclEpGroupConfig_t::dispatch_num_sms, &ncclEpGroupConfig_t::combine_num_sms}) {
@@ -235,7 +235,7 @@ TEST(Compatibility, FieldsAreReadWholeOrNotAtAll) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(1), std::nullopt, [](RankContext& context) {
             const Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 11);
-            const ncclEpGroupConfig_t complete = group_config_for(context, {&problem});
+            const ncclEpGroupConfig_t complete = group_config_for(context, problem);
             for (unsigned size = NCCL_EP_GROUP_CONFIG_V1_SIZE; size < NCCL_EP_GROUP_CONFIG_SIZE + 3; ++size) {
                 // What the size covers whole says 0; the rest is rubbish.
                 Grown<ncclEpGroupConfig_t> config(complete);
@@ -304,7 +304,7 @@ TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {
             Problem problem = small_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);
             problem.recipe = reference::Recipe::kV1Fp8;
             problem.num_scales = 4;
-            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.version = 2;
             Group group(context, context.comm(), config);
             Layer layer(context, group.get(), problem);
@@ -323,7 +323,7 @@ TEST(Compatibility, ExplicitBufferSizesAreHints) {
             const unsigned long helper = nccl_ep::get_low_latency_rdma_size_hint(
                 problem.max_tokens, problem.max_token_bytes(), problem.num_ranks, problem.num_experts);
             for (const unsigned long bytes : {helper, 1ul << 30, 1ul << 50}) {
-                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.rdma_buffer_size = bytes;
                 config.num_qp_per_rank = 3;
                 config.num_channels = 7;

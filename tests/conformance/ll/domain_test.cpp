@@ -137,7 +137,7 @@ TEST(Domain, ACutCableIsNamed) {
         const auto blames = std::make_shared<BlameTable>();
         const RankProgram program = [=](RankContext& context) {
             const Problem problem = busy_problem(kRanks, NCCL_EP_LAYOUT_EXPERT_MAJOR, 4);
-            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            ncclEpGroupConfig_t config = group_config_for(context, problem);
             config.timeout_ns = 1'000'000;
             Group group(context, context.comm(), config);
             Layer layer(context, group.get(), problem);
@@ -284,7 +284,7 @@ TEST(Domain, WrongDomainsAreRefused) {
     on_each_backend({Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
-            ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+            ncclEpGroupConfig_t config = group_config_for(context, problem);
             crossdockGroupOptions_t wrong = CROSSDOCK_GROUP_OPTIONS_INIT;
             ncclEpGroup_t group = nullptr;
             const auto create = [&] { return crossdockCreateGroup(&group, context.comm(), &config, &wrong); };
@@ -320,7 +320,7 @@ TEST(Domain, TheEnvironmentDecides) {
             setenv("CROSSDOCK_DOMAIN_RANKS", value, 1);
             expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
                 const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
-                const ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                const ncclEpGroupConfig_t config = group_config_for(context, problem);
                 crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
                 group_options.domain_ranks = 2;
                 ncclEpGroup_t group = nullptr;

@@ -38,7 +38,7 @@ void die_after(uint64_t delay_us) {
 }
 
 ncclEpGroupConfig_t short_config(RankContext& context, const Problem& problem, uint64_t timeout_ns = kTimeoutNs) {
-    ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.timeout_ns = timeout_ns;
     return config;
 }

@@ -61,7 +61,7 @@ TEST(Graph, SeveralGraphsAlternateWithEagerCalls) {
     on_gpus([](RankContext& context) {
         const Problem em = graph_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 2);
         const Problem rm = graph_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 3);
-        Group group(context, context.comm(), group_config_for(context, {&em, &rm}));
+        Group group(context, std::vector{em, rm});
         Layer a(context, group.get(), em), b(context, group.get(), rm);
         const Graph dispatch_a = capture_dispatch(context, a), combine_a = capture_combine(context, a);
         const Graph dispatch_b = capture_dispatch(context, b), combine_b = capture_combine(context, b);

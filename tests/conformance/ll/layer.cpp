@@ -12,47 +12,6 @@ namespace crossdock::testing {
 using reference::Recipe;
 using reference::type_bytes;
 
-ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<const Problem*>& problems) {
-    ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
-    config.algorithm = NCCL_EP_ALGO_LOW_LATENCY;
-    config.num_experts = static_cast<unsigned>(problems[0]->num_experts);
-    // Long enough for a loaded machine; in the simulation it is simulated time.
-    config.timeout_ns = context.is_simulated() ? 1'000'000'000 : 60'000'000'000;
-    for (const Problem* problem : problems) {
-        config.max_dispatch_tokens_per_rank =
-            std::max(config.max_dispatch_tokens_per_rank, static_cast<unsigned>(problem->max_tokens));
-        config.max_token_bytes = std::max(config.max_token_bytes, static_cast<unsigned>(problem->max_token_bytes()));
-        // Version 1's FP8 is for callers who say that they are version 1's.
-        if (problem->recipe == Recipe::kV1Fp8) config.version = 1;
-    }
-    return config;
-}
-
-ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
-                          const ncclEpGroupConfig_t* config) {
-    crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
-    group_options.domain_ranks = domain_for(context.num_ranks());
-    if (group_options.domain_ranks == 0) return ncclEpCreateGroup(group, comm, config);
-    return crossdockCreateGroup(group, comm, config, &group_options);
-}
-
-crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group) {
-    crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
-    RANK_OK(context, crossdockGroupTraffic(group, &traffic));
-    return traffic;
-}
-
-Group::Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config) : context_(context) {
-    Fleeting<ncclEpGroupConfig_t> copy(config);
-    RANK_OK(context, create_group(context, &group_, comm, copy.get()));
-}
-
-Group::~Group() {
-    const ncclResult_t result = ncclEpGroupDestroy(group_);
-    RANK_CHECK(context_, result == ncclSuccess, "ncclEpGroupDestroy answered {}: {}", result_name(result),
-               crossdockGetLastError());
-}
-
 Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const LayerOptions& options,
              cudaStream_t stream)
     : context_(context), group_(group), problem_(problem), options_(options), stream_(stream) {

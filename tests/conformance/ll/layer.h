@@ -1,41 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group, and a handle with all its buffers, driven through the C API and compared with the reference after every
+// A handle with all its buffers, driven through the C API and compared with the reference after every
 // step.
 #pragma once
 
-#include "conformance/support/tensors.h"
+#include "conformance/support/group.h"
 #include "reference/combine.h"
 
 namespace crossdock::testing {
 
 using reference::ActiveRanks;
-using reference::Problem;
-
-// A group configuration that suits all of these problems.
-ncclEpGroupConfig_t group_config_for(RankContext& context, const std::vector<const Problem*>& problems);
-
-// ncclEpCreateGroup, in LSA teams as --lsa-team says.
-ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
-                          const ncclEpGroupConfig_t* config);
-
-// What the group says of its domains and of what it has sent.
-crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group);
-
-class Group {
-  public:
-    // Stops the program if the group cannot be made.
-    Group(RankContext& context, ncclComm_t comm, const ncclEpGroupConfig_t& config);
-    Group(RankContext& context, const Problem& problem)
-        : Group(context, context.comm(), group_config_for(context, {&problem})) {}
-    ~Group();
-    Group(const Group&) = delete;
-    Group& operator=(const Group&) = delete;
-    ncclEpGroup_t get() const { return group_; }
-
-  private:
-    RankContext& context_;
-    ncclEpGroup_t group_ = nullptr;
-};
 
 // The ways in which a caller may do the same thing.
 struct LayerOptions {

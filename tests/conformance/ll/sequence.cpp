@@ -27,9 +27,9 @@ class Sequence {
         : context_(context), shape_(shape), random_(seed) {
         make_problems();
         for (int group = 0; group < shape.num_groups; ++group) {
-            std::vector<const Problem*> problems;
+            std::vector<Problem> problems;
             for (const Actor& actor : actors_) {
-                if (actor.group == static_cast<size_t>(group)) problems.push_back(&actor.problem);
+                if (actor.group == static_cast<size_t>(group)) problems.push_back(actor.problem);
             }
             const bool other_communicator = shape.two_communicators && group % 2 == 1;
             ncclEpGroupConfig_t config = group_config_for(context, problems);

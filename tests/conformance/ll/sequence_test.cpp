@@ -62,7 +62,7 @@ TEST(Sequence, ThreeSplitsArePendingAndAFourthIsRefused) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
             const Problem em = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             const Problem rm = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
-            Group group(context, context.comm(), group_config_for(context, {&em, &rm}));
+            Group group(context, std::vector{em, rm});
             Layer a(context, group.get(), em), b(context, group.get(), rm), c(context, group.get(), em),
                 d(context, group.get(), rm);
             for (Layer* layer : {&a, &b, &c, &d}) layer->prepare_dispatch();

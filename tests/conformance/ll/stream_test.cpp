@@ -27,7 +27,7 @@ TEST(Streams, OperationsFollowEachOtherAcrossStreams) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem em = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             const Problem rm = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
-            Group group(context, context.comm(), group_config_for(context, {&em, &rm}));
+            Group group(context, std::vector{em, rm});
             Layer a(context, group.get(), em), b(context, group.get(), rm);
             for (Layer* layer : {&a, &b}) {
                 layer->prepare_dispatch();

@@ -29,7 +29,7 @@ Problem rank_major_problem(int num_ranks, uint64_t seed) {
 void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t mode, Naming naming,
                   bool keep_outputs) {
     ScopedArena arena(context, kWindowBytes);
-    ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.zero_copy = mode;
     Group group(context, context.comm(), config);
     Layer layer(context, group.get(), problem, {.arena = arena.get(), .naming = naming, .keep_outputs = keep_outputs});
@@ -96,7 +96,7 @@ TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
                 Problem problem = rank_major_problem(context.num_ranks(), 11);
                 problem.layout = layout;
-                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                 Group group(context, context.comm(), config);
                 Layer layer(context, group.get(), problem);
@@ -118,7 +118,7 @@ TEST(Window, PromisedWindowsAllowOnePendingSplit) {
             expect_clean(seeded, ranks_or(3), seed, [=](RankContext& context) {
                 const Problem problem = rank_major_problem(context.num_ranks(), seed);
                 ScopedArena arena(context, 1u << 20);
-                ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+                ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                 Group group(context, context.comm(), config);
                 const LayerOptions in_window{.arena = arena.get(), .naming = Naming::kWindowOnly, .keep_outputs = true};

@@ -43,7 +43,7 @@ ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group) {
 }
 
 ncclEpGroupConfig_t mask_config(RankContext& context, const Problem& problem, uint64_t timeout_ns) {
-    ncclEpGroupConfig_t config = group_config_for(context, {&problem});
+    ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.enable_mask = 1;
     config.timeout_ns = timeout_ns;
     return config;
