@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// In the simulation one seed is one run, thousands of seeds are clean, and faults that are planted are caught, in
+// either mode.
+#include <set>
+
+#include "conformance/ht/sequence.h"
+#include "conformance/ll/sequence.h"
+#include "conformance/support/modes.h"
+#include "conformance/support/with_domain.h"
+
+namespace crossdock::testing {
+namespace {
+
+// High throughput: low-latency handles come between, if wanted.
+template <typename Mode>
+RankProgram sequence_of(uint64_t seed, bool both_modes = true) {
+    return [=](RankContext& context) {
+        if constexpr (Mode::kIsHt) {
+            const HtSequenceShape shape{
+                .num_groups = 1,
+                .layers_per_group = 2,
+                .low_latency_layers = both_modes && seed % 8 == 0 ? 1 : 0,
+                .num_steps = 10,
+                .windows = seed % 2 == 0,
+                .limits = {.most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5}};
+            run_ht_sequence(context, shape, seed);
+        } else {
+            const SequenceShape shape{
+                .num_groups = 1,
+                .layers_per_group = 2,
+                .num_steps = 12,
+                .limits = {.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5}};
+            run_sequence(context, shape, seed);
+        }
+    };
+}
+
+// So many seeds of low latency take as long as half as many of high throughput.
+template <typename Mode>
+constexpr uint64_t share_of(uint64_t num_seeds) {
+    return Mode::kIsHt ? num_seeds / 2 : num_seeds;
+}
+
+int ranks_of(uint64_t seed) { return ranks_or(2 + static_cast<int>(reference::random_bits(seed, 9) % 3)); }
+
+BackendSpec seeded(const BackendSpec& backend, uint64_t seed) {
+    BackendSpec spec = backend;
+    spec.deterministic.seed = seed;
+    return spec;
+}
+
+void on_simulation(const std::function<void(const BackendSpec&)>& run) { on_each_backend({Backend::kSimulation}, run); }
+
+TEST_BOTH_MODES(Simulation, ThousandsOfSeedsAreClean) {
+    on_simulation([](const BackendSpec& backend) {
+        const Seeds seeds = seeds_or(Mode::kIsHt ? 300'001 : 100'001, share_of<Mode>(2000));
+        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
+            expect_clean(seeded(backend, seed), ranks_of(seed), seed, sequence_of<Mode>(seed));
+    });
+}
+
+TEST_BOTH_MODES(Simulation, OneSeedIsOneRun) {
+    on_simulation([](const BackendSpec& backend) {
+        std::set<uint64_t> numbers_of_steps;
+        for (uint64_t seed = 1; seed <= share_of<Mode>(20); ++seed) {
+            // The script is the same for all seeds of the backend, so runs differ by the schedule only.
+            const RunReport one = expect_clean(seeded(backend, seed), 3, seed, sequence_of<Mode>(8));
+            const RunReport other = expect_clean(seeded(backend, seed), 3, seed, sequence_of<Mode>(8));
+            EXPECT_EQ(one.num_steps, other.num_steps) << "seed " << seed;
+            EXPECT_EQ(one.digests, other.digests) << "seed " << seed;
+            numbers_of_steps.insert(one.num_steps);
+        }
+        EXPECT_GT(numbers_of_steps.size(), 3u) << "seeds hardly change the schedule";
+    });
+}
+
+// Results do not depend on the schedule.
+TEST_BOTH_MODES(Simulation, EverySeedGivesTheSameBits) {
+    on_simulation([](const BackendSpec& backend) {
+        const RunReport first = expect_clean(seeded(backend, 1), 4, 1, sequence_of<Mode>(12));
+        for (uint64_t seed = 2; seed <= 10; ++seed)
+            EXPECT_EQ(expect_clean(seeded(backend, seed), 4, seed, sequence_of<Mode>(12)).digests, first.digests);
+    });
+}
+
+// A fault shows, in the results or to the checkers of the protocol, within so many seeds.
+template <typename Mode>
+void expect_caught(const BackendSpec& backend, crossdockFault_t fault, uint64_t most_seeds) {
+    for (uint64_t seed = 1; seed <= most_seeds; ++seed) {
+        BackendSpec spec = seeded(backend, seed);
+        spec.deterministic.fault = fault;
+        if (run_ranks(spec, ranks_of(seed), sequence_of<Mode>(seed, false)).ok()) continue;
+        ::testing::Test::RecordProperty("seeds_until_caught", static_cast<int>(seed));
+        return;
+    }
+    ADD_FAILURE() << "unseen for " << most_seeds << " seeds";
+}
+
+// Flags before data.
+TEST_BOTH_MODES(Simulation, ASkippedWaitForACopyIsCaught) {
+    on_simulation(
+        [](const BackendSpec& backend) { expect_caught<Mode>(backend, CROSSDOCK_FAULT_SKIP_STORE_WAIT, 50); });
+}
+
+// Senders without credit.
+TEST_BOTH_MODES(Simulation, AReusedSlotIsCaught) {
+    on_simulation([](const BackendSpec& backend) { expect_caught<Mode>(backend, CROSSDOCK_FAULT_REUSE_SLOT, 200); });
+}
+
+template <typename Mode>
+void expect_nonsense_is_survived(const BackendSpec& backend, int (*num_ranks)(uint64_t), uint64_t num_seeds) {
+    const Seeds seeds = seeds_or(1, num_seeds);
+    uint64_t clean = 0;
+    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed)
+        clean += survives_nonsense(backend, num_ranks(seed), seed, sequence_of<Mode>(seed)) ? 1 : 0;
+    EXPECT_TRUE(clean < seeds.count || seeds.count < 50) << "nobody saw nonsense";
+}
+
+// Whatever a rank writes into the others' memory, calls end, and nothing outside their outputs is written.
+TEST_BOTH_MODES(Simulation, NonsenseIsSurvived) {
+    on_simulation(
+        [](const BackendSpec& backend) { expect_nonsense_is_survived<Mode>(backend, ranks_of, share_of<Mode>(400)); });
+}
+
+// The same between two LSA teams.
+TEST_BOTH_MODES(Simulation, NonsenseIsSurvivedBetweenDomains) {
+    on_simulation([](const BackendSpec& backend) {
+        const WithDomain domain(2);
+        expect_nonsense_is_survived<Mode>(
+            backend, [](uint64_t) { return 4; }, share_of<Mode>(120));
+    });
+}
+
+// Copies that take very long or no time change nothing.
+TEST_BOTH_MODES(Simulation, DelaysOfCopiesDoNotMatter) {
+    on_simulation([](const BackendSpec& backend) {
+        for (const uint64_t delay_ns : {1u, 1'000u, 3'000'000u}) {
+            for (uint64_t seed = 1; seed <= share_of<Mode>(20); ++seed) {
+                BackendSpec spec = seeded(backend, seed);
+                spec.deterministic.max_copy_delay_ns = delay_ns;
+                expect_clean(spec, ranks_of(seed), seed, sequence_of<Mode>(seed));
+            }
+        }
+    });
+}
+
+TEST(Simulation, WrongArgumentsAreRefused) {
+    on_simulation([](const BackendSpec&) {
+        const crossdockRankProgram_t nothing = [](ncclComm_t, int, void*) {};
+        crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+        EXPECT_EQ(crossdockRunDeterministic(0, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
+        EXPECT_EQ(crossdockRunDeterministic(-1, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
+        EXPECT_EQ(crossdockRunDeterministic(2, &config, nullptr, nullptr, nullptr), ncclInvalidArgument);
+        config.magic = 1;
+        EXPECT_EQ(crossdockRunDeterministic(2, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
+        EXPECT_NE(std::string(crossdockGetLastError()).find("magic"), std::string::npos) << crossdockGetLastError();
+        EXPECT_EQ(crossdockRunDeterministic(2, nullptr, nothing, nullptr, nullptr), ncclSuccess);
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing
