@@ -45,18 +45,14 @@ struct HtOptions {
 std::unique_ptr<Buffer> make_handle_memory(RankContext& context, ncclEpGroup_t group, const HtProblem& problem,
                                            cudaStream_t stream);
 
-class HtLayer {
+class HtLayer : public LayerBase {
   public:
     HtLayer(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options = {},
             cudaStream_t stream = nullptr);
-    ~HtLayer();
-    HtLayer(const HtLayer&) = delete;
-    HtLayer& operator=(const HtLayer&) = delete;
+    ~HtLayer() override { destroy_handle(); }
 
-    const HtProblem& problem() const { return problem_; }
+    const HtProblem& problem() const override { return problem_; }
     const HtRouting& routing() const { return *routing_; }
-    ncclEpHandle_t handle() const { return handle_; }
-    cudaStream_t stream() const { return stream_; }
 
     // Other tokens, routing and numbers of tokens in the same shapes, in the same buffers; then ncclEpUpdateHandle,
     // which must succeed.
@@ -94,18 +90,12 @@ class HtLayer {
 
     // That all outputs are as prepare_dispatch and prepare_combine left them.
     void check_nothing_was_written();
-    // What combine wrote, to compare runs.
-    std::vector<std::byte> combined() const { return combine_output_->read(); }
 
   private:
     struct Numbers {  // what an update, or a dispatch, writes of the routing
         std::unique_ptr<Buffer> counters, offsets, total;
     };
-    class Call;
 
-    size_t num_tokens() const { return static_cast<size_t>(problem_.ranks[context_.rank()].num_tokens); }
-    size_t topk() const { return static_cast<size_t>(problem_.num_topk); }
-    size_t local_experts() const { return static_cast<size_t>(problem_.local_experts()); }
     const reference::HtReceived& received() const { return routing_->received(context_.rank()); }
     // Rows of dispatch's receive tensors: of tokens and scales, and of weights and ids.
     size_t num_rows() const;
@@ -113,37 +103,21 @@ class HtLayer {
     size_t num_combine_rows() const;
     ncclDataType_t type_of_counters() const { return problem_.expert_major() ? options_.counter_type : ncclInt32; }
 
-    std::unique_ptr<Buffer> make_buffer(size_t bytes, bool in_window, size_t shift = 0);
+    WindowArena* arena_if(bool in_window) const { return in_window ? options_.arena : nullptr; }
     Numbers make_numbers();
-    void make_buffers();
+    void make_own_buffers();
     ncclResult_t make_handle();
     ncclEpLayoutInfo_t numbers_info(Call& call, Numbers& numbers);
-    void write_routing();
-    void write_inputs();
-    Buffer& combine_input() { return options_.in_place ? *received_ : *combine_input_; }
-    std::vector<std::byte> background(const Buffer& output) const;
     void check_numbers(const Numbers& numbers, const char* of, bool asked);
     void check_metadata(const ActiveRanks& active);
-    void check_bounds(const std::vector<std::byte>& seen);
 
-    RankContext& context_;
-    ncclEpGroup_t group_;
     int domain_ranks_;  // of the group
     HtProblem problem_;
     std::optional<HtRouting> routing_;
     HtOptions options_;
-    cudaStream_t stream_;
-    ncclEpHandle_t handle_ = nullptr;
     bool is_updated_ = false;
-
-    std::unique_ptr<Buffer> ids_;
     Numbers update_numbers_, dispatch_numbers_;
-    // Dispatch: its inputs, then its outputs (null where the layout or the recipe has none).
-    std::unique_ptr<Buffer> tokens_, scales_, weights_;
-    std::unique_ptr<Buffer> received_, received_scales_, received_weights_, received_ids_;
-    // Combine.
-    std::unique_ptr<Buffer> combine_input_, gradients_, combine_output_, combined_gradients_;
-    std::unique_ptr<Buffer> handle_memory_;
+    std::unique_ptr<Buffer> gradients_, combined_gradients_;
 };
 
 }  // namespace crossdock::testing

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The comparisons of a high-throughput layer: whole buffers, byte for byte, with what the reference says of every byte.
-#include <cmath>
 #include <cstring>
 
 #include "conformance/ht/layer.h"
@@ -9,15 +8,12 @@
 namespace crossdock::testing {
 
 using reference::HtRow;
-using Bytes = std::vector<std::byte>;
 
 namespace {
 
-void put(Bytes& image, size_t offset, const Bytes& row) { std::memcpy(image.data() + offset, row.data(), row.size()); }
-
 template <typename Value>
 void put_values(Bytes& image, size_t index, const std::vector<Value>& values) {
-    std::memcpy(image.data() + index * sizeof(Value), values.data(), values.size() * sizeof(Value));
+    put(image, index * sizeof(Value), as_bytes(values));
 }
 
 bool is_lost(const ActiveRanks& active, int rank) { return !active.empty() && active[static_cast<size_t>(rank)] == 0; }
@@ -29,23 +25,10 @@ void allow(Bytes& image, size_t offset, const std::vector<Bytes>& others, const 
     }
 }
 
-Bytes bytes_of(const std::vector<float>& values) {
-    Bytes bytes(values.size() * sizeof(float));
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-    return bytes;
-}
-
-// `numbers` as the start of a tensor of int32 or int64.
-void put_integers(Bytes& image, ncclDataType_t type, const std::vector<int64_t>& numbers) {
-    if (type == ncclInt64) return put_values(image, 0, numbers);
-    put_values(image, 0, std::vector<int32_t>(numbers.begin(), numbers.end()));
-}
-
 }  // namespace
 
 void HtLayer::prepare_update() {
-    for (Buffer* buffer : {update_numbers_.counters.get(), update_numbers_.offsets.get(), update_numbers_.total.get()})
-        buffer->poison();
+    poison({update_numbers_.counters.get(), update_numbers_.offsets.get(), update_numbers_.total.get()});
 }
 
 void HtLayer::check_update() {
@@ -68,28 +51,21 @@ void HtLayer::check_numbers(const Numbers& numbers, const char* of, bool asked) 
     Bytes counters = image_of(*numbers.counters);
     Bytes offsets = image_of(*numbers.offsets);
     Bytes total = image_of(*numbers.total);
-    if (asked && options_.ask_counters) put_integers(counters, type_of_counters(), received().counters);
-    if (asked && options_.ask_offsets && expert_major) put_integers(offsets, options_.counter_type, received().offsets);
-    if (asked && options_.ask_total)
-        put_integers(total, options_.counter_type, {static_cast<int64_t>(received().total)});
+    const ncclDataType_t type = options_.counter_type;
+    if (asked && options_.ask_counters) put(counters, 0, as_integers(type_of_counters(), received().counters));
+    if (asked && options_.ask_offsets && expert_major) put(offsets, 0, as_integers(type, received().offsets));
+    if (asked && options_.ask_total) put(total, 0, as_integers(type, {static_cast<int64_t>(received().total)}));
     numbers.counters->check(counters, reference::type_bytes(type_of_counters()), std::string(of) + "expert counters");
-    numbers.offsets->check(offsets, reference::type_bytes(options_.counter_type), std::string(of) + "expert offsets");
-    numbers.total->check(total, reference::type_bytes(options_.counter_type), std::string(of) + "total");
+    numbers.offsets->check(offsets, reference::type_bytes(type), std::string(of) + "expert offsets");
+    numbers.total->check(total, reference::type_bytes(type), std::string(of) + "total");
 }
 
 void HtLayer::prepare_dispatch() {
     write_inputs();
     if (options_.keep_outputs) return;
-    for (Buffer* buffer :
-         {received_.get(), received_scales_.get(), received_weights_.get(), received_ids_.get(),
-          dispatch_numbers_.counters.get(), dispatch_numbers_.offsets.get(), dispatch_numbers_.total.get()}) {
-        if (buffer != nullptr) buffer->poison();
-    }
+    poison({received_.get(), received_scales_.get(), received_weights_.get(), received_ids_.get(),
+            dispatch_numbers_.counters.get(), dispatch_numbers_.offsets.get(), dispatch_numbers_.total.get()});
     if (options_.arena != nullptr && !options_.peers_may_die) context_.barrier();
-}
-
-Bytes HtLayer::background(const Buffer& output) const {
-    return options_.keep_outputs ? output.read() : Bytes(output.bytes(), kPoison);
 }
 
 void HtLayer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& active) {
@@ -122,12 +98,8 @@ void HtLayer::check_dispatch(ncclEpPassDir_t direction, const ActiveRanks& activ
 void HtLayer::check_metadata(const ActiveRanks& active) {
     const std::vector<HtRow>& rows = received().rows;
     const size_t width = problem_.expert_major() ? 1 : topk();
-    Bytes weights(received_weights_->bytes(), kPoison);
-    Bytes ids(received_ids_ ? received_ids_->bytes() : 0, kPoison);
-    if (options_.keep_outputs) {
-        weights = received_weights_->read();
-        if (received_ids_) ids = received_ids_->read();
-    }
+    Bytes weights = background(*received_weights_);
+    Bytes ids = received_ids_ ? background(*received_ids_) : Bytes();
     for (size_t i = 0; i < std::min(num_metadata_rows(), problem_.row_limit()); ++i) {
         reference::HtMetadata expected{std::vector<int64_t>(topk(), -1), std::vector<float>(width, 0.0f)};
         if (i < rows.size() && problem_.expert_major() && !rows[i].is_padding()) {
@@ -162,8 +134,7 @@ void HtLayer::prepare_combine() {
     }
     combine_input().write(image);
     gradients_->write(gradients);
-    combine_output_->poison();
-    combined_gradients_->poison();
+    poison({combine_output_.get(), combined_gradients_.get()});
     if (options_.arena != nullptr && !options_.keep_outputs && !options_.peers_may_die) context_.barrier();
 }
 
@@ -172,7 +143,10 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
     combine_input().check_guards("combine's input");
     if (!options_.keep_outputs) combine_input().poison();
     const Bytes seen = combine_output_->read();
-    if (others.empty()) check_bounds(seen);
+    if (others.empty()) {
+        check_bounds(
+            seen, [&](int token) { return bounded_row(problem_, *routing_, context_.rank(), token, domain_ranks_); });
+    }
     const bool backward = direction == NCCL_EP_BWD_PASS;
     const Bytes seen_gradients = combined_gradients_->read();
     Bytes image(seen.size(), kPoison);
@@ -188,7 +162,7 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
         std::vector<Bytes> weights;
         for (size_t i = 0; i < others.size(); ++i) {
             rows.push_back(combined_row(others[i], routings[i], context_.rank(), index, domain_ranks_));
-            if (backward) weights.push_back(bytes_of(combined_weights(others[i], routings[i], context_.rank(), index)));
+            if (backward) weights.push_back(as_bytes(combined_weights(others[i], routings[i], context_.rank(), index)));
         }
         allow(image, token * row_bytes, rows, seen);
         allow(gradients, token * topk() * sizeof(float), weights, seen_gradients);
@@ -197,27 +171,10 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
     combined_gradients_->check(gradients, topk() * sizeof(float), "combine's weights");
 }
 
-void HtLayer::check_bounds(const Bytes& seen) {
-    const std::vector<float> values = reference::decoded(problem_.combine_type, seen);
-    for (size_t token = 0; token < num_tokens(); ++token) {
-        const reference::BoundedRow row =
-            bounded_row(problem_, *routing_, context_.rank(), static_cast<int>(token), domain_ranks_);
-        for (size_t i = 0; i < row.sum.size(); ++i) {
-            const double value = values[token * problem_.combine_hidden + i];
-            if (std::fabs(value - row.sum[i]) <= row.bound[i]) continue;
-            RANK_CHECK(
-                context_, false,
-                "combine's token {}, element {}: {:g}, the sum is {:g}, which leaves {:g} more than the bound {:g}",
-                token, i, value, row.sum[i], std::fabs(value - row.sum[i]) - row.bound[i], row.bound[i]);
-            return;
-        }
-    }
-}
-
 void HtLayer::check_nothing_was_written() {
     for (const Buffer* buffer : {received_.get(), received_scales_.get(), received_weights_.get(), received_ids_.get(),
                                  combine_output_.get(), combined_gradients_.get()}) {
-        if (buffer != nullptr && (!options_.in_place || buffer != received_.get()))
+        if (buffer != nullptr && (combine_input_ || buffer != received_.get()))
             buffer->check(Bytes(buffer->bytes(), kPoison), 1, "an output of a refused call");
     }
     for (const Buffer* input : {ids_.get(), tokens_.get(), weights_.get(), &combine_input()})

@@ -37,7 +37,7 @@ class Victim {
     size_t slots() const { return static_cast<size_t>(problem().slots()); }
     std::byte* input() { return input_.data(); }
     std::byte* output() { return output_.data(); }
-    std::byte* routing() { return layer_.routing(); }
+    std::byte* routing() { return layer_.ids(); }
     ncclEpHandle_t handle() const { return layer_.handle(); }
 
     static constexpr size_t kBufferBytes = 1u << 19;

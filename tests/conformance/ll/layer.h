@@ -3,12 +3,9 @@
 // step.
 #pragma once
 
-#include "conformance/support/group.h"
-#include "reference/combine.h"
+#include "conformance/support/layer_base.h"
 
 namespace crossdock::testing {
-
-using reference::ActiveRanks;
 
 // The ways in which a caller may do the same thing.
 struct LayerOptions {
@@ -28,18 +25,13 @@ struct LayerOptions {
     bool keep_outputs = false;   // what an earlier dispatch left in unused rows stays there and is not looked at
 };
 
-class Layer {
+class Layer : public LayerBase {
   public:
     Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, const LayerOptions& options = {},
           cudaStream_t stream = nullptr);
-    ~Layer();
-    Layer(const Layer&) = delete;
-    Layer& operator=(const Layer&) = delete;
+    ~Layer() override { destroy_handle(); }
 
-    const Problem& problem() const { return problem_; }
-    ncclEpHandle_t handle() const { return handle_; }
-    std::byte* routing() const { return ids_->data(); }
-    cudaStream_t stream() const { return stream_; }
+    const Problem& problem() const override { return problem_; }
 
     // Other tokens, routing and numbers of tokens in the same shapes, in the same buffers. Calls ncclEpUpdateHandle.
     void route(const Problem& problem);
@@ -62,37 +54,18 @@ class Layer {
 
     // All of it, each step checked.
     void round_trip(const ActiveRanks& active = {});
-    // What combine wrote, to compare runs.
-    std::vector<std::byte> combined() const { return combine_output_->read(); }
 
   private:
-    int num_tokens() const { return problem_.ranks[context_.rank()].num_tokens; }
-    std::unique_ptr<Buffer> make_buffer(size_t bytes, size_t shift = 0);
     ncclResult_t make_handle();
     ncclResult_t update_handle();
-    void write_inputs();
-    Buffer& combine_input() { return options_.in_place ? *received_ : *combine_input_; }
-    // What unused rows of an output must hold: poison, or whatever is there.
-    std::vector<std::byte> background(const Buffer& output) const;
-    bool unused_rows_matter_ = true;
     void check_places(const std::vector<int32_t>& counts);
     void check_scales(const std::vector<std::vector<reference::RowSource>>& blocks);
     void check_rank_major(const std::vector<std::vector<reference::RowSource>>& blocks);
-    void check_bounds(const std::vector<std::byte>& seen, const ActiveRanks& active);
 
-    RankContext& context_;
-    ncclEpGroup_t group_;
     Problem problem_;
     LayerOptions options_;
-    cudaStream_t stream_;
-    ncclEpHandle_t handle_ = nullptr;
-
-    // Dispatch: its inputs, then its outputs (null where the layout or the recipe has none).
-    std::unique_ptr<Buffer> ids_, tokens_, scales_, weights_;
-    std::unique_ptr<Buffer> received_, received_scales_, received_weights_, received_ids_, counters_, offsets_, total_;
-    // Combine.
-    std::unique_ptr<Buffer> combine_input_, combine_scales_, combine_output_;
-    std::unique_ptr<Buffer> handle_memory_;
+    std::unique_ptr<Buffer> counters_, offsets_, total_;
+    std::unique_ptr<Buffer> combine_scales_;
 };
 
 }  // namespace crossdock::testing
