@@ -6,7 +6,7 @@
 #include <chrono>
 
 #include "conformance/ht/random_problem.h"
-#include "conformance/ll/bad_call.h"
+#include "conformance/support/bad_call.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_domain.h"
 

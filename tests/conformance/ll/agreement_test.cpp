@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-#include "conformance/ll/bad_call.h"
+#include "conformance/support/bad_call.h"
 #include "conformance/support/scoped_arena.h"
 #include "conformance/support/with_domain.h"
 
