@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Without masks, a rank that does not answer ends every wait of the others within the timeout, with ncclRemoteError and
-// its name.
+// Low latency without masks: what fault_test.cpp does not ask of both modes.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <time.h>
@@ -68,7 +67,8 @@ void step_until_failure(RankContext& context, Layer& layer) {
     }
 }
 
-TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
+// Killed at any moment.
+TEST(Fault, AProcessKilledAtAnyMomentIsNamed) {
     on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
         for (int round = 0; round < 8; ++round) {
             const int num_ranks = 3 + round % 2;
@@ -92,30 +92,6 @@ TEST(Fault, AKilledProcessIsNamedByAllSurvivors) {
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
 }
 
-// That a process has ended is known long before the timeout: nobody waits for that.
-TEST(Fault, AKilledProcessIsNamedAtOnce) {
-    on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
-        constexpr int kDead = 1;
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
-            BackendSpec spec = backend;
-            spec.doomed = {kDead};
-            BlameTable blames;
-            expect_clean(spec, 3, std::nullopt, [=, &blames](RankContext& context) {
-                const Problem problem = busy_problem(3, layout, 7);
-                Group group(context, context.comm(), short_config(context, problem, 100'000'000'000));
-                Layer layer(context, group.get(), problem);
-                layer.round_trip();
-                if (context.rank() == kDead) raise(SIGKILL);
-                step_until_failure(context, layer);
-                const int blamed = check_failed_group(context, layer, group.get());
-                blames.blame(context.rank(), blamed);
-                RANK_REFUSED(context, ncclRemoteError, "process", layer.dispatch());
-            });
-            EXPECT_EQ(blames.complaint(3, kDead, true), "");
-        }
-    });
-}
-
 TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
     on_each_backend({Backend::kProcesses, Backend::kHosts}, [](const BackendSpec& backend) {
         BackendSpec spec = backend;
@@ -134,89 +110,6 @@ TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
                 RANK_CHECK(context, layer.combine() == ncclRemoteError, "combine without rank 1 succeeded");
             }
             RANK_CHECK(context, check_failed_group(context, layer, group.get()) == 1, "the wrong rank is blamed");
-        });
-    });
-}
-
-// The same as fibers, killed at many steps: whatever the moment, the others end, and say who it was.
-TEST(Fault, ARankKilledAtAnyStepIsNamed) {
-    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
-        constexpr int kRanks = 3;
-        constexpr int kDead = 1;
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
-            const auto blames = std::make_shared<BlameTable>();
-            const RankProgram program = [=](RankContext& context) {
-                const bool dead = context.rank() == kDead;
-                const Problem problem = busy_problem(kRanks, layout, 4);
-                ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
-                ncclEpGroup_t group = nullptr;
-                const ncclResult_t made = create_group(context, &group, context.comm(), &config);
-                if (made != ncclSuccess) {
-                    RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made),
-                               crossdockGetLastError());
-                    RANK_CHECK(context, group == nullptr, "a group that was not made");
-                    return;
-                }
-                OwnedGroup owner(group);
-                {
-                    Layer layer(context, group, problem, {.peers_may_die = true});
-                    for (int step = 0; step < 3; ++step) {
-                        layer.prepare_dispatch();
-                        ncclResult_t result = layer.dispatch();
-                        if (result == ncclSuccess && !dead) layer.check_dispatch();
-                        if (result == ncclSuccess) layer.prepare_combine();
-                        if (result == ncclSuccess) result = layer.combine();
-                        if (result == ncclSuccess && !dead) layer.check_combine();
-                        if (result == ncclSuccess) continue;
-                        RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
-                                   crossdockGetLastError());
-                        if (!dead) blames->blame(context.rank(), check_failed_group(context, layer, group));
-                        break;
-                    }
-                }
-                const ncclResult_t gone = ncclEpGroupDestroy(owner.release());
-                RANK_CHECK(context, dead || gone == ncclSuccess, "{}: {}", result_name(gone), crossdockGetLastError());
-            };
-            BackendSpec spec = backend;
-            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-            ASSERT_GT(healthy.num_steps, 0u);
-            const Seeds seeds = seeds_or(0, 120);
-            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-                spec.deterministic.seed = seed;
-                spec.deterministic.killed_rank = kDead;
-                spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
-                blames->clear();
-                RunReport report = run_ranks(spec, kRanks, program);
-                const std::string complaint = blames->complaint(kRanks, kDead, false);
-                if (!complaint.empty()) report.failures.push_back(complaint);
-                for (const std::string& failure : failures_of_others(report, kDead)) {
-                    ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
-                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
-                }
-                if (::testing::Test::HasFailure()) return;
-            }
-        }
-    });
-}
-
-// A rank that lives but stays away counts as one that does not answer.
-TEST(Fault, ARankThatStaysAwayFailsTheGroup) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
-            const int absent = context.num_ranks() - 1;
-            const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 5);
-            Group group(context, context.comm(), short_config(context, problem));
-            Layer layer(context, group.get(), problem);
-            layer.round_trip();
-            if (context.rank() != absent) {
-                layer.prepare_dispatch();
-                const ncclResult_t result = layer.dispatch();
-                context.synchronize(layer.stream());
-                RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
-                RANK_CHECK(context, check_failed_group(context, layer, group.get()) == absent,
-                           "the wrong rank is blamed");
-            }
-            context.barrier();
         });
     });
 }
@@ -320,29 +213,6 @@ TEST(Fault, AFailureIsToldWhenItHappens) {
     });
 }
 
-// Below a millisecond the timeout keeps its value; it is neither rounded to zero nor to the default. In simulated time
-// only: it also bounds the making of the group, which a loaded machine does not do that fast.
-TEST(Fault, TimeoutsBelowAMillisecondKeepTheirValue) {
-    on_each_backend({Backend::kSimulation}, [](const BackendSpec& spec) {
-        for (const uint64_t timeout_us : {80, 400, 999}) {
-            expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
-                const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 6);
-                Group group(context, context.comm(), short_config(context, problem, timeout_us * 1000));
-                Layer layer(context, group.get(), problem);
-                if (context.rank() == 0) {
-                    layer.prepare_dispatch();
-                    RANK_CHECK(context, layer.dispatch() == ncclRemoteError, "rank 1 was not there");
-                    crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
-                    RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
-                    RANK_CHECK(context, diagnosis.elapsed_us >= timeout_us && diagnosis.elapsed_us < 2 * timeout_us,
-                               "waited {} us instead of {}", diagnosis.elapsed_us, timeout_us);
-                }
-                context.barrier();
-            });
-        }
-    });
-}
-
 // NCCL_EP_TIMEOUT_MS rules over the configuration.
 TEST(Fault, TheEnvironmentSetsTheTimeout) {
     on_each_backend(kBackends, [](const BackendSpec& spec) {
@@ -355,25 +225,6 @@ TEST(Fault, TheEnvironmentSetsTheTimeout) {
             context.barrier();
         });
         unsetenv("NCCL_EP_TIMEOUT_MS");
-    });
-}
-
-// Nobody waited in vain: nothing to tell.
-TEST(Fault, AHealthyGroupHasNoDiagnosis) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const Problem problem = busy_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 8);
-            Group group(context, problem);
-            Layer(context, group.get(), problem).round_trip();
-            crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
-            diagnosis.valid = 7;
-            RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
-            RANK_CHECK(context, diagnosis.valid == 0 && diagnosis.epoch == 0, "valid {}", diagnosis.valid);
-            diagnosis.magic = 1;
-            RANK_REFUSED(context, ncclInvalidArgument, "magic", crossdockGroupDiagnosis(group.get(), &diagnosis));
-            RANK_REFUSED(context, ncclInvalidArgument, "diagnosis", crossdockGroupDiagnosis(group.get(), nullptr));
-            RANK_REFUSED(context, ncclInvalidArgument, "group", crossdockGroupDiagnosis(nullptr, &diagnosis));
-        });
     });
 }
 

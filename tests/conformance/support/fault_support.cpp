@@ -31,6 +31,13 @@ Problem busy_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
     return problem;
 }
 
+HtProblem busy_ht_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+    HtProblem problem{busy_problem(num_ranks, layout, seed)};
+    problem.alignment = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 4 : 1;
+    problem.budget = problem.most_rows();
+    return problem;
+}
+
 ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group) {
     const cudaStream_t stream = context.make_stream();
     Buffer status(context, stream, static_cast<size_t>(context.num_ranks()) * sizeof(int));

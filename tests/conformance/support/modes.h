@@ -9,19 +9,38 @@
 
 namespace crossdock::testing {
 
+// Each with the operations of its step as phases, which a test may run one by one.
 struct LowLatency {
     using Problem = testing::Problem;
     using Layer = testing::Layer;
+    using Options = LayerOptions;
     static constexpr bool kIsHt = false;
     static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR};
+
+    static constexpr const char* kPhases[] = {"dispatch", "combine"};
+    static void prepare(Layer& layer, int phase);
+    static ncclResult_t run(Layer& layer, int phase);
+    static void check(Layer& layer, int phase);
 };
 
 struct HighThroughput {
     using Problem = HtProblem;
     using Layer = HtLayer;
+    using Options = HtOptions;
     static constexpr bool kIsHt = true;
     static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR};
+
+    // Forward, then backward.
+    static constexpr const char* kPhases[] = {"update", "dispatch", "combine", "dispatch", "combine"};
+    static void prepare(Layer& layer, int phase);
+    static ncclResult_t run(Layer& layer, int phase);
+    static void check(Layer& layer, int phase);
 };
+
+template <typename Mode>
+constexpr int num_phases() {
+    return static_cast<int>(std::size(Mode::kPhases));
+}
 
 }  // namespace crossdock::testing
 
