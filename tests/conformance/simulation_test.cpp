@@ -3,9 +3,8 @@
 // either mode.
 #include <set>
 
-#include "conformance/ht/sequence.h"
-#include "conformance/ll/sequence.h"
 #include "conformance/support/modes.h"
+#include "conformance/support/sequence.h"
 #include "conformance/support/with_domain.h"
 
 namespace crossdock::testing {
@@ -14,25 +13,19 @@ namespace {
 // High throughput: low-latency handles come between, if wanted.
 template <typename Mode>
 RankProgram sequence_of(uint64_t seed, bool both_modes = true) {
-    return [=](RankContext& context) {
-        if constexpr (Mode::kIsHt) {
-            const HtSequenceShape shape{
-                .num_groups = 1,
-                .layers_per_group = 2,
-                .low_latency_layers = both_modes && seed % 8 == 0 ? 1 : 0,
-                .num_steps = 10,
-                .windows = seed % 2 == 0,
-                .limits = {.most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5}};
-            run_ht_sequence(context, shape, seed);
-        } else {
-            const SequenceShape shape{
-                .num_groups = 1,
-                .layers_per_group = 2,
-                .num_steps = 12,
-                .limits = {.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5}};
-            run_sequence(context, shape, seed);
-        }
-    };
+    SequenceShape shape{.layers_per_group = 2,
+                        .ll_limits = {.most_row_bytes = 256, .most_receive_bytes = 32u << 10, .most_tokens = 5},
+                        .ht_limits = {.most_row_bytes = 256, .most_receive_bytes = 16u << 10, .most_tokens = 5}};
+    if (Mode::kIsHt) {
+        shape.ht_groups = 1;
+        shape.ll_groups = both_modes && seed % 8 == 0 ? 1 : 0;
+        shape.num_steps = 10;
+        shape.windows = seed % 2 == 0;
+    } else {
+        shape.ll_groups = 1;
+        shape.num_steps = 12;
+    }
+    return [=](RankContext& context) { run_sequence(context, shape, seed); };
 }
 
 // So many seeds of low latency take as long as half as many of high throughput.

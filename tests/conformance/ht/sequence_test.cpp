@@ -3,43 +3,43 @@
 // nor those of low latency on the same communicator.
 #include <gtest/gtest.h>
 
-#include "conformance/ht/sequence.h"
-#include "conformance/support/options.h"
 #include "conformance/support/scoped_arena.h"
+#include "conformance/support/sequence.h"
 
 namespace crossdock::testing {
 namespace {
 
 const HtLimits kSmall{.most_row_bytes = 512, .most_receive_bytes = 64u << 10, .most_tokens = 8};
 
-void run_sequences(const BackendSpec& spec, const HtSequenceShape& shape, uint64_t first_seed) {
-    const Seeds seeds = seeds_or(first_seed, seeds_in(spec.kind, 30));
-    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-        BackendSpec seeded = spec;
-        seeded.deterministic.seed = seed;
-        const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 3) % 4));
-        expect_clean(seeded, num_ranks, seed, [=](RankContext& context) { run_ht_sequence(context, shape, seed); });
-    }
-}
+const ProblemLimits kSmallLl{.most_row_bytes = 256, .most_receive_bytes = 64u << 10, .most_tokens = 8};
+
+Seeds seeds_from(uint64_t first, const BackendSpec& spec) { return seeds_or(first, seeds_in(spec.kind, 30)); }
 
 TEST(HtSequence, HandlesOfOneGroupInterleave) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_sequences(spec, {.num_groups = 1, .layers_per_group = 4, .num_steps = 60, .limits = kSmall}, 50'001);
+        run_sequences(spec, {.ht_groups = 1, .layers_per_group = 4, .num_steps = 60, .ht_limits = kSmall},
+                      seeds_from(50'001, spec));
     });
 }
 
 TEST(HtSequence, HandlesWithWindowsInterleave) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_sequences(
-            spec, {.num_groups = 1, .layers_per_group = 3, .num_steps = 50, .windows = true, .limits = kSmall}, 60'001);
+        run_sequences(spec,
+                      {.ht_groups = 1, .layers_per_group = 3, .num_steps = 50, .windows = true, .ht_limits = kSmall},
+                      seeds_from(60'001, spec));
     });
 }
 
 TEST(HtSequence, GroupsOfBothModesShareACommunicator) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_sequences(
-            spec, {.num_groups = 2, .layers_per_group = 2, .low_latency_layers = 2, .num_steps = 60, .limits = kSmall},
-            70'001);
+        run_sequences(spec,
+                      {.ll_groups = 1,
+                       .ht_groups = 2,
+                       .layers_per_group = 2,
+                       .num_steps = 60,
+                       .ll_limits = kSmallLl,
+                       .ht_limits = kSmall},
+                      seeds_from(70'001, spec));
     });
 }
 

@@ -2,47 +2,41 @@
 // Operations of several handles, whole and split, in any legal order, never disturb each other.
 #include <gtest/gtest.h>
 
-#include "conformance/ll/sequence.h"
-#include "conformance/support/options.h"
+#include "conformance/support/sequence.h"
 
 namespace crossdock::testing {
 namespace {
 
 const ProblemLimits kSmall{.most_row_bytes = 512, .most_receive_bytes = 256u << 10, .most_tokens = 8};
 
-void run_sequences(const BackendSpec& spec, SequenceShape shape, uint64_t first_seed) {
-    const Seeds seeds = seeds_or(first_seed, seeds_in(spec.kind, 40));
-    shape.limits.nvfp4 = !is_cuda(spec.kind);
-    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-        BackendSpec seeded = spec;
-        seeded.deterministic.seed = seed;
-        const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 3) % 4));
-        expect_clean(seeded, num_ranks, seed, [=](RankContext& context) { run_sequence(context, shape, seed); });
-    }
-}
+Seeds seeds_from(uint64_t first, const BackendSpec& spec) { return seeds_or(first, seeds_in(spec.kind, 40)); }
 
 TEST(Sequence, HandlesOfOneGroupInterleave) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_sequences(spec, {.num_groups = 1, .layers_per_group = 4, .num_steps = 80, .limits = kSmall}, 2001);
+        run_sequences(spec, {.ll_groups = 1, .layers_per_group = 4, .num_steps = 80, .ll_limits = kSmall},
+                      seeds_from(2001, spec));
     });
 }
 
 TEST(Sequence, GroupsOnOneCommunicatorInterleave) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        run_sequences(spec, {.num_groups = 2, .layers_per_group = 2, .num_steps = 60, .limits = kSmall}, 3001);
+        run_sequences(spec, {.ll_groups = 2, .layers_per_group = 2, .num_steps = 60, .ll_limits = kSmall},
+                      seeds_from(3001, spec));
     });
 }
 
 TEST(Sequence, CommunicatorsOfOneProcessInterleave) {
     // The simulation has one communicator.
-    on_each_backend(
-        {Backend::kProcesses, Backend::kHosts, Backend::kThreads, Backend::kCuda, Backend::kCudaProcesses},
-        [](const BackendSpec& spec) {
-            run_sequences(
-                spec,
-                {.num_groups = 2, .layers_per_group = 2, .num_steps = 40, .two_communicators = true, .limits = kSmall},
-                4001);
-        });
+    on_each_backend({Backend::kProcesses, Backend::kHosts, Backend::kThreads, Backend::kCuda, Backend::kCudaProcesses},
+                    [](const BackendSpec& spec) {
+                        run_sequences(spec,
+                                      {.ll_groups = 2,
+                                       .layers_per_group = 2,
+                                       .num_steps = 40,
+                                       .two_communicators = true,
+                                       .ll_limits = kSmall},
+                                      seeds_from(4001, spec));
+                    });
 }
 
 Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/support/sequence.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <list>
+
+#include "conformance/support/scoped_arena.h"
+
+namespace crossdock::testing {
+namespace {
+
+constexpr int kMostPendingSplits = 3;  // of a group
+constexpr int kSmsOfSharedGpu = 96;
+
+// What happened to a layer last, and has not been looked at.
+enum class Unchecked { kNothing, kDispatch, kCombine };
+
+// A handle, and what is done with it.
+class Actor {
+  public:
+    virtual ~Actor() = default;
+    virtual void act(Random& random) = 0;
+    // Completes what is pending and looks at what has not been looked at.
+    virtual void finish() = 0;
+};
+
+class LlActor : public Actor {
+  public:
+    // pending_in_group: splits of the group that are sent and not completed.
+    LlActor(RankContext& context, ncclEpGroup_t group, int& pending_in_group, const Problem& problem,
+            const LayerOptions& options)
+        : context_(context),
+          group_(group),
+          pending_in_group_(pending_in_group),
+          problem_(problem),
+          options_(options),
+          layer_(std::make_unique<Layer>(context, group, problem, options)) {}
+
+    void act(Random& random) override {
+        if (pending_ != Unchecked::kNothing) return complete();
+        const bool split = random.chance(40) && pending_in_group_ < kMostPendingSplits;
+        const int choice = random.below(100);
+        // With nothing pending, complete is a success without work.
+        if (choice < 10) return RANK_OK(context_, layer_->complete());
+        check();
+        if (choice < 25) {
+            problem_ = rerouted(problem_, random.bits());
+            layer_->route(problem_);
+            dispatched_ = false;
+        } else if (choice < 32) {
+            layer_.reset();
+            problem_ = rerouted(problem_, random.bits());
+            layer_ = std::make_unique<Layer>(context_, group_, problem_, options_);
+            dispatched_ = false;
+        } else if (choice < 65 || !dispatched_) {
+            layer_->prepare_dispatch();
+            RANK_OK(context_, layer_->dispatch(split));
+            issued(Unchecked::kDispatch, split);
+            dispatched_ = true;
+        } else {
+            layer_->prepare_combine();
+            RANK_OK(context_, layer_->combine(split));
+            issued(Unchecked::kCombine, split);
+        }
+    }
+
+    void finish() override {
+        complete();
+        check();
+    }
+
+  private:
+    void issued(Unchecked operation, bool split) {
+        (split ? pending_ : unchecked_) = operation;
+        pending_in_group_ += split ? 1 : 0;
+    }
+
+    void complete() {
+        if (pending_ == Unchecked::kNothing) return;
+        RANK_OK(context_, layer_->complete());
+        unchecked_ = pending_;
+        pending_ = Unchecked::kNothing;
+        --pending_in_group_;
+    }
+
+    void check() {
+        if (unchecked_ == Unchecked::kDispatch) layer_->check_dispatch();
+        if (unchecked_ == Unchecked::kCombine) layer_->check_combine();
+        unchecked_ = Unchecked::kNothing;
+    }
+
+    RankContext& context_;
+    ncclEpGroup_t group_;
+    int& pending_in_group_;
+    Problem problem_;
+    LayerOptions options_;
+    std::unique_ptr<Layer> layer_;
+    bool dispatched_ = false;                  // combine may follow
+    Unchecked pending_ = Unchecked::kNothing;  // sent, not completed
+    Unchecked unchecked_ = Unchecked::kNothing;
+};
+
+class HtActor : public Actor {
+  public:
+    HtActor(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options)
+        : context_(context), group_(group), problem_(problem), options_(options) {
+        remake();
+    }
+
+    void act(Random& random) override {
+        finish();
+        const int choice = random.below(100);
+        const auto direction = random.pick({NCCL_EP_FWD_PASS, NCCL_EP_BWD_PASS});
+        // The same again, with nothing between.
+        const int times = random.pick({1, 1, 1, 2, 3});
+        if (choice < 5) {
+            RANK_OK(context_, ncclEpComplete(layer_->handle(), nullptr, layer_->stream()));
+        } else if (choice < 10) {
+            context_.synchronize(layer_->stream());  // its memory is given to others
+            layer_.reset();
+            problem_ = rerouted(problem_, random.bits());
+            remake();
+        } else if (choice < 35) {
+            for (int i = 0; i < times; ++i) {
+                problem_ = rerouted(problem_, random.bits());
+                layer_->route(problem_);
+            }
+            layer_->check_update();
+        } else if (choice < 70) {
+            layer_->change_data(random.bits());
+            layer_->prepare_dispatch();
+            for (int i = 0; i < times; ++i) RANK_OK(context_, layer_->dispatch(direction));
+            unchecked_ = Unchecked::kDispatch;
+        } else {
+            layer_->change_data(random.bits());
+            layer_->prepare_combine();
+            for (int i = 0; i < times; ++i) RANK_OK(context_, layer_->combine(direction));
+            unchecked_ = Unchecked::kCombine;
+        }
+        direction_ = direction;
+    }
+
+    void finish() override {
+        if (unchecked_ == Unchecked::kDispatch) layer_->check_dispatch(direction_);
+        if (unchecked_ == Unchecked::kCombine) layer_->check_combine(direction_);
+        unchecked_ = Unchecked::kNothing;
+    }
+
+  private:
+    void remake() {
+        // A window has room for one set of buffers of each actor.
+        if (options_.arena != nullptr && made_) options_.arena = nullptr;
+        if (options_.arena == nullptr)
+            options_.output_windows = options_.combine_windows = options_.other_windows = false;
+        made_ = true;
+        layer_ = std::make_unique<HtLayer>(context_, group_, problem_, options_);
+    }
+
+    RankContext& context_;
+    ncclEpGroup_t group_;
+    HtProblem problem_;
+    HtOptions options_;
+    bool made_ = false;
+    std::unique_ptr<HtLayer> layer_;
+    Unchecked unchecked_ = Unchecked::kNothing;
+    ncclEpPassDir_t direction_ = NCCL_EP_FWD_PASS;
+};
+
+class Sequence {
+  public:
+    Sequence(RankContext& context, const SequenceShape& shape, uint64_t seed)
+        : context_(context), shape_(shape), random_(seed) {
+        if (shape.windows) arena_.emplace(context, kHtWindowBytes);
+        for (int group = 0; group < shape.ht_groups; ++group) make_ht_group();
+        for (int group = 0; group < shape.ll_groups; ++group) make_ll_group();
+    }
+
+    void run() {
+        for (int step = 0; step < shape_.num_steps; ++step) {
+            actors_[random_.below(static_cast<int>(actors_.size()))]->act(random_);
+            // What comes next relies on this.
+            if (!context_.failures().empty()) throw StopProgram("a check failed");
+        }
+        for (const auto& actor : actors_) actor->finish();
+        if (shape_.windows) context_.barrier();
+    }
+
+  private:
+    // Of one group. Handles of different layouts, types, K and alignment share experts, numbers of tokens and the
+    // budget.
+    template <typename ProblemType, typename LimitsType>
+    std::vector<ProblemType> random_problems(LimitsType limits,
+                                             ProblemType (*random_problem)(uint64_t, const LimitsType&)) {
+        limits.num_ranks = context_.num_ranks();
+        limits.local_experts = random_.pick({1, 2, 3, 8});
+        std::vector<ProblemType> problems;
+        int max_tokens = 0;
+        for (int i = 0; i < shape_.layers_per_group; ++i) {
+            problems.push_back(random_problem(random_.bits(), limits));
+            max_tokens = std::max(max_tokens, problems.back().max_tokens);
+        }
+        for (ProblemType& problem : problems) problem.max_tokens = max_tokens;
+        return problems;
+    }
+
+    ncclEpGroup_t make_group(ncclEpGroupConfig_t config, unsigned max_num_sms) {
+        config.max_num_sms = max_num_sms;
+        const bool other_communicator = shape_.two_communicators && groups_.size() % 2 == 1;
+        groups_.emplace_back(context_, other_communicator ? context_.make_communicator() : context_.comm(), config);
+        return groups_.back().get();
+    }
+
+    void make_ll_group() {
+        std::vector<Problem> problems = random_problems(shape_.ll_limits, random_problem);
+        for (Problem& problem : problems) {
+            // A group of a version 1 caller is another group's matter (compatibility_test.cpp).
+            if (problem.recipe == reference::Recipe::kV1Fp8) problem.recipe = reference::Recipe::kFp8;
+            problem = rerouted(problem, random_.bits());
+        }
+        const ncclEpGroup_t group = make_group(group_config_for(context_, problems), sms_of_a_group(32));
+        int& pending = pending_.emplace_back(0);
+        for (const Problem& problem : problems) {
+            LayerOptions options;
+            options.create_in_one_call = random_.chance(50);
+            options.in_place = random_.chance(50);
+            actors_.push_back(std::make_unique<LlActor>(context_, group, pending, problem, options));
+        }
+    }
+
+    void make_ht_group() {
+        HtLimits limits = shape_.ht_limits;
+        limits.mxfp8 = is_one_domain(context_.num_ranks());
+        const auto room = random_.pick({Room::kEnough, Room::kDropping, Room::kEager});
+        std::vector<HtProblem> problems = random_problems(limits, random_ht_problem);
+        const int max_tokens = problems[0].max_tokens;
+        size_t budget = static_cast<size_t>(max_tokens);
+        for (const HtProblem& problem : problems) budget = std::max(budget, problem.most_rows());
+        if (room == Room::kDropping)
+            budget = static_cast<size_t>(random_.between(max_tokens, static_cast<int>(budget)));
+        for (HtProblem& problem : problems) {
+            problem.drops = room == Room::kDropping;
+            problem.budget = room == Room::kEager ? 0 : budget;
+            problem.group_topk = room == Room::kEager ? problem.num_experts : 0;
+            problem = rerouted(problem, random_.bits());
+        }
+        const ncclEpGroup_t group = make_group(group_config_for(context_, problems), sms_of_a_group(NCCL_EP_AUTO));
+        for (const HtProblem& problem : problems) {
+            const HtOptions options = random_ht_options(random_.bits(), arena_ ? arena_->get() : nullptr);
+            actors_.push_back(std::make_unique<HtActor>(context_, group, problem, options));
+        }
+    }
+
+    // Kernels of different groups run at once: on a GPU that ranks share, all of them must fit.
+    unsigned sms_of_a_group(unsigned of_one_group) const {
+        const int num_groups = shape_.ll_groups + shape_.ht_groups;
+        if (!context_.is_gpu()) return NCCL_EP_AUTO;
+        if (num_groups == 1) return of_one_group;
+        return static_cast<unsigned>(std::max(1, kSmsOfSharedGpu / (num_groups * context_.num_ranks())));
+    }
+
+    RankContext& context_;
+    SequenceShape shape_;
+    Random random_;
+    std::optional<ScopedArena> arena_;
+    std::list<Group> groups_;
+    std::list<int> pending_;  // of each group of low latency
+    std::vector<std::unique_ptr<Actor>> actors_;
+};
+
+}  // namespace
+
+void run_sequence(RankContext& context, const SequenceShape& shape, uint64_t seed) {
+    Sequence(context, shape, seed).run();
+}
+
+void run_sequences(const BackendSpec& spec, SequenceShape shape, const Seeds& seeds) {
+    shape.ll_limits.nvfp4 = !is_cuda(spec.kind);
+    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+        BackendSpec seeded = spec;
+        seeded.deterministic.seed = seed;
+        const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 3) % 4));
+        expect_clean(seeded, num_ranks, seed, [=](RankContext& context) { run_sequence(context, shape, seed); });
+    }
+}
+
+}  // namespace crossdock::testing
