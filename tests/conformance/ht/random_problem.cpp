@@ -2,7 +2,6 @@
 #include "conformance/ht/random_problem.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "reference/formats.h"
 
@@ -16,12 +15,8 @@ namespace {
 void choose_types(HtProblem& problem, const HtLimits& limits, Random& random) {
     problem.token_type =
         random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclInt8, ncclFloat8e4m3});
-    // Rows from 16 bytes on; mostly small ones, some at the limit.
     const size_t most_units = limits.most_row_bytes / 16;
-    const size_t units =
-        random.chance(10)
-            ? most_units
-            : 1 + static_cast<size_t>(std::pow(static_cast<double>(most_units), random.unit())) % most_units;
+    const size_t units = random_row_units(most_units, random);
     if (random.chance(35)) {
         problem.recipe = Recipe::kForward;
         problem.token_type = random.pick(
@@ -46,17 +41,8 @@ void choose_types(HtProblem& problem, const HtLimits& limits, Random& random) {
 
 HtProblem random_ht_problem(uint64_t seed, const HtLimits& limits) {
     Random random(seed);
-    HtProblem problem;
-    problem.seed = seed;
-    problem.num_ranks = limits.num_ranks;
-    problem.layout = random.chance(50) ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_FLAT;
-    // One expert a rank, a number that is no power of two, many.
-    const int any_number = random.pick({1, 1, 2, 3, 4, 5, 7, 8, 16, 33, 70});
-    const int local_experts = limits.local_experts > 0 ? limits.local_experts : any_number;
-    problem.num_experts = local_experts * problem.num_ranks;
-    problem.num_topk = std::min(problem.num_experts, random.pick({1, 2, 2, 3, 4, 6, 8, 8, 9, 17, 32, 64}));
-    problem.index_type = random.pick({ncclInt32, ncclInt64});
-    problem.id_kind = random.pick({NCCL_EP_EXPERT_ID_AUTO, NCCL_EP_EXPERT_ID_LOCAL, NCCL_EP_EXPERT_ID_GLOBAL});
+    HtProblem problem{random_shape(seed, limits.num_ranks, limits.local_experts, NCCL_EP_LAYOUT_FLAT, random)};
+    const int local_experts = problem.local_experts();
     choose_types(problem, limits, random);
 
     const size_t widest =
@@ -118,16 +104,10 @@ HtOptions random_ht_options(uint64_t seed, WindowArena* arena) {
 }
 
 HtProblem plain_ht_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-    HtProblem problem;
-    problem.num_ranks = num_ranks;
-    problem.num_experts = 3 * num_ranks;
-    problem.max_tokens = 9;
-    problem.num_topk = std::min(3, problem.num_experts);
-    problem.hidden = problem.combine_hidden = 128;
-    problem.layout = layout;
+    HtProblem problem{plain_problem(num_ranks, layout, seed)};
     problem.alignment = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 4 : 1;
     problem.budget = problem.most_rows();
-    return rerouted(problem, seed);
+    return problem;
 }
 
 }  // namespace crossdock::testing

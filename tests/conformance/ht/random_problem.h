@@ -31,7 +31,7 @@ void choose_budget(HtProblem& problem, Room room, uint64_t seed);
 // Ways to state the calls. arena: where windows come from, if there are any.
 HtOptions random_ht_options(uint64_t seed, WindowArena* arena);
 
-// A problem of fixed shape: 3 experts a rank, top-3, 9 tokens, rows of 256 bytes, room for every routing.
+// plain_problem with room for every routing.
 HtProblem plain_ht_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
 
 // Room for the windows of the layers of such problems.

@@ -76,12 +76,8 @@ void choose_types(Problem& problem, const ProblemLimits& limits, Random& random)
     problem.token_type =
         random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32, ncclUint8, ncclInt8, ncclFloat8e4m3});
 
-    // Rows from 16 bytes on; mostly small ones, some at the limit.
     const size_t most_units = limits.most_row_bytes / 16;
-    const size_t units =
-        random.chance(10)
-            ? most_units
-            : 1 + static_cast<size_t>(std::pow(static_cast<double>(most_units), random.unit())) % most_units;
+    const size_t units = random_row_units(most_units, random);
     problem.hidden = units * 16 / type_bytes(problem.token_type);
     if (problem.recipe == Recipe::kForward) {
         problem.token_type =
@@ -114,24 +110,34 @@ void choose_types(Problem& problem, const ProblemLimits& limits, Random& random)
 
 }  // namespace
 
-Problem random_problem(uint64_t seed, const ProblemLimits& limits) {
-    Random random(seed);
+Problem random_shape(uint64_t seed, int num_ranks, int local_experts, ncclEpLayout_t other_layout, Random& random) {
     Problem problem;
     problem.seed = seed;
-    problem.num_ranks = limits.num_ranks;
-    problem.layout = random.chance(50) ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
+    problem.num_ranks = num_ranks;
+    problem.layout = random.chance(50) ? NCCL_EP_LAYOUT_EXPERT_MAJOR : other_layout;
     // One expert a rank, a number that is no power of two, many.
     const int any_number = random.pick({1, 1, 2, 3, 4, 5, 7, 8, 16, 33, 70});
-    const int local_experts = limits.local_experts > 0 ? limits.local_experts : any_number;
-    problem.num_experts = local_experts * problem.num_ranks;
+    problem.num_experts = (local_experts > 0 ? local_experts : any_number) * num_ranks;
     problem.num_topk = std::min(problem.num_experts, random.pick({1, 2, 2, 3, 4, 6, 8, 8, 9, 17, 32, 64}));
     problem.index_type = random.pick({ncclInt32, ncclInt64});
     problem.id_kind = random.pick({NCCL_EP_EXPERT_ID_AUTO, NCCL_EP_EXPERT_ID_LOCAL, NCCL_EP_EXPERT_ID_GLOBAL});
+    return problem;
+}
+
+size_t random_row_units(size_t most_units, Random& random) {
+    if (random.chance(10)) return most_units;
+    return 1 + static_cast<size_t>(std::pow(static_cast<double>(most_units), random.unit())) % most_units;
+}
+
+Problem random_problem(uint64_t seed, const ProblemLimits& limits) {
+    Random random(seed);
+    Problem problem = random_shape(seed, limits.num_ranks, limits.local_experts, NCCL_EP_LAYOUT_RANK_MAJOR, random);
     choose_types(problem, limits, random);
 
     const size_t widest =
         std::max({problem.received_row_bytes() + problem.scale_row_bytes(), problem.combine_row_bytes(), size_t{16}});
-    const size_t rows_a_token = static_cast<size_t>(problem.num_ranks) * (problem.expert_major() ? local_experts : 1);
+    const size_t rows_a_token =
+        static_cast<size_t>(problem.num_ranks) * (problem.expert_major() ? problem.local_experts() : 1);
     const size_t fitting = std::max<size_t>(1, limits.most_receive_bytes / (widest * rows_a_token));
     problem.max_tokens = random.between(1, static_cast<int>(std::min<size_t>(fitting, limits.most_tokens)));
     fill_routing(problem, random, false);
@@ -144,6 +150,17 @@ Problem rerouted(const Problem& problem, uint64_t seed, bool keep_counts) {
     result.seed = seed;
     fill_routing(result, random, keep_counts);
     return result;
+}
+
+Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+    Problem problem;
+    problem.num_ranks = num_ranks;
+    problem.num_experts = 3 * num_ranks;
+    problem.max_tokens = 9;
+    problem.num_topk = 3;
+    problem.hidden = problem.combine_hidden = 128;
+    problem.layout = layout;
+    return rerouted(problem, seed);
 }
 
 }  // namespace crossdock::testing

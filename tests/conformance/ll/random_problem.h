@@ -38,9 +38,19 @@ struct ProblemLimits {
     bool scales = true;
 };
 
+// The first draws of a random problem of either mode: experts, K and ids; expert-major or that layout. local_experts 0:
+// any number.
+reference::Problem random_shape(uint64_t seed, int num_ranks, int local_experts, ncclEpLayout_t other_layout,
+                                Random& random);
+// In units of 16 bytes: mostly few, some rows at the limit.
+size_t random_row_units(size_t most_units, Random& random);
+
 reference::Problem random_problem(uint64_t seed, const ProblemLimits& limits);
 
 // New routing, numbers of tokens and data for the same shapes. keep_counts: as many tokens on each rank as before.
 reference::Problem rerouted(const reference::Problem& problem, uint64_t seed, bool keep_counts = false);
+
+// A problem of fixed shape: 3 experts a rank, top-3, 9 tokens, rows of 256 bytes.
+reference::Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
 
 }  // namespace crossdock::testing

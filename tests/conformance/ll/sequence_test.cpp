@@ -39,17 +39,6 @@ TEST(Sequence, CommunicatorsOfOneProcessInterleave) {
                     });
 }
 
-Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-    Problem problem;
-    problem.num_ranks = num_ranks;
-    problem.num_experts = 2 * num_ranks;
-    problem.max_tokens = 5;
-    problem.num_topk = 2;
-    problem.hidden = problem.combine_hidden = 64;
-    problem.layout = layout;
-    return rerouted(problem, seed);
-}
-
 // Three splits pending at once, completed in another order than they were sent in, with a whole operation between.
 TEST(Sequence, ThreeSplitsArePendingAndAFourthIsRefused) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {

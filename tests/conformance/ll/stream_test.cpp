@@ -10,23 +10,12 @@
 namespace crossdock::testing {
 namespace {
 
-Problem stream_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
-    Problem problem;
-    problem.num_ranks = num_ranks;
-    problem.num_experts = 4 * num_ranks;
-    problem.max_tokens = 16;
-    problem.num_topk = 4;
-    problem.hidden = problem.combine_hidden = 512;
-    problem.layout = layout;
-    return rerouted(problem, seed);
-}
-
 // Two handles on a stream each, in turn: the last results of both are right.
 TEST(Streams, OperationsFollowEachOtherAcrossStreams) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const Problem em = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
-            const Problem rm = stream_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
+            const Problem em = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
+            const Problem rm = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 2);
             Group group(context, std::vector{em, rm});
             Layer a(context, group.get(), em), b(context, group.get(), rm);
             for (Layer* layer : {&a, &b}) {

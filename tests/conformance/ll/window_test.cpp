@@ -13,17 +13,6 @@ namespace {
 
 constexpr size_t kWindowBytes = 48u << 20;
 
-Problem rank_major_problem(int num_ranks, uint64_t seed) {
-    Problem problem;
-    problem.num_ranks = num_ranks;
-    problem.num_experts = 3 * num_ranks;
-    problem.max_tokens = 9;
-    problem.num_topk = 3;
-    problem.hidden = problem.combine_hidden = 128;
-    problem.layout = NCCL_EP_LAYOUT_RANK_MAJOR;
-    return rerouted(problem, seed);
-}
-
 // Outputs still hold the last step's rows, and nothing but the library keeps a fast peer from writing the next ones
 // over them.
 void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t mode, Naming naming,
@@ -69,8 +58,8 @@ TEST(Window, RankMajorRowsGoStraightIntoTheOutput) {
         for (const ncclEpZeroCopyMode_t mode : {NCCL_EP_ZERO_COPY_ON, NCCL_EP_ZERO_COPY_AUTO}) {
             for (const bool keep_outputs : {false, true}) {
                 expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
-                    window_trips(context, rank_major_problem(context.num_ranks(), 9), mode, Naming::kWindowOnly,
-                                 keep_outputs);
+                    window_trips(context, plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 9), mode,
+                                 Naming::kWindowOnly, keep_outputs);
                 });
             }
         }
@@ -80,7 +69,7 @@ TEST(Window, RankMajorRowsGoStraightIntoTheOutput) {
 TEST(Window, ForwardedScalesGoAlong) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(3), std::nullopt, [](RankContext& context) {
-            Problem problem = rank_major_problem(context.num_ranks(), 10);
+            Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 10);
             problem.recipe = reference::Recipe::kForward;
             problem.token_type = ncclFloat8e4m3;
             problem.num_scales = 4;
@@ -94,8 +83,7 @@ TEST(Window, ZeroCopyOnRefusesDispatchesWithoutWindows) {
         // Expert-major dispatch has no path into windows at all.
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_RANK_MAJOR, NCCL_EP_LAYOUT_EXPERT_MAJOR}) {
             expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                Problem problem = rank_major_problem(context.num_ranks(), 11);
-                problem.layout = layout;
+                const Problem problem = plain_problem(context.num_ranks(), layout, 11);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.zero_copy = NCCL_EP_ZERO_COPY_ON;
                 Group group(context, context.comm(), config);
@@ -116,7 +104,7 @@ TEST(Window, PromisedWindowsAllowOnePendingSplit) {
             BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
             expect_clean(seeded, ranks_or(3), seed, [=](RankContext& context) {
-                const Problem problem = rank_major_problem(context.num_ranks(), seed);
+                const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, seed);
                 ScopedArena arena(context, 1u << 20);
                 ncclEpGroupConfig_t config = group_config_for(context, problem);
                 config.zero_copy = NCCL_EP_ZERO_COPY_ON;
@@ -153,7 +141,7 @@ TEST(Window, PromisedWindowsAllowOnePendingSplit) {
 TEST(Window, TensorsOfAStepLieInSeveralWindows) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const Problem problem = rank_major_problem(context.num_ranks(), 12);
+            const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 12);
             ScopedArena first(context, 1u << 20), second(context, 2u << 20);
             Group group(context, problem);
             Layer a(context, group.get(), problem, {.arena = first.get(), .naming = Naming::kWindowOnly});

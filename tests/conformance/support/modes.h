@@ -14,8 +14,13 @@ struct LowLatency {
     using Problem = testing::Problem;
     using Layer = testing::Layer;
     using Options = LayerOptions;
+    using Limits = ProblemLimits;
     static constexpr bool kIsHt = false;
     static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR};
+
+    static Problem plain(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+        return plain_problem(num_ranks, layout, seed);
+    }
 
     static constexpr const char* kPhases[] = {"dispatch", "combine"};
     static void prepare(Layer& layer, int phase);
@@ -27,8 +32,13 @@ struct HighThroughput {
     using Problem = HtProblem;
     using Layer = HtLayer;
     using Options = HtOptions;
+    using Limits = HtLimits;
     static constexpr bool kIsHt = true;
     static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR};
+
+    static Problem plain(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
+        return plain_ht_problem(num_ranks, layout, seed);
+    }
 
     // Forward, then backward.
     static constexpr const char* kPhases[] = {"update", "dispatch", "combine", "dispatch", "combine"};
