@@ -125,56 +125,6 @@ TEST(BadGroup, RowsMustBeNumbered) {
     });
 }
 
-// An allocator that has nothing fails the call, and gets back all it gave.
-TEST(BadGroup, AllocatorsAreBalanced) {
-    struct Books {
-        int limit = 1 << 30;
-        int allocations = 0;
-        std::vector<void*> live;
-        RankContext* context = nullptr;
-    };
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
-        expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
-            for (int limit = 0; limit < 12; ++limit) {
-                Books books{.limit = limit, .context = &context};
-                const Problem problem = rerouted({.num_ranks = 1, .num_experts = 4, .max_tokens = 4, .num_topk = 2}, 1);
-                ncclEpGroupConfig_t config = group_config_for(context, problem);
-                config.alloc.context = &books;
-                config.alloc.alloc_fn = [](void** memory, size_t size, void* hook_context) {
-                    Books& own = *static_cast<Books*>(hook_context);
-                    if (own.allocations++ >= own.limit) return cudaErrorMemoryAllocation;
-                    *memory = own.context->allocate(size);
-                    own.live.push_back(*memory);
-                    return cudaSuccess;
-                };
-                config.alloc.free_fn = [](void* memory, void* hook_context) {
-                    Books& own = *static_cast<Books*>(hook_context);
-                    const auto found = std::find(own.live.begin(), own.live.end(), memory);
-                    if (found == own.live.end()) return cudaErrorInvalidValue;
-                    own.live.erase(found);
-                    own.context->deallocate(memory);
-                    return cudaSuccess;
-                };
-                ncclEpGroup_t group = nullptr;
-                ncclEpHandle_t handle = nullptr;
-                ncclResult_t result = ncclEpCreateGroup(&group, context.comm(), &config);
-                if (result == ncclSuccess) {
-                    result = ncclEpInitHandle(&handle, group, problem.layout, nullptr, problem.num_topk, nullptr);
-                }
-                const bool starved = books.allocations > limit;
-                RANK_CHECK(context, (result == ncclSuccess) != starved, "{} with {} of {} allocations",
-                           result_name(result), limit, books.allocations);
-                RANK_CHECK(context,
-                           result == ncclSuccess || result == ncclUnhandledCudaError || result == ncclSystemError, "{}",
-                           result_name(result));
-                RANK_OK(context, ncclEpHandleDestroy(handle));
-                RANK_OK(context, ncclEpGroupDestroy(group));
-                RANK_CHECK(context, books.live.empty(), "{} allocations were not freed", books.live.size());
-            }
-        });
-    });
-}
-
 TEST(BadGroup, NothingIsDestroyedTwiceOrFromNull) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {

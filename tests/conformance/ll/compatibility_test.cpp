@@ -274,28 +274,6 @@ TEST(Compatibility, PlacesAreToldInLowLatency) {
     });
 }
 
-// Rows that a caller holds as bytes travel as bytes, FP8 rows without a recipe too.
-TEST(Compatibility, RowsOfOneByteElementsTravel) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
-            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
-                for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
-                    Problem problem = small_problem(context.num_ranks(), layout, 13);
-                    problem.token_type = type;
-                    Group group(context, problem);
-                    Layer(context, group.get(), problem).round_trip();
-                    // MXFP8 on the way in: one byte of scale, e8m0, per 32 elements.
-                    problem.recipe = reference::Recipe::kForward;
-                    problem.scale_type = ncclUint8;
-                    problem.num_scales = problem.hidden / 32;
-                    Group forwarding(context, problem);
-                    Layer(context, forwarding.get(), problem).round_trip();
-                }
-            });
-        }
-    });
-}
-
 // Version 2 callers with scales but no recipe are refused, version 1 callers are quantised: by what they say of
 // themselves.
 TEST(Compatibility, ScalesWithoutARecipeDependOnTheVersion) {

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// Seeded random problems: what arrives and what returns equals the reference, byte by byte, on every backend; in high
+// throughput the routing's numbers, too, and forward and backward.
+#include <iterator>
+
+#include "conformance/support/modes.h"
+#include "conformance/support/scoped_arena.h"
+
+namespace crossdock::testing {
+namespace {
+
+LayerOptions random_options(uint64_t seed) {
+    Random random(seed ^ 0x5EED);
+    LayerOptions options;
+    options.create_in_one_call = random.chance(30);
+    options.own_handle_memory = random.chance(30);
+    options.in_place = random.chance(30);
+    options.source_counters = random.chance(70);
+    options.ask_places = random.chance(40);
+    options.place_type = random.pick({ncclInt32, ncclInt64});
+    options.version_1_structs = false;
+    options.null_configs = random.chance(50);
+    return options;
+}
+
+// Trips with one handle, each with another routing; in high throughput before the last one an update that nothing
+// follows.
+template <typename Mode>
+RankProgram trips(const typename Mode::Problem& problem, bool windows = false) {
+    return [problem, windows](RankContext& context) {
+        std::optional<ScopedArena> arena;
+        if (windows) arena.emplace(context, kHtWindowBytes);
+        {
+            typename Mode::Options options;
+            if constexpr (Mode::kIsHt)
+                options = random_ht_options(problem.seed, arena ? arena->get() : nullptr);
+            else
+                options = random_options(problem.seed);
+            Group group(context, problem);
+            typename Mode::Layer layer(context, group.get(), problem, options);
+            layer.round_trip();
+            for (uint64_t step = 1; step < (Mode::kIsHt ? 3 : 2); ++step) {
+                layer.route(rerouted(problem, problem.seed + step * 1'000'000));
+                if (step == 2) layer.route(rerouted(problem, problem.seed + 7'000'000));
+                layer.round_trip();
+            }
+            // No peer writes into the window any more when it goes.
+            if (windows) context.barrier();
+        }
+    };
+}
+
+template <typename Mode>
+void run_seeds(const BackendSpec& spec, Seeds seeds, typename Mode::Limits limits, int most_ranks) {
+    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+        limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
+        typename Mode::Problem problem;
+        if constexpr (Mode::kIsHt) {
+            limits.mxfp8 = is_one_domain(limits.num_ranks);
+            problem = random_ht_problem(seed, limits);
+        } else {
+            limits.nvfp4 = !is_cuda(spec.kind);
+            problem = random_problem(seed, limits);
+        }
+        SCOPED_TRACE(problem.describe());
+        BackendSpec seeded = spec;
+        seeded.deterministic.seed = seed;
+        const bool windows = Mode::kIsHt && reference::random_bits(seed, 8) % 2 == 1;
+        expect_clean(seeded, limits.num_ranks, seed, trips<Mode>(problem, windows));
+    }
+}
+
+TEST(Random, SmallShapesMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        run_seeds<LowLatency>(spec, seeds_or(1, seeds_in(spec.kind, 150)),
+                              {.most_row_bytes = 2048, .most_receive_bytes = 1u << 20}, 8);
+    });
+}
+
+TEST(HtRandom, SmallShapesMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        run_seeds<HighThroughput>(spec, seeds_or(1, seeds_in(spec.kind, 100)), {}, 8);
+    });
+}
+
+TEST_BOTH_MODES(Random, LargeRowsMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        run_seeds<Mode>(spec, seeds_or(10'001, seeds_in(spec.kind, Mode::kIsHt ? 10 : 20)),
+                        {.most_row_bytes = Mode::kIsHt ? 65536 : 32768,
+                         .most_receive_bytes = Mode::kIsHt ? 1u << 20 : 4u << 20,
+                         .most_tokens = 6},
+                        4);
+    });
+}
+
+// The shape that the modes are for, with fewer tokens: hidden 7168 in bf16, top-8 of 256 experts, 8 ranks.
+TEST_BOTH_MODES(Random, ADeepSeekStepMatchesTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : Mode::kLayouts) {
+            typename Mode::Problem problem;
+            problem.num_ranks = ranks_or(8);
+            problem.num_experts = 32 * problem.num_ranks;
+            problem.max_tokens = Mode::kIsHt ? 6 : layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? 1 : 4;
+            problem.num_topk = 8;
+            problem.hidden = problem.combine_hidden = 7168;
+            problem.layout = layout;
+            if constexpr (Mode::kIsHt) problem.budget = problem.most_rows();
+            expect_clean(spec, problem.num_ranks, std::nullopt, trips<Mode>(rerouted(problem, 77)));
+        }
+    });
+}
+
+// Rows that a caller holds as bytes travel as bytes, FP8 rows without a recipe too, and scales of a byte, e8m0, per 32
+// elements.
+TEST_BOTH_MODES(Random, RowsOfOneByteElementsMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : Mode::kLayouts) {
+            expect_clean(spec, ranks_or(2), std::nullopt, [=](RankContext& context) {
+                for (const ncclDataType_t type : {ncclUint8, ncclInt8, ncclFloat8e4m3, ncclFloat8e5m2, ncclFloat4x2}) {
+                    auto problem = Mode::plain(context.num_ranks(), layout, 13);
+                    problem.token_type = type;
+                    problem.hidden = 512;
+                    for (const bool with_scales : {false, true}) {
+                        if (with_scales) {
+                            problem.recipe = reference::Recipe::kForward;
+                            problem.scale_type = ncclUint8;
+                            problem.num_scales = problem.hidden / 32;
+                        }
+                        Group group(context, problem);
+                        typename Mode::Layer(context, group.get(), problem).round_trip();
+                    }
+                }
+            });
+        }
+    });
+}
+
+// A row of 64 KiB, beyond what any model has today.
+TEST(Random, HugeRowsMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        Problem problem;
+        problem.num_ranks = ranks_or(2);
+        problem.num_experts = 2 * problem.num_ranks;
+        problem.max_tokens = 3;
+        problem.num_topk = 2;
+        problem.token_type = problem.combine_type = ncclFloat32;
+        problem.hidden = problem.combine_hidden = 16384;
+        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+            problem.layout = layout;
+            expect_clean(spec, problem.num_ranks, std::nullopt, trips<LowLatency>(rerouted(problem, 5)));
+        }
+    });
+}
+
+// Each rank has few tokens, then many, then few again, and never as many as the others.
+RankProgram few_and_many_tokens(const Problem& problem, uint64_t seed) {
+    return [problem, seed](RankContext& context) {
+        constexpr int kFewAndMany[] = {1, 16, 4, 5, 8, 9, 0};
+        Group group(context, problem);
+        Layer layer(context, group.get(), rerouted(problem, seed, true));
+        for (size_t step = 0; step < std::size(kFewAndMany); ++step) {
+            Problem next = problem;
+            for (size_t rank = 0; rank < next.ranks.size(); ++rank)
+                next.ranks[rank].num_tokens = kFewAndMany[(rank + step) % std::size(kFewAndMany)];
+            layer.route(rerouted(next, 100 * seed + step, true));
+            layer.round_trip();
+        }
+    };
+}
+
+// Sources with few tokens send rows in another form than sources with many. Both meet in one operation, and rows go
+// home in the form that they came in.
+TEST(Random, SourcesWithFewAndManyTokensMeet) {
+    Problem plain;
+    plain.num_ranks = ranks_or(4);
+    plain.num_experts = 3 * plain.num_ranks;
+    plain.max_tokens = 16;
+    plain.num_topk = 4;
+    plain.hidden = plain.combine_hidden = 640;  // several segments of a row, the last one shorter
+    plain.ranks.resize(plain.num_ranks);
+    Problem fp8 = plain;
+    fp8.recipe = reference::Recipe::kFp8;
+    fp8.num_scales = fp8.hidden / 128;
+    Problem sums = plain;
+    sums.sums = CROSSDOCK_SUMS_SENDER;
+    Problem nvfp4 = plain;
+    nvfp4.combine_recipe = NCCL_EP_COMB_QUANT_NVFP4;
+    on_each_backend(kEveryBackend, [&](const BackendSpec& spec) {
+        for (Problem problem : {plain, fp8, sums, nvfp4}) {
+            if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4 && is_cuda(spec.kind)) continue;
+            for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
+                problem.layout = layout;
+                if (!problem.expert_major()) problem.sums = CROSSDOCK_SUMS_EXACT;
+                const Seeds seeds = seeds_or(1, 3);
+                for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+                    BackendSpec seeded = spec;
+                    seeded.deterministic.seed = seed;
+                    expect_clean(seeded, problem.num_ranks, seed, few_and_many_tokens(problem, seed));
+                }
+            }
+        }
+    });
+}
+
+// Equal inputs give equal bits: in a second run, in a run of another backend, and with every number of ranks.
+TEST(Random, RunsAndBackendsAgreeBitForBit) {
+    std::vector<uint64_t> first;
+    on_each_backend(kEveryBackend, [&first](const BackendSpec& spec) {
+        const int num_ranks = ranks_or(4);
+        ProblemLimits limits{.num_ranks = num_ranks, .nvfp4 = !is_cuda(spec.kind)};
+        for (uint64_t seed = 501; seed < 504; ++seed) {
+            Problem problem = random_problem(seed, limits);
+            problem.sums = CROSSDOCK_SUMS_SENDER;
+            const RunReport one = expect_clean(spec, num_ranks, seed, trips<LowLatency>(problem));
+            const RunReport other = expect_clean(spec, num_ranks, seed, trips<LowLatency>(problem));
+            EXPECT_EQ(one.digests, other.digests) << "seed " << seed << ", " << problem.describe();
+            if (seed != 501) continue;
+            if (first.empty()) first = one.digests;
+            EXPECT_EQ(one.digests, first) << backend_name(spec.kind) << " differs from the first backend";
+        }
+    });
+}
+
+// More tokens than one pass of any kernel over them takes.
+TEST(HtRandom, ManyTokensMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        run_seeds<HighThroughput>(
+            spec, seeds_or(20'001, seeds_in(spec.kind, 4)),
+            {.local_experts = 5, .most_row_bytes = 64, .most_receive_bytes = 1u << 20, .most_tokens = 1500}, 4);
+    });
+}
+
+// Long stretches of tokens send a rank nothing, in no step with anything that a ring may count.
+TEST(HtRandom, StretchesWithoutRowsForARankMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            for (const int stretch : {32, 71}) {
+                HtProblem problem = plain_ht_problem(ranks_or(2), layout, 1);
+                problem.max_tokens = 7000;
+                problem.num_topk = 1;
+                problem.hidden = problem.combine_hidden = 8;
+                problem.budget = problem.most_rows();
+                for (reference::RankInput& rank : problem.ranks) {
+                    rank.num_tokens = problem.max_tokens;
+                    rank.ids.clear();
+                    // Two stretches of three go to one rank, the third to the others in turn.
+                    for (int token = 0; token < problem.max_tokens; ++token)
+                        rank.ids.push_back(token / stretch % 3 == 0 ? token % problem.num_experts : 0);
+                    rank.weights.assign(rank.ids.size(), 0.5f);
+                }
+                expect_clean(spec, problem.num_ranks, std::nullopt, [=](RankContext& context) {
+                    Group group(context, problem);
+                    HtLayer(context, group.get(), problem).round_trip();
+                });
+            }
+        }
+    });
+}
+
+// Nobody has tokens, nobody has experts for them, everybody wants one expert.
+TEST(HtRandom, ExtremeRoutingsMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const ncclEpLayout_t layout : kHtLayouts) {
+            expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
+                HtProblem problem = plain_ht_problem(context.num_ranks(), layout, 1);
+                problem.budget = 0;
+                problem.group_topk = problem.num_topk;
+                Group group(context, problem);
+                HtLayer layer(context, group.get(), problem);
+                for (const int tokens : {0, problem.max_tokens}) {
+                    // The last two become experts of this group where 32 bits are all that is looked at.
+                    for (const int64_t id : {int64_t{-1}, int64_t{0}, int64_t{problem.num_experts} - 1,
+                                             int64_t{problem.num_experts}, int64_t{1} << 32, INT64_MIN + 1}) {
+                        for (reference::RankInput& rank : problem.ranks) {
+                            rank.num_tokens = tokens;
+                            rank.ids.assign(static_cast<size_t>(tokens * problem.num_topk), id);
+                            rank.weights.assign(rank.ids.size(), 0.75f);
+                        }
+                        layer.route(problem);
+                        layer.round_trip();
+                    }
+                }
+            });
+        }
+    });
+}
+
+// Rows that go through stages in one part (on GPUs also with one more summer) and in several, of which the last may be
+// shorter; with several senders and with one; with more terms than there are stages.
+TEST(HtRandom, LongRowsMatchTheReference) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        for (const size_t hidden : {size_t{1024}, size_t{4096}, size_t{8192}, size_t{10'264}, size_t{32'768}}) {
+            HtProblem problem;
+            problem.num_ranks = ranks_or(2);
+            problem.num_experts = 20 * problem.num_ranks;
+            problem.max_tokens = 3;
+            problem.num_topk = 17;
+            problem.hidden = problem.combine_hidden = hidden;
+            problem.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
+            problem.budget = problem.most_rows();
+            problem.seed = hidden;
+            expect_clean(spec, problem.num_ranks, std::nullopt, trips<HighThroughput>(rerouted(problem, hidden + 1)));
+        }
+    });
+}
+
+}  // namespace
+}  // namespace crossdock::testing
