@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every ncclEpDispatch, ncclEpCombine and ncclEpComplete that is wrong in either mode gets its code and a message that
-// names what is wrong; nothing is written and the group goes on. What is wrong in one mode only: ll and ht.
+// Every ncclEpCreateGroup, ncclEpDispatch, ncclEpCombine and ncclEpComplete that is wrong in either mode gets its code
+// and a message that names what is wrong; nothing is written and the group goes on. What is wrong in one mode only: ll
+// and ht.
 #include "conformance/ht/bad_call.h"
 #include "conformance/ll/bad_call.h"
 #include "conformance/support/modes.h"
@@ -14,6 +15,47 @@ template <typename Mode>
 using DispatchIn = std::conditional_t<Mode::kIsHt, HtDispatchCall, DispatchCall>;
 template <typename Mode>
 using CombineIn = std::conditional_t<Mode::kIsHt, HtCombineCall, CombineCall>;
+
+using GroupRow = Spoiled<GroupCall>;
+const GroupRow kGroups[] = {
+    {"comm NULL", [](GroupCall& c) { c.comm = nullptr; }, "comm"},
+    {"config NULL", [](GroupCall& c) { c.config_pointer = nullptr; }, "config"},
+    {"too small", [](GroupCall& c) { c.config.size = 95; }, "size"},
+    {"magic", [](GroupCall& c) { c.config.magic = 0; }, "magic"},
+    {"unknown algorithm", [](GroupCall& c) { c.config.algorithm = static_cast<ncclEpAlgorithm_t>(2); }, "algorithm"},
+    {"no experts", [](GroupCall& c) { c.config.num_experts = 0; }, "num_experts"},
+    {"experts that ranks do not divide", [](GroupCall& c) { c.config.num_experts += 1; }, "num_experts"},
+    {"no tokens", [](GroupCall& c) { c.config.max_dispatch_tokens_per_rank = 0; }, "max_dispatch_tokens_per_rank"},
+    {"no token bytes", [](GroupCall& c) { c.config.max_token_bytes = 0; }, "max_token_bytes"},
+    {"num_topk above num_experts", [](GroupCall& c) { c.config.num_topk = c.config.num_experts + 1; }, "num_topk"},
+    {"unknown zero_copy", [](GroupCall& c) { c.config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(3); }, "zero_copy"},
+    {"unknown overflow_policy", [](GroupCall& c) { c.config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(3); },
+     "overflow_policy"},
+    {"alloc without free",
+     [](GroupCall& c) { c.config.alloc.alloc_fn = [](void**, size_t, void*) { return cudaErrorMemoryAllocation; }; },
+     "alloc", ncclInvalidUsage},
+    {"free without alloc", [](GroupCall& c) { c.config.alloc.free_fn = [](void*, void*) { return cudaSuccess; }; },
+     "alloc", ncclInvalidUsage},
+};
+
+TEST_BOTH_MODES(BadGroup, CreationIsRefused) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            check_group_refusals(context, Mode::kAlgorithm, kGroups);
+            ncclEpGroupConfig_t config = good_group_config(context, Mode::kAlgorithm);
+            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpCreateGroup(nullptr, context.comm(), &config));
+            // A CPU has no SMs to count.
+            if (context.is_gpu()) {
+                ncclEpGroup_t group = nullptr;
+                config.max_num_sms = 1'000'000;
+                RANK_REFUSED(context, ncclInvalidUsage, "max_num_sms",
+                             ncclEpCreateGroup(&group, context.comm(), &config));
+            }
+            // The communicator is as good as before.
+            VictimIn<Mode>(context, Mode::kLayouts[0]).check_working();
+        });
+    });
+}
 
 template <typename Call>
 const Spoiled<Call> kDispatches[] = {

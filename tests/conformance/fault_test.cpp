@@ -7,6 +7,7 @@
 
 #include "conformance/support/fault_support.h"
 #include "conformance/support/modes.h"
+#include "conformance/support/with_domain.h"
 
 namespace crossdock::testing {
 namespace {
@@ -148,23 +149,63 @@ TEST_BOTH_MODES(Fault, ARankKilledAtAnyStepIsNamed) {
             const RankProgram program = [=](RankContext& context) {
                 live_with_the_dead<Mode>(context, layout, kDead, *blames);
             };
-            BackendSpec spec = backend;
-            const RunReport healthy = expect_clean(spec, num_ranks, 0, program);
-            ASSERT_GT(healthy.num_steps, 0u);
-            const Seeds seeds = seeds_or(0, Mode::kIsHt ? 1000 : 120);
-            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-                spec.deterministic.seed = seed;
-                spec.deterministic.killed_rank = kDead;
-                spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
-                blames->clear();
-                RunReport report = run_ranks(spec, num_ranks, program);
+            const auto look = [&](std::vector<std::string>& failures) {
                 const std::string complained = complaint<Mode>(*blames, num_ranks, kDead, false);
-                if (!complained.empty()) report.failures.push_back(complained);
-                for (const std::string& failure : failures_of_others(report, kDead)) {
-                    ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
-                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, num_ranks, seed);
-                }
-                if (::testing::Test::HasFailure()) return;
+                if (!complained.empty()) failures.push_back(complained);
+                blames->clear();
+            };
+            harm_at_many_steps(backend, Harm::kKill, num_ranks, kDead, seeds_or(0, Mode::kIsHt ? 1000 : 120), program,
+                               look);
+        }
+    });
+}
+
+// Who is behind a cut cable is named by everybody within the timeout. High throughput, in a node of two ranks with a
+// cable each: both ends of the cut report the other one, and the neighbour believes who comes first: it names one whom
+// rank 1 blames, or rank 1.
+TEST_BOTH_MODES(Domain, ACutCableIsNamed) {
+    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
+        constexpr int kRanks = 4;
+        constexpr int kCut = 1;
+        for (const int domain_ranks : {1, 2}) {
+            const WithDomain domain(domain_ranks);
+            for (const ncclEpLayout_t layout : Mode::kLayouts) {
+                BlameTable blames;
+                const RankProgram program = [&](RankContext& context) {
+                    const auto problem = busy<Mode>(kRanks, layout, 5);
+                    Group group(context, context.comm(), short_config(context, problem, 1'000'000));
+                    typename Mode::Options options;
+                    if constexpr (Mode::kIsHt) options.without_update = true;
+                    typename Mode::Layer layer(context, group.get(), problem, options);
+                    for (int operation = 0; operation < 3 * num_phases<Mode>(); ++operation) {
+                        const int phase = operation % num_phases<Mode>();
+                        Mode::prepare(layer, phase);
+                        const ncclResult_t result = Mode::run(layer, phase);
+                        if (result == ncclSuccess) {
+                            Mode::check(layer, phase);
+                            continue;
+                        }
+                        RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result),
+                                   crossdockGetLastError());
+                        const int peer = diagnosed_peer(context, group.get());
+                        crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
+                        RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
+                        const bool is_told = diagnosis.step == std::string("report");
+                        const bool has_cut = Mode::kIsHt && is_told && diagnosis.seen == kCut && domain_ranks > 1;
+                        blames.blame(context.rank(), has_cut ? kCut : peer);
+                        return;
+                    }
+                };
+                const Seeds seeds = seeds_or(0, Mode::kIsHt ? 40 : 75);
+                uint64_t num_named = 0;
+                harm_at_many_steps(backend, Harm::kCut, kRanks, kCut, seeds, program,
+                                   [&](std::vector<std::string>& failures) {
+                                       const std::string complained = blames.complaint(kRanks, kCut, false);
+                                       if (!complained.empty()) failures.push_back(complained);
+                                       num_named += blames.has_any() ? 1 : 0;
+                                       blames.clear();
+                                   });
+                EXPECT_GT(num_named, seeds.count / 2);
             }
         }
     });

@@ -169,16 +169,7 @@ TEST(BadA2sgd, ARankKilledAtAnyStepIsNamed) {
                            message);
             if (a2sgd != nullptr) crossdockA2sgdDestroy(a2sgd);
         };
-        BackendSpec spec = backend;
-        const RunReport healthy = expect_clean(spec, 3, 0, program);
-        const Seeds seeds = seeds_or(0, 60);
-        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-            spec.deterministic.seed = seed;
-            spec.deterministic.killed_rank = 1;
-            spec.deterministic.killed_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
-            for (const std::string& failure : failures_of_others(run_ranks(spec, 3, program), 1))
-                ADD_FAILURE() << failure << "\nreplay: " << replay_line(spec.kind, 3, seed);
-        }
+        harm_at_many_steps(backend, Harm::kKill, 3, 1, seeds_or(0, 60), program);
     });
 }
 

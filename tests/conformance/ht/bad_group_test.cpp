@@ -9,75 +9,35 @@
 namespace crossdock::testing {
 namespace {
 
-struct ConfigRow {
-    const char* name;
-    void (*spoil)(ncclEpGroupConfig_t& config);
-    const char* word;
-    ncclResult_t code = ncclInvalidArgument;
-};
+ncclEpGroupConfig_t good_config(RankContext& context) {
+    return good_group_config(context, NCCL_EP_ALGO_HIGH_THROUGHPUT);
+}
 
-const ConfigRow kGroups[] = {
-    {"no experts", [](ncclEpGroupConfig_t& c) { c.num_experts = 0; }, "num_experts"},
-    {"experts that ranks do not divide", [](ncclEpGroupConfig_t& c) { c.num_experts += 1; }, "num_experts"},
-    {"no tokens", [](ncclEpGroupConfig_t& c) { c.max_dispatch_tokens_per_rank = 0; }, "max_dispatch_tokens_per_rank"},
-    {"no token bytes", [](ncclEpGroupConfig_t& c) { c.max_token_bytes = 0; }, "max_token_bytes"},
-    {"token bytes of no multiple of 16", [](ncclEpGroupConfig_t& c) { c.max_token_bytes = 520; }, "max_token_bytes"},
-    {"a budget below the tokens", [](ncclEpGroupConfig_t& c) { c.max_recv_tokens_per_rank = 3; },
+const Spoiled<GroupCall> kGroups[] = {
+    {"token bytes of no multiple of 16", [](GroupCall& c) { c.config.max_token_bytes = 520; }, "max_token_bytes"},
+    {"a budget below the tokens", [](GroupCall& c) { c.config.max_recv_tokens_per_rank = 3; },
      "max_recv_tokens_per_rank"},
-    {"num_topk above num_experts", [](ncclEpGroupConfig_t& c) { c.num_topk = c.num_experts + 1; }, "num_topk"},
-    {"unknown zero_copy", [](ncclEpGroupConfig_t& c) { c.zero_copy = static_cast<ncclEpZeroCopyMode_t>(3); },
-     "zero_copy"},
-    {"unknown overflow_policy",
-     [](ncclEpGroupConfig_t& c) { c.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(3); }, "overflow_policy"},
     {"eager and dropping",
-     [](ncclEpGroupConfig_t& c) { c.max_recv_tokens_per_rank = 0, c.overflow_policy = NCCL_EP_OVERFLOW_DROP; },
+     [](GroupCall& c) { c.config.max_recv_tokens_per_rank = 0, c.config.overflow_policy = NCCL_EP_OVERFLOW_DROP; },
      "overflow_policy", ncclInvalidUsage},
     {"an eager bound beyond 32 bits",
-     [](ncclEpGroupConfig_t& c) {
-         c.max_recv_tokens_per_rank = 0;
-         c.max_dispatch_tokens_per_rank = 0xFFFFFF;
-         c.num_topk = c.num_experts *= 64;
+     [](GroupCall& c) {
+         c.config.max_recv_tokens_per_rank = 0;
+         c.config.max_dispatch_tokens_per_rank = 0xFFFFFF;
+         c.config.num_topk = c.config.num_experts *= 64;
      },
      "max_recv_tokens_per_rank", ncclInvalidUsage},
     {"more tokens than a packet's number counts",
-     [](ncclEpGroupConfig_t& c) { c.max_dispatch_tokens_per_rank = c.max_recv_tokens_per_rank = 1 << 24; },
+     [](GroupCall& c) { c.config.max_dispatch_tokens_per_rank = c.config.max_recv_tokens_per_rank = 1 << 24; },
      "at most 16777215"},
-    {"experts beyond all reason", [](ncclEpGroupConfig_t& c) { c.num_experts <<= 20; }, "at most 1048576"},
-    {"rows beyond all reason", [](ncclEpGroupConfig_t& c) { c.max_token_bytes = 0xFFFFFFF0; }, "at most 1073741824"},
-    {"free without alloc", [](ncclEpGroupConfig_t& c) { c.alloc.free_fn = [](void*, void*) { return cudaSuccess; }; },
-     "alloc", ncclInvalidUsage},
+    {"experts beyond all reason", [](GroupCall& c) { c.config.num_experts <<= 20; }, "at most 1048576"},
+    {"rows beyond all reason", [](GroupCall& c) { c.config.max_token_bytes = 0xFFFFFFF0; }, "at most 1073741824"},
 };
 
-ncclEpGroupConfig_t good_config(RankContext& context) {
-    ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
-    config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    config.num_experts = 4 * static_cast<unsigned>(context.num_ranks());
-    config.max_dispatch_tokens_per_rank = 4;
-    config.max_recv_tokens_per_rank = 64;
-    config.max_token_bytes = 512;
-    config.timeout_ns = 60'000'000'000;
-    return config;
-}
-
-TEST(HtBadGroup, CreationIsRefused) {
+TEST(HtBadGroup, NumbersHaveLimits) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const auto marker = reinterpret_cast<ncclEpGroup_t>(0x77);
-            for (const ConfigRow& row : kGroups) {
-                ncclEpGroupConfig_t config = good_config(context);
-                row.spoil(config);
-                ncclEpGroup_t group = marker;
-                ncclEpGetVersion(nullptr);
-                const ncclResult_t result = ncclEpCreateGroup(&group, context.comm(), &config);
-                const std::string message = crossdockGetLastError();
-                RANK_CHECK(context, result == row.code, "{}: {}, \"{}\"", row.name, result_name(result), message);
-                RANK_CHECK(context, message.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
-                           row.name, message, row.word);
-                RANK_CHECK(context, group == marker || group == nullptr, "{}: a group was written", row.name);
-                if (result == ncclSuccess) RANK_OK(context, ncclEpGroupDestroy(group));
-            }
-            // The communicator is as good as before.
-            HtVictim(context, NCCL_EP_LAYOUT_FLAT).check_working();
+            check_group_refusals(context, NCCL_EP_ALGO_HIGH_THROUGHPUT, kGroups);
         });
     });
 }

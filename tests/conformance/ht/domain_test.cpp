@@ -206,66 +206,6 @@ TEST(HtDomain, TheNetworksSpeedDoesNotMatter) {
     });
 }
 
-// Who is behind a cut cable is named by everybody within the timeout. In a node of two ranks with a cable each, both
-// ends of the cut report the other one, and the neighbour believes who comes first: it names one whom rank 1 blames, or
-// rank 1.
-TEST(HtDomain, ACutCableIsNamed) {
-    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
-        constexpr int kRanks = 4;
-        constexpr int kCut = 1;
-        for (const int domain_ranks : {1, 2}) {
-            const WithDomain domain(domain_ranks);
-            for (const ncclEpLayout_t layout : kHtLayouts) {
-                const auto blames = std::make_shared<BlameTable>();
-                const RankProgram program = [=](RankContext& context) {
-                    const HtProblem problem = plain_ht_problem(kRanks, layout, 5);
-                    ncclEpGroupConfig_t config = group_config_for(context, problem);
-                    config.timeout_ns = 1'000'000;
-                    Group group(context, context.comm(), config);
-                    HtLayer layer(context, group.get(), problem, {.without_update = true});
-                    for (int step = 0; step < 3; ++step) {
-                        layer.prepare_update();
-                        ncclResult_t result = layer.update();
-                        if (result == ncclSuccess) layer.check_update();
-                        for (const ncclEpPassDir_t direction : {NCCL_EP_FWD_PASS, NCCL_EP_BWD_PASS}) {
-                            if (result == ncclSuccess) layer.prepare_dispatch();
-                            if (result == ncclSuccess) result = layer.dispatch(direction);
-                            if (result == ncclSuccess) layer.check_dispatch(direction);
-                            if (result == ncclSuccess) layer.prepare_combine();
-                            if (result == ncclSuccess) result = layer.combine(direction);
-                            if (result == ncclSuccess) layer.check_combine(direction);
-                        }
-                        if (result == ncclSuccess) continue;
-                        RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result),
-                                   crossdockGetLastError());
-                        crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
-                        RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
-                        const bool is_told = diagnosis.step == std::string("report");
-                        const bool has_cut = is_told && diagnosis.seen == kCut && domain_ranks > 1;
-                        blames->blame(context.rank(), has_cut ? kCut : diagnosis.peer);
-                        break;
-                    }
-                };
-                BackendSpec spec = backend;
-                const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-                const Seeds seeds = seeds_or(0, 40);
-                uint64_t num_named = 0;
-                for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure();
-                     ++seed) {
-                    spec.deterministic.seed = seed;
-                    spec.deterministic.cut_rank = kCut;
-                    spec.deterministic.cut_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
-                    blames->clear();
-                    expect_clean(spec, kRanks, seed, program);
-                    EXPECT_EQ(blames->complaint(kRanks, kCut, false), "") << "seed " << seed;
-                    num_named += blames->has_any() ? 1 : 0;
-                }
-                EXPECT_GT(num_named, seeds.count / 2);
-            }
-        }
-    });
-}
-
 TEST(HtDomain, MasksAreRefused) {
     on_each_backend({Backend::kThreads}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {

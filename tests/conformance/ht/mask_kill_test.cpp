@@ -77,22 +77,8 @@ void kill_at_every_step(const BackendSpec& backend, ncclEpLayout_t layout, bool 
     constexpr int kRanks = 3;
     constexpr int kDead = 1;
     const RankProgram program = [=](RankContext& context) { live_on(context, layout, kDead, with_windows); };
-    BackendSpec spec = backend;
-    const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-    ASSERT_GT(healthy.num_steps, 0u);
-    const Seeds seeds = seeds_or(0, num_seeds);
-    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-        spec.deterministic.seed = seed;
-        spec.deterministic.killed_rank = kDead;
-        spec.deterministic.killed_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
-        const RunReport report = run_ranks(spec, kRanks, program);
-        for (const std::string& failure : failures_of_others(report, kDead)) {
-            if (is_about_windows(failure)) continue;
-            ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
-                          << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
-        }
-        if (::testing::Test::HasFailure()) return;
-    }
+    harm_at_many_steps(backend, Harm::kKill, kRanks, kDead, seeds_or(0, num_seeds), program,
+                       [](std::vector<std::string>& failures) { std::erase_if(failures, is_about_windows); });
 }
 
 TEST(HtMask, SurvivorsOfAKillAtAnyStepGoOn) {

@@ -10,83 +10,18 @@
 namespace crossdock::testing {
 namespace {
 
-struct GroupCall {
-    ncclComm_t comm;
-    ncclEpGroupConfig_t config;
-    ncclEpGroupConfig_t* config_pointer;
-};
+ncclEpGroupConfig_t good_config(RankContext& context) { return good_group_config(context, NCCL_EP_ALGO_LOW_LATENCY); }
 
-struct GroupRow {
-    const char* name;
-    void (*spoil)(GroupCall& call);
-    const char* word;
-    ncclResult_t code = ncclInvalidArgument;
-};
-
-cudaError_t no_memory(void**, size_t, void*) { return cudaErrorMemoryAllocation; }
-
-const GroupRow kGroups[] = {
-    {"comm NULL", [](GroupCall& c) { c.comm = nullptr; }, "comm"},
-    {"config NULL", [](GroupCall& c) { c.config_pointer = nullptr; }, "config"},
-    {"too small", [](GroupCall& c) { c.config.size = 95; }, "size"},
-    {"magic", [](GroupCall& c) { c.config.magic = 0; }, "magic"},
-    {"unknown algorithm", [](GroupCall& c) { c.config.algorithm = static_cast<ncclEpAlgorithm_t>(2); }, "algorithm"},
-    {"no experts", [](GroupCall& c) { c.config.num_experts = 0; }, "num_experts"},
-    {"experts that ranks do not divide", [](GroupCall& c) { c.config.num_experts += 1; }, "num_experts"},
+const Spoiled<GroupCall> kGroups[] = {
     {"experts that cannot be numbered", [](GroupCall& c) { c.config.num_experts *= 65536; }, "num_experts"},
-    {"no tokens", [](GroupCall& c) { c.config.max_dispatch_tokens_per_rank = 0; }, "max_dispatch_tokens_per_rank"},
     {"tokens that cannot be numbered", [](GroupCall& c) { c.config.max_dispatch_tokens_per_rank = 1 << 18; },
      "max_dispatch_tokens_per_rank"},
-    {"no token bytes", [](GroupCall& c) { c.config.max_token_bytes = 0; }, "max_token_bytes"},
-    {"num_topk above num_experts", [](GroupCall& c) { c.config.num_topk = c.config.num_experts + 1; }, "num_topk"},
-    {"unknown zero_copy", [](GroupCall& c) { c.config.zero_copy = static_cast<ncclEpZeroCopyMode_t>(3); }, "zero_copy"},
-    {"unknown overflow_policy", [](GroupCall& c) { c.config.overflow_policy = static_cast<ncclEpOverflowPolicy_t>(9); },
-     "overflow_policy"},
-    {"alloc without free", [](GroupCall& c) { c.config.alloc.alloc_fn = no_memory; }, "alloc", ncclInvalidUsage},
-    {"free without alloc", [](GroupCall& c) { c.config.alloc.free_fn = [](void*, void*) { return cudaSuccess; }; },
-     "alloc", ncclInvalidUsage},
 };
 
-ncclEpGroupConfig_t good_config(RankContext& context) {
-    ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
-    config.num_experts = 2 * static_cast<unsigned>(context.num_ranks());
-    config.max_dispatch_tokens_per_rank = 4;
-    config.max_token_bytes = 512;
-    config.timeout_ns = 60'000'000'000;
-    return config;
-}
-
-TEST(BadGroup, CreationIsRefused) {
+TEST(BadGroup, NumbersHaveLimits) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
-            const auto marker = reinterpret_cast<ncclEpGroup_t>(0x77);
-            for (const GroupRow& row : kGroups) {
-                GroupCall call{context.comm(), good_config(context), nullptr};
-                call.config_pointer = &call.config;
-                row.spoil(call);
-                ncclEpGroup_t group = marker;
-                ncclEpGetVersion(nullptr);
-                const ncclResult_t result = ncclEpCreateGroup(&group, call.comm, call.config_pointer);
-                const std::string message = crossdockGetLastError();
-                RANK_CHECK(context, result == row.code, "{}: {}, \"{}\"", row.name, result_name(result), message);
-                RANK_CHECK(context, message.find(row.word) != std::string::npos, "{}: \"{}\" does not say \"{}\"",
-                           row.name, message, row.word);
-                RANK_CHECK(context, group == marker || group == nullptr, "{}: a group was written", row.name);
-            }
-            ncclEpGroupConfig_t config = good_config(context);
-            RANK_REFUSED(context, ncclInvalidArgument, "group", ncclEpCreateGroup(nullptr, context.comm(), &config));
-            // A CPU has no SMs to count.
-            if (context.is_gpu()) {
-                ncclEpGroup_t group = nullptr;
-                config.max_num_sms = 1'000'000;
-                RANK_REFUSED(context, ncclInvalidUsage, "max_num_sms",
-                             ncclEpCreateGroup(&group, context.comm(), &config));
-            }
-            // The communicator is as good as before.
-            const Problem problem = rerouted({.num_ranks = context.num_ranks(), .num_experts = context.num_ranks()}, 1);
-            Group group(context, problem);
-            Layer(context, group.get(), problem).round_trip();
-        });
+        expect_clean(spec, ranks_or(2), std::nullopt,
+                     [](RankContext& context) { check_group_refusals(context, NCCL_EP_ALGO_LOW_LATENCY, kGroups); });
     });
 }
 

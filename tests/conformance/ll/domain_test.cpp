@@ -128,49 +128,6 @@ TEST(Domain, TrafficIsWhatTheModelSays) {
     });
 }
 
-// Without masks, who is behind a cut cable is named by everybody within the timeout.
-TEST(Domain, ACutCableIsNamed) {
-    on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
-        constexpr int kRanks = 4;
-        constexpr int kCut = 1;
-        const WithDomain domain(2);
-        const auto blames = std::make_shared<BlameTable>();
-        const RankProgram program = [=](RankContext& context) {
-            const Problem problem = busy_problem(kRanks, NCCL_EP_LAYOUT_EXPERT_MAJOR, 4);
-            ncclEpGroupConfig_t config = group_config_for(context, problem);
-            config.timeout_ns = 1'000'000;
-            Group group(context, context.comm(), config);
-            Layer layer(context, group.get(), problem);
-            for (int step = 0; step < 4; ++step) {
-                layer.prepare_dispatch();
-                ncclResult_t result = layer.dispatch();
-                if (result == ncclSuccess) layer.check_dispatch();
-                if (result == ncclSuccess) layer.prepare_combine();
-                if (result == ncclSuccess) result = layer.combine();
-                if (result == ncclSuccess) layer.check_combine();
-                if (result == ncclSuccess) continue;
-                RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result), crossdockGetLastError());
-                blames->blame(context.rank(), diagnosed_peer(context, group.get()));
-                break;
-            }
-        };
-        BackendSpec spec = backend;
-        const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-        const Seeds seeds = seeds_or(0, 150);
-        uint64_t num_named = 0;
-        for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-            spec.deterministic.seed = seed;
-            spec.deterministic.cut_rank = kCut;
-            spec.deterministic.cut_at_step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
-            blames->clear();
-            expect_clean(spec, kRanks, seed, program);
-            EXPECT_EQ(blames->complaint(kRanks, kCut, false), "") << "seed " << seed;
-            num_named += blames->has_any() ? 1 : 0;
-        }
-        EXPECT_GT(num_named, seeds.count / 2);
-    });
-}
-
 // With masks, everybody goes on with those that it still reaches.
 TEST(Domain, SurvivorsOfACutGoOn) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
@@ -183,16 +140,7 @@ TEST(Domain, SurvivorsOfACutGoOn) {
                 Layer layer(context, group.get(), problem);
                 for (int step = 0; step < 4; ++step) degraded_step(context, group.get(), layer);
             };
-            BackendSpec spec = backend;
-            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-            const Seeds seeds = seeds_or(0, 100);
-            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure();
-                 ++seed) {
-                spec.deterministic.seed = seed;
-                spec.deterministic.cut_rank = 1;
-                spec.deterministic.cut_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
-                expect_clean(spec, kRanks, seed, program);
-            }
+            harm_at_many_steps(backend, Harm::kCut, kRanks, 1, seeds_or(0, 100), program);
         }
     });
 }

@@ -86,20 +86,7 @@ TEST(Mask, SurvivorsOfAKillAtAnyStepGoOn) {
                 }
                 RANK_OK(context, ncclEpGroupDestroy(owner.release()));
             };
-            BackendSpec spec = backend;
-            const RunReport healthy = expect_clean(spec, kRanks, 0, program);
-            const Seeds seeds = seeds_or(0, 120);
-            for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
-                spec.deterministic.seed = seed;
-                spec.deterministic.killed_rank = kDead;
-                spec.deterministic.killed_at_step = reference::random_bits(seed, 2) % (healthy.num_steps + 1);
-                const RunReport report = run_ranks(spec, kRanks, program);
-                for (const std::string& failure : failures_of_others(report, kDead)) {
-                    ADD_FAILURE() << failure << "\nkilled at step " << spec.deterministic.killed_at_step << " of "
-                                  << healthy.num_steps << "\nreplay: " << replay_line(spec.kind, kRanks, seed);
-                }
-                if (::testing::Test::HasFailure()) return;
-            }
+            harm_at_many_steps(backend, Harm::kKill, kRanks, kDead, seeds_or(0, 120), program);
         }
     });
 }

@@ -2,6 +2,8 @@
 // Calls that are right in everything, to be spoiled in one point each: descriptors, structs and arguments lie open.
 #pragma once
 
+#include <span>
+
 #include "conformance/support/layer_base.h"
 #include "conformance/support/options.h"
 
@@ -178,6 +180,17 @@ void check_refusals(RankContext& context, CallVictim& victim, const Spoiled<Call
     }
     victim.check_working();
 }
+
+struct GroupCall {
+    ncclComm_t comm;
+    ncclEpGroupConfig_t config;
+    ncclEpGroupConfig_t* config_pointer;
+};
+
+ncclEpGroupConfig_t good_group_config(RankContext& context, ncclEpAlgorithm_t algorithm);
+
+// Makes every ncclEpCreateGroup of the table: it gets its code, the message has its word, no group is written.
+void check_group_refusals(RankContext& context, ncclEpAlgorithm_t algorithm, std::span<const Spoiled<GroupCall>> table);
 
 // On each backend, with a victim of that layout.
 template <typename Call, size_t count>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/support/fault_support.h"
 
+#include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -134,6 +135,29 @@ std::vector<std::string> left_in_shared_memory() {
         if (name.find("crossdock") != std::string::npos) names.push_back(name);
     }
     return names;
+}
+
+void harm_at_many_steps(const BackendSpec& backend, Harm harm, int num_ranks, int harmed, const Seeds& seeds,
+                        const RankProgram& program,
+                        const std::function<void(std::vector<std::string>& failures)>& look) {
+    BackendSpec spec = backend;
+    const RunReport healthy = expect_clean(spec, num_ranks, 0, program);
+    ASSERT_GT(healthy.num_steps, 0u);
+    for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
+        const uint64_t step = reference::random_bits(seed, 1) % (healthy.num_steps + 1);
+        crossdockDeterministicConfig_t& config = spec.deterministic;
+        config.seed = seed;
+        (harm == Harm::kKill ? config.killed_rank : config.cut_rank) = harmed;
+        (harm == Harm::kKill ? config.killed_at_step : config.cut_at_step) = step;
+        const RunReport report = run_ranks(spec, num_ranks, program);
+        std::vector<std::string> failures = harm == Harm::kKill ? failures_of_others(report, harmed) : report.failures;
+        if (look) look(failures);
+        for (const std::string& failure : failures) {
+            ADD_FAILURE() << failure << "\nrank " << harmed << (harm == Harm::kKill ? " was killed" : " was cut off")
+                          << " at step " << step << " of " << healthy.num_steps
+                          << "\nreplay: " << replay_line(spec.kind, num_ranks, seed);
+        }
+    }
 }
 
 std::vector<std::string> failures_of_others(const RunReport& report, int rank) {

@@ -57,6 +57,14 @@ class BlameTable {
 // The names of this library that are left in /dev/shm.
 std::vector<std::string> left_in_shared_memory();
 
+// Runs the program in the simulation for many seeds, each time with a rank killed, or cut off the network, at a step
+// that the seed says, until there are failures; a killed rank may say what it likes. look: sees each run's failures,
+// and may add some.
+enum class Harm { kKill, kCut };
+void harm_at_many_steps(const BackendSpec& backend, Harm harm, int num_ranks, int harmed, const Seeds& seeds,
+                        const RankProgram& program,
+                        const std::function<void(std::vector<std::string>& failures)>& look = nullptr);
+
 // The failures of all ranks but one, which may say what it likes.
 std::vector<std::string> failures_of_others(const RunReport& report, int rank);
 

@@ -16,6 +16,7 @@ struct LowLatency {
     using Options = LayerOptions;
     using Limits = ProblemLimits;
     static constexpr bool kIsHt = false;
+    static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_LOW_LATENCY;
     static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR};
 
     static Problem plain(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
@@ -34,6 +35,7 @@ struct HighThroughput {
     using Options = HtOptions;
     using Limits = HtLimits;
     static constexpr bool kIsHt = true;
+    static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
     static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR};
 
     static Problem plain(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
