@@ -23,11 +23,10 @@ LayerOptions random_options(uint64_t seed) {
     return options;
 }
 
-// Trips with one handle, each with another routing; in high throughput before the last one an update that nothing
-// follows.
+// Trips with one handle, each with another routing; before a third one an update that nothing follows.
 template <typename Mode>
-RankProgram trips(const typename Mode::Problem& problem, bool windows = false) {
-    return [problem, windows](RankContext& context) {
+RankProgram trips(const typename Mode::Problem& problem, bool windows = false, uint64_t num_trips = 2) {
+    return [=](RankContext& context) {
         std::optional<ScopedArena> arena;
         if (windows) arena.emplace(context, kHtWindowBytes);
         {
@@ -39,7 +38,7 @@ RankProgram trips(const typename Mode::Problem& problem, bool windows = false) {
             Group group(context, problem);
             typename Mode::Layer layer(context, group.get(), problem, options);
             layer.round_trip();
-            for (uint64_t step = 1; step < (Mode::kIsHt ? 3 : 2); ++step) {
+            for (uint64_t step = 1; step < num_trips; ++step) {
                 layer.route(rerouted(problem, problem.seed + step * 1'000'000));
                 if (step == 2) layer.route(rerouted(problem, problem.seed + 7'000'000));
                 layer.round_trip();
@@ -66,7 +65,7 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, typename Mode::Limits limit
         BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
         const bool windows = Mode::kIsHt && reference::random_bits(seed, 8) % 2 == 1;
-        expect_clean(seeded, limits.num_ranks, seed, trips<Mode>(problem, windows));
+        expect_clean(seeded, limits.num_ranks, seed, trips<Mode>(problem, windows, Mode::kIsHt ? 3 : 2));
     }
 }
 
