@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <new>
 
@@ -68,6 +69,19 @@ void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer) {
     RANK_OK(context, layer.combine());
     context.synchronize(layer.stream());
     layer.check_combine(query_mask(context, group));
+}
+
+void step_until_failure(RankContext& context, Layer& layer, double most_s) {
+    using Clock = std::chrono::steady_clock;
+    for (bool combine = false; true; combine = !combine) {
+        const auto begin = Clock::now();
+        const ncclResult_t result = combine ? layer.combine() : layer.dispatch();
+        const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
+        if (result == ncclSuccess) continue;
+        RANK_CHECK(context, result == ncclRemoteError, "{}: {}", result_name(result), crossdockGetLastError());
+        RANK_CHECK(context, elapsed_s < most_s, "the failing call took {} s", elapsed_s);
+        return;
+    }
 }
 
 int async_error(RankContext& context, ncclEpGroup_t group) {

@@ -21,6 +21,9 @@ void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer);
 // The rank's view of who is active.
 ActiveRanks query_mask(RankContext& context, ncclEpGroup_t group);
 
+// Steps until one fails, which must have come back within that time.
+void step_until_failure(RankContext& context, Layer& layer, double most_s);
+
 int async_error(RankContext& context, ncclEpGroup_t group);
 
 // The rank for which the group's last expired wait was; checks that there is one.

@@ -36,7 +36,7 @@ struct HighThroughput {
     using Limits = HtLimits;
     static constexpr bool kIsHt = true;
     static constexpr ncclEpAlgorithm_t kAlgorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
-    static constexpr ncclEpLayout_t kLayouts[] = {NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR};
+    static constexpr const auto& kLayouts = kHtLayouts;
 
     static Problem plain(int num_ranks, ncclEpLayout_t layout, uint64_t seed) {
         return plain_ht_problem(num_ranks, layout, seed);
