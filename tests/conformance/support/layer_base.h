@@ -3,7 +3,7 @@
 // nothing of the mode.
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 #include <deque>
 #include <functional>
 
@@ -16,14 +16,13 @@ using reference::ActiveRanks;
 using Bytes = std::vector<std::byte>;
 
 inline void put(Bytes& image, size_t offset, const Bytes& row) {
-    std::memcpy(image.data() + offset, row.data(), row.size());
+    std::copy(row.begin(), row.end(), image.begin() + static_cast<std::ptrdiff_t>(offset));
 }
 
 template <typename Value>
 Bytes as_bytes(const std::vector<Value>& values) {
-    Bytes bytes(values.size() * sizeof(Value));
-    std::memcpy(bytes.data(), values.data(), bytes.size());
-    return bytes;
+    const auto* const first = reinterpret_cast<const std::byte*>(values.data());
+    return Bytes(first, first + values.size() * sizeof(Value));
 }
 
 // As a tensor of int32 or int64 has them.
