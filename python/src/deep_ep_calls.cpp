@@ -9,6 +9,7 @@
 #include "routing.h"
 #include "stream.h"
 #include "torch_view.h"
+#include "turn.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -18,26 +19,18 @@ namespace {
 
 // Python's half, looked up once.
 struct Types {
-    nb::object lease, handle, event;
+    nb::object lease, handle;
 
     static const Types& get() {
         static const Types* types = nullptr;  // no guarded initialisation: imports may let other threads run
         if (types == nullptr) types = new Types;
         return *types;
     }
-    // An EventOverlap of a call with nothing to wait for, as its class's own values have it.
-    nb::object new_event() const {
-        auto* type = reinterpret_cast<PyTypeObject*>(event.ptr());
-        PyObject* made = type->tp_alloc(type, 0);
-        if (made == nullptr) nb::raise_python_error();
-        return nb::steal(made);
-    }
 
   private:
     Types()
         : lease(nb::module_::import_("crossdock.deep_ep.low_latency").attr("Trip")),
-          handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")),
-          event(nb::module_::import_("crossdock.deep_ep.events").attr("EventOverlap")) {}
+          handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")) {}
 };
 
 void expect_python(bool worked) {
@@ -55,23 +48,10 @@ nb::object tuple_of_type(nb::handle type, const Items&... items) {
     return nb::steal(made);
 }
 
-bool is_capturing() {
-    static PyObject* getter = nullptr;
-    if (getter == nullptr) {
-        const nb::object internals = nb::module_::import_("torch").attr("_C");
-        getter = nb::object(internals.attr("_cuda_isCurrentStreamCapturing")).release().ptr();
-    }
-    PyObject* found = PyObject_CallNoArgs(getter);
-    expect_python(found != nullptr);
-    const bool is_true = found == Py_True;
-    Py_DECREF(found);
-    return is_true;
-}
-
 // Fills the lease's handle and the list that it goes back to.
-void take_handle(const LowLatencyForm& form, LowLatencyLease& lease) {
+void take_handle(const LowLatencyForm& form, LowLatencyLease& lease, bool is_captured) {
     const Py_ssize_t num = PyList_GET_SIZE(form.free.ptr());
-    if (num > 0 && (form.is_cpu || !is_capturing())) {
+    if (num > 0 && !is_captured) {
         lease.taken = nb::borrow(PyList_GET_ITEM(form.free.ptr(), num - 1));
         lease.free = form.free;
         expect_python(PyList_SetSlice(form.free.ptr(), num - 1, num, nullptr) == 0);
@@ -115,7 +95,7 @@ void end_call(LowLatencyLease& lease, Handle& handle, const LowLatencyForm& form
     if (!is_split && !form.is_cpu) handle.forget_arrays();
 }
 
-nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, bool is_split, nb::handle stream) {
+nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, bool is_split, const Turn& turn) {
     const auto& form = nb::cast<const LowLatencyForm&>(object);
     const Types& types = Types::get();
     nb::object made = nb::inst_alloc(types.lease);
@@ -124,21 +104,23 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     lease.form = nb::borrow(object);
     lease.topk_idx = lease.bound = nb::borrow(topk_idx);
     lease.combine_buffer = lease.sources = nb::none();
-    take_handle(form, lease);
+    const bool is_captured = !form.is_cpu && is_capturing();
+    take_handle(form, lease, is_captured);
     const auto make = [](const nb::object& maker) { return nb::cast<const TensorMaker&>(maker).make(); };
     const nb::object counts = make(form.counts);
     const nb::object rows = make(form.rows);
     const nb::object scales = form.scales.is_none() ? nb::none() : make(form.scales);
     auto& handle = nb::cast<Handle&>(lease.taken);
     handle.route_and_dispatch(topk_idx, x, rows, counts, scales, form.transposed_scales, is_split, form.round_scales,
-                              stream);
+                              turn.stream());
     end_call(lease, handle, form, is_split);
     const nb::object received = scales.is_none() ? rows : nb::object(nb::make_tuple(rows, scales));
     PyObject* numbers = form.numbers.ptr();
     const nb::object sent =
         tuple_of_type(types.handle, made, made, nb::handle(PyTuple_GET_ITEM(numbers, 0)),
                       nb::handle(PyTuple_GET_ITEM(numbers, 1)), nb::handle(PyTuple_GET_ITEM(numbers, 2)));
-    return nb::make_tuple(received, counts, sent, types.new_event(), receive_half(made, handle, is_split));
+    const nb::object event = turn.end({x, topk_idx, rows, counts, scales});
+    return nb::make_tuple(received, counts, sent, event, receive_half(made, handle, is_split));
 }
 
 nb::object dispatch(const Forms& forms, nb::handle x, nb::handle topk_idx, nb::handle max_tokens,
@@ -151,7 +133,8 @@ nb::object dispatch(const Forms& forms, nb::handle x, nb::handle topk_idx, nb::h
     const auto& form = nb::cast<const LowLatencyForm&>(found);
     if (form.is_cpu && !has_room_for_routing(topk_idx, form.num_experts, form.max_tokens)) return nb::none();
     const nb::object kept = nb::borrow(found);  // other threads may forget all forms meanwhile
-    return dispatch_along(kept, x, topk_idx, is_split, stream);
+    Turn turn(stream);
+    return turn.begin() ? dispatch_along(kept, x, topk_idx, is_split, turn) : nb::none();
 }
 
 bool is_same_memory(nb::handle one, nb::handle other) {
@@ -185,11 +168,12 @@ nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::hand
         return nb::none();
     }
     auto& handle = nb::cast<Handle&>(lease.taken);
-    if (!handle.is_usable()) return nb::none();
+    Turn turn(stream);
+    if (!handle.is_usable() || !turn.begin()) return nb::none();
     const nb::object sums = out.is_none() ? nb::cast<const TensorMaker&>(form.sums).make() : nb::borrow(out);
-    handle.combine_weighted(x, topk_weights, sums, is_split, stream);
+    handle.combine_weighted(x, topk_weights, sums, is_split, turn.stream());
     end_call(lease, handle, form, is_split);
-    return nb::make_tuple(sums, types.new_event(), receive_half(made, handle, is_split));
+    return nb::make_tuple(sums, turn.end({x, topk_idx, topk_weights, sums}), receive_half(made, handle, is_split));
 }
 
 }  // namespace
@@ -249,7 +233,7 @@ void bind_deep_ep_calls(nb::module_& module) {
         .def(
             "dispatch",
             [](nb::handle self, nb::handle x, nb::handle topk_idx, bool is_split) {
-                return dispatch_along(self, x, topk_idx, is_split, nb::none());
+                return dispatch_along(self, x, topk_idx, is_split, Turn(nb::none()));
             },
             "x"_a, "topk_idx"_a, "is_split"_a,
             nb::sig("def dispatch(self, x: object, topk_idx: object, is_split: bool) -> tuple[typing.Any, typing.Any, "
@@ -275,21 +259,20 @@ void bind_deep_ep_calls(nb::module_& module) {
         .def("__call__", &Receive::run);
 
     module.def(
-        "no_event", [] { return Types::get().new_event(); }, nb::sig("def no_event() -> typing.Any"),
-        "A new EventOverlap of a call with nothing to wait for.");
-    module.def("low_latency_dispatch", &dispatch, "forms"_a, "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(),
-               "num_experts"_a.none(), "use_fp8"_a.none(), "round_scale"_a.none(), "is_split"_a,
-               "stream"_a.none() = nb::none(),
-               nb::sig("def low_latency_dispatch(forms: Forms, x: object, topk_idx: object, max_tokens: object, "
-                       "num_experts: object, use_fp8: object, round_scale: object, is_split: bool, stream: object = "
-                       "None) -> typing.Any"),
-               "Buffer.low_latency_dispatch of arguments whose forms are known; None: look closer.");
+        "low_latency_dispatch", &dispatch, "forms"_a, "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(),
+        "num_experts"_a.none(), "use_fp8"_a.none(), "round_scale"_a.none(), "is_split"_a,
+        "stream"_a.none() = nb::none(),
+        nb::sig("def low_latency_dispatch(forms: Forms, x: object, topk_idx: object, max_tokens: object, "
+                "num_experts: object, use_fp8: object, round_scale: object, is_split: bool, stream: object = "
+                "None) -> typing.Any"),
+        "Buffer.low_latency_dispatch of arguments whose forms are known, asynchronous on a SideStream; None: look "
+        "closer.");
     module.def("low_latency_combine", &combine, "pools"_a, "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(),
                "handle"_a.none(), "out"_a.none(), "is_split"_a, "stream"_a.none() = nb::none(),
                nb::sig("def low_latency_combine(pools: list[typing.Any], x: object, topk_idx: object, topk_weights: "
                        "object, handle: object, out: object, is_split: bool, stream: object = None) -> typing.Any"),
                "Buffer.low_latency_combine of arguments whose forms are known, the handle that of a dispatch by one of "
-               "these pools; None: look closer.");
+               "these pools, asynchronous on a SideStream; None: look closer.");
 }
 
 }  // namespace crossdock::python

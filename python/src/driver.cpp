@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <unordered_map>
+#include <vector>
 
 namespace crossdock::python {
 namespace {
@@ -40,6 +41,12 @@ struct Driver {
 
 constexpr unsigned int kWithoutTiming = 2;  // CU_EVENT_DISABLE_TIMING
 
+// By device; they live as long as the process.
+std::vector<void*>& free_events(int device) {
+    static auto* events = new std::unordered_map<int, std::vector<void*>>;
+    return (*events)[device];
+}
+
 }  // namespace
 
 bool copy_on_device(void* target, const void* source, size_t num_bytes, cudaStream_t stream) {
@@ -49,18 +56,36 @@ bool copy_on_device(void* target, const void* source, size_t num_bytes, cudaStre
            copy(reinterpret_cast<uintptr_t>(target), reinterpret_cast<uintptr_t>(source), num_bytes, stream) == 0;
 }
 
-bool order_streams(int device, cudaStream_t waiting, cudaStream_t before) {
+bool has_events() {
     const Driver& driver = Driver::get();
-    if (driver.create_event == nullptr || driver.record == nullptr || driver.wait == nullptr) return false;
-    // A wait is for what was recorded when it began, so one event serves all calls. It lives as long as the process.
-    static auto* events = new std::unordered_map<int, void*>;
-    const auto found = events->find(device);
-    void* event = found == events->end() ? nullptr : found->second;
-    if (event == nullptr) {
-        if (driver.create_event(&event, kWithoutTiming) != 0) return false;
-        events->emplace(device, event);
+    return driver.create_event != nullptr && driver.record != nullptr && driver.wait != nullptr;
+}
+
+void* record_event(int device, cudaStream_t stream) {
+    const Driver& driver = Driver::get();
+    std::vector<void*>& free = free_events(device);
+    void* event = nullptr;
+    if (!free.empty()) {
+        event = free.back();
+        free.pop_back();
+    } else if (driver.create_event(&event, kWithoutTiming) != 0) {
+        return nullptr;
     }
-    return driver.record(event, before) == 0 && driver.wait(waiting, event, 0) == 0;
+    if (driver.record(event, stream) == 0) return event;
+    give_back_event(device, event);
+    return nullptr;
+}
+
+void give_back_event(int device, void* event) { free_events(device).push_back(event); }
+
+bool wait_for_event(cudaStream_t stream, void* event) { return Driver::get().wait(stream, event, 0) == 0; }
+
+bool order_streams(int device, cudaStream_t waiting, cudaStream_t before) {
+    void* event = record_event(device, before);
+    if (event == nullptr) return false;
+    const bool waits = wait_for_event(waiting, event);
+    give_back_event(device, event);
+    return waits;
 }
 
 }  // namespace crossdock::python

@@ -31,6 +31,8 @@ PyObject* raw_stream_getter(nb::handle torch) {
     return getter;
 }
 
+}  // namespace
+
 cudaStream_t current_stream_of_torch(int device) {
     const nb::handle torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
     if (!torch.is_valid()) return nullptr;
@@ -43,7 +45,14 @@ cudaStream_t current_stream_of_torch(int device) {
     return stream_at(stream.attr("cuda_stream"));
 }
 
-}  // namespace
+bool is_capturing() {
+    static PyObject* getter = nullptr;
+    if (getter == nullptr) {
+        const nb::object internals = nb::module_::import_("torch").attr("_C");
+        getter = nb::object(internals.attr("_cuda_isCurrentStreamCapturing")).release().ptr();
+    }
+    return nb::cast<bool>(nb::handle(getter)());
+}
 
 cudaStream_t stream_from(nb::handle stream, bool is_cpu, int device) {
     if (is_cpu) return nullptr;
@@ -68,8 +77,9 @@ void bind_streams(nb::module_& module) {
     module.def(
         "order_streams",
         [](int device, size_t waiting, size_t before) {
-            return is_current(device) && order_streams(device, reinterpret_cast<cudaStream_t>(waiting),
-                                                       reinterpret_cast<cudaStream_t>(before));
+            return has_events() && is_current(device) &&
+                   order_streams(device, reinterpret_cast<cudaStream_t>(waiting),
+                                 reinterpret_cast<cudaStream_t>(before));
         },
         "device"_a, "waiting"_a, "before"_a,
         "Makes one stream wait for what the other one has by now, both by their addresses, of a CUDA device by its "

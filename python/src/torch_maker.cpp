@@ -15,6 +15,11 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
+// Of a tensor of torch; -1: the host.
+int device_of(nb::handle tensor) {
+    return nb::cast<bool>(tensor.attr("is_cpu")) ? -1 : nb::cast<int>(tensor.attr("get_device")());
+}
+
 // NULL where this torch lacks them.
 struct QuickMakers {
     PyObject* on_host = nullptr;
@@ -47,6 +52,12 @@ struct QuickMakers {
 }  // namespace
 
 bool is_current(int device) { return QuickMakers::get().is_current(device); }
+
+std::optional<int> current_device() {
+    PyObject* getter = QuickMakers::get().current_device;
+    if (getter == nullptr) return std::nullopt;
+    return nb::cast<int>(nb::handle(getter)());
+}
 
 nb::object new_tensor(nb::handle sizes, nb::handle strides, nb::handle dtype, nb::handle like, int device) {
     PyObject* make = QuickMakers::get().maker_for(device);
@@ -84,7 +95,7 @@ TensorMaker::TensorMaker(nb::object like, nb::object sizes, nb::object strides)
       dtype_(like_.attr("dtype")),
       sizes_(std::move(sizes)),
       strides_(std::move(strides)),
-      device_(nb::cast<bool>(like_.attr("is_cpu")) ? -1 : nb::cast<int>(like_.attr("get_device")())) {}
+      device_(device_of(like_)) {}
 
 void bind_torch_makers(nb::module_& module) {
     nb::class_<TensorMaker>(module, "TensorMaker",

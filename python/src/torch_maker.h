@@ -5,6 +5,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <optional>
+
 namespace crossdock::python {
 
 // sizes and strides are tuples, strides in elements; dtype is torch's; like: any tensor of that type and device, which
@@ -14,6 +16,9 @@ nanobind::object new_tensor(nanobind::handle sizes, nanobind::handle strides, na
 
 // Whether that CUDA device is current for this thread, as far as this torch says so quickly.
 bool is_current(int device);
+
+// That device; nothing where this torch does not say it quickly.
+std::optional<int> current_device();
 
 // A copy of a dense tensor, on the current stream of its device.
 nanobind::object copy_of(nanobind::handle tensor);

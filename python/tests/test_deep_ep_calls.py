@@ -145,11 +145,20 @@ def test_a_copy_is_its_own_memory(dtype: Any) -> None:
 
 
 DRIVER = """
+#define _GNU_SOURCE
 #include <stdio.h>
-int cuEventCreate(void** event, unsigned flags) { *event = (void*)7; printf("create %u\\n", flags); return 0; }
-int cuEventRecord(void* event, void* stream) { printf("record %ld %ld\\n", (long)event, (long)stream); return 0; }
+static long events = 70;
+int cuEventCreate(void** event, unsigned flags) {
+    *event = (void*)++events;
+    dprintf(1, "create %u\\n", flags);
+    return 0;
+}
+int cuEventRecord(void* event, void* stream) {
+    dprintf(1, "record %ld %ld\\n", (long)event, (long)stream);
+    return 0;
+}
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
-    printf("wait %ld %ld %u\\n", (long)stream, (long)event, flags);
+    dprintf(1, "wait %ld %ld %u\\n", (long)stream, (long)event, flags);
     return stream == (void*)3;
 }
 """
@@ -160,13 +169,102 @@ ctypes.CDLL(sys.argv[1])
 torch._C._cuda_getDevice = lambda: 2
 from crossdock._core import order_streams
 print(order_streams(2, 5, 6), order_streams(2, 6, 5), order_streams(2, 3, 5), order_streams(1, 5, 6), flush=True)
-ctypes.CDLL(None).fflush(None)
+"""
+
+ASYNCHRONOUS = """
+import ctypes, sys
+from types import SimpleNamespace
+import torch
+
+ctypes.CDLL(sys.argv[1])
+device, current, captures = 2, 5, False
+torch._C._cuda_getDevice = lambda: device
+torch._C._cuda_getCurrentRawStream = lambda index: current
+torch._C._cuda_isCurrentStreamCapturing = lambda: captures
+torch.Tensor.record_stream = lambda tensor, stream: print(stream, "uses", list(tensor.shape), flush=True)
+
+import crossdock as ep
+from crossdock import deep_ep
+from crossdock._core import SideStream
+
+[comm] = ep.Communicator.create_threads(1)
+buffer = deep_ep.Buffer(comm, low_latency_mode=True, explicitly_destroy=True)
+x, ids, weights = torch.ones(3, 128).bfloat16(), torch.tensor([[0, 1], [3, -1], [2, 0]]), torch.ones(3, 2)
+rows, _, handle, _, _ = buffer.low_latency_dispatch(x, ids, 3, 4, use_fp8=False)
+buffer.low_latency_combine(rows, ids, weights, handle)
+per_rank, _, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(ids, 4)
+counted = dict(num_tokens_per_rank=per_rank, is_token_in_rank=is_in_rank, num_tokens_per_expert=per_expert)
+came, _, _, _, way, _ = buffer.dispatch(x, **counted)
+buffer.runtime.turns._sides[x.device] = SideStream(2, 9, "own")
+
+calls = dict(
+    dispatch=lambda: buffer.low_latency_dispatch(x, ids, 3, 4, use_fp8=False, async_finish=True)[3],
+    combine=lambda: buffer.low_latency_combine(rows, ids, weights, handle, async_finish=True)[1],
+    again=lambda: buffer.dispatch(x, handle=way, async_finish=True)[5],
+    back=lambda: buffer.combine(came, way, async_finish=True)[2],
+)
+for name, call in calls.items():
+    print(name, flush=True)
+    event = call()
+    print("wait", len(event.extra_tensors), flush=True)
+    event.current_stream_wait()
+    del event
+print("not waited", flush=True)
+calls["again"]()
+print("waited elsewhere", flush=True)
+event = calls["again"]()
+current = 6
+event.current_stream_wait(release_handle=True)
+current = 5
+print("captured", flush=True)
+captures = True
+event = calls["dispatch"]()
+del event
+captures = False
+print("no context", flush=True)
+event = calls["back"]()
+stream = SimpleNamespace(cuda_stream=3, query=lambda: print("query", flush=True))
+try:
+    event.event.wait_on(stream)
+except AssertionError as error:
+    print(error, flush=True)
+event.current_stream_wait()
+print("another device", flush=True)
+device = 1
+route = buffer.runtime.exchange
+assert route.send_plain(way.route, x, buffer.runtime.turns.side(x.device)) is None
+buffer.destroy()
 """
 
 
-def test_the_driver_orders_streams_of_the_current_device_with_one_event(tmp_path: Path) -> None:
+def said_with_driver(program: str, tmp_path: Path) -> list[str]:
+    """What a program and a driver that only writes down what is asked of it say."""
     driver = stub_libraries.library(DRIVER, tmp_path / "libcuda.so.1")
-    command = [sys.executable, "-c", ORDERING, str(driver)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    called = ["create 2", "record 7 6", "wait 5 7 0", "record 7 5", "wait 6 7 0", "record 7 5", "wait 3 7 0"]
-    assert "True True False False" in said and [line for line in said if "True" not in line] == called
+    command = [sys.executable, "-c", program, str(driver)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_the_driver_orders_streams_of_the_current_device_with_one_event(tmp_path: Path) -> None:
+    called = ["create 2", "record 71 6", "wait 5 71 0", "record 71 5", "wait 6 71 0", "record 71 5", "wait 3 71 0"]
+    assert said_with_driver(ORDERING, tmp_path) == [*called, "True True False False"]
+
+
+def test_an_asynchronous_call_asks_the_driver_three_times_and_its_wait_once(tmp_path: Path) -> None:
+    """The caller's stream is 5, the buffer's 9. torch is told of tensors only where stream 5 has not waited."""
+    said = said_with_driver(ASYNCHRONOUS, tmp_path)
+    parts: dict[str, list[str]] = {}
+    for line in said:
+        if line.split()[0] not in ("create", "record", "wait", "own", "query", "the"):
+            parts[line] = part = []
+        elif line != "create 2":
+            part.append(line)
+    enqueued = ["record 71 5", "wait 9 71 0", "record 71 9"]
+    for name, num_tensors in {"dispatch": 4, "combine": 4, "again": 2, "back": 2}.items():
+        assert parts[name] == [*enqueued, f"wait {num_tensors}", "wait 5 71 0"]
+    used = ["own uses [3, 128]"] * 2
+    assert parts["not waited"] == [*enqueued, *used]
+    assert parts["waited elsewhere"] == [*enqueued, "wait 6 71 0", *used]
+    assert parts["captured"] == enqueued
+    refusal = "the stream does not wait for the event: CUDA's driver fails"
+    assert parts["no context"] == [*enqueued, "wait 3 71 0", "query", "wait 3 71 0", refusal, "wait 5 71 0"]
+    assert parts["another device"] == [] and said.count("create 2") == 1

@@ -27,10 +27,14 @@ def tensor(number: int) -> Any:
 
 
 class Stream:
-    device_index, cuda_stream = 0, 77
+    device_index = 0
 
     def __init__(self, device: Any = None, priority: int = 0, name: str = "own") -> None:
         self.name = name
+
+    @property
+    def cuda_stream(self) -> int:
+        return id(self)
 
 
 class Event:
@@ -87,10 +91,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fake = SimpleNamespace(cuda=Cuda, device=torch.device, Tensor=torch.Tensor)
     for module in (events, turns, streams):
         monkeypatch.setattr(module, "torch", fake)
-    monkeypatch.setattr(streams, "current_stream_address", lambda index: id(Cuda.current))
+    monkeypatch.setattr(streams, "current_stream_address", lambda index: Cuda.current.cuda_stream)
     monkeypatch.setattr(streams, "_known", {})
-    monkeypatch.setattr(events, "_free", {})
-    monkeypatch.setattr(turns, "order_streams", lambda device, waiting, before: False)  # torch has to do it
+    # torch has to do it.
+    monkeypatch.setattr(turns, "order_streams", lambda device, waiting, before: False)
+    monkeypatch.setattr(EventHandle, "record", lambda event, device, stream: False)
     Cuda.log, Cuda.current, Cuda.is_captured, Event.num = [], Cuda.main, False, 0
     yield
     assert Cuda.current is Cuda.main
@@ -99,10 +104,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def work() -> Any:
     Cuda.log.append(f"work on {Cuda.current.name}")
     return tensor(2)
-
-
-def list_of(made: Any) -> list[Any]:
-    return [made]
 
 
 def run(to: Any, previous: Any = None, is_async: bool = False, further: Any = None) -> tuple[EventOverlap, list[str]]:
@@ -123,47 +124,19 @@ def test_an_asynchronous_call_follows_the_caller_who_waits_when_asked() -> None:
         assert log == ["own waits for main after 0", "work on own", "main uses 2"]
         overlap.current_stream_wait()
         assert log[-1] == "main waits for own after 1" and len(overlap.extra_tensors or ()) == 2
-    overlap, log = run(to, is_async=True)
-    del overlap
-    assert log[-1] == "own uses 1"  # nobody has waited
-    assert Event.num == 3  # one that follows, used twice, and two that callers have
-
-
-def test_a_call_on_another_streams_address_needs_no_record_where_the_caller_waits() -> None:
-    """The current stream stays; torch is told of tensors only if they go before the caller's stream has waited."""
-    to, streams_used = turns.Turns(), []
-
-    def enqueue() -> EventOverlap:
-        def call(stream: int | None) -> Any:
-            streams_used.append(stream)
-            return work()
-
-        Cuda.log = []
-        return to.enqueue(DEVICE, call, [tensor(1), None], list_of)[1]
-
-    overlap = enqueue()
-    assert Cuda.log == ["own waits for main after 0", "work on main"] and streams_used == [77]
-    overlap.current_stream_wait()
-    del overlap
-    assert Cuda.log[2:] == ["main waits for own after 0"]
     for waits_elsewhere in (False, True):
-        overlap = enqueue()
+        overlap, log = run(to, is_async=True)
         if waits_elsewhere:
             Cuda.set_stream(Cuda.side)
-            overlap.current_stream_wait(release_handle=True)
+            overlap.current_stream_wait()
             Cuda.set_stream(Cuda.main)
+            assert log[-1] == "side waits for own after 1"
         del overlap
-        assert Cuda.log[-2:] == ["own uses 1", "own uses 2"]
+        assert log[-1] == "own uses 1"  # the caller's stream has not waited
     Cuda.is_captured = True
-    overlap = enqueue()
+    overlap, log = run(to, is_async=True)
     del overlap
-    assert not any("uses" in entry for entry in Cuda.log)
-    assert Event.num == 2  # one that follows, and the callers', of which no two are there at once
-
-
-def test_a_call_that_was_not_done_leaves_nothing_to_wait_for() -> None:
-    made, overlap = turns.Turns().enqueue(DEVICE, lambda stream: None, [], list_of)
-    assert made is None and overlap.event is None
+    assert log == ["own waits for main after 0", "work on own"]
 
 
 def test_an_event_stands_for_the_caller_and_a_further_one_comes_beside() -> None:

@@ -240,7 +240,8 @@ class Elastic:
         """The sums of rows along a handle by rank, where x fits as it is. None: look closer."""
         if getattr(x, "dtype", None) is not torch.bfloat16:
             return None
-        return self.exchange.add_up_plain(self._route_by_rank(handle), x)
+        sums: torch.Tensor | None = self.exchange.add_up_plain(self._route_by_rank(handle), x)
+        return sums
 
     def dispatch_again(
         self, call: Call, handle: EPHandle

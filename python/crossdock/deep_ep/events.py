@@ -11,64 +11,50 @@ from typing import Any
 
 import torch
 
+from crossdock._core import Kept, StreamEvent
 from crossdock.deep_ep.errors import require_state
 from crossdock.deep_ep.streams import current_stream
 
 
-# By device, of handles that are gone. A wait is for what was recorded when it began, so events are used again.
-_free: dict[int, list[torch.cuda.Event]] = {}
-
-
-class EventHandle:
+class EventHandle(StreamEvent):
     """An event on the stream that was current when it was made; without CUDA, or before its first use, nothing."""
 
-    event: torch.cuda.Event | None = None
-    device_index = 0
+    by_torch: torch.cuda.Event | None = None  # where the driver is not to be had
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
         """stream: another than the current one."""
+        super().__init__()
         if stream is None and torch.cuda.is_initialized():
             stream = current_stream(torch.cuda.current_device())
-        if stream is not None:
-            self.device_index = stream.device_index
-            try:  # threads share them
-                self.event = _free[self.device_index].pop()
-            except (KeyError, IndexError):
-                self.event = torch.cuda.Event()
-            self.event.record(stream)
+        if stream is not None and not self.record(stream.device_index, stream.cuda_stream):
+            self.by_torch = torch.cuda.Event()
+            self.by_torch.record(stream)
 
-    def __del__(self) -> None:
-        if self.event is not None:
-            _free.setdefault(self.device_index, []).append(self.event)
+    @property
+    def is_on_stream(self) -> bool:
+        """Whether there is anything to wait for."""
+        return self.is_recorded or self.by_torch is not None
 
     def current_stream_wait(self) -> None:
         """Makes the current stream wait; the CPU goes on."""
         self.wait_here()
 
-    def wait_here(self) -> torch.cuda.Stream | None:
-        """The same; the stream that waits, if there is anything to wait for."""
-        if self.event is None:
-            return None
-        stream = current_stream(torch.cuda.current_device())
-        self.event.wait(stream)
-        return stream
+    def wait_here(self) -> int | None:
+        """The same; the address of the stream that waits, if there is anything to wait for."""
+        waiting = self.wait_current()
+        if waiting is None and self.is_on_stream:
+            stream = current_stream(torch.cuda.current_device())
+            self.wait_on(stream)
+            waiting = stream.cuda_stream
+        return waiting
 
-
-class Kept:
-    """Tensors of torch that another stream than their own uses, until the stream of their call has waited for that one.
-
-    Whoever does not wait leaves it to torch, which then asks the other stream before it reuses the memory.
-    """
-
-    __slots__ = ("current", "has_waited", "other", "tensors")
-
-    def __init__(self, tensors: Sequence[torch.Tensor], current: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        self.tensors, self.current, self.other, self.has_waited = tensors, current, other, False
-
-    def __del__(self) -> None:
-        if not self.has_waited:
-            for tensor in self.tensors:
-                tensor.record_stream(self.other)
+    def wait_on(self, stream: torch.cuda.Stream) -> None:
+        """Makes that stream wait."""
+        if self.by_torch is not None:
+            self.by_torch.wait(stream)
+        elif not self.wait(stream.cuda_stream):
+            stream.query()  # torch gives this thread the device's context
+            require_state(self.wait(stream.cuda_stream), "the stream does not wait for the event: CUDA's driver fails")
 
 
 class EventOverlap:
@@ -88,13 +74,16 @@ class EventOverlap:
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Makes the current stream wait for the event, then calls the registered hook, once."""
-        require_state(self.event is not None, "event is None: the call that returned it was not asynchronous")
-        assert self.event is not None
-        stream = self.event.wait_here()
-        if self.kept is not None and stream is self.kept.current:
-            self.kept.has_waited = True
-        hook, self._hook = self._hook, None
+        event, kept = self.event, self.kept
+        if event is None:
+            require_state(False, "event is None: the call that returned it was not asynchronous")
+        assert event is not None
+        waiting = event.wait_here()
+        if kept is not None and waiting is not None:
+            kept.note_wait(waiting)
+        hook = self._hook
         if hook is not None:
+            self._hook = None
             hook()
         if release_handle:
             self.event = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Forms, has_cuda, low_latency_combine, low_latency_dispatch, no_event
+from crossdock._core import Forms, SideStream, has_cuda, low_latency_combine, low_latency_dispatch, no_event
 from crossdock.deep_ep import config as sizes
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import Config
@@ -234,15 +234,10 @@ class Buffer:
         runtime = self._open()
         if handle is not None:
             require(topk_idx is None and topk_weights is None, "topk_idx and topk_weights: not allowed with a handle")
-            if async_finish and previous_event is None and isinstance(x, torch.Tensor):
-                given = getattr(handle, "route", None), x
-                again, event = self._enqueue(x, runtime.exchange.send_plain, given, [x], _alone)
+            if previous_event is None:
+                again, event = _along(runtime, runtime.exchange.send_plain, handle, x, async_finish)
                 if again is not None:
                     return again, None, None, None, None, event
-            elif not (async_finish or previous_event is not None):
-                again = runtime.exchange.send_plain(getattr(handle, "route", None), x)
-                if again is not None:
-                    return again, None, None, None, None, no_event()
             if not overlaps(previous_event, async_finish):
                 return runtime.normal.dispatch_again(x, handle), None, None, None, None, EventOverlap()
             tokens = Tokens.of(x)
@@ -319,15 +314,9 @@ class Buffer:
         """
         runtime = self._open()
         if bias is None and topk_weights is None and previous_event is None:
-            route = getattr(handle, "route", None)
-            if not async_finish:
-                plain = runtime.exchange.add_up_plain(route, x)
-                if plain is not None:
-                    return plain, None, no_event()
-            elif isinstance(x, torch.Tensor):
-                plain, event = self._enqueue(x, runtime.exchange.add_up_plain, (route, x), [x], _alone)
-                if plain is not None:
-                    return plain, None, event
+            plain, event = _along(runtime, runtime.exchange.add_up_plain, handle, x, async_finish)
+            if plain is not None:
+                return plain, None, event
         biases = biases_of(bias)
         if not overlaps(previous_event, async_finish):
             return *runtime.normal.combine(x, handle, topk_weights, biases), EventOverlap()
@@ -381,10 +370,11 @@ class Buffer:
         low_latency, is_split = self._low_latency(), bool(return_recv_hook)
         statistics, waiting = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
         max_tokens, is_plain = num_max_dispatch_tokens_per_rank, statistics is None and waiting is None
-        if is_plain and not (use_ue8m0 or async_finish):
+        if is_plain and not (use_ue8m0 or (async_finish and is_split)):
             try:
+                side = self._side(x) if async_finish else None
                 made = low_latency_dispatch(
-                    low_latency.forms, x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, is_split
+                    low_latency.forms, x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, is_split, side
                 )
             except Error as error:
                 raise translated(error) from error
@@ -393,11 +383,6 @@ class Buffer:
         arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, statistics, waiting
         if async_finish:
             _expect_one(is_split)
-            if is_plain and not use_ue8m0 and isinstance(x, torch.Tensor):
-                known = low_latency.forms, x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, False
-                found, event = self._enqueue(x, low_latency_dispatch, known, [x, topk_idx], _of_dispatch)
-                if found is not None:
-                    return *found[:3], event, None
             made, event = self._open().turns.run(
                 x.device,
                 lambda: low_latency.dispatch(*arguments, False),
@@ -441,9 +426,10 @@ class Buffer:
             refuse_overlap()
         low_latency, is_split = self._low_latency(), bool(return_recv_hook)
         waiting = combine_wait_recv_cost_stats
-        if waiting is None and not (zero_copy or async_finish):
+        if waiting is None and not (zero_copy or (async_finish and is_split)):
             try:
-                made = low_latency_combine(low_latency.pools, x, topk_idx, topk_weights, handle, out, is_split)
+                side = self._side(x) if async_finish else None
+                made = low_latency_combine(low_latency.pools, x, topk_idx, topk_weights, handle, out, is_split, side)
             except Error as error:
                 raise translated(error) from error
             if made is not None:
@@ -451,11 +437,6 @@ class Buffer:
         require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
         if async_finish:
             _expect_one(is_split)
-            if waiting is None and not zero_copy and isinstance(x, torch.Tensor):
-                given = low_latency.pools, x, topk_idx, topk_weights, handle, out, False
-                found, event = self._enqueue(x, low_latency_combine, given, [x, topk_idx, topk_weights], _first)
-                if found is not None:
-                    return found[0], event, None
             made, event = self._open().turns.run(
                 x.device,
                 lambda: low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, False),
@@ -467,19 +448,9 @@ class Buffer:
             return made[0], event, None
         return low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, is_split)
 
-    def _enqueue(
-        self,
-        x: torch.Tensor,
-        call: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        inputs: list[torch.Tensor | None],
-        outputs: Callable[[Any], list[torch.Tensor]],
-    ) -> tuple[Any, EventOverlap]:
-        """call(*arguments, stream), asynchronously."""
-        try:
-            return self._open().turns.enqueue(x.device, lambda stream: call(*arguments, stream), inputs, outputs)
-        except Error as error:
-            raise translated(error) from error
+    def _side(self, x: Any) -> SideStream | None:
+        """Where an asynchronous call with x works; None: x is no tensor, which the call finds out."""
+        return self._open().turns.side(x.device) if isinstance(x, torch.Tensor) else None
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> torch.Tensor:
         """[L, R*M, H] bf16 to be filled for a combine of this handle with zero_copy=True."""
@@ -523,6 +494,19 @@ def _expect_one(is_split: bool) -> None:
     require(not is_split, "async_finish and return_recv_hook are both True, allowed: one")
 
 
+def _along(
+    runtime: Runtime, call: Callable[..., Any], handle: Any, x: Any, is_async: bool
+) -> tuple[torch.Tensor | None, EventOverlap]:
+    """What a call of the exchange makes of x along the handle's route. None: look closer."""
+    route = getattr(handle, "route", None)
+    if not is_async:
+        return call(route, x), no_event()
+    if not isinstance(x, torch.Tensor):
+        return None, no_event()
+    found: tuple[torch.Tensor | None, EventOverlap] | None = call(route, x, runtime.turns.side(x.device))
+    return (None, no_event()) if found is None else found
+
+
 # The tensors that calls have made, of what they return.
 
 
@@ -532,7 +516,3 @@ def _of_dispatch(made: Any) -> list[torch.Tensor]:
 
 def _first(made: Any) -> list[torch.Tensor]:
     return [made[0]]
-
-
-def _alone(made: Any) -> list[torch.Tensor]:
-    return [made]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Algorithm, Layout, LayoutInfo, RowRoute
+from crossdock._core import Algorithm, Layout, LayoutInfo, RowRoute, SideStream
 from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state, translated
@@ -185,34 +185,30 @@ class RowExchange:
             first += part.shape[1]
         return received, found
 
-    def send_plain(self, route: Any, x: Any, stream: int | None = None) -> torch.Tensor | None:
+    def send_plain(self, route: Any, x: Any, side: SideStream | None = None) -> Any:
         """x along a route, where that is a tensor that fits it as it is: what came. None: look closer.
 
-        stream: another than the current one, by its address.
+        side: for an asynchronous call; then what came, and an EventOverlap.
         """
         if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
-        found: torch.Tensor | None
         try:
-            found = route.plain.send_again(x, stream)
+            return route.plain.send_again(x, side)
         except Error as error:
             raise translated(error) from error
-        return found
 
-    def add_up_plain(self, route: Any, rows: Any, stream: int | None = None) -> torch.Tensor | None:
+    def add_up_plain(self, route: Any, rows: Any, side: SideStream | None = None) -> Any:
         """The same for what add_up does."""
         if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
-        found: torch.Tensor | None
         try:
-            found = route.plain.add_up(rows, stream)
+            return route.plain.add_up(rows, side)
         except Error as error:
             raise translated(error) from error
-        return found
 
     def add_up(self, route: Route, rows: torch.Tensor) -> torch.Tensor:
         """rows [N, H] bf16, fp16 or fp32: the sums [T, H] over ranks, in fp32, ascending by rank, rounded once."""
-        plain = self.add_up_plain(route, rows)
+        plain: torch.Tensor | None = self.add_up_plain(route, rows)
         if plain is not None:
             return plain
         hidden, unit = rows.shape[1], carried.UNIT // rows.element_size()

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from crossdock._core import order_streams
-from crossdock.deep_ep.events import EventHandle, EventOverlap, Kept, handle_of
+from crossdock._core import Kept, SideStream, order_streams
+from crossdock.deep_ep.events import EventHandle, EventOverlap, handle_of
 from crossdock.deep_ep.streams import Result, current_stream, index_of, run_on
 
 
@@ -25,53 +25,28 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._streams: dict[int, torch.cuda.Stream] = {}  # by device
-        self._events: dict[int, list[torch.cuda.Event]] = {}  # by device, that nobody waits for any more
+        self._sides: dict[torch.device, SideStream] = {}
+
+    def side(self, device: torch.device) -> SideStream:
+        """Where asynchronous calls of C++ work."""
+        return self._sides.get(device) or self._begin(device)
+
+    def _begin(self, device: torch.device) -> SideStream:
+        if device.type == "cpu":
+            return self._sides.setdefault(device, SideStream(-1, 0, None))
+        index = index_of(device)
+        stream = torch.cuda.Stream(device, priority=-1)
+        return self._sides.setdefault(torch.device("cuda", index), SideStream(index, stream.cuda_stream, stream))
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        index = index_of(device)
-        found = self._streams.get(index)
-        if found is None:
-            found = self._streams[index] = torch.cuda.Stream(device, priority=-1)
+        found: torch.cuda.Stream = self.side(torch.device("cuda", index_of(device))).stream
         return found
 
-    def _follow(self, stream: torch.cuda.Stream, before: torch.cuda.Stream) -> None:
-        """stream waits for what before has by now. A wait is for what was recorded then, so events are used again."""
-        if order_streams(before.device_index, stream.cuda_stream, before.cuda_stream):
-            return
-        free = self._events.setdefault(before.device_index, [])
-        try:  # threads may share a buffer
-            event = free.pop()
-        except IndexError:
-            event = torch.cuda.Event()
-        event.record(before)
-        event.wait(stream)
-        free.append(event)
-
-    def enqueue(
-        self,
-        device: torch.device,
-        call: Callable[[int | None], Result],
-        inputs: Sequence[torch.Tensor | None],
-        outputs: Callable[[Result], Sequence[torch.Tensor | None]],
-    ) -> tuple[Result, EventOverlap]:
-        """run, asynchronously, of a call that makes tensors and enqueues its work on the stream of this address.
-
-        So that stream need not become the current one: tensors are of the caller's, which this one follows. A call
-        that returns None has not been done.
-        """
-        if device.type == "cpu":
-            return call(None), EventOverlap(EventHandle())
-        current, own = current_stream(index_of(device)), self.stream(device)
-        self._follow(own, current)
-        result = call(own.cuda_stream)
-        if result is None:
-            return result, EventOverlap()
-        touched = [tensor for tensor in (*inputs, *outputs(result)) if tensor is not None]
-        event = EventOverlap(EventHandle(own), touched)
-        if not torch.cuda.is_current_stream_capturing():
-            event.kept = Kept(touched, current, own)
-        return result, event
+    @staticmethod
+    def _follow(stream: torch.cuda.Stream, before: torch.cuda.Stream) -> None:
+        """stream waits for what before has by now."""
+        if not order_streams(before.device_index, stream.cuda_stream, before.cuda_stream):
+            EventHandle(before).wait_on(stream)
 
     def run(
         self,
@@ -94,12 +69,12 @@ class Turns:
         if event is None and further is None and not is_async:
             return work(), EventOverlap()
         current, own = current_stream(index_of(device)), self.stream(device)
-        if event is not None and event.event is not None:
-            event.event.wait(own)
+        if event is not None and event.is_on_stream:
+            event.wait_on(own)
         else:
             self._follow(own, current)
-        if further is not None and further.event is not None:
-            further.event.wait(own)
+        if further is not None:
+            further.wait_on(own)
         result = run_on(own, work)
         touched = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
         made = [tensor for tensor in outputs(result) if isinstance(tensor, torch.Tensor)]
@@ -110,7 +85,7 @@ class Turns:
         if is_async:
             event_after = EventOverlap(EventHandle(own), [*touched, *made])
             if not is_captured:
-                event_after.kept = Kept(touched, current, own)
+                event_after.kept = Kept(tuple(touched), current.cuda_stream, own)
             return result, event_after
         self._follow(current, own)
         return result, EventOverlap()
