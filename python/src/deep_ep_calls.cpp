@@ -107,7 +107,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     const bool is_captured = !form.is_cpu && is_capturing();
     take_handle(form, lease, is_captured);
     const auto make = [](const nb::object& maker) { return nb::cast<const TensorMaker&>(maker).make(); };
-    const nb::object counts = make(form.counts);
+    const nb::object counts = nb::cast<PieceMaker&>(form.counts).make(is_captured);
     const nb::object rows = make(form.rows);
     const nb::object scales = form.scales.is_none() ? nb::none() : make(form.scales);
     auto& handle = nb::cast<Handle&>(lease.taken);

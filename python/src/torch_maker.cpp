@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "array.h"
+#include "collected.h"
 #include "driver.h"
 #include "stream.h"
 #include "torch_view.h"
@@ -15,6 +16,10 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
+constexpr int64_t kPieces = 64;     // of one memory
+constexpr int64_t kPieceUnit = 32;  // elements of 4 bytes: a line of a GPU's memory
+constexpr int64_t kLongestPiece = 1024;
+
 // Of a tensor of torch; -1: the host.
 int device_of(nb::handle tensor) {
     return nb::cast<bool>(tensor.attr("is_cpu")) ? -1 : nb::cast<int>(tensor.attr("get_device")());
@@ -24,6 +29,7 @@ int device_of(nb::handle tensor) {
 struct QuickMakers {
     PyObject* on_host = nullptr;
     PyObject* on_cuda = nullptr;  // on the current device
+    PyObject* view = nullptr;
     PyObject* current_device = nullptr;
 
     QuickMakers() {
@@ -31,6 +37,7 @@ struct QuickMakers {
         const nb::object guards = nb::getattr(nb::getattr(internals, "_dynamo", nb::none()), "guards", nb::none());
         on_host = nb::getattr(guards, "_empty_strided_cpu", nb::object()).release().ptr();
         on_cuda = nb::getattr(guards, "_empty_strided_cuda", nb::object()).release().ptr();
+        view = nb::getattr(guards, "_reinterpret_tensor", nb::object()).release().ptr();
         current_device = nb::getattr(internals, "_cuda_getDevice", nb::object()).release().ptr();
     }
 
@@ -97,6 +104,41 @@ TensorMaker::TensorMaker(nb::object like, nb::object sizes, nb::object strides)
       strides_(std::move(strides)),
       device_(device_of(like_)) {}
 
+PieceMaker::PieceMaker(nb::object like, int64_t length)
+    : like_(std::move(like)),
+      dtype_(like_.attr("dtype")),
+      sizes_(nb::make_tuple(length)),
+      strides_(nb::make_tuple(1)),
+      device_(device_of(like_)),
+      step_((length + kPieceUnit - 1) / kPieceUnit * kPieceUnit) {
+    whole_sizes_ = nb::make_tuple(kPieces * step_);
+}
+
+nb::object PieceMaker::make(bool is_captured) {
+    PyObject* view = QuickMakers::get().view;
+    if (is_captured || view == nullptr || step_ > kLongestPiece) {
+        return new_tensor(sizes_, strides_, dtype_, like_, device_);
+    }
+    const cudaStream_t stream = device_ < 0 ? nullptr : current_stream_of_torch(device_);
+    if (!whole_.is_valid() || next_ == kPieces * step_ || stream != stream_) {
+        whole_ = new_tensor(whole_sizes_, strides_, dtype_, like_, device_);
+        stream_ = stream;
+        next_ = 0;
+    }
+    const nb::object whole = whole_;  // whatever other threads do meanwhile
+    const nb::int_ first(next_);
+    next_ += step_;
+    PyObject* arguments[] = {whole.ptr(), sizes_.ptr(), strides_.ptr(), first.ptr()};
+    PyObject* made = PyObject_Vectorcall(view, arguments, 4, nullptr);
+    if (made == nullptr) nb::raise_python_error();
+    return nb::steal(made);
+}
+
+int PieceMaker::visit(visitproc visit, void* arg) const {
+    Py_VISIT(whole_.ptr());
+    return 0;
+}
+
 void bind_torch_makers(nb::module_& module) {
     nb::class_<TensorMaker>(module, "TensorMaker",
                             "Makes tensors of torch that are all alike, their elements undefined.")
@@ -104,6 +146,15 @@ void bind_torch_makers(nb::module_& module) {
              nb::sig("def __init__(self, like: object, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None"),
              "like: a tensor of the same type, on the same device.")
         .def("__call__", &TensorMaker::make, nb::sig("def __call__(self) -> typing.Any"));
+    nb::class_<PieceMaker>(module, "PieceMaker", nb::type_slots(collected<PieceMaker>()),
+                           "Makes short tensors of torch that are all alike, out of memory for many of them, their "
+                           "elements undefined.")
+        .def(nb::init<nb::object, int64_t>(), "like"_a, "length"_a,
+             nb::sig("def __init__(self, like: object, length: int) -> None"),
+             "like: a tensor of the same type, of 4 bytes, on the same device.")
+        .def("__call__", &PieceMaker::make, "is_captured"_a,
+             nb::sig("def __call__(self, is_captured: bool) -> typing.Any"),
+             "is_captured: the current stream is being captured.");
     module.def("copy_of", &copy_of, "tensor"_a, nb::sig("def copy_of(tensor: object) -> typing.Any"),
                "A copy of a tensor of torch, on the current stream of its device.");
 }

@@ -5,7 +5,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
 #include <optional>
+
+#include "crossdock.h"
 
 namespace crossdock::python {
 
@@ -34,6 +37,26 @@ class TensorMaker {
   private:
     nanobind::object like_, dtype_, sizes_, strides_;
     int device_;
+};
+
+// crossdock._core.PieceMaker: makes short tensors of one dimension that are all alike, out of memory for many of them.
+//
+// A view costs the host less than a way through torch's allocator. No piece is used again; the memory goes back to
+// torch with its last piece. It belongs to the stream on which it was allocated, as torch's tensors do, so another
+// stream gets other memory, and a capture, whose memory must be that of its graph, tensors of their own.
+class PieceMaker {
+  public:
+    PieceMaker(nanobind::object like, int64_t length);
+    // is_captured: the current stream is being captured.
+    nanobind::object make(bool is_captured);
+    int visit(visitproc visit, void* arg) const;
+    void clear() { whole_.reset(); }
+
+  private:
+    nanobind::object like_, dtype_, sizes_, whole_sizes_, strides_, whole_;
+    int device_;
+    int64_t step_, next_ = 0;  // elements
+    cudaStream_t stream_ = nullptr;
 };
 
 void bind_torch_makers(nanobind::module_& module);

@@ -18,7 +18,7 @@ import stub_libraries  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 from crossdock import deep_ep  # noqa: E402
-from crossdock._core import copy_of, low_latency_combine, low_latency_dispatch, no_event  # noqa: E402
+from crossdock._core import PieceMaker, copy_of, low_latency_combine, low_latency_dispatch, no_event  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN, TOKENS = 4, 2, 128, 3
 
@@ -142,6 +142,24 @@ def test_a_copy_is_its_own_memory(dtype: Any) -> None:
         made = torch.ones(shape).to(dtype)
         copy = copy_of(made)
         assert torch.equal(copy, made) and copy.dtype == dtype and (not len(made) or copy.data_ptr() != made.data_ptr())
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_pieces_are_memory_that_nobody_else_has(is_inference: bool) -> None:
+    """Also where inference mode begins or ends between them."""
+    make = PieceMaker(torch.empty(0, dtype=torch.int32), 5)
+    with torch.inference_mode(is_inference):
+        kept = [make(False) for _ in range(3)]
+    kept += [make(False) for _ in range(130)]
+    alone = make(True)
+    assert alone.untyped_storage().nbytes() == 20
+    for number, piece in enumerate([*kept, alone]):
+        assert piece.shape == (5,) and piece.dtype == torch.int32 and piece.data_ptr() % 4 == 0
+        assert piece.is_inference() == (is_inference and number < 3)
+        piece.fill_(number) if not piece.is_inference() else piece.numpy().fill(number)
+    assert [piece.tolist() for piece in kept] == [[number] * 5 for number in range(133)]
+    assert len({piece.untyped_storage().data_ptr() for piece in kept}) == 3
+    assert make(False).untyped_storage().data_ptr() == kept[-1].untyped_storage().data_ptr()
 
 
 DRIVER = """

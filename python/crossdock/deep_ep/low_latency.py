@@ -33,7 +33,7 @@ from crossdock.deep_ep.layout import (
     describe,
     is_same_memory,
 )
-from crossdock.deep_ep.makers import shaped_maker
+from crossdock.deep_ep.makers import piece_maker, shaped_maker
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.scales import Packed
 from crossdock.deep_ep.streams import on_this_stream
@@ -72,7 +72,7 @@ class Form(LowLatencyForm):
             topk,
             pool.free(topk),
             numbers,
-            shaped_maker(torch.int32, device, (local,)),
+            piece_maker(device, local),
             shaped_maker(torch.float8_e4m3fn if scales else torch.bfloat16, device, shape),
             shaped_maker(torch.float32, device, of_scales, by_column) if scales else None,
             shaped_maker(torch.bfloat16, device, (num_tokens, hidden)),

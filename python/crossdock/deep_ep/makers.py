@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from crossdock._core import TensorMaker
+from crossdock._core import PieceMaker, TensorMaker
 
 Make = Callable[..., torch.Tensor]  # of extents
 Extents = tuple[int, ...]
@@ -49,6 +49,11 @@ def shaped_maker(
     if strides is None:
         strides = torch.empty(sizes, device="meta").stride()
     return TensorMaker(torch.empty(0, dtype=dtype, device=device), sizes, strides)
+
+
+def piece_maker(device: torch.device, length: int) -> PieceMaker:
+    """Of short int32 tensors that are all alike."""
+    return PieceMaker(torch.empty(0, dtype=torch.int32, device=device), length)
 
 
 def _strided_maker(dtype: torch.dtype, device: torch.device) -> Callable[[Extents, Extents], torch.Tensor]:
