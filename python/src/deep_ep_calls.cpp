@@ -104,7 +104,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     lease.form = nb::borrow(object);
     lease.topk_idx = lease.bound = nb::borrow(topk_idx);
     lease.combine_buffer = lease.sources = nb::none();
-    const bool is_captured = !form.is_cpu && is_capturing();
+    const bool is_captured = (!form.is_cpu || turn.has_streams()) && is_capturing();
     take_handle(form, lease, is_captured);
     const auto make = [](const nb::object& maker) { return nb::cast<const TensorMaker&>(maker).make(); };
     const nb::object counts = nb::cast<PieceMaker&>(form.counts).make(is_captured);
@@ -119,7 +119,7 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     const nb::object sent =
         tuple_of_type(types.handle, made, made, nb::handle(PyTuple_GET_ITEM(numbers, 0)),
                       nb::handle(PyTuple_GET_ITEM(numbers, 1)), nb::handle(PyTuple_GET_ITEM(numbers, 2)));
-    const nb::object event = turn.end({x, topk_idx, rows, counts, scales});
+    const nb::object event = turn.end({x, topk_idx, rows, counts, scales}, is_captured);
     return nb::make_tuple(received, counts, sent, event, receive_half(made, handle, is_split));
 }
 
@@ -173,7 +173,8 @@ nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::hand
     const nb::object sums = out.is_none() ? nb::cast<const TensorMaker&>(form.sums).make() : nb::borrow(out);
     handle.combine_weighted(x, topk_weights, sums, is_split, turn.stream());
     end_call(lease, handle, form, is_split);
-    return nb::make_tuple(sums, turn.end({x, topk_idx, topk_weights, sums}), receive_half(made, handle, is_split));
+    const nb::object event = turn.end({x, topk_idx, topk_weights, sums}, turn.has_streams() && is_capturing());
+    return nb::make_tuple(sums, event, receive_half(made, handle, is_split));
 }
 
 }  // namespace

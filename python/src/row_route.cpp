@@ -3,6 +3,7 @@
 
 #include "collected.h"
 #include "handle.h"
+#include "stream.h"
 #include "turn.h"
 
 namespace nb = nanobind;
@@ -33,7 +34,7 @@ struct RowRoute {
         if (!own.is_usable() || !turn.begin()) return nb::none();
         const nb::object made = work(own, turn.stream());
         if (made.is_none() || !turn.is_asynchronous()) return made;
-        return nb::make_tuple(made, turn.end({given, made}));
+        return nb::make_tuple(made, turn.end({given, made}, turn.has_streams() && is_capturing()));
     }
     int visit(visitproc visit, void* arg) const {
         Py_VISIT(handle.ptr());

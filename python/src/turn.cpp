@@ -33,13 +33,13 @@ struct Types {
     }
 };
 
-// An EventHandle of what the side stream has by now.
+// An EventHandle of what the side stream of a call that has begun has by now.
 nb::object event_after(const SideStream& side) {
     const Types& types = Types::get();
     nb::object made = nb::inst_alloc(types.handle);
     auto& event = *new (nb::inst_ptr<StreamEvent>(made)) StreamEvent;
     nb::inst_mark_ready(made);
-    const bool is_right = side.device < 0 || event.record(side.device, side.address);
+    const bool is_right = side.device < 0 || event.record_here(side.device, side.address);
     return is_right ? made : types.handle(side.stream);
 }
 
@@ -72,7 +72,10 @@ StreamEvent::~StreamEvent() {
 }
 
 bool StreamEvent::record(int device, cudaStream_t stream) {
-    if (event_ != nullptr || !has_events() || !is_current(device)) return false;
+    return event_ == nullptr && has_events() && is_current(device) && record_here(device, stream);
+}
+
+bool StreamEvent::record_here(int device, cudaStream_t stream) {
     event_ = record_event(device, stream);
     device_ = device;
     return event_ != nullptr;
@@ -123,20 +126,20 @@ Turn::Turn(nb::handle stream) : stream_(stream) {
 }
 
 bool Turn::begin() {
-    if (side_ == nullptr || side_->device < 0) return true;
+    if (!has_streams()) return true;
     if (!has_events() || !is_current(side_->device)) return false;
     current_ = current_stream_of_torch(side_->device);
     return order_streams(side_->device, side_->address, current_);
 }
 
-nb::object Turn::end(std::initializer_list<nb::handle> tensors) const {
+nb::object Turn::end(std::initializer_list<nb::handle> tensors, bool is_captured) const {
     nb::object overlap = no_event();
     if (side_ == nullptr) return overlap;
     const nb::tuple touched = tensors_of(tensors);
     const Types& types = Types::get();
     nb::setattr(overlap, types.event, event_after(*side_));
     nb::setattr(overlap, types.extra_tensors, touched);
-    if (side_->device >= 0 && !is_capturing()) {
+    if (side_->device >= 0 && !is_captured) {
         nb::object kept = nb::inst_alloc(nb::type<Kept>());
         new (nb::inst_ptr<Kept>(kept)) Kept(touched, current_, side_->stream);
         nb::inst_mark_ready(kept);

@@ -33,6 +33,8 @@ class StreamEvent {
 
     // Once, of a device's stream. False: torch has to do it.
     bool record(int device, cudaStream_t stream);
+    // The same where that device is current and has_events.
+    bool record_here(int device, cudaStream_t stream);
     bool is_recorded() const { return event_ != nullptr; }
     // Makes the stream wait, if anything was recorded. False: this thread has no context of a device yet.
     bool wait(cudaStream_t stream) const;
@@ -75,12 +77,15 @@ class Turn {
     explicit Turn(nanobind::handle stream);
 
     bool is_asynchronous() const { return side_ != nullptr; }
+    // Whether it is asynchronous on a GPU.
+    bool has_streams() const { return side_ != nullptr && side_->device >= 0; }
     // The side stream waits for what the current one has by now. False: torch has to do it.
     bool begin();
     // What a crossdock.Handle takes.
     nanobind::handle stream() const { return stream_; }
-    // The EventOverlap of work that has been enqueued. tensors: all that it uses, or None.
-    nanobind::object end(std::initializer_list<nanobind::handle> tensors) const;
+    // The EventOverlap of work that has been enqueued. tensors: all that it uses, or None; is_captured: the current
+    // stream is being captured.
+    nanobind::object end(std::initializer_list<nanobind::handle> tensors, bool is_captured) const;
 
   private:
     const SideStream* side_ = nullptr;
