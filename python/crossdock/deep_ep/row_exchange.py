@@ -214,13 +214,20 @@ class RowExchange:
         hidden, unit = rows.shape[1], carried.UNIT // rows.element_size()
         padded = align(max(hidden, 1), unit)
         num_rows = route.tensor_rows
+        step = route.capacity // carried.UNIT * unit
+        if padded != hidden and padded <= step and num_rows == rows.shape[0]:
+            # Columns are summed each for itself: what the padding has does not matter.
+            wide = maker_of(rows.dtype, rows.device)(num_rows, padded)
+            wide.narrow(1, 0, hidden).copy_(rows)
+            plain = self.add_up_plain(route, wide)
+            if plain is not None:
+                return plain.narrow(1, 0, hidden).contiguous()
         if padded != hidden or num_rows != rows.shape[0]:
             wide = rows.new_zeros(num_rows, padded)
             wide[: rows.shape[0], :hidden] = rows
             rows = wide
         result = rows.new_empty(route.num_tokens, padded)
         # Longer rows than the group was made for go home in pieces.
-        step = route.capacity // carried.UNIT * unit
         try:
             if padded <= step:
                 route.lease.handle.combine(rows, result)
