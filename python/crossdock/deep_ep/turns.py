@@ -32,7 +32,7 @@ class Turns:
         return self._sides.get(device) or self._begin(device)
 
     def _begin(self, device: torch.device) -> SideStream:
-        if device.type == "cpu":
+        if device.type != "cuda":
             return self._sides.setdefault(device, SideStream(-1, 0, None))
         index = index_of(device)
         stream = torch.cuda.Stream(device, priority=-1)
