@@ -28,7 +28,9 @@ SUBMODULES = (
     "utils",
     "utils.envs",
     "utils.event",
+    "utils.gate",
     "utils.math",
+    "utils.refs",
     "utils.testing",
 )
 # Holds a package deep_ep that is nothing but this.

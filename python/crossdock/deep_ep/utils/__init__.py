@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.utils import envs, event, math, testing
+from crossdock.deep_ep.utils import envs, event, gate, math, refs, testing
 
-__all__ = ["EventHandle", "EventOverlap", "check_nvlink_connections", "envs", "event", "math", "testing"]
+__all__ = ["EventHandle", "EventOverlap", "check_nvlink_connections", "envs", "event", "gate", "math", "refs", "testing"]
 
 
 def check_nvlink_connections(group: Any) -> None:
