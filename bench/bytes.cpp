@@ -41,7 +41,9 @@ OperationBytes dispatch_bytes(const Options& options, const Traffic& traffic, in
 // rows of all choices at home; everywhere else a rank sums a token's rows first.
 OperationBytes combine_bytes(const Options& options, const Traffic& traffic, int rank) {
     const bool all_rows_travel = options.is_expert_major() && !options.is_high_throughput() && !options.sender_sums;
-    const uint64_t row = static_cast<uint64_t>(options.hidden) * combine_element_bytes(options);
+    const auto elements = static_cast<uint64_t>(options.hidden);
+    const uint64_t row = elements * combine_element_bytes(options);
+    const uint64_t wire_row = options.combines_in_mxfp8() ? elements + elements / kMxfp8Block : row;
     const uint64_t summed = options.is_expert_major() ? traffic.selections_of(rank) : traffic.rank_rows_of(rank);
     OperationBytes bytes;
     bytes.delivered = static_cast<double>(summed * row);
@@ -49,7 +51,7 @@ OperationBytes combine_bytes(const Options& options, const Traffic& traffic, int
     bytes.v2 = options.is_high_throughput() ? static_cast<double>(traffic.rank_rows_of(rank) * row) : bytes.delivered;
     for (int home = 0; home < options.num_ranks; ++home) {
         const uint64_t rows = all_rows_travel ? traffic.selections(home, rank) : traffic.rank_rows(home, rank);
-        bytes.wire_to.push_back(rows * row);
+        bytes.wire_to.push_back(rows * wire_row);
         bytes.wire += home == rank ? 0.0 : static_cast<double>(bytes.wire_to.back());
     }
     return bytes;

@@ -2,7 +2,7 @@
 // What high throughput must deliver: every row has its place. Combine's bounds: with u the unit roundoff of the rows'
 // type, n terms in all, g = (n + 1) 2^-24 and S the sum of their magnitudes, flat rows are summed in fp32 and rounded
 // once, |error| <= u |sum| + (1 + u) g S; expert-major rows may first be summed and rounded rank by rank,
-// |error| <= (2u + u^2 + g (1 + u)^2) S.
+// |error| <= (2u + u^2 + g (1 + u)^2) S. In MXFP8 each rank's sum adds what nccl_ep.h says of it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -226,9 +226,35 @@ class HtValidator {
         }
     }
 
+    // What MXFP8 may add to the error of each element of a token's sum. rank_factors: one list per rank, of its terms.
+    std::vector<double> mxfp8_errors(const std::vector<float>& values,
+                                     const std::vector<std::vector<float>>& rank_factors) const {
+        const double u = unit_roundoff(options_.dtype);
+        std::vector<double> errors(values.size());
+        for (const std::vector<float>& factors : rank_factors) {
+            if (factors.empty()) {
+                continue;
+            }
+            for (size_t first = 0; first < values.size(); first += kMxfp8Block) {
+                double magnitudes[kMxfp8Block] = {};
+                for (size_t i = 0; i < kMxfp8Block; ++i) {
+                    for (float factor : factors) {
+                        magnitudes[i] += std::fabs(rounded(options_.dtype, factor * values[first + i])) * (1 + 2 * u);
+                    }
+                }
+                const double largest = *std::max_element(magnitudes, magnitudes + kMxfp8Block);
+                for (size_t i = 0; i < kMxfp8Block; ++i) {
+                    errors[first + i] += std::max({magnitudes[i] / 16, largest * 0x1p-17, 0x1p-137}) * (1 + u);
+                }
+            }
+        }
+        return errors;
+    }
+
     void check_sums(int token, const uint8_t* row) {
         // A factor a term: a rank's (flat) or an expert's.
         std::vector<float> factors;
+        std::vector<std::vector<float>> rank_factors(static_cast<size_t>(options_.num_ranks));
         for (int rank = 0; rank < options_.num_ranks; ++rank) {
             const std::vector<int32_t> experts = experts_on(rank, context_.rank, token);
             if (!options_.is_expert_major() && !experts.empty()) {
@@ -236,9 +262,12 @@ class HtValidator {
             }
             for (size_t i = 0; i < experts.size() && options_.is_expert_major(); ++i) {
                 factors.push_back(factor_on(context_.rank, token, {experts[i]}));
+                rank_factors[static_cast<size_t>(rank)].push_back(factors.back());
             }
         }
         const std::vector<float> values = token_values(options_, context_.rank, token);
+        const std::vector<double> quantisation =
+            options_.combines_in_mxfp8() ? mxfp8_errors(values, rank_factors) : std::vector<double>(values.size());
         const double u = unit_roundoff(options_.dtype);
         const double growth = static_cast<double>(factors.size() + 1) * 0x1p-24;
         for (size_t i = 0; i < values.size(); ++i) {
@@ -249,8 +278,9 @@ class HtValidator {
                 sum += term;
                 magnitude += std::fabs(term);
             }
-            const double bound = options_.is_expert_major() ? (2 * u + u * u + growth * (1 + u) * (1 + u)) * magnitude
-                                                            : u * std::fabs(sum) + (1 + u) * growth * magnitude;
+            const double bound = options_.is_expert_major()
+                                     ? (2 * u + u * u + growth * (1 + u) * (1 + u)) * magnitude + quantisation[i]
+                                     : u * std::fabs(sum) + (1 + u) * growth * magnitude;
             const double error = std::fabs(decode(options_.dtype, row, i) - sum);
             ++result_.num_values;
             // Written so that a NaN is wrong.

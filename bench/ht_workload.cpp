@@ -123,6 +123,7 @@ void HtWorkload::set_tensors(size_t num_tokens, size_t num_rows) {
     combine_outputs_.tokens = add(results_, options_.dtype, {num_tokens, hidden});
     combine_outputs_.topk_weights = is_forward ? nullptr : add(result_weights_, ncclFloat32, {num_tokens, topk()});
     combine_config_.pass_direction = dispatch_config_.pass_direction;
+    combine_config_.quant_recipe = options_.combine_recipe;
 }
 
 void HtWorkload::update() {

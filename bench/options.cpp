@@ -24,6 +24,7 @@ struct Words {
     bool gpu_processes = false;
     std::string layout;
     std::string recipe = "none";
+    std::string combine_recipe = "none";
     std::string dtype = "bf16";
     std::string sums = "exact";
 };
@@ -83,6 +84,15 @@ std::string find_contradiction(const Options& options, const Words& words, bool 
     if (options.num_experts % options.num_ranks != 0) {
         return fmt::format("--experts: {} is not a multiple of the number of ranks, {}", options.num_experts,
                            options.num_ranks);
+    }
+    if (options.combines_in_mxfp8() && !(options.is_high_throughput() && options.is_expert_major())) {
+        return "--combine-recipe: mxfp8 goes with --mode ht --layout em only";
+    }
+    if (options.combines_in_mxfp8() && options.dtype != ncclBfloat16) {
+        return fmt::format("--dtype: '{}' does not go with --combine-recipe mxfp8, which needs bf16", words.dtype);
+    }
+    if (options.combines_in_mxfp8() && options.hidden % 32 != 0) {
+        return fmt::format("--hidden: {} is not a multiple of 32, as --combine-recipe mxfp8 needs", options.hidden);
     }
     if (options.topk > options.num_experts) {
         return fmt::format("--topk: {} is not from 1 to the number of experts, {}", options.topk, options.num_experts);
@@ -181,6 +191,9 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         ->check(one_of({"em", "rm", "flat"}));
     app.add_option("--recipe", words.recipe, "dispatch: none, fwd (e4m3 rows and scales as they are), fp8 (none)")
         ->check(one_of({"none", "fwd", "fp8"}));
+    app.add_option("--combine-recipe", words.combine_recipe,
+                   "ht, em: none, mxfp8 (e4m3 and a scale per 32 elements between ranks) (none)")
+        ->check(one_of({"none", "mxfp8"}));
     app.add_option("--dtype", words.dtype, "type of the rows (bf16)")->check(one_of({"bf16", "fp16", "fp32"}));
     app.add_option("--routing", options.routing, "uniform, zipf:A, or FILE.npy of expert ids (uniform)");
     app.add_option("--seed", options.seed, "draws tokens and routing (1)")->check(integer_range(0, INT64_MAX));
@@ -253,6 +266,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         options.num_warmups = *warmups ? options.num_warmups : 5;
     }
     options.recipe = recipes.at(words.recipe);
+    options.combine_recipe = words.combine_recipe == "mxfp8" ? NCCL_EP_COMB_QUANT_MXFP8 : NCCL_EP_COMB_QUANT_NONE;
     options.dtype = dtypes.at(words.dtype);
     options.sender_sums = words.sums == "sender";
     for (const Options& setting : options.settings()) {

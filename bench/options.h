@@ -45,6 +45,7 @@ struct Options {
     bool sender_sums = false;  // LL
 
     // HT
+    ncclEpCombQuant_t combine_recipe = NCCL_EP_COMB_QUANT_NONE;
     bool backward = false;
     bool eager = false;
     int64_t budget = 0;  // rows (flat) or slots (expert-major) that a rank can receive; 0: what the setting needs
@@ -67,6 +68,7 @@ struct Options {
     int max_tokens() const;
     int num_local() const { return num_experts / num_ranks; }
     bool is_high_throughput() const { return mode == Mode::kHighThroughput; }
+    bool combines_in_mxfp8() const { return combine_recipe == NCCL_EP_COMB_QUANT_MXFP8; }
     bool is_expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
 };
 

@@ -63,7 +63,8 @@ std::string special_case(const Options& options) {
     if (!options.is_high_throughput()) {
         return options.sender_sums ? "sender's sums" : "exact sums";
     }
-    return fmt::format("{} pass{}{}", options.backward ? "backward" : "forward", options.eager ? ", eager" : "",
+    return fmt::format("{} pass{}{}{}", options.backward ? "backward" : "forward",
+                       options.combines_in_mxfp8() ? ", combine in mxfp8" : "", options.eager ? ", eager" : "",
                        options.alignment > 1 ? fmt::format(", zones of {}", options.alignment) : "");
 }
 

@@ -138,6 +138,7 @@ void write_json(const Options& options, const Machine& machine, const std::vecto
                     {"warmup", options.num_warmups}};
     if (options.is_high_throughput()) {
         json["case"]["pass"] = options.backward ? "backward" : "forward";
+        json["case"]["combine_recipe"] = options.combines_in_mxfp8() ? "mxfp8" : "none";
         json["case"]["eager"] = options.eager;
         json["case"]["alignment"] = options.alignment;
     } else {

@@ -110,6 +110,8 @@ measure_high_throughput() {
     compare ht-flat-fp8-windows "${ht[@]}" --recipe fwd --windows
     compare ht-flat-windows-8192 --mode ht --tokens 8192 --windows
     compare ht-expert-major "${em[@]}"
+    # Not in NCCL EP 0.2.0.
+    measure ht-expert-major-mxfp8 "${em[@]}" --combine-recipe mxfp8 --kernels --validate
     measure ht-sms "${ht[@]}" --windows --sms $sms
     measure ht-tokens --mode ht --tokens $many --windows --iterations 10
     compare ht-zipf "${ht[@]}" --routing zipf:1.2 --windows
@@ -147,6 +149,7 @@ measure_record() {
     compare ht-flat-windows-8192 --mode ht --tokens 8192 --windows
     compare ht-flat-backward "${ht[@]}" --windows --backward
     compare ht-expert-major "${ht[@]}" --layout em
+    measure ht-expert-major-mxfp8 "${ht[@]}" --layout em --combine-recipe mxfp8 --kernels --validate
     compare ll-rank-major-fp8 --tokens 128 --recipe fp8 "${windows[@]}"
     conformance
 }
