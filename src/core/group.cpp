@@ -179,6 +179,7 @@ WaitScope Group::wait_scope(OperationKind operation, uint64_t handle_number) con
     scope.control = reinterpret_cast<WaitControl*>(words_.data());
     scope.mask = reinterpret_cast<uint32_t*>(words_.data() + kMaskOffset);
     scope.status = status_;
+    scope.rank = communicator_->rank();
     return scope;
 }
 

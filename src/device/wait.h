@@ -147,6 +147,7 @@ struct WaitScope {
     // elsewhere.
     uint64_t terms;
     const std::byte* entries;
+    int rank;
 };
 
 inline namespace CROSSDOCK_VARIANT {
@@ -302,8 +303,13 @@ CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& sc
     // A peer that came to the operation after this rank, and waits for a lost one, waits longer: it is not lost.
     if (first_ended < 0 && ctx.now_ns() >= deadline_ns && has_entered(ctx, scope, operation, peer))
         deadline_ns += scope.timeout_ns;
+    // This rank may send to itself only when its waits for others have ended. It is never masked itself.
+    const bool is_own = scope.masking != 0 && peer == scope.rank;
+    if (is_own) deadline_ns += scope.timeout_ns;
     if (first_ended >= 0 || ctx.now_ns() >= deadline_ns) {
-        record_expired_wait(ctx, scope, operation, step, lost_peer(scope, peer, first_ended), expected, seen);
+        WaitScope judge = scope;
+        if (is_own) judge.masking = 0;
+        record_expired_wait(ctx, judge, operation, step, lost_peer(scope, peer, first_ended), expected, seen);
         return false;
     }
     ctx.pause(deadline_ns);

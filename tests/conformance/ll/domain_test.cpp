@@ -135,9 +135,16 @@ TEST(Domain, SurvivorsOfACutGoOn) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         const WithDomain domain(2);
-        for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
-            const RankProgram program = [=](RankContext& context) {
-                const Problem problem = busy_problem(kRanks, layout, 2);
+        struct Case {
+            ncclEpLayout_t layout;
+            crossdockSums_t sums;
+        };
+        for (const auto& [layout, sums] : {Case{NCCL_EP_LAYOUT_EXPERT_MAJOR, CROSSDOCK_SUMS_EXACT},
+                                           Case{NCCL_EP_LAYOUT_EXPERT_MAJOR, CROSSDOCK_SUMS_SENDER},
+                                           Case{NCCL_EP_LAYOUT_RANK_MAJOR, CROSSDOCK_SUMS_EXACT}}) {
+            const RankProgram program = [layout = layout, sums = sums](RankContext& context) {
+                Problem problem = busy_problem(kRanks, layout, 2);
+                problem.sums = sums;
                 Group group(context, context.comm(), mask_config(context, problem, 1'000'000));
                 Layer layer(context, group.get(), problem);
                 for (int step = 0; step < 4; ++step) degraded_step(context, group.get(), layer);

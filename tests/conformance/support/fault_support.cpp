@@ -68,7 +68,9 @@ void degraded_step(RankContext& context, ncclEpGroup_t group, Layer& layer) {
     layer.prepare_combine(at_dispatch);
     RANK_OK(context, layer.combine());
     context.synchronize(layer.stream());
-    layer.check_combine(query_mask(context, group));
+    const ActiveRanks at_combine = query_mask(context, group);
+    layer.check_combine(at_combine);
+    RANK_CHECK(context, at_combine[context.rank()] == 1, "this rank has masked itself");
 }
 
 void step_until_failure(RankContext& context, Layer& layer, double most_s) {
