@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "api/boundary.h"
+#include "device/cpu/far_memory.h"
 #include "fabric/communicator.h"
 
 namespace crossdock::gin {
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int kMaxCount = 1 << 16;
 constexpr int kMaxContexts = 64;
+constexpr uint64_t kDrainNs = 5'000'000'000;
 constexpr int kFull = 1, kRail = 2;  // ncclGinConnectionType_t
 
 struct Registry {
@@ -39,6 +41,7 @@ void check(const crossdockDevCommNeeds& needs) {
     require_count(needs.contexts, kMaxContexts, "ginContextCount");
     require_count(needs.signals, kMaxCount, "ginSignalCount");
     require_count(needs.counters, kMaxCount, "ginCounterCount");
+    require_count(needs.queue_depth, kMaxCount, "ginQueueDepth");
     require(needs.connection >= 0 && needs.connection <= kRail, ncclInvalidArgument,
             "reqs->ginConnectionType is {}, must be in 0..{}", needs.connection, kRail);
     require(needs.connection != 0 || (needs.signals == 0 && needs.counters == 0), ncclInvalidArgument,
@@ -78,9 +81,6 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
                 "the requirements of rank {} and rank 0 differ", rank);
     }
     check(needs);
-    require(communicator->domain_ranks() == communicator->num_ranks(), ncclInvalidUsage,
-            "ranks of several hosts have no device communicators");
-
     view = {};
     view.id = id;
     view.rank = communicator->rank();
@@ -119,31 +119,35 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     memory_ = communicator->allocate_symmetric(8 * (signals + counters) + 4 * inboxes + 8, cpu::join_timeout_ns());
     if (cpu::Scheduler* scheduler = communicator->runtime().cpu_executor()->scheduler()) {
         simulated = SimulatedGin::of(*scheduler);
+        return;
     }
+    if (far() != nullptr) far()->add_contexts(view.num_contexts);
+    outbox = std::make_unique<Outbox>(chosen_type(), view.num_ranks, view.num_contexts, needs.queue_depth,
+                                      communicator->domain_ranks());
 }
 
-size_t DeviceComm::signal_index(int context, uint32_t signal, const std::string& what) const {
+size_t DeviceComm::signal_index(int context, uint32_t signal, const Caller& caller) const {
     const auto user_signals = static_cast<uint32_t>(needs.signals);
     const uint32_t per_context = user_signals + static_cast<uint32_t>(num_barrier_signals_);
     const bool is_barrier = (signal & kBarrierSignal) != 0;
     const uint32_t index = is_barrier ? user_signals + (signal & ~kBarrierSignal) : signal;
     require(index < (is_barrier ? per_context : user_signals), ncclInvalidArgument,
-            "{}: signal {} is out of range: the device communicator has {} (ginSignalCount)", what,
+            "{}: signal {} is out of range: the device communicator has {} (ginSignalCount)", caller,
             signal & ~kBarrierSignal, user_signals);
     return static_cast<size_t>(context) * per_context + index;
 }
 
-uint64_t* DeviceComm::signal(int rank, int context, uint32_t signal, const std::string& what) const {
-    return reinterpret_cast<uint64_t*>(memory_->peers.at(rank, 0)) + signal_index(context, signal, what);
+uint64_t* DeviceComm::signal(int rank, int context, uint32_t signal, const Caller& caller) const {
+    return reinterpret_cast<uint64_t*>(memory_->peers.at(rank, 0)) + signal_index(context, signal, caller);
 }
 
-uint64_t* DeviceComm::shadow(int context, uint32_t signal, const std::string& what) {
-    return &shadows_[signal_index(context, signal, what)];
+uint64_t* DeviceComm::shadow(int context, uint32_t signal, const Caller& caller) {
+    return &shadows_[signal_index(context, signal, caller)];
 }
 
-uint64_t* DeviceComm::counter(int context, uint32_t counter, const std::string& what) const {
+uint64_t* DeviceComm::counter(int context, uint32_t counter, const Caller& caller) const {
     require(counter < static_cast<uint32_t>(needs.counters), ncclInvalidArgument,
-            "{}: counter {} is out of range: the device communicator has {} (ginCounterCount)", what, counter,
+            "{}: counter {} is out of range: the device communicator has {} (ginCounterCount)", caller, counter,
             needs.counters);
     return reinterpret_cast<uint64_t*>(memory_->local) + shadows_.size() +
            static_cast<size_t>(context) * static_cast<size_t>(needs.counters) + counter;
@@ -173,6 +177,17 @@ DeviceComm& find_device_comm(uint64_t id) {
             "the ncclDevComm was not made by ncclDevCommCreate, or is destroyed");
     t_found = {id, changes, found->second.get()};
     return *found->second;
+}
+
+void drain(const cpu::CpuCommunicator& communicator) {
+    const std::lock_guard lock(registry().mutex);
+    for (const auto& [id, device_comm] : registry().all) {
+        if (device_comm->communicator.get() != &communicator || device_comm->outbox == nullptr) continue;
+        try {
+            device_comm->outbox->drain(kDrainNs);
+        } catch (const Error&) {  // whoever uses it next is told
+        }
+    }
 }
 
 }  // namespace crossdock::gin
@@ -228,5 +243,6 @@ ncclResult_t crossdockDevCommTeams(ncclComm_t comm, crossdockDevCommView* view) 
         view->num_ranks = communicator->num_ranks();
         view->lsa_size = size;
         view->lsa_rank = communicator->rank() % size;
+        view->gin_type = static_cast<int>(gin::chosen_type());
     });
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels call (crossdock/device/entry.hpp): NCCL's Device API. Outside of the simulation a put is a copy and a
-// signal an atomic addition, so all puts before a signal are visible to who sees it, and sources are free at once.
+// What kernels call (crossdock/device/entry.hpp): NCCL's Device API. Outside of the simulation a put to a rank of this
+// host is a copy and a signal an atomic addition, by the calling thread or by the proxy; the network has the others.
 #include <array>
 #include <cstring>
 
 #include "core/error.h"
+#include "device/cpu/far_memory.h"
 #include "gin/device_comm.h"
 #include "gin/kernel_thread.h"
 
@@ -15,8 +16,8 @@ using gin::KernelThread;
 
 namespace {
 
-std::string beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
-    return fmt::format("{}: {} at {}", thread.name(), what, Judge::name(where));
+gin::Caller beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
+    return {thread.who(), what, where};
 }
 
 // The window, and with it the judge's watch on all ranks' pieces of it.
@@ -68,7 +69,7 @@ DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, c
 
 uint64_t* word_of(const KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what,
                   crossdockWhere where) {
-    const std::string begin = beginning(thread, what, where);
+    const gin::Caller begin = beginning(thread, what, where);
     return slot.is_counter ? comm.counter(slot.context, slot.index, begin)
                            : comm.signal(comm.view.rank, slot.context, slot.index, begin);
 }
@@ -87,24 +88,31 @@ bool has_reached(uint64_t seen, uint64_t least, int bits) {
     return ((seen - least) & mask) <= mask >> 1;
 }
 
-// Values go as one store where they are aligned, since their reader may poll them.
-void store_value(std::byte* target, uint64_t value, size_t bytes) {
-    if (reinterpret_cast<uintptr_t>(target) % bytes != 0) {
-        std::memcpy(target, &value, bytes);
-        return;
+// Of a wait, what is known of those who carry out what was posted.
+std::string state_of(const DeviceComm& comm, int context) {
+    return comm.outbox == nullptr ? std::string() : comm.outbox->state(context);
+}
+
+bool is_far(const DeviceComm& comm, int peer) { return comm.far() != nullptr && comm.far()->is_far(peer); }
+
+// To the proxy or to the network; waits while the proxy's queue is full.
+void post(KernelThread& thread, const DeviceComm& comm, const crossdockPut& put, int peer,
+          const gin::Descriptor& descriptor, const gin::Caller& caller) {
+    gin::Outbox& outbox = *comm.outbox;
+    try {
+        if (outbox.try_post(put.context, peer, descriptor)) return;
+    } catch (const Error& error) {
+        fail(error.code(), "{}: {}", caller, error.what());
     }
-    switch (bytes) {
-        case 8:
-            return __atomic_store_n(reinterpret_cast<uint64_t*>(target), value, __ATOMIC_RELEASE);
-        case 4:
-            return __atomic_store_n(reinterpret_cast<uint32_t*>(target), static_cast<uint32_t>(value),
-                                    __ATOMIC_RELEASE);
-        case 2:
-            return __atomic_store_n(reinterpret_cast<uint16_t*>(target), static_cast<uint16_t>(value),
-                                    __ATOMIC_RELEASE);
-        default:
-            std::memcpy(target, &value, bytes);
-    }
+    thread.wait(
+        [&] {
+            outbox.progress(put.context);
+            return outbox.try_post(put.context, peer, descriptor);
+        },
+        [&] {
+            return fmt::format("room in the proxy's queue to rank {} for the {} at {}{}", peer, caller.what,
+                               Judge::name(put.where), outbox.state(put.context));
+        });
 }
 
 }  // namespace
@@ -147,20 +155,20 @@ void crossdockGinPut(const crossdockPut* put) {
     DeviceComm& comm = open_context(thread, put->dev_comm, put->context, put->where);
     const int peer = world_rank(thread, comm, put->team, put->peer, what, put->where);
     const bool has_data = put->target != nullptr || put->source != nullptr;
+    WindowView target_window, source_window;
     std::byte* target = nullptr;
     const std::byte* source = nullptr;
     if (has_data) {
-        target = find_window(thread, put->target, put->target_offset, put->bytes, what, put->where)
-                     .peers.at(peer, put->target_offset);
+        target_window = find_window(thread, put->target, put->target_offset, put->bytes, what, put->where);
+        target = target_window.peers.at(peer, put->target_offset);
         if (put->source != nullptr) {
-            source = find_window(thread, put->source, put->source_offset, put->bytes, what, put->where).local +
-                     put->source_offset;
+            source_window = find_window(thread, put->source, put->source_offset, put->bytes, what, put->where);
+            source = source_window.local + put->source_offset;
         }
     }
-    const std::string begin =
-        put->remote.kind != crossdockNoSignal || put->has_counter ? beginning(thread, what, put->where) : std::string();
-    uint64_t* signal =
-        put->remote.kind == crossdockNoSignal ? nullptr : comm.signal(peer, put->context, put->remote.signal, begin);
+    const gin::Caller begin = beginning(thread, what, put->where);
+    const bool has_signal = put->remote.kind != crossdockNoSignal;
+    uint64_t* signal = has_signal ? comm.signal(peer, put->context, put->remote.signal, begin) : nullptr;
     uint64_t* counter = put->has_counter ? comm.counter(put->context, put->counter, begin) : nullptr;
     thread.made_progress();
 
@@ -187,10 +195,37 @@ void crossdockGinPut(const crossdockPut* put) {
         thread.tick();
         return thread.scheduling_point();
     }
+    const bool to_far = is_far(comm, peer);
+    if (to_far || comm.outbox->type() == gin::GinType::kProxy) {
+        gin::Descriptor descriptor;
+        descriptor.bytes = has_data ? put->bytes : 0;
+        descriptor.is_value = has_data && source == nullptr;
+        descriptor.has_signal = has_signal;
+        descriptor.is_strong = put->remote.is_strong;
+        descriptor.is_far = to_far;
+        if (descriptor.is_value) {
+            descriptor.value = put->value;
+        } else {
+            descriptor.source = source;
+        }
+        descriptor.increase = put->remote.value;
+        descriptor.counter = counter;
+        descriptor.target = target;
+        descriptor.signal = signal;
+        if (to_far) {
+            descriptor.target_memory = target_window.far;
+            descriptor.target_offset = put->target_offset;
+            descriptor.source_memory = source_window.far;
+            descriptor.source_offset = put->source_offset;
+            descriptor.signal_memory = comm.far();
+            if (has_signal) descriptor.signal_offset = comm.signal_offset(put->context, put->remote.signal, begin);
+        }
+        return post(thread, comm, *put, peer, descriptor, begin);
+    }
     if (source != nullptr && put->bytes > 0) {
         thread.warp().put(peer, target, source, put->bytes);
     } else if (target != nullptr && put->bytes > 0) {
-        store_value(target, put->value, put->bytes);
+        gin::store_value(target, put->value, put->bytes);
     }
     if (counter != nullptr) __atomic_fetch_add(counter, 1, __ATOMIC_RELEASE);
     if (signal != nullptr) thread.warp().signal(peer, signal, put->remote.value);
@@ -200,7 +235,24 @@ void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, dev_comm, context, where);
     thread.made_progress();
-    if (comm.simulated == nullptr) return;
+    if (comm.simulated == nullptr) {
+        const gin::Outbox& outbox = *comm.outbox;
+        for (int peer = 0; peer < comm.view.num_ranks; ++peer) {
+            const uint64_t number = outbox.num_posted(context, peer);
+            if (outbox.has_read(context, peer, number)) continue;
+            thread.wait(
+                [&] {
+                    comm.outbox->progress(context);
+                    return outbox.has_read(context, peer, number);
+                },
+                [&] {
+                    return fmt::format(
+                        "the sources of {} puts to rank {} of context {}, to be read for the flush at {}{}", number,
+                        peer, context, Judge::name(where), outbox.state(context));
+                });
+        }
+        return;
+    }
     thread.scheduling_point();
     comm.simulated->flush(thread.number, dev_comm, context, thread.clock);
     thread.scheduling_point();
@@ -211,6 +263,7 @@ uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere wher
     DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
     const uint64_t* word = word_of(thread, comm, slot, "a read", where);
     // A loop around it waits.
+    if (comm.outbox != nullptr) comm.outbox->progress(slot.context);
     thread.poll(0);
     const uint64_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
     if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
@@ -226,10 +279,14 @@ void crossdockGinWait(crossdockSlot slot, uint64_t least, int bits, bool acquire
     uint64_t seen = 0;
     thread.wait(
         [&] {
+            if (comm.outbox != nullptr) comm.outbox->progress(slot.context);
             seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
             return has_reached(seen, least, bits);
         },
-        [&] { return fmt::format("{} at {}: expected {}, seen {}", name_of(slot), Judge::name(where), least, seen); });
+        [&] {
+            return fmt::format("{} at {}: expected {}, seen {}{}", name_of(slot), Judge::name(where), least, seen,
+                               state_of(comm, slot.context));
+        });
     if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
 }
 

@@ -112,10 +112,9 @@ static inline ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommR
     const bool is_whole = reqs != nullptr && outDevComm != nullptr && reqs->size == sizeof(*reqs) &&
                           reqs->magic == kCrossdockRequirementsMagic;
     if (is_whole) {
-        needs = {reqs->barrierCount,        reqs->lsaBarrierCount,
-                 reqs->railGinBarrierCount, reqs->worldGinBarrierCount,
-                 reqs->ginContextCount,     reqs->ginSignalCount,
-                 reqs->ginCounterCount,     static_cast<int>(reqs->ginConnectionType),
+        needs = {reqs->barrierCount,         reqs->lsaBarrierCount, reqs->railGinBarrierCount,
+                 reqs->worldGinBarrierCount, reqs->ginContextCount, reqs->ginSignalCount,
+                 reqs->ginCounterCount,      reqs->ginQueueDepth,   static_cast<int>(reqs->ginConnectionType),
                  reqs->lsaMultimem};
     }
     crossdockDevCommView view = {};
@@ -153,7 +152,7 @@ static inline ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProp
     props->cudaDev = props->nvmlDev = -1;
     props->deviceApiSupport = true;
     props->multimemSupport = false;
-    props->ginType = props->railedGinType = NCCL_GIN_TYPE_GPI;
+    props->ginType = props->railedGinType = static_cast<ncclGinType_t>(view.gin_type);
     props->nLsaTeams = view.num_ranks / view.lsa_size;
     props->hostRmaSupport = false;
     return ncclSuccess;

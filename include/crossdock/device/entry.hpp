@@ -41,12 +41,14 @@ struct crossdockDevCommView {
     uint32_t rail_signal0, world_signal0, hybrid_rail_signal0, hybrid_world_signal0;
     uint32_t lsa_handle, hybrid_lsa_handle;
     bool multimem;
+    int gin_type;  // ncclGinType_t
 };
 
 // ncclDevCommRequirements without its lists.
 struct crossdockDevCommNeeds {
     int barriers, lsa_barriers, rail_gin_barriers, world_gin_barriers;
     int contexts, signals, counters;
+    int queue_depth;
     int connection;  // ncclGinConnectionType_t
     bool lsa_multimem;
 };

@@ -31,6 +31,7 @@ class CpuCommunicator : public Communicator {
         NetworkHandle network;
         network.local = memory.local;
         network.memory = memory.peers;
+        network.far = memory.far;
         return network;
     }
 
