@@ -2,7 +2,9 @@
 // What the programs of this folder share: run once per rank, and buffers that are windows. Without options ranks are
 // threads, each with a GPU of its own under nvcc. On CPUs:
 //   --ranks N         so many ranks (4)
-//   --processes       ranks are processes
+//   --backend NAME    threads, processes, or hosts: processes that share no memory, or only with their neighbour
+//                     where they are even in number and more than two
+//   --processes       the same as --backend processes
 //   --seed S          the simulator, with this seed
 //   --seeds N         ... and the N - 1 after it
 #pragma once
@@ -99,6 +101,8 @@ inline int run_ranks(int argc, char** argv, Program program) {
 
 #else
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -125,15 +129,16 @@ inline bool run_threads(int num_ranks, Program program) {
     return all_passed;
 }
 
-inline bool run_processes(int num_ranks, Program program) {
-    ncclUniqueId id;
-    CHECK(crossdockGetUniqueId(&id));
+// join(comm, rank) makes the communicator in each rank's process.
+template <typename Join>
+bool run_in_processes(int num_ranks, Program program, Join join) {
     std::vector<pid_t> children;
     for (int rank = 0; rank < num_ranks; ++rank) {
         const pid_t child = fork();
         if (child == 0) {
             ncclComm_t comm;
-            const bool joined = crossdockCommInitRank(&comm, num_ranks, id, rank) == ncclSuccess;
+            const bool joined = join(&comm, rank) == ncclSuccess;
+            if (!joined) std::fprintf(stderr, "%s\n", ncclGetLastError(nullptr));
             const bool passed = joined && program({comm, rank, num_ranks});
             std::fflush(nullptr);
             _exit(passed && crossdockCommDestroy(comm) == ncclSuccess ? 0 : 1);
@@ -146,6 +151,34 @@ inline bool run_processes(int num_ranks, Program program) {
         all_passed = waitpid(child, &status, 0) == child && status == 0 && all_passed;
     }
     return all_passed;
+}
+
+inline bool run_processes(int num_ranks, Program program) {
+    ncclUniqueId id;
+    CHECK(crossdockGetUniqueId(&id));
+    return run_in_processes(num_ranks, program, [&](ncclComm_t* comm, int rank) {
+        return crossdockCommInitRank(comm, num_ranks, id, rank);
+    });
+}
+
+// CROSSDOCK_HOST makes processes of one machine play hosts.
+inline bool run_hosts(int num_ranks, Program program) {
+    // A port that is free now.
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof(address);
+    const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+    const bool found = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), bytes) == 0 &&
+                       getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0;
+    close(socket_fd);
+    if (!found) return false;
+    const std::string first = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+    const int ranks_per_host = num_ranks > 2 && num_ranks % 2 == 0 ? 2 : 1;
+    return run_in_processes(num_ranks, program, [&](ncclComm_t* comm, int rank) {
+        setenv("CROSSDOCK_HOST", ("host" + std::to_string(rank / ranks_per_host)).c_str(), 1);
+        return crossdockCommInitHosts(comm, num_ranks, rank, first.c_str());
+    });
 }
 
 inline bool run_seed(int num_ranks, uint64_t seed, Program program) {
@@ -168,7 +201,7 @@ inline bool run_seed(int num_ranks, uint64_t seed, Program program) {
 
 inline int run_ranks(int argc, char** argv, Program program) {
     int num_ranks = 4;
-    bool processes = false;
+    std::string backend = "threads";
     bool simulate = false;
     uint64_t seed = 0;
     uint64_t num_seeds = 1;
@@ -176,11 +209,13 @@ inline int run_ranks(int argc, char** argv, Program program) {
         const std::string option = argv[i];
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (option == "--ranks") num_ranks = std::atoi(value), ++i;
-        if (option == "--processes") processes = true;
+        if (option == "--backend") backend = value, ++i;
+        if (option == "--processes") backend = "processes";
         if (option == "--seed") simulate = true, seed = std::strtoull(value, nullptr, 10), ++i;
         if (option == "--seeds") simulate = true, num_seeds = std::strtoull(value, nullptr, 10), ++i;
     }
-    if (!simulate) return (processes ? run_processes : run_threads)(num_ranks, program) ? 0 : 1;
+    if (!simulate && backend == "hosts") return run_hosts(num_ranks, program) ? 0 : 1;
+    if (!simulate) return (backend == "processes" ? run_processes : run_threads)(num_ranks, program) ? 0 : 1;
     for (uint64_t i = 0; i < num_seeds; ++i) {
         if (!run_seed(num_ranks, seed + i, program)) return 1;
     }
