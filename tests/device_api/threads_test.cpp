@@ -2,12 +2,12 @@
 // NCCL's Device API over threads: what each call does, and that bad input ends a kernel with a message.
 #include <gtest/gtest.h>
 
-#include "run.h"
+#include "ways.h"
 
 namespace {
 
 void expect_success(const Setup& setup, const Body& body) {
-    EXPECT_EQ(on_threads(setup, body), "");
+    for (const Way& way : kWays) EXPECT_EQ(on(way, setup, body), "") << way.name();
     EXPECT_EQ(in_simulations(setup, 5, body), "");
 }
 void expect_message(const Setup& setup, const Body& body, const std::string& message) {
