@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "runtime/cpu/idle_backoff.h"
 
 namespace crossdock::gin {
 namespace {
@@ -208,6 +209,13 @@ void KernelThread::look() {
 void KernelThread::wait(const std::function<bool()>& ready, const std::function<std::string()>& description) {
     made_progress();
     if (launch_->scheduler == nullptr) {
+        // Nobody else runs in this thread, so for a moment nothing is lost by staying here.
+        if (launch_->has_one_thread) {
+            for (int i = 0; i < launch_->num_spins; ++i) {
+                if (ready()) return;
+                cpu::IdleBackoff::relax();
+            }
+        }
         uint64_t deadline_ns = 0;
         while (!ready()) {
             const uint64_t now = now_ns();

@@ -45,6 +45,8 @@ struct Launch {
     cpu::Scheduler* scheduler;                // null outside of the simulation
     std::shared_ptr<SimulatedGin> simulated;  // too
     std::vector<Block> blocks;
+    bool has_one_thread = false;
+    int num_spins = 0;  // of a wait, before it lets others run
 };
 
 class KernelThread {

@@ -24,9 +24,20 @@ gin::Caller beginning(const KernelThread& thread, const char* what, crossdockWhe
 WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset, size_t bytes, const char* what,
                        crossdockWhere where) {
     cpu::CpuCommunicator& communicator = *thread.launch().communicator;
-    WindowView window;
+    // The last one that this thread has looked up.
+    struct Found {
+        const cpu::CpuCommunicator* communicator = nullptr;
+        ncclWindow_t handle = nullptr;
+        uint64_t num_changes = 0;
+        WindowView window;
+    };
+    thread_local Found t_found;
+    WindowView& window = t_found.window;
+    const uint64_t num_changes = cpu::CpuCommunicator::num_window_changes();
     try {
-        window = communicator.window(handle);
+        if (t_found.communicator != &communicator || t_found.handle != handle || t_found.num_changes != num_changes) {
+            t_found = {&communicator, handle, num_changes, communicator.window(handle)};
+        }
     } catch (const Error& error) {
         fail(error.code(), "{}: {}", beginning(thread, what, where), error.what());
     }

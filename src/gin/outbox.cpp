@@ -17,8 +17,11 @@ namespace crossdock::gin {
 namespace {
 
 constexpr size_t kDefaultDepth = 128;
-constexpr int kBatch = 64;           // descriptors of one queue in a row
-constexpr int kRoundsAwake = 2'200;  // without work, until the proxy sleeps: about a millisecond
+constexpr int kBatch = 64;  // descriptors of one queue in a row
+// Rounds without work until the proxy sleeps: about a millisecond, or, where it shares a core with its rank, as soon as
+// it has nothing to do. Who wakes is scheduled sooner than who yields again and again.
+constexpr int kRoundsAwake = 2'200;
+constexpr int kSharedRoundsAwake = 4;
 constexpr uint64_t kLastDrainNs = 5'000'000'000;
 
 }  // namespace
@@ -63,8 +66,11 @@ void carry_out_near(const Descriptor& descriptor) {
     if (descriptor.has_signal) __atomic_fetch_add(descriptor.signal, descriptor.increase, __ATOMIC_RELEASE);
 }
 
-Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int num_neighbours)
-    : type_(type), num_ranks_(num_ranks), num_neighbours_(num_neighbours) {
+Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int num_neighbours, bool has_far)
+    : type_(type),
+      num_ranks_(num_ranks),
+      num_spins_(cpu::IdleBackoff::spins_for(2 * num_neighbours)),
+      has_far_(has_far) {
     const size_t queue_depth = type == GinType::kDirect ? 1 : depth == 0 ? kDefaultDepth : static_cast<size_t>(depth);
     for (int i = 0; i < num_ranks * num_contexts; ++i) lanes_.push_back(std::make_unique<Lane>(queue_depth));
     if (type == GinType::kProxy && num_contexts > 0) proxy_ = std::thread([this] { run_proxy(); });
@@ -145,11 +151,13 @@ bool Outbox::has_read(int context, int peer, uint64_t number) const {
 
 void Outbox::progress(int context) {
     if (type_ == GinType::kProxy) {
+        // Where the proxy has no core of its own, it is what the thread waits for.
+        if (num_spins_ == 0 && has_queued(context)) sched_yield();
         if (!has_failed_.load(std::memory_order_acquire)) return;
         const std::lock_guard lock(failure_mutex_);
         fail(ncclRemoteError, "the GIN proxy has stopped: {}", failure_);
     }
-    for (int peer = 0; peer < num_ranks_; ++peer) {
+    for (int peer = 0; has_far_ && peer < num_ranks_; ++peer) {
         Lane& to = lane(context, peer);
         if (to.posted.load(std::memory_order_relaxed) == to.num_read.load(std::memory_order_relaxed)) continue;
         const std::lock_guard lock(to.mutex);
@@ -192,8 +200,8 @@ std::string Outbox::state(int context) const {
 // ---- The proxy ----
 
 void Outbox::run_proxy() {
-    // Its rank waits while it works, so both are counted.
-    cpu::IdleBackoff backoff(cpu::IdleBackoff::spins_for(2 * num_neighbours_));
+    cpu::IdleBackoff backoff(num_spins_);
+    const int rounds_awake = num_spins_ == 0 ? kSharedRoundsAwake : kRoundsAwake;
     int num_idle = 0;
     for (;;) {
         bool is_busy = false;
@@ -202,7 +210,7 @@ void Outbox::run_proxy() {
             num_idle = 0;
         } else if (is_over_.load()) {
             return;
-        } else if (is_busy || ++num_idle < kRoundsAwake) {
+        } else if (is_busy || ++num_idle < rounds_awake) {
             backoff.idle(UINT64_MAX);
         } else {
             num_idle = 0;
@@ -250,6 +258,14 @@ bool Outbox::work_once(bool& is_busy) {
         }
     }
     return happened;
+}
+
+bool Outbox::has_queued(int context) const {
+    for (int peer = 0; peer < num_ranks_; ++peer) {
+        const Lane& to = lane(context, peer);
+        if (to.queue.num_pushed() != to.posted.load(std::memory_order_relaxed)) return true;
+    }
+    return false;
 }
 
 bool Outbox::is_queue_empty() const {

@@ -35,8 +35,9 @@ GinType chosen_type();
 
 class Outbox {
   public:
-    // depth: of each queue; 0: 128. num_neighbours: threads that share the host's cores.
-    Outbox(GinType type, int num_ranks, int num_contexts, int depth, int num_neighbours);
+    // depth: of each queue; 0: 128. num_neighbours: ranks that share the host's cores. has_far:
+    // there are ranks on other hosts.
+    Outbox(GinType type, int num_ranks, int num_contexts, int depth, int num_neighbours, bool has_far);
     // Carries out what is under way, waiting a few seconds for it.
     ~Outbox();
     Outbox(const Outbox&) = delete;
@@ -81,13 +82,15 @@ class Outbox {
 
     void run_proxy();
     bool work_once(bool& is_busy);
+    bool has_queued(int context) const;
     bool is_queue_empty() const;
     void wake();
     void fail_proxy(const std::string& message);
 
     GinType type_;
     int num_ranks_;
-    int num_neighbours_;
+    int num_spins_;  // of the proxy; 0: it shares a core with its rank
+    bool has_far_;
     std::vector<std::unique_ptr<Lane>> lanes_;  // by context, then peer
 
     std::atomic<bool> is_over_{false};

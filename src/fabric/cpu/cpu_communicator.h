@@ -20,12 +20,15 @@ uint64_t network_timeout_ns();
 
 class CpuCommunicator : public Communicator {
   public:
+    ~CpuCommunicator() override;
     World world() const final { return world_; }
     int rank() const final { return rank_; }
     int num_ranks() const final { return num_ranks_; }
     Runtime& runtime() final { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
     WindowView window(ncclWindow_t handle) final;
+    // Grows when a window of any communicator comes or goes: until then views stay as they are.
+    static uint64_t num_window_changes();
     // Between ranks of one host the network is a copy.
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         NetworkHandle network;
