@@ -5,21 +5,19 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "gin/arguments.h"
 #include "gin/device_comm.h"
 #include "gin/kernel_thread.h"
 
 using namespace crossdock;
-using gin::DeviceComm;
-using gin::Judge;
-using gin::KernelThread;
+using namespace crossdock::gin;
 
-namespace {
+namespace crossdock::gin {
 
 std::string beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
     return fmt::format("{}: {} at {}", thread.name(), what, Judge::name(where));
 }
 
-// The window, and with it the judge's watch on all ranks' pieces of it.
 WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset, size_t bytes, const char* what,
                        crossdockWhere where) {
     cpu::CpuCommunicator& communicator = *thread.launch().communicator;
@@ -56,6 +54,19 @@ int world_rank(const KernelThread& thread, const DeviceComm& comm, crossdockTeam
     return rank;
 }
 
+std::function<bool()> are_there(const DeviceComm& comm, const std::array<ncclWindow_t, 3>& windows) {
+    return [communicator = comm.communicator.get(), windows] {
+        for (ncclWindow_t window : windows) {
+            try {
+                if (window != nullptr) communicator->window(window);
+            } catch (const Error&) {
+                return false;
+            }
+        }
+        return true;
+    };
+}
+
 DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, crossdockWhere where) {
     DeviceComm& comm = gin::find_device_comm(id);
     require(comm.view.num_contexts > 0, ncclInvalidUsage,
@@ -66,14 +77,49 @@ DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, c
     return comm;
 }
 
-uint64_t* word_of(const KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what,
-                  crossdockWhere where) {
+}  // namespace crossdock::gin
+
+namespace {
+
+// A VA signal: the window, whose word at offset it is.
+WindowView window_of_word(KernelThread& thread, const DeviceComm& comm, ncclWindow_t window, size_t offset,
+                          const char* what, crossdockWhere where) {
+    require(!comm.needs.no_va_signals, ncclInvalidUsage,
+            "{}: a VA signal, but ginVaSignalsRequired of the device communicator was false",
+            beginning(thread, what, where));
+    const WindowView found = find_window(thread, window, offset, sizeof(uint64_t), what, where);
+    require(offset % sizeof(uint64_t) == 0, ncclInvalidArgument,
+            "{}: a VA signal at offset {}, must be a multiple of 8", beginning(thread, what, where), offset);
+    return found;
+}
+
+// Where a put signals; null: nowhere.
+uint64_t* signal_of(KernelThread& thread, const DeviceComm& comm, const crossdockPut& put, int peer, const char* what) {
+    const crossdockRemoteAction& remote = put.remote;
+    if (remote.kind == crossdockNoSignal) return nullptr;
+    const bool is_barrier = remote.window == nullptr && (remote.signal & kBarrierSignal) != 0;
+    require(!remote.is_strong || is_barrier || !comm.needs.no_strong_signals, ncclInvalidUsage,
+            "{}: a strong signal, but ginStrongSignalsRequired of the device communicator was false",
+            beginning(thread, what, put.where));
+    if (remote.window == nullptr) {
+        return comm.signal(peer, put.context, remote.signal, beginning(thread, what, put.where));
+    }
+    const WindowView window = window_of_word(thread, comm, remote.window, remote.offset, what, put.where);
+    return reinterpret_cast<uint64_t*>(window.peers.at(peer, remote.offset));
+}
+
+uint64_t* word_of(KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what, crossdockWhere where) {
+    if (slot.window != nullptr) {
+        const WindowView window = window_of_word(thread, comm, slot.window, slot.offset, what, where);
+        return reinterpret_cast<uint64_t*>(window.local + slot.offset);
+    }
     const std::string begin = beginning(thread, what, where);
     return slot.is_counter ? comm.counter(slot.context, slot.index, begin)
                            : comm.signal(comm.view.rank, slot.context, slot.index, begin);
 }
 
 std::string name_of(crossdockSlot slot) {
+    if (slot.window != nullptr) return fmt::format("the VA signal at offset {}", slot.offset);
     const bool is_barrier = !slot.is_counter && (slot.index & gin::kBarrierSignal) != 0;
     return fmt::format("{} {} of context {}",
                        slot.is_counter ? "counter"
@@ -157,10 +203,8 @@ void crossdockGinPut(const crossdockPut* put) {
                      put->source_offset;
         }
     }
-    const std::string begin =
-        put->remote.kind != crossdockNoSignal || put->has_counter ? beginning(thread, what, put->where) : std::string();
-    uint64_t* signal =
-        put->remote.kind == crossdockNoSignal ? nullptr : comm.signal(peer, put->context, put->remote.signal, begin);
+    const std::string begin = put->has_counter ? beginning(thread, what, put->where) : std::string();
+    uint64_t* signal = signal_of(thread, comm, *put, peer, what);
     uint64_t* counter = put->has_counter ? comm.counter(put->context, put->counter, begin) : nullptr;
     thread.made_progress();
 
@@ -173,16 +217,7 @@ void crossdockGinPut(const crossdockPut* put) {
             const auto* value = reinterpret_cast<const std::byte*>(&put->value);
             post.value.assign(value, value + put->bytes);
         }
-        post.is_there = [communicator = comm.communicator.get(), windows = std::array{put->target, put->source}] {
-            for (ncclWindow_t window : windows) {
-                try {
-                    if (window != nullptr) communicator->window(window);
-                } catch (const Error&) {
-                    return false;
-                }
-            }
-            return true;
-        };
+        post.is_there = are_there(comm, {put->target, put->source, put->remote.window});
         comm.simulated->post(std::move(post));
         thread.tick();
         return thread.scheduling_point();

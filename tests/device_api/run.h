@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a kernel's program once per rank, over threads or in the simulator, and returns the first message of a failure.
+// Runs a kernel's program once per rank, over threads, processes or in the simulator, and returns the first message of
+// a failure.
 #pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <functional>
@@ -30,6 +34,7 @@ struct Setup {
     int signals = 4, counters = 2, barriers = 2;
     int lsa_team = 0;  // 0: all ranks
     ncclGinConnectionType_t connection = NCCL_GIN_CONNECTION_FULL;
+    bool strong_signals = true, va_signals = true;
 };
 using Body = std::function<ncclResult_t(World&)>;
 
@@ -43,6 +48,8 @@ inline std::string run_rank(const Setup& setup, const Rank& self, const Body& bo
     reqs.ginCounterCount = setup.counters;
     reqs.barrierCount = reqs.lsaBarrierCount = setup.barriers;
     reqs.ginContextCount = 2;
+    reqs.ginStrongSignalsRequired = setup.strong_signals;
+    reqs.ginVaSignalsRequired = setup.va_signals;
     if (setup.connection != NCCL_GIN_CONNECTION_NONE) reqs.railGinBarrierCount = setup.barriers;
     if (setup.connection == NCCL_GIN_CONNECTION_FULL) reqs.worldGinBarrierCount = setup.barriers;
     if (!is_good(ncclMemAlloc(&world.memory, 4096)) ||
@@ -84,6 +91,40 @@ inline std::string on_threads(const Setup& setup, const Body& body) {
     std::string all;
     for (const std::string& failure : failures) {
         if (!failure.empty()) all += (all.empty() ? "" : "; ") + failure;
+    }
+    return all;
+}
+
+inline std::string on_processes(const Setup& setup, const Body& body) {
+    const LsaTeam team(setup.lsa_team);
+    ncclUniqueId id;
+    if (crossdockGetUniqueId(&id) != ncclSuccess) return crossdockGetLastError();
+    int messages[2];
+    if (pipe(messages) != 0) return "no pipe";
+    std::vector<pid_t> children;
+    for (int rank = 0; rank < setup.ranks; ++rank) {
+        const pid_t child = fork();
+        if (child == 0) {
+            ncclComm_t comm;
+            std::string failure = crossdockCommInitRank(&comm, setup.ranks, id, rank) == ncclSuccess
+                                      ? run_rank(setup, {comm, rank, setup.ranks}, body)
+                                      : crossdockGetLastError();
+            if (failure.empty() && crossdockCommDestroy(comm) != ncclSuccess) failure = crossdockGetLastError();
+            const bool told = write(messages[1], failure.data(), failure.size()) >= 0;
+            _exit(failure.empty() && told ? 0 : 1);
+        }
+        children.push_back(child);
+    }
+    close(messages[1]);
+    std::string all;
+    char part[512];
+    for (ssize_t bytes; (bytes = read(messages[0], part, sizeof(part))) > 0;) {
+        all.append(part, static_cast<size_t>(bytes));
+    }
+    close(messages[0]);
+    for (const pid_t child : children) {
+        int status = 0;
+        if (waitpid(child, &status, 0) != child || (status != 0 && all.empty())) all += "a process has crashed";
     }
     return all;
 }

@@ -16,6 +16,9 @@ struct ncclTeamTagRail {};
 
 typedef uint32_t ncclGinSignal_t;
 typedef uint32_t ncclGinCounter_t;
+typedef struct {
+    uint64_t opaque[2];
+} ncclGinRequest_t;
 
 struct ncclLsaBarrierHandle {
     uint32_t handle;
@@ -117,6 +120,8 @@ static inline ncclResult_t ncclDevCommCreate(ncclComm_t comm, const ncclDevCommR
                  reqs->ginContextCount,     reqs->ginSignalCount,
                  reqs->ginCounterCount,     static_cast<int>(reqs->ginConnectionType),
                  reqs->lsaMultimem};
+        needs.no_strong_signals = !reqs->ginStrongSignalsRequired;
+        needs.no_va_signals = !reqs->ginVaSignalsRequired;
     }
     crossdockDevCommView view = {};
     // Without requirements the library says what is missing.

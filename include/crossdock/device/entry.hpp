@@ -49,6 +49,7 @@ struct crossdockDevCommNeeds {
     int contexts, signals, counters;
     int connection;  // ncclGinConnectionType_t
     bool lsa_multimem;
+    bool no_strong_signals, no_va_signals;
 };
 
 struct crossdockTeam {
@@ -62,6 +63,8 @@ struct crossdockRemoteAction {
     bool is_strong;
     uint32_t signal;
     uint64_t value;
+    ncclWindow_t window;  // not null: the signal is the word at offset of the peer's window
+    size_t offset;
 };
 
 struct crossdockPut {
@@ -81,12 +84,27 @@ struct crossdockPut {
     crossdockWhere where;
 };
 
-// What a wait waits for: a signal or a counter of one context.
+struct crossdockGet {
+    uint64_t dev_comm;
+    int context;
+    crossdockTeam team;
+    int peer;
+    ncclWindow_t source;  // the peer's
+    size_t source_offset;
+    ncclWindow_t target;  // the own one
+    size_t target_offset;
+    size_t bytes;
+    crossdockWhere where;
+};
+
+// What a wait waits for: a signal or a counter of one context, or a word of a window.
 struct crossdockSlot {
     uint64_t dev_comm;
     int context;
     bool is_counter;
     uint32_t index;
+    ncclWindow_t window;  // not null: the word at offset of the own window
+    size_t offset;
 };
 
 enum crossdockPointerKind { crossdockPointerLocal, crossdockPointerLsa, crossdockPointerWorld, crossdockPointerTeam };
@@ -141,7 +159,14 @@ void* crossdockWindowPointer(ncclWindow_t window, size_t offset, crossdockPointe
                              int peer, crossdockWhere where);
 void crossdockGinOpen(uint64_t dev_comm, int context, crossdockWhere where);
 void crossdockGinPut(const crossdockPut* put);
+void crossdockGinGet(const crossdockGet* get);
 void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where);
+// request (two words) stands for what the caller knows to have been posted in the context to the peer. A wait for it
+// is a flush of that.
+void crossdockGinFlushAsync(uint64_t dev_comm, int context, crossdockTeam team, int peer, uint64_t* request,
+                            crossdockWhere where);
+void crossdockGinWaitRequest(uint64_t dev_comm, int context, const uint64_t* request, bool acquires,
+                             crossdockWhere where);
 uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere where);
 void crossdockGinWait(crossdockSlot slot, uint64_t least, int bits, bool acquires, crossdockWhere where);
 void crossdockGinReset(crossdockSlot slot, crossdockWhere where);

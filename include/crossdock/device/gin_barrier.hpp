@@ -3,12 +3,14 @@
 // uses a barrier at a time.
 #pragma once
 
-#include <optional>
+#include <new>
+#include <utility>
 
 #include "crossdock/device/gin.hpp"
 #include "crossdock/device/lsa_barrier.hpp"
 
-// What a barrier brings besides: puts of the team's ranks to this one have landed. (There are no gets to wait for.)
+// What a barrier brings besides. Put: puts of the team's ranks to this one have landed. Get: what the calling threads
+// have got is there.
 enum ncclGinFenceLevel : uint32_t { None = 0, Put = 1u << 0, Get = 1u << 1, Relaxed = None };
 constexpr ncclGinFenceLevel operator|(ncclGinFenceLevel a, ncclGinFenceLevel b) {
     return static_cast<ncclGinFenceLevel>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
@@ -75,7 +77,11 @@ class ncclGinBarrierSession {
             const uint64_t least = ++*gin_.getSignalShadowPtr(theirs, location_);
             gin_.waitSignal(ncclCoopThread(), theirs, least, 64, order, location_);
         });
-        coop_.sync();
+        if ((fence & ncclGinFenceLevel::Get) != 0) {
+            gin_.flush(coop_, order, ncclGin_None(), location_);
+        } else {
+            coop_.sync();
+        }
     }
 
   private:
@@ -86,6 +92,32 @@ class ncclGinBarrierSession {
     crossdockBarrierUse use_;
     Location location_;
 };
+
+namespace crossdock::device {
+
+// A session or none: std::optional ends the program when a destructor throws, and an LSA barrier's may wait.
+template <typename Session>
+class Maybe {
+  public:
+    Maybe() = default;
+    Maybe(const Maybe&) = delete;
+    ~Maybe() noexcept(false) {
+        if (session_ != nullptr) session_->~Session();
+    }
+    template <typename... Arguments>
+    void emplace(Arguments&&... arguments) {
+        session_ = new (memory_) Session(std::forward<Arguments>(arguments)...);
+    }
+    explicit operator bool() const { return session_ != nullptr; }
+    Session& operator*() { return *session_; }
+    Session* operator->() { return session_; }
+
+  private:
+    Session* session_ = nullptr;
+    alignas(Session) std::byte memory_[sizeof(Session)];
+};
+
+}  // namespace crossdock::device
 
 // All ranks (LSA teams inside, rails outside), or those of one kind.
 template <typename Coop>
@@ -121,7 +153,7 @@ class ncclBarrierSession {
     }
 
   private:
-    std::optional<ncclLsaBarrierSession<Coop>> lsa_;
-    std::optional<ncclGinBarrierSession<Coop>> rail_;
-    std::optional<ncclGinBarrierSession<Coop>> world_;
+    crossdock::device::Maybe<ncclLsaBarrierSession<Coop>> lsa_;
+    crossdock::device::Maybe<ncclGinBarrierSession<Coop>> rail_;
+    crossdock::device::Maybe<ncclGinBarrierSession<Coop>> world_;
 };
