@@ -211,8 +211,12 @@ ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
         auto& registry = gin::registry();
         std::unique_ptr<gin::DeviceComm> last_reference;
         gin::DeviceComm& found = gin::find_device_comm(id);
-        // What is on its way writes into memory that goes.
-        if (found.simulated != nullptr) found.simulated->advance(UINT64_MAX);
+        // What is on its way writes into memory that goes, and is judged for the last time.
+        if (found.simulated != nullptr) {
+            found.simulated->advance(UINT64_MAX);
+            const std::string& violation = found.simulated->judge().violation();
+            require(violation.empty(), ncclInternalError, "{}", violation);
+        }
         const std::lock_guard lock(registry.mutex);
         last_reference = std::move(registry.all[id]);
         registry.all.erase(id);
