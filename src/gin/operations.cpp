@@ -253,19 +253,28 @@ uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere wher
 }
 
 void crossdockGinWait(crossdockSlot slot, uint64_t least, int bits, bool acquires, crossdockWhere where) {
+    crossdockGinWaitUntil(slot, least, bits, acquires, UINT64_MAX, where);
+}
+
+bool crossdockGinWaitUntil(crossdockSlot slot, uint64_t least, int bits, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
     const uint64_t* word = word_of(thread, comm, slot, "a wait", where);
     require(bits >= 1 && bits <= 64, ncclInvalidArgument, "{}: {} bits, must be in 1..64",
             beginning(thread, "a wait", where), bits);
     uint64_t seen = 0;
-    thread.wait(
+    const bool has_come = thread.wait_until(
         [&] {
             seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
             return has_reached(seen, least, bits);
         },
+        deadline_ns,
         [&] { return fmt::format("{} at {}: expected {}, seen {}", name_of(slot), Judge::name(where), least, seen); });
-    if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+    if (has_come && comm.simulated != nullptr) {
+        (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+    }
+    return has_come;
 }
 
 void crossdockGinReset(crossdockSlot slot, crossdockWhere where) {
@@ -325,22 +334,40 @@ void crossdockLsaArrive(const crossdockBarrierUse* use, int peer, bool releases,
 }
 
 void crossdockLsaWait(const crossdockBarrierUse* use, int peer, bool acquires, crossdockWhere where) {
+    crossdockLsaWaitUntil(use, peer, acquires, UINT64_MAX, where);
+    ++gin::find_device_comm(use->dev_comm).lsa_epochs(use->handle + use->index, peer).awaited;
+}
+
+bool crossdockLsaWaitUntil(const crossdockBarrierUse* use, int peer, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = gin::find_device_comm(use->dev_comm);
     const uint32_t barrier = use->handle + use->index;
     const uint32_t* inbox = comm.lsa_inbox(comm.view.rank, barrier, peer);
-    const uint32_t least = ++comm.lsa_epochs(barrier, peer).awaited;
+    const uint32_t least = comm.lsa_epochs(barrier, peer).awaited + 1;
     uint32_t seen = 0;
-    thread.wait(
+    const bool has_come = thread.wait_until(
         [&] {
             seen = __atomic_load_n(inbox, __ATOMIC_ACQUIRE);
             return static_cast<int32_t>(seen - least) >= 0;
         },
+        deadline_ns,
         [&] {
             return fmt::format("LSA rank {} at LSA barrier {} at {}: expected {}, seen {}", peer, use->index,
                                Judge::name(where), least, seen);
         });
-    if (comm.simulated != nullptr) {
+    if (has_come && comm.simulated != nullptr) {
         (acquires ? thread.clock : thread.pending).join(comm.simulated->judge().atomics[inbox]);
     }
+    return has_come;
 }
+
+ncclWindow_t crossdockFindWindow(const void* address, size_t* offset, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    const ncclWindow_t window = thread.launch().communicator->window_at(static_cast<const std::byte*>(address), offset);
+    require(window != nullptr, ncclInvalidArgument, "{}: no window of this rank contains {}",
+            beginning(thread, "ncclFindWindow or a multimem pointer", where), address);
+    return window;
+}
+
+int crossdockLsaTeamSize() { return gin::lsa_size(*KernelThread::current().launch().communicator); }

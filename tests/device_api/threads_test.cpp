@@ -146,6 +146,8 @@ enum Mistake {
     kVaWindow,
     kVaOffset,
     kVaEnd,
+    kNoMultimem,
+    kNoWindowThere,
 };
 __global__ void mistaken(ncclDevComm comm, ncclWindow_t window, Mistake mistake) {
     const ncclTeam world = ncclTeamWorld(comm);
@@ -203,6 +205,12 @@ __global__ void mistaken(ncclDevComm comm, ncclWindow_t window, Mistake mistake)
             return gin.waitSignal(ncclCoopThread(), window, 12, 1);
         case kVaEnd:
             return gin.put(world, 0, window, 0, window, 0, 8, ncclGin_WeakVASignalAdd{window, 4092, 1});
+        case kNoMultimem:
+            ncclGetLsaMultimemPointer(window, 0, comm);
+            return;
+        case kNoWindowThere:
+            ncclFindWindow(ncclCoopThread(), comm, &comm);
+            return;
     }
 }
 TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
@@ -228,6 +236,8 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
         {kForeignRequest, "the request is not one that flushAsync of context 0 has made"},
         {kVaWindow, "is not a window registered with this communicator"},
         {kVaOffset, "a VA signal at offset 12, must be a multiple of 8"},
+        {kNoMultimem, "made without multimem"},
+        {kNoWindowThere, "no window of this rank contains"},
         {kVaEnd, "offset 4092 and 8 bytes, allowed: within the window's 4096 bytes"},
     };
     setenv("CROSSDOCK_GIN_TIMEOUT_MS", "2000", 1);
@@ -291,7 +301,17 @@ TEST(DeviceApi, RequirementsAreChecked) {
               std::string::npos);
     EXPECT_NE(create([](Reqs reqs, int rank) { reqs.lsaBarrierCount = rank; }).find("rank 1 and rank 0 differ"),
               std::string::npos);
-    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaMultimem = true; }).find("no multimem"), std::string::npos);
+    static ncclDevResourceRequirements misaligned = {};
+    misaligned.bufferAlign = 96 * 2;
+    EXPECT_NE(create([](Reqs reqs, int) {
+                  reqs.resourceRequirementsList = &misaligned;
+              }).find("bufferAlign of a requirement is 192, must be a power of two"),
+              std::string::npos);
+    static ncclTeamRequirements too_wide = {nullptr, ncclTeam{3, 0, 1}, true, nullptr};
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.teamRequirementsList = &too_wide; }).find("must be within the LSA team"),
+              std::string::npos);
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaLLA2ABlockCount = 1; }).find("use ncclLLA2ACreateRequirement"),
+              std::string::npos);
     EXPECT_NE(create([](Reqs reqs, int) { reqs.magic = 0; }).find("NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER"),
               std::string::npos);
 }

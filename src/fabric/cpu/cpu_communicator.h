@@ -26,6 +26,8 @@ class CpuCommunicator : public Communicator {
     Runtime& runtime() final { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
     WindowView window(ncclWindow_t handle) final;
+    // The window whose own memory contains the address, and its offset there; null: none.
+    ncclWindow_t window_at(const std::byte* address, size_t* offset);
     // Between ranks of one host the network is a copy.
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         NetworkHandle network;
