@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A put or a signal to one peer in one context, as it waits for whoever carries it out. What a peer with mapped memory
-// needs comes first; the rest is for peers on other hosts.
+// A put, a get or a signal to one peer in one context, as it waits for whoever carries it out. What a peer with mapped
+// memory needs comes first; the rest is for peers on other hosts.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,7 @@ struct Descriptor {
     bool has_signal = false;
     bool is_strong = false;  // the signal
     bool is_far = false;
+    bool is_get = false;  // the source is the peer's
     union {
         const std::byte* source = nullptr;
         uint64_t value;  // of at most 8 bytes

@@ -53,7 +53,12 @@ void check(const crossdockDevCommNeeds& needs) {
             needs.world_gin_barriers);
     require(needs.connection != 0 || needs.rail_gin_barriers == 0, ncclInvalidArgument,
             "reqs->railGinBarrierCount is {}, must be 0 with NCCL_GIN_CONNECTION_NONE", needs.rail_gin_barriers);
-    require(!needs.lsa_multimem, ncclInvalidUsage, "reqs->lsaMultimem is true: CPU communicators have no multimem");
+    require_count(needs.list_lsa_barriers, kMaxCount, "resourceRequirementsList's LSA barriers");
+    require(needs.bad_alignment == 0, ncclInvalidArgument,
+            "bufferAlign of a requirement is {}, must be a power of two of at most 4096", needs.bad_alignment);
+    require(needs.ll_a2a_blocks == 0 && needs.ll_a2a_slots == 0, ncclInvalidArgument,
+            "reqs->lsaLLA2ABlockCount is {} and lsaLLA2ASlotCount {}, must be 0: use ncclLLA2ACreateRequirement",
+            needs.ll_a2a_blocks, needs.ll_a2a_slots);
 }
 
 }  // namespace
@@ -87,6 +92,8 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.num_ranks = communicator->num_ranks();
     view.lsa_size = lsa_size(*communicator);
     view.lsa_rank = view.rank % view.lsa_size;
+    require(needs.max_team <= view.lsa_size, ncclInvalidArgument,
+            "a team with multimem spans {} ranks, must be within the LSA team of {}", needs.max_team, view.lsa_size);
     const bool has_gin = needs.connection != 0;
     view.num_contexts = has_gin ? std::max(needs.contexts, 1) : 0;
     view.num_signals = needs.signals;
@@ -96,6 +103,8 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.world_gin_barriers = needs.world_gin_barriers;
     view.hybrid_barriers = needs.barriers;
     view.hybrid_lsa_handle = static_cast<uint32_t>(needs.lsa_barriers);
+    view.list_lsa_handle = view.hybrid_lsa_handle + static_cast<uint32_t>(needs.barriers);
+    view.multimem = needs.lsa_multimem;
     const int rail_size = view.num_ranks / view.lsa_size;
     num_barrier_signals_ = 0;
     // For every rank a word for barriers that cover puts, and one for those that do not.
@@ -113,7 +122,8 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     const auto contexts = static_cast<size_t>(view.num_contexts);
     const auto signals = contexts * static_cast<size_t>(needs.signals + num_barrier_signals_);
     const auto counters = contexts * static_cast<size_t>(needs.counters);
-    const auto inboxes = static_cast<size_t>(needs.lsa_barriers + needs.barriers) * static_cast<size_t>(view.lsa_size);
+    const auto inboxes = static_cast<size_t>(needs.lsa_barriers + needs.barriers + needs.list_lsa_barriers) *
+                         static_cast<size_t>(view.lsa_size);
     shadows_.resize(signals);
     epochs_.resize(inboxes);
     memory_ = communicator->allocate_symmetric(8 * (signals + counters) + 4 * inboxes + 8, cpu::join_timeout_ns());
@@ -226,8 +236,12 @@ ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
         auto& registry = gin::registry();
         std::unique_ptr<gin::DeviceComm> last_reference;
         gin::DeviceComm& found = gin::find_device_comm(id);
-        // What is on its way writes into memory that goes.
-        if (found.simulated != nullptr) found.simulated->advance(UINT64_MAX);
+        // What is on its way writes into memory that goes, and is judged for the last time.
+        if (found.simulated != nullptr) {
+            found.simulated->advance(UINT64_MAX);
+            const std::string& violation = found.simulated->judge().violation();
+            require(violation.empty(), ncclInternalError, "{}", violation);
+        }
         const std::lock_guard lock(registry.mutex);
         last_reference = std::move(registry.all[id]);
         registry.all.erase(id);

@@ -5,22 +5,20 @@
 #include <cstring>
 
 #include "core/error.h"
-#include "device/cpu/far_memory.h"
+#include "gin/arguments.h"
 #include "gin/device_comm.h"
 #include "gin/kernel_thread.h"
+#include "gin/posting.h"
 
 using namespace crossdock;
-using gin::DeviceComm;
-using gin::Judge;
-using gin::KernelThread;
+using namespace crossdock::gin;
 
-namespace {
+namespace crossdock::gin {
 
-gin::Caller beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
+Caller beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
     return {thread.who(), what, where};
 }
 
-// The window, and with it the judge's watch on all ranks' pieces of it.
 WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset, size_t bytes, const char* what,
                        crossdockWhere where) {
     cpu::CpuCommunicator& communicator = *thread.launch().communicator;
@@ -68,6 +66,19 @@ int world_rank(const KernelThread& thread, const DeviceComm& comm, crossdockTeam
     return rank;
 }
 
+std::function<bool()> are_there(const DeviceComm& comm, const std::array<ncclWindow_t, 3>& windows) {
+    return [communicator = comm.communicator.get(), windows] {
+        for (ncclWindow_t window : windows) {
+            try {
+                if (window != nullptr) communicator->window(window);
+            } catch (const Error&) {
+                return false;
+            }
+        }
+        return true;
+    };
+}
+
 DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, crossdockWhere where) {
     DeviceComm& comm = gin::find_device_comm(id);
     require(comm.view.num_contexts > 0, ncclInvalidUsage,
@@ -78,14 +89,58 @@ DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, c
     return comm;
 }
 
-uint64_t* word_of(const KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what,
-                  crossdockWhere where) {
-    const gin::Caller begin = beginning(thread, what, where);
+}  // namespace crossdock::gin
+
+namespace {
+
+// A VA signal: the window, whose word at offset it is.
+WindowView window_of_word(KernelThread& thread, const DeviceComm& comm, ncclWindow_t window, size_t offset,
+                          const char* what, crossdockWhere where) {
+    require(!comm.needs.no_va_signals, ncclInvalidUsage,
+            "{}: a VA signal, but ginVaSignalsRequired of the device communicator was false",
+            beginning(thread, what, where));
+    const WindowView found = find_window(thread, window, offset, sizeof(uint64_t), what, where);
+    require(offset % sizeof(uint64_t) == 0, ncclInvalidArgument,
+            "{}: a VA signal at offset {}, must be a multiple of 8", beginning(thread, what, where), offset);
+    return found;
+}
+
+// A word at the peer.
+struct Word {
+    uint64_t* address = nullptr;  // null: there is none
+    cpu::FarMemory* memory = nullptr;
+    uint64_t offset = 0;
+};
+
+// Where a put signals.
+Word signal_of(KernelThread& thread, const DeviceComm& comm, const crossdockPut& put, int peer, const char* what) {
+    const crossdockRemoteAction& remote = put.remote;
+    if (remote.kind == crossdockNoSignal) return {};
+    const bool is_barrier = remote.window == nullptr && (remote.signal & kBarrierSignal) != 0;
+    require(!remote.is_strong || is_barrier || !comm.needs.no_strong_signals, ncclInvalidUsage,
+            "{}: a strong signal, but ginStrongSignalsRequired of the device communicator was false",
+            beginning(thread, what, put.where));
+    if (remote.window == nullptr) {
+        const Caller begin = beginning(thread, what, put.where);
+        return {comm.signal(peer, put.context, remote.signal, begin), comm.far(),
+                comm.signal_offset(put.context, remote.signal, begin)};
+    }
+    const WindowView window = window_of_word(thread, comm, remote.window, remote.offset, what, put.where);
+    return {reinterpret_cast<uint64_t*>(window.peers.at(peer, remote.offset)), window.far, remote.offset};
+}
+
+uint64_t* word_of(KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what, crossdockWhere where) {
+    if (slot.window != nullptr) {
+        const WindowView window = window_of_word(thread, comm, slot.window, slot.offset, what, where);
+        return reinterpret_cast<uint64_t*>(window.local + slot.offset);
+    }
+    const Caller begin = beginning(thread, what, where);
     return slot.is_counter ? comm.counter(slot.context, slot.index, begin)
                            : comm.signal(comm.view.rank, slot.context, slot.index, begin);
 }
 
 std::string name_of(crossdockSlot slot) {
+    if (slot.window != nullptr) return fmt::format("the VA signal at offset {}", slot.offset);
     const bool is_barrier = !slot.is_counter && (slot.index & gin::kBarrierSignal) != 0;
     return fmt::format("{} {} of context {}",
                        slot.is_counter ? "counter"
@@ -102,28 +157,6 @@ bool has_reached(uint64_t seen, uint64_t least, int bits) {
 // Of a wait, what is known of those who carry out what was posted.
 std::string state_of(const DeviceComm& comm, int context) {
     return comm.outbox == nullptr ? std::string() : comm.outbox->state(context);
-}
-
-bool is_far(const DeviceComm& comm, int peer) { return comm.far() != nullptr && comm.far()->is_far(peer); }
-
-// To the proxy or to the network; waits while the proxy's queue is full.
-void post(KernelThread& thread, const DeviceComm& comm, const crossdockPut& put, int peer,
-          const gin::Descriptor& descriptor, const gin::Caller& caller) {
-    gin::Outbox& outbox = *comm.outbox;
-    try {
-        if (outbox.try_post(put.context, peer, descriptor)) return;
-    } catch (const Error& error) {
-        fail(error.code(), "{}: {}", caller, error.what());
-    }
-    thread.wait(
-        [&] {
-            outbox.progress(put.context);
-            return outbox.try_post(put.context, peer, descriptor);
-        },
-        [&] {
-            return fmt::format("room in the proxy's queue to rank {} for the {} at {}{}", peer, caller.what,
-                               Judge::name(put.where), outbox.state(put.context));
-        });
 }
 
 }  // namespace
@@ -177,41 +210,31 @@ void crossdockGinPut(const crossdockPut* put) {
             source = source_window.local + put->source_offset;
         }
     }
-    const gin::Caller begin = beginning(thread, what, put->where);
-    const bool has_signal = put->remote.kind != crossdockNoSignal;
-    uint64_t* signal = has_signal ? comm.signal(peer, put->context, put->remote.signal, begin) : nullptr;
+    const Caller begin = beginning(thread, what, put->where);
+    const Word signal = signal_of(thread, comm, *put, peer, what);
     uint64_t* counter = put->has_counter ? comm.counter(put->context, put->counter, begin) : nullptr;
     thread.made_progress();
 
     if (comm.simulated != nullptr) {
-        gin::SimulatedGin::Post post{thread.who(), thread.number, thread.clock, comm.view.rank, peer,
-                                     put->context, put->dev_comm, target,       source,         {},
-                                     put->bytes,   put->remote,   signal,       counter,        put->where,
+        gin::SimulatedGin::Post post{thread.who(), thread.number, thread.clock,   comm.view.rank, peer,
+                                     put->context, put->dev_comm, target,         source,         {},
+                                     put->bytes,   put->remote,   signal.address, counter,        put->where,
                                      nullptr};
         if (has_data && source == nullptr) {
             const auto* value = reinterpret_cast<const std::byte*>(&put->value);
             post.value.assign(value, value + put->bytes);
         }
-        post.is_there = [communicator = comm.communicator.get(), windows = std::array{put->target, put->source}] {
-            for (ncclWindow_t window : windows) {
-                try {
-                    if (window != nullptr) communicator->window(window);
-                } catch (const Error&) {
-                    return false;
-                }
-            }
-            return true;
-        };
+        post.is_there = are_there(comm, {put->target, put->source, put->remote.window});
         comm.simulated->post(std::move(post));
         thread.tick();
         return thread.scheduling_point();
     }
     const bool to_far = is_far(comm, peer);
-    if (to_far || comm.outbox->type() == gin::GinType::kProxy) {
-        gin::Descriptor descriptor;
+    if (to_far || comm.outbox->type() == GinType::kProxy) {
+        Descriptor descriptor;
         descriptor.bytes = has_data ? put->bytes : 0;
         descriptor.is_value = has_data && source == nullptr;
-        descriptor.has_signal = has_signal;
+        descriptor.has_signal = signal.address != nullptr;
         descriptor.is_strong = put->remote.is_strong;
         descriptor.is_far = to_far;
         if (descriptor.is_value) {
@@ -222,16 +245,14 @@ void crossdockGinPut(const crossdockPut* put) {
         descriptor.increase = put->remote.value;
         descriptor.counter = counter;
         descriptor.target = target;
-        descriptor.signal = signal;
-        if (to_far) {
-            descriptor.target_memory = target_window.far;
-            descriptor.target_offset = put->target_offset;
-            descriptor.source_memory = source_window.far;
-            descriptor.source_offset = put->source_offset;
-            descriptor.signal_memory = comm.far();
-            if (has_signal) descriptor.signal_offset = comm.signal_offset(put->context, put->remote.signal, begin);
-        }
-        return post(thread, comm, *put, peer, descriptor, begin);
+        descriptor.signal = signal.address;
+        descriptor.target_memory = target_window.far;
+        descriptor.target_offset = put->target_offset;
+        descriptor.source_memory = source_window.far;
+        descriptor.source_offset = put->source_offset;
+        descriptor.signal_memory = signal.memory;
+        descriptor.signal_offset = signal.offset;
+        return post(thread, comm, put->context, peer, descriptor, begin);
     }
     if (source != nullptr && put->bytes > 0) {
         thread.warp().put(peer, target, source, put->bytes);
@@ -239,7 +260,7 @@ void crossdockGinPut(const crossdockPut* put) {
         gin::store_value(target, put->value, put->bytes);
     }
     if (counter != nullptr) __atomic_fetch_add(counter, 1, __ATOMIC_RELEASE);
-    if (signal != nullptr) thread.warp().signal(peer, signal, put->remote.value);
+    if (signal.address != nullptr) thread.warp().signal(peer, signal.address, put->remote.value);
 }
 
 void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where) {
@@ -247,20 +268,8 @@ void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where) {
     DeviceComm& comm = open_context(thread, dev_comm, context, where);
     thread.made_progress();
     if (comm.simulated == nullptr) {
-        const gin::Outbox& outbox = *comm.outbox;
         for (int peer = 0; peer < comm.view.num_ranks; ++peer) {
-            const uint64_t number = outbox.num_posted(context, peer);
-            if (outbox.has_read(context, peer, number)) continue;
-            thread.wait(
-                [&] {
-                    comm.outbox->progress(context);
-                    return outbox.has_read(context, peer, number);
-                },
-                [&] {
-                    return fmt::format(
-                        "the sources of {} puts to rank {} of context {}, to be read for the flush at {}{}", number,
-                        peer, context, Judge::name(where), outbox.state(context));
-                });
+            wait_until_read(thread, comm, context, peer, comm.outbox->num_posted(context, peer), where);
         }
         return;
     }
@@ -282,23 +291,32 @@ uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere wher
 }
 
 void crossdockGinWait(crossdockSlot slot, uint64_t least, int bits, bool acquires, crossdockWhere where) {
+    crossdockGinWaitUntil(slot, least, bits, acquires, UINT64_MAX, where);
+}
+
+bool crossdockGinWaitUntil(crossdockSlot slot, uint64_t least, int bits, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
     const uint64_t* word = word_of(thread, comm, slot, "a wait", where);
     require(bits >= 1 && bits <= 64, ncclInvalidArgument, "{}: {} bits, must be in 1..64",
             beginning(thread, "a wait", where), bits);
     uint64_t seen = 0;
-    thread.wait(
+    const bool has_come = thread.wait_until(
         [&] {
             if (comm.outbox != nullptr) comm.outbox->progress(slot.context);
             seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
             return has_reached(seen, least, bits);
         },
+        deadline_ns,
         [&] {
             return fmt::format("{} at {}: expected {}, seen {}{}", name_of(slot), Judge::name(where), least, seen,
                                state_of(comm, slot.context));
         });
-    if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+    if (has_come && comm.simulated != nullptr) {
+        (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+    }
+    return has_come;
 }
 
 void crossdockGinReset(crossdockSlot slot, crossdockWhere where) {
@@ -358,22 +376,40 @@ void crossdockLsaArrive(const crossdockBarrierUse* use, int peer, bool releases,
 }
 
 void crossdockLsaWait(const crossdockBarrierUse* use, int peer, bool acquires, crossdockWhere where) {
+    crossdockLsaWaitUntil(use, peer, acquires, UINT64_MAX, where);
+    ++gin::find_device_comm(use->dev_comm).lsa_epochs(use->handle + use->index, peer).awaited;
+}
+
+bool crossdockLsaWaitUntil(const crossdockBarrierUse* use, int peer, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = gin::find_device_comm(use->dev_comm);
     const uint32_t barrier = use->handle + use->index;
     const uint32_t* inbox = comm.lsa_inbox(comm.view.rank, barrier, peer);
-    const uint32_t least = ++comm.lsa_epochs(barrier, peer).awaited;
+    const uint32_t least = comm.lsa_epochs(barrier, peer).awaited + 1;
     uint32_t seen = 0;
-    thread.wait(
+    const bool has_come = thread.wait_until(
         [&] {
             seen = __atomic_load_n(inbox, __ATOMIC_ACQUIRE);
             return static_cast<int32_t>(seen - least) >= 0;
         },
+        deadline_ns,
         [&] {
             return fmt::format("LSA rank {} at LSA barrier {} at {}: expected {}, seen {}", peer, use->index,
                                Judge::name(where), least, seen);
         });
-    if (comm.simulated != nullptr) {
+    if (has_come && comm.simulated != nullptr) {
         (acquires ? thread.clock : thread.pending).join(comm.simulated->judge().atomics[inbox]);
     }
+    return has_come;
 }
+
+ncclWindow_t crossdockFindWindow(const void* address, size_t* offset, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    const ncclWindow_t window = thread.launch().communicator->window_at(static_cast<const std::byte*>(address), offset);
+    require(window != nullptr, ncclInvalidArgument, "{}: no window of this rank contains {}",
+            beginning(thread, "ncclFindWindow or a multimem pointer", where), address);
+    return window;
+}
+
+int crossdockLsaTeamSize() { return gin::lsa_size(*KernelThread::current().launch().communicator); }

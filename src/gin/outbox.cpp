@@ -102,6 +102,11 @@ void Outbox::carry_out(Lane& lane, int context, int peer, const Descriptor& desc
     const cpu::FarMemory* memory = descriptor.target_memory;
     if (descriptor.bytes == 0) {
         if (signal.memory != nullptr) signal.memory->raise(context, peer, signal);
+    } else if (descriptor.is_get) {
+        memory = descriptor.source_memory;
+        operation =
+            descriptor.source_memory->start_get(context, peer, descriptor.source_offset, *descriptor.target_memory,
+                                                descriptor.target_offset, descriptor.bytes);
     } else if (descriptor.is_value) {
         descriptor.target_memory->put_value(context, peer, descriptor.target_offset, descriptor.value, descriptor.bytes,
                                             signal);

@@ -41,6 +41,9 @@ class FarMemory {
     // until then.
     virtual network::Operation* start_put(int context, int peer, uint64_t target, const FarMemory& source,
                                           uint64_t offset, size_t bytes, const FarSignal& signal) = 0;
+    // From the peer's piece to the own one of target's memory; the bytes are there when the operation has ended.
+    virtual network::Operation* start_get(int context, int peer, uint64_t source, const FarMemory& target,
+                                          uint64_t offset, size_t bytes) = 0;
     virtual bool has_ended(network::Operation* operation) const = 0;
     // At most eight bytes.
     virtual void put_value(int context, int peer, uint64_t target, uint64_t value, size_t bytes,

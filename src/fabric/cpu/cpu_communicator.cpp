@@ -168,4 +168,15 @@ WindowView CpuCommunicator::window(ncclWindow_t handle) {
     return {memory.local, memory.bytes, memory.peers, found->second.number, memory.far};
 }
 
+ncclWindow_t CpuCommunicator::window_at(const std::byte* address, size_t* offset) {
+    const std::lock_guard lock(windows_mutex_);
+    for (const auto& [handle, window] : windows_) {
+        const std::byte* first = window.memory->local;
+        if (address < first || address >= first + window.memory->bytes) continue;
+        *offset = static_cast<size_t>(address - first);
+        return handle;
+    }
+    return nullptr;
+}
+
 }  // namespace crossdock::cpu

@@ -29,6 +29,8 @@ class CpuCommunicator : public Communicator {
     WindowView window(ncclWindow_t handle) final;
     // Grows when a window of any communicator comes or goes: until then views stay as they are.
     static uint64_t num_window_changes();
+    // The window whose own memory contains the address, and its offset there; null: none.
+    ncclWindow_t window_at(const std::byte* address, size_t* offset);
     // Between ranks of one host the network is a copy.
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         NetworkHandle network;

@@ -135,6 +135,11 @@ class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
                                  {static_cast<const FarPeers&>(source).region_, offset, num_bytes},
                                  {region_, target, num_bytes}, signal_of(signal));
     }
+    network::Operation* start_get(int context, int peer, uint64_t source, const FarMemory& target, uint64_t offset,
+                                  size_t num_bytes) override {
+        return wire_->mesh().get(mesh_context(context), static_cast<uint32_t>(peer), {region_, source, num_bytes},
+                                 {static_cast<const FarPeers&>(target).region_, offset, num_bytes});
+    }
     void put_value(int context, int peer, uint64_t target, uint64_t value, size_t num_bytes,
                    const cpu::FarSignal& signal) override {
         wire_->mesh().put_copy(mesh_context(context), static_cast<uint32_t>(peer),
