@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's Device API, call by call: the kernels of api_kernels.h end without a message over threads, over processes and
-// with many seeds of the simulator, which here sees every load and store.
+// NCCL's Device API, call by call: the kernels of api_kernels.h end without a message over threads, processes and
+// hosts, posted directly and by the proxy, and with many seeds of the simulator, which here sees every load and store.
 #include "api_kernels.h"
 
 #include <gtest/gtest.h>
 
-#include "run.h"
+#include "ways.h"
 
 namespace {
 
 constexpr uint64_t kSeeds = 200;
 
 void expect_success(const Setup& setup, const Body& body, uint64_t num_seeds = kSeeds) {
-    EXPECT_EQ(on_threads(setup, body), "") << "threads";
-    EXPECT_EQ(on_processes(setup, body), "") << "processes";
+    for (const Way& way : kWays) EXPECT_EQ(on(way, setup, body), "") << way.name();
     EXPECT_EQ(in_simulations(setup, num_seeds, body), "");
 }
 
