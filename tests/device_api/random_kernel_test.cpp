@@ -34,6 +34,19 @@ TEST(RandomKernels, ThreadsAndProcessesDoAsTheModel) {
     }
 }
 
+// Calls with any arguments do what they say, or end the kernel with a message that names a line: no crash.
+TEST(RandomKernels, WildCallsEndWithAMessage) {
+    uint64_t num_refused = 0;
+    for (uint64_t seed = 0; seed < 4 * num_seeds(); ++seed) {
+        const Program program = draw_wild(Random(seed));
+        const std::string failure = in_simulation(setup_of(program), seed, body_of(program));
+        if (failure.empty()) continue;
+        ++num_refused;
+        EXPECT_NE(failure.find("random_kernel.h:"), std::string::npos) << "kernel " << seed << ": " << failure;
+    }
+    EXPECT_GT(num_refused, num_seeds());
+}
+
 TEST(RandomKernels, TheSimulatorFindsPlantedMistakes) {
     const std::pair<Mistake, const char*> mistakes[] = {
         {kNoWait, "data read without waiting for a signal that covers the put"},
