@@ -27,7 +27,8 @@ enum Kind {
     kGet,        // `from` gets cells of `to`
     kAllPut,     // every rank puts to the next one, and a barrier tells so
     kReset,      // `to` resets the signal that `from` raises
-    kNumKinds
+    kNumKinds,
+    kWild  // a call with any arguments: not of correct programs
 };
 enum Done { kFlush, kFlushAsync, kCounter, kNumDone };
 enum Mistake { kNone, kNoWait, kNoFlush, kWeakForAll, kNoGetFlush, kNoFence, kNumMistakes };
@@ -204,6 +205,53 @@ struct Player {
             wait_ready(step.to, step.ready);
         }
     }
+    // Any arguments: value[0] chooses the call, value[1] and value[2] are operands.
+    void wild(const Step& step) {
+        if (comm.rank != step.from || threadIdx.x != 0) return;
+        const uint64_t a = step.value[1], b = step.value[2];
+        const auto peer = static_cast<int>(static_cast<int8_t>(a)), other = static_cast<int>(static_cast<int8_t>(b));
+        const size_t near = a >> 8 & 0x1fff;  // of a window of 0x1000 bytes
+        const auto index = static_cast<uint32_t>(a >> 32) >> (b & 31);
+        const ncclTeam team = {other, static_cast<int8_t>(b >> 8), static_cast<int8_t>(b >> 16)};
+        const ncclCoopThread thread;
+        ncclGinRequest_t request = {{a, b}};
+        switch (step.value[0] % 14) {
+            case 0:
+                return gin.put(world, peer, window, near, window, b & 0x1fff, a >> 40, ncclGin_WeakSignalInc{index});
+            case 1:
+                return gin.put(team, peer, window, 0, window, 8, 8);
+            case 2:
+                return gin.put(world, 0, reinterpret_cast<ncclWindow_t>(a), b, window, 0, 8);
+            case 3:
+                return gin.put(world, 0, window, b, window, a, b);
+            case 4:
+                return gin.putValue(world, peer, window, near, b, ncclGin_StrongVASignalInc{window, b & 0x1fff});
+            case 5:
+                return gin.get(world, peer, window, near, window, b & 0x1fff, a >> 40);
+            case 6:
+                return gin.get(team, peer, window, a, window, b, 8);
+            case 7:
+                return gin.signal(team, peer, ncclGin_StrongSignalAdd{index, b});
+            case 8:
+                return gin.waitCounter(thread, index, 0, other);
+            case 9:
+                gin.readSignal(window, near, peer);
+                return gin.resetSignal(window, b & 0x1fff);
+            case 10:
+                gin.flushAsync(world, static_cast<uint32_t>(peer), &request);
+                return gin.wait(request);
+            case 11:
+                return gin.wait(request);
+            case 12:
+                ncclGetLsaPointer(window, near, peer);
+                ncclGetPeerPointer(window, near, team, peer);
+                return;
+            case 13:
+                ncclGin(comm, peer).resetCounter(index);
+                ncclGinBarrierSession<ncclCoopThread>(thread, gin, ncclTeamTagWorld(), index);
+                return;
+        }
+    }
 };
 
 __global__ void play(ncclDevComm comm, ncclWindow_t window, const std::vector<Step>* programs) {
@@ -224,6 +272,9 @@ __global__ void play(ncclDevComm comm, ncclWindow_t window, const std::vector<St
             case kReset:
                 player.reset(step);
                 break;
+            case kWild:
+                player.wild(step);
+                break;
             case kNumKinds:
                 break;
         }
@@ -237,21 +288,30 @@ struct Program {
     int num_ranks, num_blocks, num_threads;
     std::vector<Step> steps[kMaxBlocks];
     uint64_t cells[kMaxRanks][kMaxBlocks][kCells];  // at the end
-    bool has_mistake = false;
+    bool has_mistake = false;                       // or wild calls: the model does not know what comes of it
 };
 
+// Numbers of a seed, after those that bytes give.
 class Random {
   public:
-    explicit Random(uint64_t seed) : state_(seed) {}
-    int below(int bound) {
+    explicit Random(uint64_t seed, const uint8_t* bytes = nullptr, size_t num_bytes = 0)
+        : state_(seed), bytes_(bytes), num_bytes_(num_bytes) {}
+    uint64_t next() {
         state_ += 0x9e3779b97f4a7c15u;
         uint64_t value = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9u;
         value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-        return static_cast<int>((value ^ (value >> 31)) % static_cast<uint64_t>(bound));
+        return value ^ (value >> 31);
+    }
+    int below(int bound) {
+        if (num_bytes_ == 0) return static_cast<int>(next() % static_cast<uint64_t>(bound));
+        --num_bytes_;
+        return *bytes_++ % bound;
     }
 
   private:
     uint64_t state_;
+    const uint8_t* bytes_;
+    size_t num_bytes_;
 };
 
 // Different cells in a row.
@@ -260,10 +320,9 @@ inline void draw_cells(Random& random, int (&cells)[kMaxPuts], int first, int co
     for (int i = 0; i < kMaxPuts; ++i) cells[i] = first + (start + i) % count;
 }
 
-// The program of the seed. A mistake is in the last step of a fitting kind, if there is one, which ends the
+// The program of the numbers. A mistake is in the last step of a fitting kind, if there is one, which ends the
 // block's program.
-inline Program draw(uint64_t seed, Mistake mistake = kNone) {
-    Random random(seed);
+inline Program draw(Random random, Mistake mistake = kNone) {
     Program program = {};
     program.num_ranks = 2 + random.below(kMaxRanks - 1);
     program.num_blocks = 1 + random.below(kMaxBlocks);
@@ -349,6 +408,27 @@ inline Program draw(uint64_t seed, Mistake mistake = kNone) {
             steps.resize(i + 1);
             program.has_mistake = true;
         }
+    }
+    return program;
+}
+
+inline Program draw(uint64_t seed, Mistake mistake = kNone) { return draw(Random(seed), mistake); }
+
+// One wild call by each block of a rank.
+inline Program draw_wild(Random random) {
+    Program program = {};
+    program.num_ranks = 1 + random.below(3);
+    program.num_blocks = 1 + random.below(kMaxBlocks);
+    program.num_threads = 1;
+    program.has_mistake = true;
+    for (int b = 0; b < program.num_blocks; ++b) {
+        Step step = {};
+        step.kind = kWild;
+        step.from = random.below(program.num_ranks);
+        step.value[0] = static_cast<uint64_t>(random.below(256));
+        // Often small numbers, which are near what is allowed.
+        for (int k = 1; k < 3; ++k) step.value[k] = random.next() >> 8 * random.below(8);
+        program.steps[b].push_back(step);
     }
     return program;
 }

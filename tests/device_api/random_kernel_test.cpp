@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random kernels (random_kernel.h) do in the simulator, over threads and over processes what the model says, and a
+// Random kernels (random_kernel.h) do in the simulator, over threads, processes and hosts what the model says, and a
 // planted mistake is found with one of ten seeds: a rank's launch that begins when another's has ended follows it, and
 // then there is no race. CROSSDOCK_KERNEL_SEEDS: how many kernels, instead of 300.
 #include "random_kernel.h"
-#include "ways.h"
 
 #include <gtest/gtest.h>
 
 #include <string_view>
+
+#include "ways.h"
 
 namespace {
 
@@ -36,6 +37,19 @@ TEST(RandomKernels, EveryWayDoesAsTheModel) {
             ASSERT_EQ(on(way, setup_of(program), body_of(program)), "") << "kernel " << seed << ", " << way.name();
         }
     }
+}
+
+// Calls with any arguments do what they say, or end the kernel with a message that names a line: no crash.
+TEST(RandomKernels, WildCallsEndWithAMessage) {
+    uint64_t num_refused = 0;
+    for (uint64_t seed = 0; seed < 4 * num_seeds(); ++seed) {
+        const Program program = draw_wild(Random(seed));
+        const std::string failure = in_simulation(setup_of(program), seed, body_of(program));
+        if (failure.empty()) continue;
+        ++num_refused;
+        EXPECT_NE(failure.find("random_kernel.h:"), std::string::npos) << "kernel " << seed << ": " << failure;
+    }
+    EXPECT_GT(num_refused, num_seeds());
 }
 
 TEST(RandomKernels, TheSimulatorFindsPlantedMistakes) {

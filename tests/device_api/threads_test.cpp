@@ -316,6 +316,33 @@ TEST(DeviceApi, RequirementsAreChecked) {
               std::string::npos);
 }
 
+// Without requirements, without a place for the result, and with a window that is gone.
+TEST(DeviceApi, WhatIsMissingOrGoneHasAMessage) {
+    const auto create = [](const ncclDevCommRequirements* reqs, bool has_place) {
+        return on_threads({.ranks = 1}, [=](World& world) {
+            ncclDevComm comm;
+            return ncclDevCommCreate(world.self.comm, reqs, has_place ? &comm : nullptr);
+        });
+    };
+    const ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+    EXPECT_NE(create(nullptr, true).find("reqs or outDevComm is NULL"), std::string::npos);
+    EXPECT_NE(create(&reqs, false).find("reqs or outDevComm is NULL"), std::string::npos);
+    expect_message(
+        {.ranks = 1},
+        [](World& world) {
+            const ncclWindow_t gone = world.window;
+            const ncclResult_t result = ncclCommWindowDeregister(world.self.comm, gone);
+            if (result != ncclSuccess) return result;
+            return crossdockLaunch(
+                world.self.comm, 1, 1, 0, nullptr,
+                +[](ncclDevComm comm, ncclWindow_t window) {
+                    ncclGin(comm, 0).put(ncclTeamWorld(comm), 0, window, 0, window, 8, 8);
+                },
+                world.comm, gone);
+        },
+        "is not a window registered with this communicator");
+}
+
 // A wait is bounded, and names rank, block, signal, what was expected and what was seen.
 TEST(DeviceApi, AWaitThatExpiresEndsTheKernel) {
     setenv("CROSSDOCK_GIN_TIMEOUT_MS", "50", 1);
