@@ -109,8 +109,7 @@ void check(ncclResult_t result) {
 }  // namespace
 
 Result measure_hosts(const Amount& amount, const std::string& transports) {
-    static int port = 11000 + static_cast<int>(now_ns() % 10000);
-    const std::string address = "127.0.0.1:" + std::to_string(++port);
+    const std::string address = next_address();
     return run_pair(transports, [&](Meeting&, int rank) {
         setenv("CROSSDOCK_HOST", rank == 0 ? "host0" : "host1", 1);
         ncclComm_t comm = nullptr;

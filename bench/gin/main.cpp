@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// gin_bench: what a put with a signal costs between two processes of a host, beside UCX's own active messages and a
-// bare socket, all in one run and turn by turn, so that a change of the machine's mood meets all of them.
+// gin_bench: what a put with a signal costs between two ranks of a host: in kernels written against NCCL's Device API,
+// posted directly and by the proxy, and through the network plugin, beside UCX's own active messages, a bare socket and
+// memcpy, all in one run and turn by turn, so that a change of the machine's mood meets all of them.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <optional>
+#include <string_view>
 
 #include "bench/gin/measure.h"
 
@@ -14,61 +18,116 @@ namespace {
 
 struct Options {
     std::vector<uint64_t> sizes = {8, 64, 512, 4096, 32768, 262144, 1 << 20, 4 << 20};
+    std::vector<int> contexts = {1, 2, 4};
     uint32_t repetitions = 5;
     uint32_t round_trips = 2000;
     uint64_t mebibytes = 512;  // of a stream
     std::string plugin = GIN_BENCH_PLUGIN;
     std::string json;
-    bool only_plugin = false;
+    std::vector<std::string> ways, transports;  // empty: all
 };
+
+constexpr std::pair<const char*, KernelBackend> kBackends[] = {
+    {"threads", KernelBackend::kThreads}, {"shared memory", KernelBackend::kProcesses}, {"tcp", KernelBackend::kHosts}};
+
+Amount amount_of(const Options& options, uint64_t bytes) {
+    const uint64_t messages = std::clamp<uint64_t>((options.mebibytes << 20) / bytes, 8, 20'000);
+    const uint32_t round_trips =
+        std::max<uint32_t>(20, bytes > 100'000 ? options.round_trips / 20 : options.round_trips);
+    return {bytes, round_trips, static_cast<uint32_t>(messages)};
+}
+
+struct Way {
+    const char* name;
+    const char* transport;
+    std::function<std::optional<Result>(const Amount& amount)> measure;  // nothing: it is not there
+};
+
+std::vector<Way> all_ways(const std::string& plugin) {
+    std::vector<Way> ways;
+    for (const auto& [transport, backend] : kBackends) {
+        ways.push_back(
+            {"direct", transport, [=](const auto& amount) { return measure_kernels(backend, false, amount, 1); }});
+        ways.push_back(
+            {"proxy", transport, [=](const auto& amount) { return measure_kernels(backend, true, amount, 1); }});
+    }
+    ways.push_back({"memcpy", "threads", measure_memcpy});
+    for (const auto& [transport, list] : {std::pair("shared memory", ""), std::pair("tcp", "tcp")}) {
+        // Shared memory's transports by name: with all of them it would also ask sockets.
+        const char* chosen = *list == '\0' ? "posix,sysv,cma,self" : list;
+        ways.push_back(
+            {"crossdock", transport, [=](const auto& amount) { return measure_plugin(amount, plugin, list); }});
+        ways.push_back(
+            {"ucx_perftest", transport, [=](const auto& amount) { return measure_perftest(amount, chosen); }});
+    }
+    // Different hosts share no memory.
+    ways.push_back({"hosts", "tcp", [](const auto& amount) { return measure_hosts(amount, "tcp"); }});
+    ways.push_back({"tcp socket", "tcp", measure_tcp});
+    return ways;
+}
+
+bool is_among(const std::vector<std::string>& names, const char* name) {
+    return names.empty() || std::find(names.begin(), names.end(), name) != names.end();
+}
 
 void run(const Options& options) {
     std::vector<Row> rows;
-    const std::pair<const char*, const char*> transports[] = {{"shared memory", ""}, {"tcp", "tcp"}};
-    for (const auto& [name, list] : transports) {
+    std::vector<RateRow> rates;
+    std::vector<Way> ways = all_ways(options.plugin);
+    std::erase_if(ways, [&](const Way& way) {
+        return !is_among(options.ways, way.name) || !is_among(options.transports, way.transport);
+    });
+    for (const auto& [transport, backend] : kBackends) {
         for (const uint64_t bytes : options.sizes) {
-            const uint64_t messages = std::clamp<uint64_t>((options.mebibytes << 20) / bytes, 8, 20'000);
-            const uint32_t round_trips =
-                std::max<uint32_t>(20, bytes > 100'000 ? options.round_trips / 20 : options.round_trips);
-            const Amount amount{bytes, round_trips, static_cast<uint32_t>(messages)};
-            Row own{"crossdock", name, amount, {}};
-            Row hosts{"hosts", name, amount, {}};
-            Row perftest{"ucx_perftest", name, amount, {}};
-            Row socket{"tcp socket", name, amount, {}};
+            const size_t first = rows.size();
             for (uint32_t i = 0; i < options.repetitions; ++i) {
-                own.results.push_back(measure_plugin(amount, options.plugin, list));
-                if (options.only_plugin) continue;
-                // Different hosts share no memory.
-                if (*list != '\0') hosts.results.push_back(measure_hosts(amount, list));
-                // Shared memory's transports by name: with all of them it would also ask sockets.
-                const std::string chosen = *list == '\0' ? "posix,sysv,cma,self" : list;
-                if (const auto result = measure_perftest(amount, chosen)) perftest.results.push_back(*result);
-                if (*list != '\0') socket.results.push_back(measure_tcp(amount));
+                size_t row = first;
+                for (const Way& way : ways) {
+                    if (std::string_view(way.transport) != transport) continue;
+                    const auto result = way.measure(amount_of(options, bytes));
+                    if (!result) continue;
+                    if (row == rows.size()) rows.push_back({way.name, transport, amount_of(options, bytes), {}});
+                    rows[row++].results.push_back(*result);
+                }
             }
-            for (Row* row : {&own, &hosts, &perftest, &socket}) {
-                if (!row->results.empty()) rows.push_back(*row);
+        }
+        for (const bool by_proxy : {false, true}) {
+            const char* way = by_proxy ? "proxy" : "direct";
+            if (!is_among(options.ways, way) || !is_among(options.transports, transport)) continue;
+            for (const int contexts : options.contexts) {
+                RateRow row{way, transport, contexts, {}};
+                for (uint32_t i = 0; i < options.repetitions; ++i) {
+                    row.messages_per_us.push_back(
+                        measure_kernels(backend, by_proxy, amount_of(options, 8), contexts).messages_per_us);
+                }
+                rates.push_back(row);
             }
         }
     }
-    print_table(rows);
-    if (!options.json.empty()) write_json(rows, options.json);
+    print_table(rows, rates);
+    if (!options.json.empty()) write_json(rows, rates, options.json);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
     Options options;
-    CLI::App app("What a put with a signal costs between two processes");
+    CLI::App app("What a put with a signal costs between two ranks");
     app.add_option("--sizes", options.sizes, "bytes of a put")
         ->delimiter(',')
         ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
+    app.add_option("--contexts", options.contexts, "of which the message rates are measured")
+        ->delimiter(',')
+        ->check(CLI::Range(1, 64));
     app.add_option("--repetitions", options.repetitions, "medians are of so many")->check(CLI::Range(1, 1000));
     app.add_option("--round-trips", options.round_trips, "of a measurement; large puts take a 20th")
         ->check(CLI::Range(1, 10'000'000));
     app.add_option("--mebibytes", options.mebibytes, "of a stream, at most 20000 puts")->check(CLI::Range(1, 1 << 20));
     app.add_option("--plugin", options.plugin, "the plugin's file")->check(CLI::ExistingFile);
     app.add_option("--json", options.json, "file for all figures");
-    app.add_flag("--only-plugin", options.only_plugin, "nothing else in the run");
+    app.add_option("--ways", options.ways, "only these: direct, proxy, memcpy, crossdock (the plugin), hosts, ...")
+        ->delimiter(',');
+    app.add_option("--transports", options.transports, "only these: threads, shared memory, tcp")->delimiter(',');
     CLI11_PARSE(app, argc, argv);
     try {
         run(options);

@@ -37,7 +37,27 @@ uint64_t await_number(Meeting& meeting) {
     return number;
 }
 
-Result run_pair(const std::string& transports, const RankFunction& rank) {
+void stay_on_cores(int rank, int cores_per_rank) {
+    cpu_set_t allowed, own;
+    CPU_ZERO(&allowed);
+    CPU_ZERO(&own);
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+    const int count = CPU_COUNT(&allowed) >= 2 * cores_per_rank ? cores_per_rank : 1;
+    int number = 0;
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+        if (!CPU_ISSET(core, &allowed)) continue;
+        if (number / count == rank) CPU_SET(core, &own);
+        ++number;
+    }
+    sched_setaffinity(0, sizeof(own), &own);
+}
+
+std::string next_address() {
+    static int port = 11'000 + static_cast<int>(now_ns() % 10'000);
+    return "127.0.0.1:" + std::to_string(++port);
+}
+
+Result run_pair(const std::string& transports, const RankFunction& rank, int cores_per_rank) {
     void* memory = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::runtime_error("no shared memory");
     auto& meeting = *new (memory) Meeting{};
@@ -49,19 +69,7 @@ Result run_pair(const std::string& transports, const RankFunction& rank) {
         if (!transports.empty()) setenv("UCX_TLS", transports.c_str(), 1);
         // Two hosts, so that frames cross TCP instead of a Unix socket.
         if (transports == "tcp") setenv("CROSSDOCK_HOST", std::to_string(each).c_str(), 1);
-        // Each on a core of its own, so that two runs are alike.
-        cpu_set_t allowed;
-        CPU_ZERO(&allowed);
-        if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0 && CPU_COUNT(&allowed) >= 2) {
-            int skip = each;
-            for (int core = 0; core < CPU_SETSIZE; ++core) {
-                if (!CPU_ISSET(core, &allowed) || skip-- > 0) continue;
-                CPU_ZERO(&allowed);
-                CPU_SET(core, &allowed);
-                break;
-            }
-            sched_setaffinity(0, sizeof(allowed), &allowed);
-        }
+        stay_on_cores(each, cores_per_rank);
         int status = 0;
         try {
             const Result result = rank(meeting, each);

@@ -37,15 +37,12 @@ bool program(const Rank& self) {
     reqs.ginSignalCount = 1;
     reqs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
     Session session;
-    if (!session.open(self, 2 * kWords * sizeof(int), reqs)) return false;
+    if (!session.open(self, 2 * kWords * sizeof(int), reqs, sizeof(int))) return false;
 
-    void* num_wrong = nullptr;
-    if (cudaMalloc(&num_wrong, sizeof(int)) != cudaSuccess || !upload<int>(num_wrong, {0})) return false;
-    CHECK(crossdockLaunch(self.comm, 1, 32, 0, nullptr, ping_pong, session.comm, session.window,
-                          static_cast<int*>(num_wrong)));
+    int* num_wrong = static_cast<int*>(session.own);
+    CHECK(crossdockLaunch(self.comm, 1, 32, 0, nullptr, ping_pong, session.comm, session.window, num_wrong));
     if (cudaStreamSynchronize(nullptr) != cudaSuccess) return false;
     const bool passed = download<int>(num_wrong, 1) == std::vector<int>{0};
-    cudaFree(num_wrong);
     return session.close(self) && passed;
 }
 

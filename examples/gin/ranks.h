@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the programs of this folder share: run once per rank, and buffers that are windows. Without options ranks are
-// threads, each with a GPU of its own under nvcc. On CPUs:
+// threads. Under nvcc they share the GPUs that are there.
 //   --ranks N         so many ranks (4)
-//   --processes       ranks are processes
+// On CPUs, besides:
+//   --backend NAME    threads, processes, or hosts: processes that share no memory, or only with their neighbour
+//                     where they are even in number and more than two
+//   --processes       the same as --backend processes
 //   --seed S          the simulator, with this seed
 //   --seeds N         ... and the N - 1 after it
 #pragma once
@@ -32,20 +35,31 @@ struct Rank {
     int rank, num_ranks;
 };
 
-// What a program needs on each rank: zeroed memory that is registered as a window, and a device communicator.
+// All ranks have come here.
+bool meet_on_host(const Rank& self);
+
+// What a program needs on each rank: zeroed memory that is registered as a window, a device communicator, and zeroed
+// memory of the rank's own.
 struct Session {
     void* memory = nullptr;
     ncclWindow_t window = nullptr;
     ncclDevComm comm;
-    bool open(const Rank& self, size_t bytes, const ncclDevCommRequirements& reqs) {
+    void* own = nullptr;
+    bool open(const Rank& self, size_t bytes, const ncclDevCommRequirements& reqs, size_t own_bytes = 8) {
+        // All of it before the collective calls: after them a peer may already write here, and while its kernel waits
+        // for this rank, CUDA may not allocate.
         CHECK(ncclMemAlloc(&memory, bytes));
-        // Before the collective calls: after them a peer may already write here.
-        if (cudaMemset(memory, 0, bytes) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) return false;
+        if (cudaMalloc(&own, own_bytes) != cudaSuccess || cudaMemset(own, 0, own_bytes) != cudaSuccess ||
+            cudaMemset(memory, 0, bytes) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) {
+            return false;
+        }
         CHECK(ncclCommWindowRegister(self.comm, memory, bytes, &window, NCCL_WIN_DEFAULT));
         CHECK(ncclDevCommCreate(self.comm, &reqs, &comm));
         return true;
     }
     bool close(const Rank& self) {
+        if (!meet_on_host(self)) return false;
+        cudaFree(own);
         CHECK(ncclDevCommDestroy(self.comm, &comm));
         CHECK(ncclCommWindowDeregister(self.comm, window));
         CHECK(ncclMemFree(memory));
@@ -66,39 +80,64 @@ std::vector<T> download(const void* memory, size_t count) {
 
 using Program = bool (*)(const Rank&);
 
-#if defined(__CUDACC__)
-
-// All ranks have come here.
-inline bool meet_on_host(const Rank& self) {
-    void* word = nullptr;
-    if (cudaMalloc(&word, sizeof(int)) != cudaSuccess) return false;
-    CHECK(ncclAllReduce(word, word, 1, ncclInt, ncclSum, self.comm, nullptr));
-    return cudaStreamSynchronize(nullptr) == cudaSuccess && cudaFree(word) == cudaSuccess;
+inline int report(const char* program, int num_ranks, const char* how, bool passed) {
+    const char* slash = std::strrchr(program, '/');
+    std::printf("%s, %d ranks, %s: %s\n", slash == nullptr ? program : slash + 1, num_ranks, how,
+                passed ? "the results are right" : "FAILED");
+    return passed ? 0 : 1;
 }
 
+#if defined(__CUDACC__)
+
+#include <barrier>
+
+inline std::barrier<>* all_ranks = nullptr;
+
+inline bool meet_on_host(const Rank&) {
+    all_ranks->arrive_and_wait();
+    return true;
+}
+
+// Compiled with --default-stream per-thread: each rank has a stream of its own.
 inline int run_ranks(int argc, char** argv, Program program) {
-    int num_ranks = 0;
-    if (cudaGetDeviceCount(&num_ranks) != cudaSuccess || num_ranks == 0) return 77;
-    if (argc == 3 && std::strcmp(argv[1], "--ranks") == 0) num_ranks = std::atoi(argv[2]);
-    std::vector<ncclComm_t> comms(static_cast<size_t>(num_ranks));
-    if (ncclCommInitAll(comms.data(), num_ranks, nullptr) != ncclSuccess) return 1;
+    // Nothing is loaded or allocated while kernels wait for each other.
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    int num_devices = 0;
+    if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) {
+        std::printf("no GPU: nothing was run\n");
+        return 77;
+    }
+    const int num_ranks = argc == 3 && std::strcmp(argv[1], "--ranks") == 0 ? std::atoi(argv[2]) : 4;
+    std::barrier<> meeting(num_ranks);
+    all_ranks = &meeting;
+    ncclUniqueId id;
+    if (ncclGetUniqueId(&id) != ncclSuccess) return report(argv[0], num_ranks, "GPU", false);
     std::vector<std::thread> threads;
-    std::vector<char> passed(comms.size());
     for (int rank = 0; rank < num_ranks; ++rank) {
         threads.emplace_back([&, rank] {
-            const auto i = static_cast<size_t>(rank);
-            passed[i] = cudaSetDevice(rank) == cudaSuccess && program({comms[i], rank, num_ranks});
+            ncclComm_t comm = nullptr;
+            const bool joined = cudaSetDevice(rank % num_devices) == cudaSuccess &&
+                                ncclCommInitRank(&comm, num_ranks, id, rank) == ncclSuccess;
+            if (!joined || !program({comm, rank, num_ranks}) || ncclCommDestroy(comm) != ncclSuccess) {
+                std::fprintf(stderr, "rank %d: %s; %s\n", rank, ncclGetLastError(comm),
+                             cudaGetErrorString(cudaGetLastError()));
+                report(argv[0], num_ranks, "GPU", false);
+                std::fflush(nullptr);
+                std::_Exit(1);  // the others wait for this one
+            }
         });
     }
     for (std::thread& thread : threads) thread.join();
-    for (const char each : passed) {
-        if (!each) return 1;
-    }
-    return 0;
+    return report(argv[0], num_ranks, "GPU", true);
 }
 
 #else
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -125,15 +164,16 @@ inline bool run_threads(int num_ranks, Program program) {
     return all_passed;
 }
 
-inline bool run_processes(int num_ranks, Program program) {
-    ncclUniqueId id;
-    CHECK(crossdockGetUniqueId(&id));
+// join(comm, rank) makes the communicator in each rank's process.
+template <typename Join>
+bool run_in_processes(int num_ranks, Program program, Join join) {
     std::vector<pid_t> children;
     for (int rank = 0; rank < num_ranks; ++rank) {
         const pid_t child = fork();
         if (child == 0) {
             ncclComm_t comm;
-            const bool joined = crossdockCommInitRank(&comm, num_ranks, id, rank) == ncclSuccess;
+            const bool joined = join(&comm, rank) == ncclSuccess;
+            if (!joined) std::fprintf(stderr, "%s\n", ncclGetLastError(nullptr));
             const bool passed = joined && program({comm, rank, num_ranks});
             std::fflush(nullptr);
             _exit(passed && crossdockCommDestroy(comm) == ncclSuccess ? 0 : 1);
@@ -146,6 +186,34 @@ inline bool run_processes(int num_ranks, Program program) {
         all_passed = waitpid(child, &status, 0) == child && status == 0 && all_passed;
     }
     return all_passed;
+}
+
+inline bool run_processes(int num_ranks, Program program) {
+    ncclUniqueId id;
+    CHECK(crossdockGetUniqueId(&id));
+    return run_in_processes(num_ranks, program, [&](ncclComm_t* comm, int rank) {
+        return crossdockCommInitRank(comm, num_ranks, id, rank);
+    });
+}
+
+// CROSSDOCK_HOST makes processes of one machine play hosts.
+inline bool run_hosts(int num_ranks, Program program) {
+    // A port that is free now.
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof(address);
+    const int socket_fd = socket(AF_INET, SOCK_STREAM, 0);
+    const bool found = bind(socket_fd, reinterpret_cast<sockaddr*>(&address), bytes) == 0 &&
+                       getsockname(socket_fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0;
+    close(socket_fd);
+    if (!found) return false;
+    const std::string first = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+    const int ranks_per_host = num_ranks > 2 && num_ranks % 2 == 0 ? 2 : 1;
+    return run_in_processes(num_ranks, program, [&](ncclComm_t* comm, int rank) {
+        setenv("CROSSDOCK_HOST", ("host" + std::to_string(rank / ranks_per_host)).c_str(), 1);
+        return crossdockCommInitHosts(comm, num_ranks, rank, first.c_str());
+    });
 }
 
 inline bool run_seed(int num_ranks, uint64_t seed, Program program) {
@@ -168,7 +236,7 @@ inline bool run_seed(int num_ranks, uint64_t seed, Program program) {
 
 inline int run_ranks(int argc, char** argv, Program program) {
     int num_ranks = 4;
-    bool processes = false;
+    std::string backend = "threads";
     bool simulate = false;
     uint64_t seed = 0;
     uint64_t num_seeds = 1;
@@ -176,15 +244,18 @@ inline int run_ranks(int argc, char** argv, Program program) {
         const std::string option = argv[i];
         const char* value = i + 1 < argc ? argv[i + 1] : "";
         if (option == "--ranks") num_ranks = std::atoi(value), ++i;
-        if (option == "--processes") processes = true;
+        if (option == "--backend") backend = value, ++i;
+        if (option == "--processes") backend = "processes";
         if (option == "--seed") simulate = true, seed = std::strtoull(value, nullptr, 10), ++i;
         if (option == "--seeds") simulate = true, num_seeds = std::strtoull(value, nullptr, 10), ++i;
     }
-    if (!simulate) return (processes ? run_processes : run_threads)(num_ranks, program) ? 0 : 1;
-    for (uint64_t i = 0; i < num_seeds; ++i) {
-        if (!run_seed(num_ranks, seed + i, program)) return 1;
+    if (!simulate) {
+        const auto run = backend == "hosts" ? run_hosts : backend == "processes" ? run_processes : run_threads;
+        return report(argv[0], num_ranks, backend.c_str(), run(num_ranks, program));
     }
-    return 0;
+    bool passed = true;
+    for (uint64_t i = 0; i < num_seeds && passed; ++i) passed = run_seed(num_ranks, seed + i, program);
+    return report(argv[0], num_ranks, ("simulated, " + std::to_string(num_seeds) + " seeds").c_str(), passed);
 }
 
 #endif

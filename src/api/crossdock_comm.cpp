@@ -15,6 +15,7 @@
 #include "fabric/cpu/window_memory.h"
 #include "fabric/hosts/communicator.h"
 #include "fabric/hosts/launcher.h"
+#include "gin/device_comm.h"
 #include "runtime/cpu/machine_memory.h"
 
 namespace crossdock {
@@ -220,6 +221,8 @@ ncclResult_t crossdockCommWindowRegister(ncclComm_t comm, void* memory, size_t s
 
 ncclResult_t crossdockCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
     return boundary([&] {
-        cpu_communicator_of(comm, "ncclCommWindowDeregister")->deregister_window(window, cpu::join_timeout_ns());
+        const auto communicator = cpu_communicator_of(comm, "ncclCommWindowDeregister");
+        gin::drain(*communicator);
+        communicator->deregister_window(window, cpu::join_timeout_ns());
     });
 }

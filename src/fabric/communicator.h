@@ -23,6 +23,7 @@ class SymmetricMemory {
     std::byte* local = nullptr;
     size_t bytes = 0;
     PeerMap peers;
+    cpu::FarMemory* far = nullptr;  // the way to ranks of other hosts; null: there are none
 };
 
 // A window registered by the user.
@@ -30,7 +31,8 @@ struct WindowView {
     std::byte* local = nullptr;
     size_t bytes = 0;
     PeerMap peers;
-    uint64_t number = 0;  // the same on all ranks, of each window another; 0: not known
+    uint64_t number = 0;            // the same on all ranks, of each window another; 0: not known
+    cpu::FarMemory* far = nullptr;  // as of SymmetricMemory
 };
 
 // Stands for memory of ranks outside a load/store domain: whoever touches it faults.

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "api/boundary.h"
+#include "device/cpu/far_memory.h"
 #include "fabric/communicator.h"
 
 namespace crossdock::gin {
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int kMaxCount = 1 << 16;
 constexpr int kMaxContexts = 64;
+constexpr uint64_t kDrainNs = 5'000'000'000;
 constexpr int kFull = 1, kRail = 2;  // ncclGinConnectionType_t
 
 struct Registry {
@@ -39,6 +41,7 @@ void check(const crossdockDevCommNeeds& needs) {
     require_count(needs.contexts, kMaxContexts, "ginContextCount");
     require_count(needs.signals, kMaxCount, "ginSignalCount");
     require_count(needs.counters, kMaxCount, "ginCounterCount");
+    require_count(needs.queue_depth, kMaxCount, "ginQueueDepth");
     require(needs.connection >= 0 && needs.connection <= kRail, ncclInvalidArgument,
             "reqs->ginConnectionType is {}, must be in 0..{}", needs.connection, kRail);
     require(needs.connection != 0 || (needs.signals == 0 && needs.counters == 0), ncclInvalidArgument,
@@ -50,7 +53,12 @@ void check(const crossdockDevCommNeeds& needs) {
             needs.world_gin_barriers);
     require(needs.connection != 0 || needs.rail_gin_barriers == 0, ncclInvalidArgument,
             "reqs->railGinBarrierCount is {}, must be 0 with NCCL_GIN_CONNECTION_NONE", needs.rail_gin_barriers);
-    require(!needs.lsa_multimem, ncclInvalidUsage, "reqs->lsaMultimem is true: CPU communicators have no multimem");
+    require_count(needs.list_lsa_barriers, kMaxCount, "resourceRequirementsList's LSA barriers");
+    require(needs.bad_alignment == 0, ncclInvalidArgument,
+            "bufferAlign of a requirement is {}, must be a power of two of at most 4096", needs.bad_alignment);
+    require(needs.ll_a2a_blocks == 0 && needs.ll_a2a_slots == 0, ncclInvalidArgument,
+            "reqs->lsaLLA2ABlockCount is {} and lsaLLA2ASlotCount {}, must be 0: use ncclLLA2ACreateRequirement",
+            needs.ll_a2a_blocks, needs.ll_a2a_slots);
 }
 
 }  // namespace
@@ -78,15 +86,14 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
                 "the requirements of rank {} and rank 0 differ", rank);
     }
     check(needs);
-    require(communicator->domain_ranks() == communicator->num_ranks(), ncclInvalidUsage,
-            "ranks of several hosts have no device communicators");
-
     view = {};
     view.id = id;
     view.rank = communicator->rank();
     view.num_ranks = communicator->num_ranks();
     view.lsa_size = lsa_size(*communicator);
     view.lsa_rank = view.rank % view.lsa_size;
+    require(needs.max_team <= view.lsa_size, ncclInvalidArgument,
+            "a team with multimem spans {} ranks, must be within the LSA team of {}", needs.max_team, view.lsa_size);
     const bool has_gin = needs.connection != 0;
     view.num_contexts = has_gin ? std::max(needs.contexts, 1) : 0;
     view.num_signals = needs.signals;
@@ -96,6 +103,8 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.world_gin_barriers = needs.world_gin_barriers;
     view.hybrid_barriers = needs.barriers;
     view.hybrid_lsa_handle = static_cast<uint32_t>(needs.lsa_barriers);
+    view.list_lsa_handle = view.hybrid_lsa_handle + static_cast<uint32_t>(needs.barriers);
+    view.multimem = needs.lsa_multimem;
     const int rail_size = view.num_ranks / view.lsa_size;
     num_barrier_signals_ = 0;
     // For every rank a word for barriers that cover puts, and one for those that do not.
@@ -113,37 +122,42 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     const auto contexts = static_cast<size_t>(view.num_contexts);
     const auto signals = contexts * static_cast<size_t>(needs.signals + num_barrier_signals_);
     const auto counters = contexts * static_cast<size_t>(needs.counters);
-    const auto inboxes = static_cast<size_t>(needs.lsa_barriers + needs.barriers) * static_cast<size_t>(view.lsa_size);
+    const auto inboxes = static_cast<size_t>(needs.lsa_barriers + needs.barriers + needs.list_lsa_barriers) *
+                         static_cast<size_t>(view.lsa_size);
     shadows_.resize(signals);
     epochs_.resize(inboxes);
     memory_ = communicator->allocate_symmetric(8 * (signals + counters) + 4 * inboxes + 8, cpu::join_timeout_ns());
     if (cpu::Scheduler* scheduler = communicator->runtime().cpu_executor()->scheduler()) {
         simulated = SimulatedGin::of(*scheduler);
+        return;
     }
+    if (far() != nullptr) far()->add_contexts(view.num_contexts);
+    outbox = std::make_unique<Outbox>(chosen_type(), view.num_ranks, view.num_contexts, needs.queue_depth,
+                                      communicator->domain_ranks(), far() != nullptr);
 }
 
-size_t DeviceComm::signal_index(int context, uint32_t signal, const std::string& what) const {
+size_t DeviceComm::signal_index(int context, uint32_t signal, const Caller& caller) const {
     const auto user_signals = static_cast<uint32_t>(needs.signals);
     const uint32_t per_context = user_signals + static_cast<uint32_t>(num_barrier_signals_);
     const bool is_barrier = (signal & kBarrierSignal) != 0;
     const uint32_t index = is_barrier ? user_signals + (signal & ~kBarrierSignal) : signal;
     require(index < (is_barrier ? per_context : user_signals), ncclInvalidArgument,
-            "{}: signal {} is out of range: the device communicator has {} (ginSignalCount)", what,
+            "{}: signal {} is out of range: the device communicator has {} (ginSignalCount)", caller,
             signal & ~kBarrierSignal, user_signals);
     return static_cast<size_t>(context) * per_context + index;
 }
 
-uint64_t* DeviceComm::signal(int rank, int context, uint32_t signal, const std::string& what) const {
-    return reinterpret_cast<uint64_t*>(memory_->peers.at(rank, 0)) + signal_index(context, signal, what);
+uint64_t* DeviceComm::signal(int rank, int context, uint32_t signal, const Caller& caller) const {
+    return reinterpret_cast<uint64_t*>(memory_->peers.at(rank, 0)) + signal_index(context, signal, caller);
 }
 
-uint64_t* DeviceComm::shadow(int context, uint32_t signal, const std::string& what) {
-    return &shadows_[signal_index(context, signal, what)];
+uint64_t* DeviceComm::shadow(int context, uint32_t signal, const Caller& caller) {
+    return &shadows_[signal_index(context, signal, caller)];
 }
 
-uint64_t* DeviceComm::counter(int context, uint32_t counter, const std::string& what) const {
+uint64_t* DeviceComm::counter(int context, uint32_t counter, const Caller& caller) const {
     require(counter < static_cast<uint32_t>(needs.counters), ncclInvalidArgument,
-            "{}: counter {} is out of range: the device communicator has {} (ginCounterCount)", what, counter,
+            "{}: counter {} is out of range: the device communicator has {} (ginCounterCount)", caller, counter,
             needs.counters);
     return reinterpret_cast<uint64_t*>(memory_->local) + shadows_.size() +
            static_cast<size_t>(context) * static_cast<size_t>(needs.counters) + counter;
@@ -173,6 +187,17 @@ DeviceComm& find_device_comm(uint64_t id) {
             "the ncclDevComm was not made by ncclDevCommCreate, or is destroyed");
     t_found = {id, changes, found->second.get()};
     return *found->second;
+}
+
+void drain(const cpu::CpuCommunicator& communicator) {
+    const std::lock_guard lock(registry().mutex);
+    for (const auto& [id, device_comm] : registry().all) {
+        if (device_comm->communicator.get() != &communicator || device_comm->outbox == nullptr) continue;
+        try {
+            device_comm->outbox->drain(kDrainNs);
+        } catch (const Error&) {  // whoever uses it next is told
+        }
+    }
 }
 
 }  // namespace crossdock::gin
@@ -211,8 +236,12 @@ ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
         auto& registry = gin::registry();
         std::unique_ptr<gin::DeviceComm> last_reference;
         gin::DeviceComm& found = gin::find_device_comm(id);
-        // What is on its way writes into memory that goes.
-        if (found.simulated != nullptr) found.simulated->advance(UINT64_MAX);
+        // What is on its way writes into memory that goes, and is judged for the last time.
+        if (found.simulated != nullptr) {
+            found.simulated->advance(UINT64_MAX);
+            const std::string& violation = found.simulated->judge().violation();
+            require(violation.empty(), ncclInternalError, "{}", violation);
+        }
         const std::lock_guard lock(registry.mutex);
         last_reference = std::move(registry.all[id]);
         registry.all.erase(id);
@@ -228,5 +257,6 @@ ncclResult_t crossdockDevCommTeams(ncclComm_t comm, crossdockDevCommView* view) 
         view->num_ranks = communicator->num_ranks();
         view->lsa_size = size;
         view->lsa_rank = communicator->rank() % size;
+        view->gin_type = static_cast<int>(gin::chosen_type());
     });
 }

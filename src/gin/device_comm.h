@@ -9,6 +9,8 @@
 
 #include "crossdock/device/entry.hpp"
 #include "fabric/cpu/cpu_communicator.h"
+#include "gin/caller.h"
+#include "gin/outbox.h"
 #include "gin/simulated_gin.h"
 
 namespace crossdock::gin {
@@ -29,10 +31,15 @@ class DeviceComm {
     std::shared_ptr<cpu::CpuCommunicator> communicator;
     std::shared_ptr<SimulatedGin> simulated;  // null outside of the simulation
 
-    // signal: of the program, or with kBarrierSignal. Error for one that does not exist, with what as its beginning.
-    uint64_t* signal(int rank, int context, uint32_t signal, const std::string& what) const;
-    uint64_t* counter(int context, uint32_t counter, const std::string& what) const;
-    uint64_t* shadow(int context, uint32_t signal, const std::string& what);
+    // signal: of the program, or with kBarrierSignal. Error for one that does not exist, with caller as its beginning.
+    uint64_t* signal(int rank, int context, uint32_t signal, const Caller& caller) const;
+    uint64_t* counter(int context, uint32_t counter, const Caller& caller) const;
+    uint64_t* shadow(int context, uint32_t signal, const Caller& caller);
+    // Where the signal is in every rank's piece of the memory that ranks of other hosts reach by far().
+    uint64_t signal_offset(int context, uint32_t signal, const Caller& caller) const {
+        return sizeof(uint64_t) * signal_index(context, signal, caller);
+    }
+    cpu::FarMemory* far() const { return memory_->far; }
     // Of barrier `barrier` of rank `owner` (of the world), the word that LSA rank `from` writes.
     uint32_t* lsa_inbox(int owner, uint32_t barrier, int from) const;
 
@@ -50,15 +57,23 @@ class DeviceComm {
     std::map<std::tuple<bool, uint32_t, uint32_t>, Use> uses;
 
   private:
-    size_t signal_index(int context, uint32_t signal, const std::string& what) const;
+    size_t signal_index(int context, uint32_t signal, const Caller& caller) const;
 
     int num_barrier_signals_;
     std::unique_ptr<SymmetricMemory> memory_;
     std::vector<uint64_t> shadows_;
     std::vector<LsaEpochs> epochs_;
+
+  public:
+    // Null in the simulation. Last: while it ends it still writes counters.
+    std::unique_ptr<Outbox> outbox;
 };
 
 // Error with ncclInvalidUsage for one that does not exist, or no longer.
 DeviceComm& find_device_comm(uint64_t id);
+
+// All that the communicator's device communicators have posted is read from its source, as far as that takes no more
+// than a few seconds: memory may go.
+void drain(const cpu::CpuCommunicator& communicator);
 
 }  // namespace crossdock::gin

@@ -17,6 +17,7 @@ void crossdockSyncNamed(int number, int count) { KernelThread::current().sync_na
 void crossdockExchange(unsigned mask, const void* own, size_t bytes, void* all) {
     KernelThread::current().exchange(mask, own, bytes, static_cast<std::byte*>(all));
 }
+void* crossdockBlockScratch(int number) { return KernelThread::current().scratch(static_cast<size_t>(number) % 16); }
 unsigned crossdockActiveMask() { return KernelThread::current().active_mask(); }
 
 void crossdockFenceMemory(crossdockFence) {

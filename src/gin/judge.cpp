@@ -83,18 +83,16 @@ void Judge::add_waiting(const std::string& deadlock, const std::string& wait, bo
 
 void Judge::thread_accesses(const Who& who, uint32_t number, const Clock& clock, const void* memory, size_t bytes,
                             bool is_write, const void* instruction) {
-    judge({is_write ? Kind::kThreadWrite : Kind::kThreadRead, who, number, clock.of_thread(number), {}, instruction},
+    judge({is_write ? Kind::kThreadWrite : Kind::kThreadRead, {who}, number, clock.of_thread(number), instruction},
           clock, memory, bytes);
 }
 
-void Judge::put_reads(uint64_t put, const Who& who, crossdockWhere where, const Clock& issued, const void* memory,
-                      size_t bytes) {
-    judge({Kind::kPutRead, who, put, 0, where, nullptr}, issued, memory, bytes);
+void Judge::put_reads(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes) {
+    judge({Kind::kPutRead, transfer, put, 0, nullptr}, issued, memory, bytes);
 }
 
-void Judge::put_lands(uint64_t put, const Who& who, crossdockWhere where, const Clock& issued, const void* memory,
-                      size_t bytes) {
-    judge({Kind::kPutLanding, who, put, 0, where, nullptr}, issued, memory, bytes);
+void Judge::put_lands(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes) {
+    judge({Kind::kPutLanding, transfer, put, 0, nullptr}, issued, memory, bytes);
 }
 
 bool Judge::is_known(const Access& access, const Clock& clock) const {
@@ -148,31 +146,38 @@ void Judge::judge(const Access& access, const Clock& clock, const void* memory, 
 }
 
 std::string Judge::describe(const Access& access) {
+    const auto& [who, where, is_get] = access.by;
+    const char* what = is_get ? "get" : "put";
     switch (access.kind) {
         case Kind::kThreadRead:
-            return fmt::format("{} reads it at {}", name(access.who), place_of(access.instruction));
+            return fmt::format("{} reads it at {}", name(who), place_of(access.instruction));
         case Kind::kThreadWrite:
-            return fmt::format("{} writes it at {}", name(access.who), place_of(access.instruction));
+            return fmt::format("{} writes it at {}", name(who), place_of(access.instruction));
         case Kind::kPutRead:
-            return fmt::format("it is a source of the put of {} at {}", name(access.who), name(access.where));
+            return fmt::format("it is a source of the {} of {} at {}", what, name(who), name(where));
         case Kind::kPutLanding:
-            return fmt::format("the put of {} at {} writes it", name(access.who), name(access.where));
+            return fmt::format("the {} of {} at {} writes it", what, name(who), name(where));
     }
     return {};
 }
 
 void Judge::report(const Access& first, const Access& second, const Region& region, size_t offset) {
+    const auto is_one = [&](Kind kind, bool is_get) {
+        return (first.kind == kind && first.by.is_get == is_get) || (second.kind == kind && second.by.is_get == is_get);
+    };
     const auto is_write = [](const Access& access) {
         return access.kind == Kind::kThreadWrite || access.kind == Kind::kPutLanding;
     };
-    const bool has_source = first.kind == Kind::kPutRead || second.kind == Kind::kPutRead;
-    const bool has_put = first.kind == Kind::kPutLanding || second.kind == Kind::kPutLanding;
     const char* what = "data read and written by two threads that nothing orders";
-    if (has_source) {
+    if (is_one(Kind::kPutRead, false)) {
         what = "source changed before a flush or a counter said that it was read";
+    } else if (is_one(Kind::kPutRead, true)) {
+        what = "source of a get changed before the get was done, or got before it was there";
     } else if (is_write(first) && is_write(second)) {
         what = "two unordered writes to one place";
-    } else if (has_put) {
+    } else if (is_one(Kind::kPutLanding, true)) {
+        what = "data read before a flush said that the get was done, or got over what is still read";
+    } else if (is_one(Kind::kPutLanding, false)) {
         what = "data read without waiting for a signal that covers the put, or overwritten before its reader was done";
     }
     violated(fmt::format("{}: byte {} of rank {}'s window {}: {}; {}", what, offset, region.rank, region.window,

@@ -39,11 +39,15 @@ class Judge {
 
     void thread_accesses(const Who& who, uint32_t number, const Clock& clock, const void* memory, size_t bytes,
                          bool is_write, const void* instruction);
-    // issued: what the thread that posted the put knew.
-    void put_reads(uint64_t put, const Who& who, crossdockWhere where, const Clock& issued, const void* memory,
-                   size_t bytes);
-    void put_lands(uint64_t put, const Who& who, crossdockWhere where, const Clock& issued, const void* memory,
-                   size_t bytes);
+    // A put or a get, by whom and where.
+    struct Transfer {
+        Who who;
+        crossdockWhere where = {};
+        bool is_get = false;
+    };
+    // issued: what the thread that posted it knew.
+    void put_reads(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes);
+    void put_lands(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes);
 
     // Keeps the first violation, with the seed before it.
     void violated(const std::string& what);
@@ -63,10 +67,9 @@ class Judge {
     enum class Kind : uint8_t { kThreadRead, kThreadWrite, kPutRead, kPutLanding };
     struct Access {
         Kind kind;
-        Who who;
+        Transfer by;
         uint64_t number;  // thread or put
         uint32_t time;    // of the thread
-        crossdockWhere where;
         const void* instruction;
     };
     struct Byte {

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "core/error.h"
+#include "runtime/cpu/idle_backoff.h"
 
 namespace crossdock::gin {
 namespace {
@@ -206,27 +207,43 @@ void KernelThread::look() {
 }
 
 void KernelThread::wait(const std::function<bool()>& ready, const std::function<std::string()>& description) {
+    wait_until(ready, UINT64_MAX, description);
+}
+
+bool KernelThread::wait_until(const std::function<bool()>& ready, uint64_t deadline_ns,
+                              const std::function<std::string()>& description) {
     made_progress();
     if (launch_->scheduler == nullptr) {
-        uint64_t deadline_ns = 0;
+        // Nobody else runs in this thread, so for a moment nothing is lost by staying here.
+        if (launch_->has_one_thread) {
+            for (int i = 0; i < launch_->num_spins; ++i) {
+                if (ready()) return true;
+                cpu::IdleBackoff::relax();
+            }
+        }
+        uint64_t timeout_ns = 0;
         while (!ready()) {
             const uint64_t now = now_ns();
-            if (deadline_ns == 0) deadline_ns = now + launch_->timeout_ns;
-            require(now < deadline_ns, ncclTimeout, "{} waited {} ms for {}", name(), launch_->timeout_ns / 1'000'000,
+            if (now >= deadline_ns) return false;
+            if (timeout_ns == 0) timeout_ns = now + launch_->timeout_ns;
+            require(now < timeout_ns, ncclTimeout, "{} waited {} ms for {}", name(), launch_->timeout_ns / 1'000'000,
                     description());
-            suspended([&] { warp_->pause(deadline_ns); });
+            suspended([&] { warp_->pause(std::min(timeout_ns, deadline_ns)); });
         }
-        return;
+        return true;
     }
     scheduling_point();
     while (!ready()) {
+        if (now_ns() >= deadline_ns) return false;
         try {
-            suspended([&] { launch_->scheduler->poll(launch_->simulated->next_arrival_ns()); });
+            const uint64_t next_ns = std::min(launch_->simulated->next_arrival_ns(), deadline_ns);
+            suspended([&] { launch_->scheduler->poll(next_ns); });
         } catch (const Error& error) {
             deadlocked(error.what(), fmt::format("{} waits for {}", name(), description()), false);
         }
         look();
     }
+    return true;
 }
 
 void KernelThread::poll(uint64_t until_ns) {

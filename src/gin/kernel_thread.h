@@ -36,6 +36,7 @@ struct Block {
     std::map<int, Meeting> named;
     std::vector<Lanes> warps;
     std::vector<std::byte> static_shared;
+    alignas(16) std::byte scratch[16][16];  // of broadcasts
 };
 
 struct Launch {
@@ -45,6 +46,8 @@ struct Launch {
     cpu::Scheduler* scheduler;                // null outside of the simulation
     std::shared_ptr<SimulatedGin> simulated;  // too
     std::vector<Block> blocks;
+    bool has_one_thread = false;
+    int num_spins = 0;  // of a wait, before it lets others run
 };
 
 class KernelThread {
@@ -67,6 +70,9 @@ class KernelThread {
 
     // Until ready(). Bounded: Error with ncclTimeout and the wait's description, or of a deadlock.
     void wait(const std::function<bool()>& ready, const std::function<std::string()>& description);
+    // Until ready() or the time: then false. Bounded as wait is.
+    bool wait_until(const std::function<bool()>& ready, uint64_t deadline_ns,
+                    const std::function<std::string()>& description);
     // One step of a loop that waits for others in a way that nobody here knows.
     void poll(uint64_t until_ns);
     void made_progress() { num_polls_ = 0; }
@@ -75,6 +81,7 @@ class KernelThread {
 
     uint64_t now_ns() { return warp_->now_ns(); }
     std::byte* dynamic_shared() { return warp_->shared_memory; }
+    std::byte* scratch(size_t number) { return block_->scratch[number]; }
     Launch& launch() const { return *launch_; }
     cpu::Warp& warp() { return *warp_; }
     const Who& who() const { return who_; }

@@ -6,6 +6,7 @@
 #include "api/boundary.h"
 #include "fabric/communicator.h"
 #include "gin/kernel_thread.h"
+#include "runtime/cpu/idle_backoff.h"
 
 using namespace crossdock;
 
@@ -50,9 +51,13 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         require(gin::KernelThread::current_or_null() == nullptr, ncclInvalidUsage, "a kernel launches no kernels");
 
         cpu::Executor& executor = *communicator->runtime().cpu_executor();
-        gin::Launch launch{communicator, arguments->enter, timeout_ns(), executor.scheduler(), nullptr, {}};
+        gin::Launch launch{communicator, arguments->enter, timeout_ns(), executor.scheduler(), nullptr, {}, false, 0};
         if (launch.scheduler != nullptr) launch.simulated = gin::SimulatedGin::of(*launch.scheduler);
         launch.blocks.resize(num_blocks);
+        launch.has_one_thread = num_blocks * num_threads == 1;
+        // A network makes progress only where others run.
+        const int num_near = communicator->domain_ranks();
+        if (num_near == communicator->num_ranks()) launch.num_spins = cpu::IdleBackoff::spins_for(num_near);
         for (gin::Block& block : launch.blocks) {
             block.num_live = static_cast<int>(num_threads);
             block.warps.resize((num_threads + 31) / 32);

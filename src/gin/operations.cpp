@@ -1,31 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels call (crossdock/device/entry.hpp): NCCL's Device API. Outside of the simulation a put is a copy and a
-// signal an atomic addition, so all puts before a signal are visible to who sees it, and sources are free at once.
+// What kernels call (crossdock/device/entry.hpp): NCCL's Device API. Outside of the simulation a put to a rank of this
+// host is a copy and a signal an atomic addition, by the calling thread or by the proxy; the network has the others.
 #include <array>
 #include <cstring>
 
 #include "core/error.h"
+#include "gin/arguments.h"
 #include "gin/device_comm.h"
 #include "gin/kernel_thread.h"
+#include "gin/posting.h"
 
 using namespace crossdock;
-using gin::DeviceComm;
-using gin::Judge;
-using gin::KernelThread;
+using namespace crossdock::gin;
 
-namespace {
+namespace crossdock::gin {
 
-std::string beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
-    return fmt::format("{}: {} at {}", thread.name(), what, Judge::name(where));
+Caller beginning(const KernelThread& thread, const char* what, crossdockWhere where) {
+    return {thread.who(), what, where};
 }
 
-// The window, and with it the judge's watch on all ranks' pieces of it.
 WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset, size_t bytes, const char* what,
                        crossdockWhere where) {
     cpu::CpuCommunicator& communicator = *thread.launch().communicator;
-    WindowView window;
+    // The last one that this thread has looked up.
+    struct Found {
+        const cpu::CpuCommunicator* communicator = nullptr;
+        ncclWindow_t handle = nullptr;
+        uint64_t num_changes = 0;
+        WindowView window;
+    };
+    thread_local Found t_found;
+    WindowView& window = t_found.window;
+    const uint64_t num_changes = cpu::CpuCommunicator::num_window_changes();
     try {
-        window = communicator.window(handle);
+        if (t_found.communicator != &communicator || t_found.handle != handle || t_found.num_changes != num_changes) {
+            t_found = {&communicator, handle, num_changes, communicator.window(handle)};
+        }
     } catch (const Error& error) {
         fail(error.code(), "{}: {}", beginning(thread, what, where), error.what());
     }
@@ -56,6 +66,19 @@ int world_rank(const KernelThread& thread, const DeviceComm& comm, crossdockTeam
     return rank;
 }
 
+std::function<bool()> are_there(const DeviceComm& comm, const std::array<ncclWindow_t, 3>& windows) {
+    return [communicator = comm.communicator.get(), windows] {
+        for (ncclWindow_t window : windows) {
+            try {
+                if (window != nullptr) communicator->window(window);
+            } catch (const Error&) {
+                return false;
+            }
+        }
+        return true;
+    };
+}
+
 DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, crossdockWhere where) {
     DeviceComm& comm = gin::find_device_comm(id);
     require(comm.view.num_contexts > 0, ncclInvalidUsage,
@@ -66,14 +89,58 @@ DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, c
     return comm;
 }
 
-uint64_t* word_of(const KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what,
-                  crossdockWhere where) {
-    const std::string begin = beginning(thread, what, where);
+}  // namespace crossdock::gin
+
+namespace {
+
+// A VA signal: the window, whose word at offset it is.
+WindowView window_of_word(KernelThread& thread, const DeviceComm& comm, ncclWindow_t window, size_t offset,
+                          const char* what, crossdockWhere where) {
+    require(!comm.needs.no_va_signals, ncclInvalidUsage,
+            "{}: a VA signal, but ginVaSignalsRequired of the device communicator was false",
+            beginning(thread, what, where));
+    const WindowView found = find_window(thread, window, offset, sizeof(uint64_t), what, where);
+    require(offset % sizeof(uint64_t) == 0, ncclInvalidArgument,
+            "{}: a VA signal at offset {}, must be a multiple of 8", beginning(thread, what, where), offset);
+    return found;
+}
+
+// A word at the peer.
+struct Word {
+    uint64_t* address = nullptr;  // null: there is none
+    cpu::FarMemory* memory = nullptr;
+    uint64_t offset = 0;
+};
+
+// Where a put signals.
+Word signal_of(KernelThread& thread, const DeviceComm& comm, const crossdockPut& put, int peer, const char* what) {
+    const crossdockRemoteAction& remote = put.remote;
+    if (remote.kind == crossdockNoSignal) return {};
+    const bool is_barrier = remote.window == nullptr && (remote.signal & kBarrierSignal) != 0;
+    require(!remote.is_strong || is_barrier || !comm.needs.no_strong_signals, ncclInvalidUsage,
+            "{}: a strong signal, but ginStrongSignalsRequired of the device communicator was false",
+            beginning(thread, what, put.where));
+    if (remote.window == nullptr) {
+        const Caller begin = beginning(thread, what, put.where);
+        return {comm.signal(peer, put.context, remote.signal, begin), comm.far(),
+                comm.signal_offset(put.context, remote.signal, begin)};
+    }
+    const WindowView window = window_of_word(thread, comm, remote.window, remote.offset, what, put.where);
+    return {reinterpret_cast<uint64_t*>(window.peers.at(peer, remote.offset)), window.far, remote.offset};
+}
+
+uint64_t* word_of(KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what, crossdockWhere where) {
+    if (slot.window != nullptr) {
+        const WindowView window = window_of_word(thread, comm, slot.window, slot.offset, what, where);
+        return reinterpret_cast<uint64_t*>(window.local + slot.offset);
+    }
+    const Caller begin = beginning(thread, what, where);
     return slot.is_counter ? comm.counter(slot.context, slot.index, begin)
                            : comm.signal(comm.view.rank, slot.context, slot.index, begin);
 }
 
 std::string name_of(crossdockSlot slot) {
+    if (slot.window != nullptr) return fmt::format("the VA signal at offset {}", slot.offset);
     const bool is_barrier = !slot.is_counter && (slot.index & gin::kBarrierSignal) != 0;
     return fmt::format("{} {} of context {}",
                        slot.is_counter ? "counter"
@@ -87,24 +154,9 @@ bool has_reached(uint64_t seen, uint64_t least, int bits) {
     return ((seen - least) & mask) <= mask >> 1;
 }
 
-// Values go as one store where they are aligned, since their reader may poll them.
-void store_value(std::byte* target, uint64_t value, size_t bytes) {
-    if (reinterpret_cast<uintptr_t>(target) % bytes != 0) {
-        std::memcpy(target, &value, bytes);
-        return;
-    }
-    switch (bytes) {
-        case 8:
-            return __atomic_store_n(reinterpret_cast<uint64_t*>(target), value, __ATOMIC_RELEASE);
-        case 4:
-            return __atomic_store_n(reinterpret_cast<uint32_t*>(target), static_cast<uint32_t>(value),
-                                    __ATOMIC_RELEASE);
-        case 2:
-            return __atomic_store_n(reinterpret_cast<uint16_t*>(target), static_cast<uint16_t>(value),
-                                    __ATOMIC_RELEASE);
-        default:
-            std::memcpy(target, &value, bytes);
-    }
+// Of a wait, what is known of those who carry out what was posted.
+std::string state_of(const DeviceComm& comm, int context) {
+    return comm.outbox == nullptr ? std::string() : comm.outbox->state(context);
 }
 
 }  // namespace
@@ -147,60 +199,80 @@ void crossdockGinPut(const crossdockPut* put) {
     DeviceComm& comm = open_context(thread, put->dev_comm, put->context, put->where);
     const int peer = world_rank(thread, comm, put->team, put->peer, what, put->where);
     const bool has_data = put->target != nullptr || put->source != nullptr;
+    WindowView target_window, source_window;
     std::byte* target = nullptr;
     const std::byte* source = nullptr;
     if (has_data) {
-        target = find_window(thread, put->target, put->target_offset, put->bytes, what, put->where)
-                     .peers.at(peer, put->target_offset);
+        target_window = find_window(thread, put->target, put->target_offset, put->bytes, what, put->where);
+        target = target_window.peers.at(peer, put->target_offset);
         if (put->source != nullptr) {
-            source = find_window(thread, put->source, put->source_offset, put->bytes, what, put->where).local +
-                     put->source_offset;
+            source_window = find_window(thread, put->source, put->source_offset, put->bytes, what, put->where);
+            source = source_window.local + put->source_offset;
         }
     }
-    const std::string begin =
-        put->remote.kind != crossdockNoSignal || put->has_counter ? beginning(thread, what, put->where) : std::string();
-    uint64_t* signal =
-        put->remote.kind == crossdockNoSignal ? nullptr : comm.signal(peer, put->context, put->remote.signal, begin);
+    const Caller begin = beginning(thread, what, put->where);
+    const Word signal = signal_of(thread, comm, *put, peer, what);
     uint64_t* counter = put->has_counter ? comm.counter(put->context, put->counter, begin) : nullptr;
     thread.made_progress();
 
     if (comm.simulated != nullptr) {
-        gin::SimulatedGin::Post post{thread.who(), thread.number, thread.clock, comm.view.rank, peer,
-                                     put->context, put->dev_comm, target,       source,         {},
-                                     put->bytes,   put->remote,   signal,       counter,        put->where,
+        gin::SimulatedGin::Post post{thread.who(), thread.number, thread.clock,   comm.view.rank, peer,
+                                     put->context, put->dev_comm, target,         source,         {},
+                                     put->bytes,   put->remote,   signal.address, counter,        put->where,
                                      nullptr};
         if (has_data && source == nullptr) {
             const auto* value = reinterpret_cast<const std::byte*>(&put->value);
             post.value.assign(value, value + put->bytes);
         }
-        post.is_there = [communicator = comm.communicator.get(), windows = std::array{put->target, put->source}] {
-            for (ncclWindow_t window : windows) {
-                try {
-                    if (window != nullptr) communicator->window(window);
-                } catch (const Error&) {
-                    return false;
-                }
-            }
-            return true;
-        };
+        post.is_there = are_there(comm, {put->target, put->source, put->remote.window});
         comm.simulated->post(std::move(post));
         thread.tick();
         return thread.scheduling_point();
     }
+    const bool to_far = is_far(comm, peer);
+    if (to_far || comm.outbox->type() == GinType::kProxy) {
+        Descriptor descriptor;
+        descriptor.bytes = has_data ? put->bytes : 0;
+        descriptor.is_value = has_data && source == nullptr;
+        descriptor.has_signal = signal.address != nullptr;
+        descriptor.is_strong = put->remote.is_strong;
+        descriptor.is_far = to_far;
+        if (descriptor.is_value) {
+            descriptor.value = put->value;
+        } else {
+            descriptor.source = source;
+        }
+        descriptor.increase = put->remote.value;
+        descriptor.counter = counter;
+        descriptor.target = target;
+        descriptor.signal = signal.address;
+        descriptor.target_memory = target_window.far;
+        descriptor.target_offset = put->target_offset;
+        descriptor.source_memory = source_window.far;
+        descriptor.source_offset = put->source_offset;
+        descriptor.signal_memory = signal.memory;
+        descriptor.signal_offset = signal.offset;
+        return post(thread, comm, put->context, peer, descriptor, begin);
+    }
     if (source != nullptr && put->bytes > 0) {
         thread.warp().put(peer, target, source, put->bytes);
     } else if (target != nullptr && put->bytes > 0) {
-        store_value(target, put->value, put->bytes);
+        gin::store_value(target, put->value, put->bytes);
     }
     if (counter != nullptr) __atomic_fetch_add(counter, 1, __ATOMIC_RELEASE);
-    if (signal != nullptr) thread.warp().signal(peer, signal, put->remote.value);
+    if (signal.address != nullptr) thread.warp().signal(peer, signal.address, put->remote.value);
 }
 
 void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, dev_comm, context, where);
     thread.made_progress();
-    if (comm.simulated == nullptr) return;
+    if (comm.simulated == nullptr) {
+        for (int peer = 0; peer < comm.view.num_ranks; ++peer) {
+            wait_until_read(thread, comm, context, peer, comm.outbox->num_posted(context, peer), where);
+        }
+        return;
+    }
     thread.scheduling_point();
     comm.simulated->flush(thread.number, dev_comm, context, thread.clock);
     thread.scheduling_point();
@@ -211,6 +283,7 @@ uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere wher
     DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
     const uint64_t* word = word_of(thread, comm, slot, "a read", where);
     // A loop around it waits.
+    if (comm.outbox != nullptr) comm.outbox->progress(slot.context);
     thread.poll(0);
     const uint64_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
     if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
@@ -218,19 +291,32 @@ uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere wher
 }
 
 void crossdockGinWait(crossdockSlot slot, uint64_t least, int bits, bool acquires, crossdockWhere where) {
+    crossdockGinWaitUntil(slot, least, bits, acquires, UINT64_MAX, where);
+}
+
+bool crossdockGinWaitUntil(crossdockSlot slot, uint64_t least, int bits, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
     const uint64_t* word = word_of(thread, comm, slot, "a wait", where);
     require(bits >= 1 && bits <= 64, ncclInvalidArgument, "{}: {} bits, must be in 1..64",
             beginning(thread, "a wait", where), bits);
     uint64_t seen = 0;
-    thread.wait(
+    const bool has_come = thread.wait_until(
         [&] {
+            if (comm.outbox != nullptr) comm.outbox->progress(slot.context);
             seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
             return has_reached(seen, least, bits);
         },
-        [&] { return fmt::format("{} at {}: expected {}, seen {}", name_of(slot), Judge::name(where), least, seen); });
-    if (comm.simulated != nullptr) (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+        deadline_ns,
+        [&] {
+            return fmt::format("{} at {}: expected {}, seen {}{}", name_of(slot), Judge::name(where), least, seen,
+                               state_of(comm, slot.context));
+        });
+    if (has_come && comm.simulated != nullptr) {
+        (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
+    }
+    return has_come;
 }
 
 void crossdockGinReset(crossdockSlot slot, crossdockWhere where) {
@@ -290,22 +376,40 @@ void crossdockLsaArrive(const crossdockBarrierUse* use, int peer, bool releases,
 }
 
 void crossdockLsaWait(const crossdockBarrierUse* use, int peer, bool acquires, crossdockWhere where) {
+    crossdockLsaWaitUntil(use, peer, acquires, UINT64_MAX, where);
+    ++gin::find_device_comm(use->dev_comm).lsa_epochs(use->handle + use->index, peer).awaited;
+}
+
+bool crossdockLsaWaitUntil(const crossdockBarrierUse* use, int peer, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where) {
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = gin::find_device_comm(use->dev_comm);
     const uint32_t barrier = use->handle + use->index;
     const uint32_t* inbox = comm.lsa_inbox(comm.view.rank, barrier, peer);
-    const uint32_t least = ++comm.lsa_epochs(barrier, peer).awaited;
+    const uint32_t least = comm.lsa_epochs(barrier, peer).awaited + 1;
     uint32_t seen = 0;
-    thread.wait(
+    const bool has_come = thread.wait_until(
         [&] {
             seen = __atomic_load_n(inbox, __ATOMIC_ACQUIRE);
             return static_cast<int32_t>(seen - least) >= 0;
         },
+        deadline_ns,
         [&] {
             return fmt::format("LSA rank {} at LSA barrier {} at {}: expected {}, seen {}", peer, use->index,
                                Judge::name(where), least, seen);
         });
-    if (comm.simulated != nullptr) {
+    if (has_come && comm.simulated != nullptr) {
         (acquires ? thread.clock : thread.pending).join(comm.simulated->judge().atomics[inbox]);
     }
+    return has_come;
 }
+
+ncclWindow_t crossdockFindWindow(const void* address, size_t* offset, crossdockWhere where) {
+    KernelThread& thread = KernelThread::current();
+    const ncclWindow_t window = thread.launch().communicator->window_at(static_cast<const std::byte*>(address), offset);
+    require(window != nullptr, ncclInvalidArgument, "{}: no window of this rank contains {}",
+            beginning(thread, "ncclFindWindow or a multimem pointer", where), address);
+    return window;
+}
+
+int crossdockLsaTeamSize() { return gin::lsa_size(*KernelThread::current().launch().communicator); }

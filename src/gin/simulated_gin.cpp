@@ -13,6 +13,8 @@ constexpr uint64_t kMaxDelayNs = 3'000;
 constexpr uint64_t kStragglerOneIn = 8;  // of the puts take much longer
 constexpr uint64_t kStragglerFactor = 10;
 
+Judge::Transfer transfer_of(const SimulatedGin::Post& post) { return {post.who, post.where, post.is_get}; }
+
 }  // namespace
 
 std::shared_ptr<SimulatedGin> SimulatedGin::of(cpu::Scheduler& scheduler) {
@@ -48,9 +50,11 @@ void SimulatedGin::post(Post post) {
     Stream& stream = streams_[{put->dev_comm, put->context, put->rank, put->peer}];
     if (put->target != nullptr) {
         lands_at_ns = now_ns + delay();
-        stream.last_landing_ns = std::max(stream.last_landing_ns, lands_at_ns);
-        stream.landed.join(put->issued);
-        stream.landed.learn_landed(number);
+        if (!put->is_get) {
+            stream.last_landing_ns = std::max(stream.last_landing_ns, lands_at_ns);
+            stream.landed.join(put->issued);
+            stream.landed.learn_landed(number);
+        }
         if (put->source != nullptr) {
             put->before.assign(put->source, put->source + put->bytes);
             unflushed_[{put->thread, put->dev_comm, put->context}].push_back(number);
@@ -77,37 +81,68 @@ void SimulatedGin::read_source(uint64_t number) {
     Put& put = *puts_[number];
     if (put.is_read || put.source == nullptr) return;
     put.is_read = true;
-    judge_.put_reads(number, put.who, put.where, put.issued, put.source, put.bytes);
+    judge_.put_reads(number, transfer_of(put), put.issued, put.source, put.bytes);
     put.read.assign(put.source, put.source + put.bytes);
     // Who writes to a source without being watched is found by what it wrote.
     const auto changed = std::mismatch(put.read.begin(), put.read.end(), put.before.begin()).first;
     if (changed != put.read.end()) {
-        judge_.violated(fmt::format(
-            "source changed before a flush or a counter said that it was read: byte {} of the source of the put of {} "
-            "at {}",
-            changed - put.read.begin(), Judge::name(put.who), Judge::name(put.where)));
+        judge_.violated(fmt::format("{}: byte {} of the source of the {} of {} at {}",
+                                    put.is_get ? "source of a get changed before the get was done"
+                                               : "source changed before a flush or a counter said that it was read",
+                                    changed - put.read.begin(), put.is_get ? "get" : "put", Judge::name(put.who),
+                                    Judge::name(put.where)));
     }
 }
 
 void SimulatedGin::flush(uint32_t thread, uint64_t dev_comm, int context, Clock& clock) {
     auto& numbers = unflushed_[{thread, dev_comm, context}];
-    for (const uint64_t number : numbers) {
-        if (puts_[number] != nullptr && puts_[number]->is_there()) read_source(number);
-        clock.learn_read(number);
-    }
+    for (const uint64_t number : numbers) finish(number, clock);
     numbers.clear();
+}
+
+void SimulatedGin::finish(uint64_t number, Clock& clock) {
+    Put& put = *puts_[number];
+    if (put.is_get) {
+        land(number);
+        return clock.learn_landed(number);
+    }
+    if (put.is_there()) read_source(number);
+    clock.learn_read(number);
+}
+
+uint64_t SimulatedGin::request_flush(const Clock& clock, uint64_t dev_comm, int context, int peer) {
+    std::vector<uint64_t> covered;
+    for (const auto& [of, numbers] : unflushed_) {
+        const auto& [thread, its_dev_comm, its_context] = of;
+        if (its_dev_comm != dev_comm || its_context != context) continue;
+        for (const uint64_t number : numbers) {
+            const Put& put = *puts_[number];
+            if (put.peer == peer && put.issued.of_thread(thread) <= clock.of_thread(thread)) covered.push_back(number);
+        }
+    }
+    requests_.push_back(std::move(covered));
+    return requests_.size() - 1;
+}
+
+void SimulatedGin::wait_for_request(uint64_t request, Clock& clock) {
+    for (const uint64_t number : requests_[request]) finish(number, clock);
+}
+
+void SimulatedGin::land(uint64_t number) {
+    Put& put = *puts_[number];
+    if (put.has_landed || !put.is_there()) return;
+    put.has_landed = true;
+    read_source(number);
+    judge_.put_lands(number, transfer_of(put), put.issued, put.target, put.bytes);
+    std::memcpy(put.target, put.source != nullptr ? put.read.data() : put.value.data(), put.bytes);
+    put.before = put.read = {};
 }
 
 void SimulatedGin::deliver(const Event& event) {
     Put& put = *puts_[event.put];
     switch (event.kind) {
         case Kind::kLanding:
-            if (!put.is_there()) return;
-            read_source(event.put);
-            judge_.put_lands(event.put, put.who, put.where, put.issued, put.target, put.bytes);
-            std::memcpy(put.target, put.source != nullptr ? put.read.data() : put.value.data(), put.bytes);
-            put.before = put.read = {};
-            return;
+            return land(event.put);
         case Kind::kCounter: {
             if (put.is_there()) read_source(event.put);
             Word& word = words_[put.counter];
@@ -117,8 +152,10 @@ void SimulatedGin::deliver(const Event& event) {
             return;
         }
         case Kind::kSignal: {
+            const bool is_va = put.remote.window != nullptr;
+            if (is_va && !put.is_there()) return;
             Word& word = words_[put.signal];
-            if (word.kind != crossdockNoSignal && word.kind != put.remote.kind) {
+            if (!is_va && word.kind != crossdockNoSignal && word.kind != put.remote.kind) {
                 judge_.violated(fmt::format(
                     "Inc mixed with Add without a reset: signal {} of context {} at rank {}: {} by {} at {} comes "
                     "after the other kind at {}",

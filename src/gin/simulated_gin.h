@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // GIN in the simulation: puts and signals on their way. Puts land late and in any order; a strong signal arrives behind
 // all earlier puts of its context to that peer, a weak one behind its own put only; sources are read when the put lands
-// or when a flush or a counter has to say so, not earlier. One object for all ranks.
+// or when a flush or a counter has to say so, not earlier. A get reads its source when it lands. One object for all
+// ranks.
 #pragma once
 
 #include <functional>
@@ -36,11 +37,17 @@ class SimulatedGin {
         uint64_t* counter;  // null: none
         crossdockWhere where;
         std::function<bool()> is_there;  // whether its windows still are
+        bool is_get;                     // the source is the peer's, the target the own one
     };
     void post(Post post);
 
-    // Sources of what the thread has put in the context are read; clock learns it.
+    // Sources of what the thread has put in the context are read, and what it has got has landed; clock learns it.
     void flush(uint32_t thread, uint64_t dev_comm, int context, Clock& clock);
+
+    // The same later, for what whoever has the clock knows to have been posted to the peer, by any thread.
+    uint64_t request_flush(const Clock& clock, uint64_t dev_comm, int context, int peer);
+    bool has_request(uint64_t request) const { return request < requests_.size(); }
+    void wait_for_request(uint64_t request, Clock& clock);
 
     // Delivers what arrives until now.
     void advance(uint64_t now_ns);
@@ -57,6 +64,7 @@ class SimulatedGin {
         std::vector<std::byte> before;  // the source when the put was posted
         std::vector<std::byte> read;
         bool is_read = false;
+        bool has_landed = false;
         Clock signals;  // what the signal tells
     };
     enum class Kind { kLanding, kCounter, kSignal };
@@ -81,6 +89,8 @@ class SimulatedGin {
 
     void add(uint64_t at_ns, Kind kind, uint64_t put);
     void read_source(uint64_t number);
+    void land(uint64_t number);
+    void finish(uint64_t number, Clock& clock);
     void deliver(const Event& event);
 
     Judge judge_;
@@ -92,6 +102,7 @@ class SimulatedGin {
     std::unordered_map<const uint64_t*, Word> words_;
     std::map<std::tuple<uint64_t, int, int, int>, Stream> streams_;  // device communicator, context, rank, peer
     std::map<std::tuple<uint32_t, uint64_t, int>, std::vector<uint64_t>> unflushed_;
+    std::vector<std::vector<uint64_t>> requests_;  // of which puts and gets
 };
 
 }  // namespace crossdock::gin

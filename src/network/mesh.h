@@ -65,7 +65,7 @@ class Mesh : private FrameSink {
     // A put from host memory to host memory that leaves its source alone: there is nothing to test, and nothing to wait
     // for. Its last piece waits in this rank for the signal behind it, until the next call. To a lost rank: dropped.
     void put_copy(uint32_t context, uint32_t peer, std::span<const std::byte> bytes, const Span& target);
-    // A strong signal behind all of the context's puts to that peer.
+    // If the signal is strong, behind all of the context's puts to that peer.
     void signal_copy(uint32_t context, uint32_t peer, const Signal& signal);
 
     // Notes are small messages from host to host. Numbers of the notes to a peer grow; reading one forgets those

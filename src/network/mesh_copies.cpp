@@ -74,7 +74,7 @@ void Mesh::signal_copy(uint32_t context, uint32_t peer, const Signal& signal) {
         held_ = copy_frame(peer, header, {});
     }
     FrameHeader& header = held_->header;
-    header.flags = kFlagSignal | kFlagStrong;
+    header.flags = static_cast<uint8_t>(kFlagSignal | (signal.is_strong ? kFlagStrong : 0));
     header.signal_region = signal.region->id;
     header.signal_offset = signal.offset;
     header.value = signal.value;

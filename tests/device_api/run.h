@@ -29,7 +29,9 @@ struct Setup {
     int ranks = 2;
     int signals = 4, counters = 2, barriers = 2;
     int lsa_team = 0;  // 0: all ranks
+    int queue_depth = 0;
     ncclGinConnectionType_t connection = NCCL_GIN_CONNECTION_FULL;
+    bool strong_signals = true, va_signals = true;
 };
 using Body = std::function<ncclResult_t(World&)>;
 
@@ -43,6 +45,9 @@ inline std::string run_rank(const Setup& setup, const Rank& self, const Body& bo
     reqs.ginCounterCount = setup.counters;
     reqs.barrierCount = reqs.lsaBarrierCount = setup.barriers;
     reqs.ginContextCount = 2;
+    reqs.ginQueueDepth = setup.queue_depth;
+    reqs.ginStrongSignalsRequired = setup.strong_signals;
+    reqs.ginVaSignalsRequired = setup.va_signals;
     if (setup.connection != NCCL_GIN_CONNECTION_NONE) reqs.railGinBarrierCount = setup.barriers;
     if (setup.connection == NCCL_GIN_CONNECTION_FULL) reqs.worldGinBarrierCount = setup.barriers;
     if (!is_good(ncclMemAlloc(&world.memory, 4096)) ||

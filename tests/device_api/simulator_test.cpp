@@ -24,6 +24,9 @@ enum Bug {
     kBarrierTwice,    // two blocks use one barrier
     kTooFew,          // waits for one signal more than comes
     kEarlyOverwrite,  // a put to what the peer may still read
+    kGetTooEarly,     // a get of what its owner has not told to be there
+    kOtherPeer,       // a flushAsync for a get from another peer
+    kNoWaitForIt,     // a flushAsync that nobody waits for
 };
 
 void expect_found(const Setup& setup, const Body& body, const std::string& what) {
@@ -252,6 +255,47 @@ __global__ void overwrite(ncclDevComm comm, ncclWindow_t window, Bug bug) {
 TEST(Simulator, DataOverwrittenAfterItsReadersConsentIsClean) { expect_clean({}, launching(1, 4, overwrite, kNone)); }
 TEST(Simulator, DataOverwrittenBeforeItsReaderIsDoneIsFound) {
     expect_found({}, launching(1, 4, overwrite, kEarlyOverwrite), "overwritten before its reader was done");
+}
+
+// Rank 0 gets what rank 1 has stored, and lets it store there again.
+__global__ void get_from_one(ncclDevComm comm, ncclWindow_t window, Bug bug) {
+    ncclCoopThread thread;
+    ncclGin gin(comm, 0);
+    const ncclTeam world = ncclTeamWorld(comm);
+    int* words = static_cast<int*>(ncclGetLocalPointer(window, 0));
+    if (comm.rank == 1) {
+        words[0] = 5;
+        gin.signal(world, 0, ncclGin_WeakVASignalInc{window, 64});
+        if (bug == kNoWaitForIt || bug == kOtherPeer) return;
+        if (bug != kEarlyOverwrite) gin.waitSignal(thread, window, 64, 1);
+        words[0] = 6;
+    } else if (comm.rank == 0) {
+        if (bug != kGetTooEarly) gin.waitSignal(thread, window, 64, 1);
+        gin.get(world, 1, window, 0, window, 4, 4);
+        ncclGinRequest_t request;
+        gin.flushAsync(world, bug == kOtherPeer ? 2 : 1, &request);
+        if (bug == kNoFlush) {
+            gin.signal(world, 1, ncclGin_WeakVASignalInc{window, 64});
+        } else if (bug != kNoWaitForIt) {
+            gin.wait(request);
+        }
+        words[2] = words[1];
+        if (bug == kNone && words[2] != 5) __trap();
+        if (bug != kNoFlush) gin.signal(world, 1, ncclGin_WeakVASignalInc{window, 64});
+    }
+}
+TEST(Simulator, AGetBetweenSignalsIsClean) { expect_clean({}, launching(1, 1, get_from_one, kNone)); }
+TEST(Simulator, AGetOfWhatIsNotThereIsFound) {
+    expect_found({}, launching(1, 1, get_from_one, kGetTooEarly), "source of a get changed before the get was done");
+}
+TEST(Simulator, AGetsSourceThatChangesIsFound) {
+    expect_found({}, launching(1, 1, get_from_one, kEarlyOverwrite), "source of a get changed before the get was done");
+    expect_found({}, launching(1, 1, get_from_one, kNoFlush), "get was done");
+}
+TEST(Simulator, AGetReadBeforeItsFlushIsFound) {
+    expect_found({}, launching(1, 1, get_from_one, kNoWaitForIt), "read before a flush said that the get was done");
+    expect_found({.ranks = 3}, launching(1, 1, get_from_one, kOtherPeer),
+                 "read before a flush said that the get was done");
 }
 
 __global__ void wrong_signal(ncclDevComm comm, ncclWindow_t) {

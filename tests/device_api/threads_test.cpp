@@ -2,12 +2,12 @@
 // NCCL's Device API over threads: what each call does, and that bad input ends a kernel with a message.
 #include <gtest/gtest.h>
 
-#include "run.h"
+#include "ways.h"
 
 namespace {
 
 void expect_success(const Setup& setup, const Body& body) {
-    EXPECT_EQ(on_threads(setup, body), "");
+    for (const Way& way : kWays) EXPECT_EQ(on(way, setup, body), "") << way.name();
     EXPECT_EQ(in_simulations(setup, 5, body), "");
 }
 void expect_message(const Setup& setup, const Body& body, const std::string& message) {
@@ -124,7 +124,31 @@ __global__ void signals(ncclDevComm comm, ncclWindow_t window) {
 TEST(DeviceApi, SignalsCountersAndShadows) { expect_success({.ranks = 3}, launching(1, 1, signals)); }
 
 // Bad input: each kind ends the kernel with a message that names the value and what is allowed.
-enum Mistake { kWindow, kOffset, kBytes, kPeer, kRank, kSignal, kCounter, kContext, kBarrier, kLsaPeer, kBits, kMask };
+enum Mistake {
+    kWindow,
+    kOffset,
+    kBytes,
+    kPeer,
+    kRank,
+    kSignal,
+    kCounter,
+    kContext,
+    kBarrier,
+    kLsaPeer,
+    kBits,
+    kMask,
+    kGetBytes,
+    kGetPeer,
+    kGetWindow,
+    kFlushPeer,
+    kRequest,
+    kForeignRequest,
+    kVaWindow,
+    kVaOffset,
+    kVaEnd,
+    kNoMultimem,
+    kNoWindowThere,
+};
 __global__ void mistaken(ncclDevComm comm, ncclWindow_t window, Mistake mistake) {
     const ncclTeam world = ncclTeamWorld(comm);
     ncclGin gin(comm, mistake == kContext ? 2 : 0);
@@ -156,6 +180,37 @@ __global__ void mistaken(ncclDevComm comm, ncclWindow_t window, Mistake mistake)
             return __syncwarp(2);
         case kContext:
             return;
+        case kGetBytes:
+            return gin.get(world, 0, window, 4096, window, 0, 4);
+        case kGetPeer:
+            return gin.get(world, -1, window, 0, window, 0, 8);
+        case kGetWindow:
+            return gin.get(world, 0, window, 0, nullptr, 0, 8);
+        case kFlushPeer: {
+            ncclGinRequest_t request;
+            return gin.flushAsync(world, 2, &request);
+        }
+        case kRequest: {
+            ncclGinRequest_t request = {};
+            return gin.wait(request);
+        }
+        case kForeignRequest: {
+            ncclGinRequest_t request;
+            ncclGin(comm, 1).flushAsync(world, 0, &request);
+            return gin.wait(request);
+        }
+        case kVaWindow:
+            return gin.signal(world, 0, ncclGin_StrongVASignalInc{nullptr, 0});
+        case kVaOffset:
+            return gin.waitSignal(ncclCoopThread(), window, 12, 1);
+        case kVaEnd:
+            return gin.put(world, 0, window, 0, window, 0, 8, ncclGin_WeakVASignalAdd{window, 4092, 1});
+        case kNoMultimem:
+            ncclGetLsaMultimemPointer(window, 0, comm);
+            return;
+        case kNoWindowThere:
+            ncclFindWindow(ncclCoopThread(), comm, &comm);
+            return;
     }
 }
 TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
@@ -172,12 +227,39 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
         {kLsaPeer, "peer 2 is outside of the LSA team of ranks 0..1"},
         {kBits, "65 bits, must be in 1..64"},
         {kMask, "that lacks it"},
+        {kGetBytes, "get at threads_test.cpp:"},
+        {kGetBytes, "offset 4096 and 4 bytes, allowed: within the window's 4096 bytes"},
+        {kGetPeer, "peer -1 is outside of the team of 2 ranks"},
+        {kGetWindow, "is not a window registered with this communicator"},
+        {kFlushPeer, "peer 2 is outside of the team of 2 ranks"},
+        {kRequest, "the request is not one that flushAsync of context 0 has made"},
+        {kForeignRequest, "the request is not one that flushAsync of context 0 has made"},
+        {kVaWindow, "is not a window registered with this communicator"},
+        {kVaOffset, "a VA signal at offset 12, must be a multiple of 8"},
+        {kNoMultimem, "made without multimem"},
+        {kNoWindowThere, "no window of this rank contains"},
+        {kVaEnd, "offset 4092 and 8 bytes, allowed: within the window's 4096 bytes"},
     };
     setenv("CROSSDOCK_GIN_TIMEOUT_MS", "2000", 1);
     for (const auto& [mistake, message] : mistakes) {
         expect_message({}, launching(3, 1, mistaken, mistake), message);
     }
     unsetenv("CROSSDOCK_GIN_TIMEOUT_MS");
+}
+
+// What the requirements excluded is not there.
+TEST(DeviceApi, SignalsThatWereNotRequiredAreRefused) {
+    expect_message({.strong_signals = false},
+                   launching(
+                       1, 1,
+                       +[](ncclDevComm comm, ncclWindow_t) {
+                           ncclGin(comm, 0).signal(ncclTeamWorld(comm), 0, ncclGin_StrongSignalInc{0});
+                       }),
+                   "a strong signal, but ginStrongSignalsRequired");
+    expect_message({.va_signals = false},
+                   launching(
+                       1, 1, +[](ncclDevComm comm, ncclWindow_t window) { ncclGin(comm, 0).readSignal(window, 0); }),
+                   "a VA signal, but ginVaSignalsRequired");
 }
 
 TEST(DeviceApi, RailsReachNoOtherRails) {
@@ -219,9 +301,46 @@ TEST(DeviceApi, RequirementsAreChecked) {
               std::string::npos);
     EXPECT_NE(create([](Reqs reqs, int rank) { reqs.lsaBarrierCount = rank; }).find("rank 1 and rank 0 differ"),
               std::string::npos);
-    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaMultimem = true; }).find("no multimem"), std::string::npos);
+    static ncclDevResourceRequirements misaligned = {};
+    misaligned.bufferAlign = 96 * 2;
+    EXPECT_NE(create([](Reqs reqs, int) {
+                  reqs.resourceRequirementsList = &misaligned;
+              }).find("bufferAlign of a requirement is 192, must be a power of two"),
+              std::string::npos);
+    static ncclTeamRequirements too_wide = {nullptr, ncclTeam{3, 0, 1}, true, nullptr};
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.teamRequirementsList = &too_wide; }).find("must be within the LSA team"),
+              std::string::npos);
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaLLA2ABlockCount = 1; }).find("use ncclLLA2ACreateRequirement"),
+              std::string::npos);
     EXPECT_NE(create([](Reqs reqs, int) { reqs.magic = 0; }).find("NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER"),
               std::string::npos);
+}
+
+// Without requirements, without a place for the result, and with a window that is gone.
+TEST(DeviceApi, WhatIsMissingOrGoneHasAMessage) {
+    const auto create = [](const ncclDevCommRequirements* reqs, bool has_place) {
+        return on_threads({.ranks = 1}, [=](World& world) {
+            ncclDevComm comm;
+            return ncclDevCommCreate(world.self.comm, reqs, has_place ? &comm : nullptr);
+        });
+    };
+    const ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+    EXPECT_NE(create(nullptr, true).find("reqs or outDevComm is NULL"), std::string::npos);
+    EXPECT_NE(create(&reqs, false).find("reqs or outDevComm is NULL"), std::string::npos);
+    expect_message(
+        {.ranks = 1},
+        [](World& world) {
+            const ncclWindow_t gone = world.window;
+            const ncclResult_t result = ncclCommWindowDeregister(world.self.comm, gone);
+            if (result != ncclSuccess) return result;
+            return crossdockLaunch(
+                world.self.comm, 1, 1, 0, nullptr,
+                +[](ncclDevComm comm, ncclWindow_t window) {
+                    ncclGin(comm, 0).put(ncclTeamWorld(comm), 0, window, 0, window, 8, 8);
+                },
+                world.comm, gone);
+        },
+        "is not a window registered with this communicator");
 }
 
 // A wait is bounded, and names rank, block, signal, what was expected and what was seen.

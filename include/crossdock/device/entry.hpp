@@ -39,16 +39,24 @@ struct crossdockDevCommView {
     int num_contexts, num_signals, num_counters;
     int lsa_barriers, rail_gin_barriers, world_gin_barriers, hybrid_barriers;
     uint32_t rail_signal0, world_signal0, hybrid_rail_signal0, hybrid_world_signal0;
-    uint32_t lsa_handle, hybrid_lsa_handle;
+    uint32_t lsa_handle, hybrid_lsa_handle, list_lsa_handle;
     bool multimem;
+    int gin_type;  // ncclGinType_t
 };
 
-// ncclDevCommRequirements without its lists.
+// ncclDevCommRequirements; what its lists want is part of the sums.
 struct crossdockDevCommNeeds {
     int barriers, lsa_barriers, rail_gin_barriers, world_gin_barriers;
     int contexts, signals, counters;
+    int queue_depth;
     int connection;  // ncclGinConnectionType_t
     bool lsa_multimem;
+    bool no_strong_signals, no_va_signals;
+    int list_lsa_barriers;
+    uint64_t resource_bytes;  // of the buffers that the list wants; the caller allocates them
+    uint64_t bad_alignment;   // of one of them; 0: all are good
+    int ll_a2a_blocks, ll_a2a_slots;
+    int max_team;  // with multimem: how many ranks of the LSA team it spans
 };
 
 struct crossdockTeam {
@@ -62,6 +70,8 @@ struct crossdockRemoteAction {
     bool is_strong;
     uint32_t signal;
     uint64_t value;
+    ncclWindow_t window;  // not null: the signal is the word at offset of the peer's window
+    size_t offset;
 };
 
 struct crossdockPut {
@@ -81,12 +91,27 @@ struct crossdockPut {
     crossdockWhere where;
 };
 
-// What a wait waits for: a signal or a counter of one context.
+struct crossdockGet {
+    uint64_t dev_comm;
+    int context;
+    crossdockTeam team;
+    int peer;
+    ncclWindow_t source;  // the peer's
+    size_t source_offset;
+    ncclWindow_t target;  // the own one
+    size_t target_offset;
+    size_t bytes;
+    crossdockWhere where;
+};
+
+// What a wait waits for: a signal or a counter of one context, or a word of a window.
 struct crossdockSlot {
     uint64_t dev_comm;
     int context;
     bool is_counter;
     uint32_t index;
+    ncclWindow_t window;  // not null: the word at offset of the own window
+    size_t offset;
 };
 
 enum crossdockPointerKind { crossdockPointerLocal, crossdockPointerLsa, crossdockPointerWorld, crossdockPointerTeam };
@@ -124,6 +149,8 @@ void crossdockSyncNamed(int number, int count);
 // all[lane] becomes what each lane of the mask gave. bytes: at most 16.
 void crossdockExchange(unsigned mask, const void* own, size_t bytes, void* all);
 unsigned crossdockActiveMask();
+// 16 bytes of the block, for each number in 0..15.
+void* crossdockBlockScratch(int number);
 void crossdockFenceMemory(crossdockFence scope);
 // Before an atomic access to address that releases, and after one that acquires. is_poll: it may be part of a loop that
 // waits for others.
@@ -139,11 +166,24 @@ void crossdockAccess(const void* address, size_t bytes, bool is_write, const voi
 
 void* crossdockWindowPointer(ncclWindow_t window, size_t offset, crossdockPointerKind kind, crossdockTeam team,
                              int peer, crossdockWhere where);
+// The own window that contains the address, and its offset there.
+ncclWindow_t crossdockFindWindow(const void* address, size_t* offset, crossdockWhere where);
+int crossdockLsaTeamSize();
 void crossdockGinOpen(uint64_t dev_comm, int context, crossdockWhere where);
 void crossdockGinPut(const crossdockPut* put);
+void crossdockGinGet(const crossdockGet* get);
 void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where);
+// request (two words) stands for what the caller knows to have been posted in the context to the peer. A wait for it
+// is a flush of that.
+void crossdockGinFlushAsync(uint64_t dev_comm, int context, crossdockTeam team, int peer, uint64_t* request,
+                            crossdockWhere where);
+void crossdockGinWaitRequest(uint64_t dev_comm, int context, const uint64_t* request, bool acquires,
+                             crossdockWhere where);
 uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere where);
 void crossdockGinWait(crossdockSlot slot, uint64_t least, int bits, bool acquires, crossdockWhere where);
+// The same until crossdockClock() has reached deadline_ns: then false.
+bool crossdockGinWaitUntil(crossdockSlot slot, uint64_t least, int bits, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where);
 void crossdockGinReset(crossdockSlot slot, crossdockWhere where);
 uint64_t* crossdockGinShadow(crossdockSlot slot, crossdockWhere where);
 
@@ -153,6 +193,10 @@ void crossdockBarrierLeave(const crossdockBarrierUse* use);
 // The session's part of an LSA barrier: tells peer, waits for peer (both LSA ranks).
 void crossdockLsaArrive(const crossdockBarrierUse* use, int peer, bool releases, crossdockWhere where);
 void crossdockLsaWait(const crossdockBarrierUse* use, int peer, bool acquires, crossdockWhere where);
+// The same until crossdockClock() has reached deadline_ns: then false. Unlike crossdockLsaWait it does not begin the
+// next round, so it can be called again.
+bool crossdockLsaWaitUntil(const crossdockBarrierUse* use, int peer, bool acquires, uint64_t deadline_ns,
+                           crossdockWhere where);
 // Whether an exception passes through the calling thread: then destructors do not wait.
 bool crossdockUnwinding();
 }

@@ -28,7 +28,9 @@
 #include "crossdock/device/gin.hpp"
 #include "crossdock/device/gin_barrier.hpp"
 #include "crossdock/device/launch.hpp"
+#include "crossdock/device/ll_a2a.hpp"
 #include "crossdock/device/lsa_barrier.hpp"
+#include "crossdock/device/reduce_copy.hpp"
 #include "crossdock/device/warp.hpp"
 #include "crossdock/device/words.hpp"
 #if defined(CROSSDOCK_WATCH_ACCESSES)

@@ -12,7 +12,8 @@ class ncclLsaBarrierSession {
 
   public:
     ncclLsaBarrierSession(Coop coop, const ncclDevComm& comm, ncclTeam team, ncclLsaBarrierHandle handle,
-                          uint32_t index, bool /*multimem*/ = false, Location location = Location::current())
+                          uint32_t index, bool /*multimem*/ = false, ncclMultimemHandle = {},
+                          Location location = Location::current())
         : coop_(coop),
           team_(team),
           lsa_rank_(comm.lsaRank),
@@ -22,7 +23,8 @@ class ncclLsaBarrierSession {
     }
     ncclLsaBarrierSession(Coop coop, const ncclDevComm& comm, ncclTeamTagLsa, uint32_t index, bool multimem = false,
                           Location location = Location::current())
-        : ncclLsaBarrierSession(coop, comm, ncclTeamLsa(comm), comm.lsaBarrier, index, multimem, location) {}
+        : ncclLsaBarrierSession(coop, comm, ncclTeamLsa(comm), comm.lsaBarrier, index, multimem, comm.lsaMultimem,
+                                location) {}
     ncclLsaBarrierSession(const ncclLsaBarrierSession&) = delete;
     ~ncclLsaBarrierSession() noexcept(false) {
         crossdockBarrierLeave(&use_);
@@ -45,8 +47,29 @@ class ncclLsaBarrierSession {
         arrive(coop, order);
         wait(coop, order);
     }
+    // ncclTimeout after so many cycles of clock64. Then the wait may be repeated.
+    ncclResult_t wait(Coop coop, cuda::memory_order order, uint64_t timeoutCycles) {
+        const uint64_t now = crossdockClock();
+        return wait_until(coop, order, timeoutCycles > UINT64_MAX - now ? UINT64_MAX : now + timeoutCycles);
+    }
+    ncclResult_t sync(Coop coop, cuda::memory_order order, uint64_t timeoutCycles) {
+        arrive(coop, order);
+        return wait(coop, order, timeoutCycles);
+    }
 
   private:
+    ncclResult_t wait_until(Coop, cuda::memory_order order, uint64_t deadline_ns) {
+        bool have_come = true;
+        for_peers([&](int peer) {
+            have_come = have_come && crossdockLsaWaitUntil(&use_, peer, crossdock::device::acquires(order), deadline_ns,
+                                                           crossdock::device::where(location_));
+        });
+        if (have_come) {
+            for_peers([&](int peer) { crossdockLsaWait(&use_, peer, false, crossdock::device::where(location_)); });
+        }
+        coop_.sync();
+        return have_come ? ncclSuccess : ncclTimeout;
+    }
     template <typename Body>
     void for_peers(Body body) {
         for (int i = coop_.thread_rank(); i < team_.nRanks; i += coop_.size()) {

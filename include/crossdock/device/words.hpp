@@ -68,7 +68,7 @@ extern __thread std::byte __stop_crossdock_shared[] __attribute__((visibility("h
 
 namespace crossdock::device {
 
-// Templates cannot place a variable in a section, so their __shared__ variables would not be a block's own.
+// In templates g++ does not place variables in a section, so their __shared__ variables would not be a block's own.
 constexpr bool is_template(const char* function) {
     for (; *function != '\0'; ++function) {
         if (function[0] == ' ' && function[1] == '[') return true;
@@ -124,10 +124,14 @@ constexpr crossdockWhere where(Location location) { return {location.file, locat
 }  // namespace crossdock::device
 
 // A variable of the block. Dynamic shared memory (extern __shared__) is CROSSDOCK_DYNAMIC_SHARED.
-#define __shared__                                                                              \
-    static_assert(!::crossdock::device::is_template(__PRETTY_FUNCTION__),                       \
-                  "a __shared__ variable in a template: use CROSSDOCK_DYNAMIC_SHARED on CPUs"); \
+#if defined(__clang__)
+#define __shared__ thread_local __attribute__((section("crossdock_shared")))
+#else
+#define __shared__                                                                                           \
+    static_assert(!::crossdock::device::is_template(__PRETTY_FUNCTION__),                                    \
+                  "a __shared__ variable in a template: with g++ use CROSSDOCK_DYNAMIC_SHARED, or clang++"); \
     thread_local __attribute__((section("crossdock_shared")))
+#endif
 
 inline void __syncthreads() { crossdockSyncBlock(); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { crossdockSyncLanes(mask); }

@@ -2,6 +2,7 @@
 #include "fabric/cpu/cpu_communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,8 @@ constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 // A collective's posts are numbered (call, chunk), so that a call that failed half-way does not shift the numbers of
 // the next ones.
 constexpr int kChunkBits = 32;
+
+std::atomic<uint64_t> g_num_window_changes{0};
 
 uint64_t timeout_ns(const char* name, uint64_t default_ms) {
     const char* value = std::getenv(name);
@@ -140,6 +143,7 @@ ncclWindow_t CpuCommunicator::register_window(void* memory, size_t bytes, uint64
     const auto handle = reinterpret_cast<ncclWindow_t>(new_token());
     const std::lock_guard lock(windows_mutex_);
     windows_.emplace(handle, Window{std::move(mapped), ++num_registrations_});
+    ++g_num_window_changes;
     return handle;
 }
 
@@ -147,8 +151,13 @@ void CpuCommunicator::deregister_window(ncclWindow_t handle, uint64_t timeout_ns
     window(handle);
     barrier("window deregistration", timeout_ns);
     const std::lock_guard lock(windows_mutex_);
+    ++g_num_window_changes;
     windows_.erase(handle);
 }
+
+uint64_t CpuCommunicator::num_window_changes() { return g_num_window_changes.load(std::memory_order_acquire); }
+
+CpuCommunicator::~CpuCommunicator() { ++g_num_window_changes; }
 
 WindowView CpuCommunicator::window(ncclWindow_t handle) {
     const std::lock_guard lock(windows_mutex_);
@@ -156,7 +165,18 @@ WindowView CpuCommunicator::window(ncclWindow_t handle) {
     require(found != windows_.end(), ncclInvalidArgument, "{} is not a window registered with this communicator",
             static_cast<void*>(handle));
     const SymmetricMemory& memory = *found->second.memory;
-    return {memory.local, memory.bytes, memory.peers, found->second.number};
+    return {memory.local, memory.bytes, memory.peers, found->second.number, memory.far};
+}
+
+ncclWindow_t CpuCommunicator::window_at(const std::byte* address, size_t* offset) {
+    const std::lock_guard lock(windows_mutex_);
+    for (const auto& [handle, window] : windows_) {
+        const std::byte* first = window.memory->local;
+        if (address < first || address >= first + window.memory->bytes) continue;
+        *offset = static_cast<size_t>(address - first);
+        return handle;
+    }
+    return nullptr;
 }
 
 }  // namespace crossdock::cpu

@@ -20,17 +20,23 @@ uint64_t network_timeout_ns();
 
 class CpuCommunicator : public Communicator {
   public:
+    ~CpuCommunicator() override;
     const BackendTraits& backend() const final { return backend_; }
     int rank() const final { return rank_; }
     int num_ranks() const final { return num_ranks_; }
     Runtime& runtime() final { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) final;
     WindowView window(ncclWindow_t handle) final;
+    // Grows when a window of any communicator comes or goes: until then views stay as they are.
+    static uint64_t num_window_changes();
+    // The window whose own memory contains the address, and its offset there; null: none.
+    ncclWindow_t window_at(const std::byte* address, size_t* offset);
     // Between ranks of one host the network is a copy.
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         NetworkHandle network;
         network.local = memory.local;
         network.memory = memory.peers;
+        network.far = memory.far;
         return network;
     }
 

@@ -3,8 +3,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "core/error.h"
@@ -44,12 +46,22 @@ class Wire final : public cpu::Progress {
         : mesh_(listener, addresses, rank,
                 {join_timeout_ns, cpu::network_timeout_ns(), nullptr, /*outlives_ranks=*/true}),
           place_(network::Caretaker::look_after(mesh_)) {
-        mesh_.add_contexts(1);
+        mesh_.add_contexts(kFirstGinContext);
     }
     Mesh& mesh() { return mesh_; }
     bool progress() override { return mesh_.progress(); }
 
+    // Device communicators share contexts: then strong signals cover more than they must. Collective.
+    static constexpr uint32_t kFirstGinContext = 1;
+    void add_gin_contexts(int count) {
+        const std::lock_guard lock(contexts_mutex_);
+        if (count > num_gin_contexts_) mesh_.add_contexts(static_cast<uint32_t>(count - num_gin_contexts_));
+        num_gin_contexts_ = std::max(num_gin_contexts_, count);
+    }
+
   private:
+    std::mutex contexts_mutex_;
+    int num_gin_contexts_ = 0;
     Mesh mesh_;
     network::Caretaker::Place place_;  // ends before the mesh
 };
@@ -100,6 +112,7 @@ class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
         local = near_->local;
         bytes = near_->bytes;
         peers = near_->peers;
+        far = this;
         region_ = wire_->mesh().register_memory(local, bytes, network::MemoryKind::kHost, false, timeout_ns);
     }
     ~FarPeers() override { wire_->mesh().deregister_memory(region_); }
@@ -115,7 +128,40 @@ class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
         wire_->mesh().signal_copy(0, static_cast<uint32_t>(peer), {region_, word, increase, true});
     }
 
+    void add_contexts(int count) override { wire_->add_gin_contexts(count); }
+    network::Operation* start_put(int context, int peer, uint64_t target, const FarMemory& source, uint64_t offset,
+                                  size_t num_bytes, const cpu::FarSignal& signal) override {
+        return wire_->mesh().put(mesh_context(context), static_cast<uint32_t>(peer),
+                                 {static_cast<const FarPeers&>(source).region_, offset, num_bytes},
+                                 {region_, target, num_bytes}, signal_of(signal));
+    }
+    network::Operation* start_get(int context, int peer, uint64_t source, const FarMemory& target, uint64_t offset,
+                                  size_t num_bytes) override {
+        return wire_->mesh().get(mesh_context(context), static_cast<uint32_t>(peer), {region_, source, num_bytes},
+                                 {static_cast<const FarPeers&>(target).region_, offset, num_bytes});
+    }
+    void put_value(int context, int peer, uint64_t target, uint64_t value, size_t num_bytes,
+                   const cpu::FarSignal& signal) override {
+        wire_->mesh().put_copy(mesh_context(context), static_cast<uint32_t>(peer),
+                               std::as_bytes(std::span(&value, 1)).first(num_bytes), {region_, target, num_bytes});
+        if (signal.memory == nullptr) return;
+        // Another thread's put may come between, so a weak signal could not tell which put is its own.
+        cpu::FarSignal behind = signal;
+        behind.is_strong = true;
+        signal.memory->raise(context, peer, behind);
+    }
+    void raise(int context, int peer, const cpu::FarSignal& signal) const override {
+        wire_->mesh().signal_copy(mesh_context(context), static_cast<uint32_t>(peer), signal_of(signal));
+    }
+    bool has_ended(network::Operation* operation) const override { return wire_->mesh().test(operation); }
+
   private:
+    static uint32_t mesh_context(int context) { return Wire::kFirstGinContext + static_cast<uint32_t>(context); }
+    static network::Signal signal_of(const cpu::FarSignal& signal) {
+        if (signal.memory == nullptr) return {};
+        return {static_cast<const FarPeers*>(signal.memory)->region_, signal.word, signal.increase, signal.is_strong};
+    }
+
     std::unique_ptr<SymmetricMemory> near_;
     std::shared_ptr<Wire> wire_;
     HostLayout layout_;
@@ -135,16 +181,7 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
         const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
-        auto near = ProcessCommunicator::allocate_symmetric(bytes, timeout_ns);
-        if (layout_.ranks_per_host == layout_.num_ranks) return near;
-        return std::make_unique<FarPeers>(std::move(near), wire_, layout_, left_until(deadline_ns));
-    }
-
-    NetworkHandle network_of(const SymmetricMemory& memory) override {
-        NetworkHandle handle = ProcessCommunicator::network_of(memory);
-        // A handle is const where kernels have it, and the way to other hosts has a state of its own.
-        handle.far = const_cast<FarPeers*>(dynamic_cast<const FarPeers*>(&memory));
-        return handle;
+        return with_far_peers(ProcessCommunicator::allocate_symmetric(bytes, timeout_ns), deadline_ns);
     }
 
     std::string why_gone(int rank) override {
@@ -158,7 +195,18 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
         return reason;
     }
 
+  protected:
+    std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override {
+        const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
+        return with_far_peers(ProcessCommunicator::map_window(memory, bytes, timeout_ns), deadline_ns);
+    }
+
   private:
+    std::unique_ptr<SymmetricMemory> with_far_peers(std::unique_ptr<SymmetricMemory> near, uint64_t deadline_ns) {
+        if (layout_.ranks_per_host == layout_.num_ranks) return near;
+        return std::make_unique<FarPeers>(std::move(near), wire_, layout_, left_until(deadline_ns));
+    }
+
     HostLayout layout_;
     std::vector<std::string> host_names_;
     std::shared_ptr<Wire> wire_;

@@ -38,11 +38,6 @@ class IdleBackoff {
         return num_ranks <= static_cast<int>(std::thread::hardware_concurrency()) ? 200 : 0;
     }
 
-  private:
-    static constexpr int kNumYields = 2000;  // about a millisecond, if nobody else wants the core
-    static constexpr uint64_t kSleepNs = 50'000;
-    static constexpr uint64_t kSleepErrorNs = 100'000;  // the kernel's timer slack, and then some
-
     static void relax() {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
@@ -50,6 +45,11 @@ class IdleBackoff {
         asm volatile("yield");
 #endif
     }
+
+  private:
+    static constexpr int kNumYields = 2000;  // about a millisecond, if nobody else wants the core
+    static constexpr uint64_t kSleepNs = 50'000;
+    static constexpr uint64_t kSleepErrorNs = 100'000;  // the kernel's timer slack, and then some
 
     static void sleep_before(uint64_t deadline_ns) {
         if (deadline_ns < saturating_add(steady_now_ns(), kSleepNs + kSleepErrorNs)) {

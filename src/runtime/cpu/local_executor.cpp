@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "runtime/cpu/fiber.h"
 #include "runtime/cpu/idle_backoff.h"
+#include "runtime/cpu/near_put.h"
 #include "runtime/cpu/stream_copy.h"
 #include "runtime/cpu/zeroed_memory.h"
 
@@ -99,19 +100,8 @@ class LocalWarp final : public Warp {
     void wait_sources_read() override {}
     bool is_lazy() const override { return false; }
 
-    // Between ranks of one host the network is a copy. What is short may be polled without waiting for a signal: it
-    // goes word by word, in order.
     void put(int, void* target, const void* source, size_t bytes) override {
-        constexpr size_t kPolledBytes = 64;
-        const auto is_aligned = [](const void* place) { return reinterpret_cast<uintptr_t>(place) % 8 == 0; };
-        if (bytes <= kPolledBytes && bytes % 8 == 0 && is_aligned(target) && is_aligned(source)) {
-            auto* words = static_cast<uint64_t*>(target);
-            const auto* values = static_cast<const uint64_t*>(source);
-            for (size_t i = 0; i < bytes / 8; ++i)
-                __atomic_store_n(words + i, __atomic_load_n(values + i, __ATOMIC_RELAXED), __ATOMIC_RELEASE);
-        } else {
-            std::memcpy(target, source, bytes);
-        }
+        put_near(target, source, bytes);
         note_progress();
     }
     void put_value(int, uint64_t* target, uint64_t value) override {

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// A put, a get or a signal to one peer in one context, as it waits for whoever carries it out. What a peer with mapped
+// memory needs comes first; the rest is for peers on other hosts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/platform.h"  // before whatever opens the namespace cpu
+
+namespace crossdock::cpu {
+class FarMemory;
+}
+
+namespace crossdock::gin {
+
+struct Descriptor {
+    uint64_t bytes = 0;     // 0: only the signal
+    bool is_value = false;  // `value` is what is put
+    bool has_signal = false;
+    bool is_strong = false;  // the signal
+    bool is_far = false;
+    bool is_get = false;  // the source is the peer's
+    union {
+        const std::byte* source = nullptr;
+        uint64_t value;  // of at most 8 bytes
+    };
+    uint64_t increase = 0;        // of the signal
+    uint64_t* counter = nullptr;  // goes up when the source has been read; null: none
+    std::byte* target = nullptr;
+    uint64_t* signal = nullptr;
+
+    cpu::FarMemory* target_memory = nullptr;
+    uint64_t target_offset = 0;
+    cpu::FarMemory* source_memory = nullptr;
+    uint64_t source_offset = 0;
+    cpu::FarMemory* signal_memory = nullptr;
+    uint64_t signal_offset = 0;
+};
+inline constexpr size_t kNearDescriptorBytes = offsetof(Descriptor, target_memory);
+static_assert(kNearDescriptorBytes <= 56 && sizeof(Descriptor) <= 120);
+
+// To a peer whose memory is mapped here.
+void carry_out_near(const Descriptor& descriptor);
+
+// A value as one store where its target is aligned, since its reader may poll it.
+void store_value(std::byte* target, uint64_t value, size_t bytes);
+
+}  // namespace crossdock::gin

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// A bounded queue of descriptors, without locks: any number of threads push, one pops. Each cell takes 128 bytes, of
+// which a descriptor for a mapped peer touches the first 64.
+//
+// A cell's turn tells whose it is: of lap n (positions n * depth to (n + 1) * depth - 1) it is free at n * depth, and
+// full at n * depth + 1. Zeroed memory is an empty queue.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <new>
+
+#include "gin/descriptor.h"
+#include "runtime/cpu/zeroed_memory.h"
+
+namespace crossdock::gin {
+
+class DescriptorQueue {
+  public:
+    // depth: rounded up to a power of two.
+    explicit DescriptorQueue(size_t depth)
+        : mask_(std::bit_ceil(depth) - 1), memory_((mask_ + 1) * sizeof(Cell), alignof(Cell)) {}
+
+    size_t depth() const { return mask_ + 1; }
+
+    // False: the queue is full.
+    bool try_push(const Descriptor& descriptor) {
+        uint64_t position = pushed_.load(std::memory_order_relaxed);
+        for (;;) {
+            Cell& cell = cell_at(position);
+            const uint64_t turn = __atomic_load_n(&cell.turn, __ATOMIC_ACQUIRE);
+            const auto ahead = static_cast<int64_t>(turn - lap_of(position));
+            if (ahead < 0) return false;
+            if (ahead > 0) {
+                position = pushed_.load(std::memory_order_relaxed);
+            } else if (pushed_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
+                std::memcpy(&cell.descriptor, &descriptor,
+                            descriptor.is_far ? sizeof(Descriptor) : kNearDescriptorBytes);
+                // Sequentially consistent, as the popping thread's note that it sleeps.
+                __atomic_store_n(&cell.turn, lap_of(position) + 1, __ATOMIC_SEQ_CST);
+                return true;
+            }
+        }
+    }
+
+    // The oldest descriptor, until pop(); null: the queue is empty, or what comes next is still being written.
+    const Descriptor* front() const {
+        const Cell& cell = cell_at(popped_);
+        return __atomic_load_n(&cell.turn, __ATOMIC_SEQ_CST) == lap_of(popped_) + 1 ? &cell.descriptor : nullptr;
+    }
+    void pop() {
+        __atomic_store_n(&cell_at(popped_).turn, lap_of(popped_) + depth(), __ATOMIC_RELEASE);
+        ++popped_;
+    }
+
+    uint64_t num_pushed() const { return pushed_.load(std::memory_order_relaxed); }
+
+  private:
+    struct alignas(64) Cell {
+        uint64_t turn;
+        Descriptor descriptor;
+    };
+    static_assert(sizeof(Cell) == 128);
+
+    Cell& cell_at(uint64_t position) const {
+        return *std::launder(reinterpret_cast<Cell*>(memory_.data() + (position & mask_) * sizeof(Cell)));
+    }
+    uint64_t lap_of(uint64_t position) const { return position & ~mask_; }
+
+    uint64_t mask_;
+    cpu::ZeroedMemory memory_;
+    alignas(64) std::atomic<uint64_t> pushed_{0};
+    alignas(64) uint64_t popped_ = 0;
+};
+
+}  // namespace crossdock::gin

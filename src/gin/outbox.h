@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the puts and signals of a device communicator leave its rank. There are two ways, as in NCCL:
+//
+// - Direct: the thread that calls carries out what it wants, or hands it to the network.
+// - Proxy: it writes a descriptor into a bounded queue, one per context and peer, and a helper thread does the rest, to
+//   peers of the own host too. So a source is read later, and only a flush or a counter tells when.
+//
+// In both a strong signal follows all earlier puts of its context to that peer: the queue keeps their order, and the
+// network numbers them. A weak one follows its own put.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "crossdock/device/entry.hpp"
+#include "gin/descriptor.h"
+#include "gin/descriptor_queue.h"
+
+namespace crossdock::network {
+struct Operation;
+}
+
+namespace crossdock::gin {
+
+// By NCCL_GIN_TYPE, with NCCL's numbers: 2 is the proxy; 3 and 4, which are NCCL's ways without one, are direct, as no
+// value or -1. Error with ncclInvalidUsage for others.
+enum class GinType { kProxy = 2, kDirect = 4 };
+GinType chosen_type();
+
+class Outbox {
+  public:
+    // depth: of each queue; 0: 128. num_neighbours: ranks that share the host's cores. has_far:
+    // there are ranks on other hosts.
+    Outbox(GinType type, int num_ranks, int num_contexts, int depth, int num_neighbours, bool has_far);
+    // Carries out what is under way, waiting a few seconds for it.
+    ~Outbox();
+    Outbox(const Outbox&) = delete;
+    Outbox& operator=(const Outbox&) = delete;
+
+    GinType type() const { return type_; }
+
+    // False: the proxy's queue is full. Errors are of the network.
+    bool try_post(int context, int peer, const Descriptor& descriptor);
+    // So many were posted; of `number` of them the sources have been read.
+    uint64_t num_posted(int context, int peer) const;
+    bool has_read(int context, int peer, uint64_t number) const;
+    // For a thread that waits: ends direct operations whose sources have been read, which raises their counters. Throws
+    // what went wrong in the proxy.
+    void progress(int context);
+    // Until all that was posted has been read; false: not within the time.
+    bool drain(uint64_t timeout_ns);
+
+    // For messages: ", proxy: ..." or nothing.
+    std::string state(int context) const;
+
+  private:
+    struct UnderWay {
+        network::Operation* operation;
+        const cpu::FarMemory* memory;
+        uint64_t* counter;
+    };
+    // Of one context to one peer.
+    struct Lane {
+        explicit Lane(size_t depth) : queue(depth) {}
+        DescriptorQueue queue;              // of the proxy
+        std::mutex mutex;                   // of under_way
+        std::deque<UnderWay> under_way;     // at the network, in order
+        std::atomic<uint64_t> posted{0};    // direct: handed to the network; proxy: taken from the queue
+        std::atomic<uint64_t> num_read{0};  // of them, in order
+    };
+    Lane& lane(int context, int peer) const {
+        return *lanes_[static_cast<size_t>(context) * static_cast<size_t>(num_ranks_) + static_cast<size_t>(peer)];
+    }
+    static void carry_out(Lane& lane, int context, int peer, const Descriptor& descriptor);
+    static bool end_some(Lane& lane);
+
+    void run_proxy();
+    bool work_once(bool& is_busy);
+    bool has_queued(int context) const;
+    bool is_queue_empty() const;
+    void wake();
+    void fail_proxy(const std::string& message);
+
+    GinType type_;
+    int num_ranks_;
+    int num_spins_;  // of the proxy; 0: it shares a core with its rank
+    bool has_far_;
+    std::vector<std::unique_ptr<Lane>> lanes_;  // by context, then peer
+
+    std::atomic<bool> is_over_{false};
+    std::atomic<uint32_t> is_asleep_{0};
+    std::atomic<bool> has_failed_{false};
+    mutable std::mutex failure_mutex_;
+    std::string failure_;
+    std::thread proxy_;
+};
+
+}  // namespace crossdock::gin
