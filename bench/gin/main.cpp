@@ -125,9 +125,12 @@ int main(int argc, char** argv) {
     app.add_option("--mebibytes", options.mebibytes, "of a stream, at most 20000 puts")->check(CLI::Range(1, 1 << 20));
     app.add_option("--plugin", options.plugin, "the plugin's file")->check(CLI::ExistingFile);
     app.add_option("--json", options.json, "file for all figures");
-    app.add_option("--ways", options.ways, "only these: direct, proxy, memcpy, crossdock (the plugin), hosts, ...")
-        ->delimiter(',');
-    app.add_option("--transports", options.transports, "only these: threads, shared memory, tcp")->delimiter(',');
+    app.add_option("--ways", options.ways, "only these; crossdock is the plugin")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"direct", "proxy", "memcpy", "crossdock", "ucx_perftest", "hosts", "tcp socket"}));
+    app.add_option("--transports", options.transports, "only these")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"threads", "shared memory", "tcp"}));
     CLI11_PARSE(app, argc, argv);
     try {
         run(options);
