@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and integrations
-// (contract 1.5).
+// The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and
+// integrations.
 #include "api/boundary.h"
 #include "core/ht/handle.h"
 #include "core/objects.h"

@@ -18,7 +18,7 @@ uint64_t arena_bytes_of(const GroupConfig& config, const LlGeometry& geometry) {
     return config.has_several_domains() ? LlOutbox::arena_bytes(geometry) : geometry.arena_bytes();
 }
 
-// The documented need of NVIDIA's library, whose callers size the buffer for it (contract 4.10).
+// The documented need of NVIDIA's library, whose callers size the buffer for it.
 uint64_t documented_need(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
     const bool expert_major = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
     const uint64_t token_bytes = config.max_token_bytes;

@@ -5,7 +5,7 @@
 #include "conformance/ht/random_problem.h"
 #include "conformance/support/options.h"
 
-// Exported with C++ linkage (contract 1.5).
+// Exported with C++ linkage.
 ncclResult_t ncclEpHandle_test_getNumRecvTokens(ncclEpHandle* handle, unsigned int* num_recv_tokens);
 
 namespace crossdock::testing {
