@@ -71,7 +71,8 @@ class BareFloor : public Floor {
 
 bool has_bare_floor(const Options& options) {
     return is_cuda(options.backend) && options.num_ranks == 1 && !options.is_high_throughput() &&
-           options.recipe == NCCL_EP_DISP_QUANT_NONE && options.dtype == ncclBfloat16 && !options.sender_sums;
+           options.routing.find(".npy") == std::string::npos && options.recipe == NCCL_EP_DISP_QUANT_NONE &&
+           options.dtype == ncclBfloat16 && !options.sender_sums;
 }
 
 std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Options& options, ncclComm_t comm,

@@ -23,7 +23,7 @@ class Floor {
     virtual Work work(Operation operation, int num_tokens, const OperationBytes& bytes) = 0;
 };
 
-// The floor is a single rank's own time: nothing crosses a wire.
+// The floor is a single rank's own time: nothing crosses a wire. Not with a routing from a file, which may drop tokens.
 bool has_bare_floor(const Options& options);
 
 // Room for operations up to `largest`, with this routing [ranks][tokens][topk]. GPUs: collective, on a communicator of
