@@ -28,6 +28,9 @@ constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive ho
 static_assert(kMostLineRowBytes <= kGpuChunkBytes, "a stage holds all that lines are read from");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
+// On a GPU, operations with few tokens have blocks of few warps.
+bool chooses_warps(const Group& group) { return group.communicator().backend().warps == 0; }
+
 // With the most stages. plain: rows may go, or come, in plain form.
 LlCrew crew_for(const BackendTraits& backend, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
     // Warps of two roles that are fewer than both together: some both send and receive.
@@ -48,7 +51,6 @@ uint32_t line_tokens_of_dispatch(const BackendTraits& backend, const LlGeometry&
 void share_blocks(LlCommon& common, bool in_lines, uint32_t few_tokens, uint32_t blocks) {
     const bool is_split =
         in_lines && common.num_tokens <= few_tokens && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
-    common.lets_next_start = 1;
     common.send_blocks = is_split ? blocks / 2 : blocks;
     common.receive_blocks = is_split ? blocks - blocks / 2 : blocks;
 }
@@ -91,8 +93,7 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
            common.num_tokens << (common.log2_blocks_per_token + 1) <= senders)
         ++common.log2_blocks_per_token;
     crew.num_stages = std::clamp(common.tokens_per_block, 1u, crew.num_stages);
-    const bool chooses_warps = group.communicator().backend().warps == 0;
-    if (chooses_warps && common.num_tokens <= kShortDispatchTokens) {
+    if (chooses_warps(group) && common.num_tokens <= kShortDispatchTokens) {
         // Warps that send a row each can't receive meanwhile; lines are sent by all warps, quickly.
         crew.warps_per_block = kFewGpuWarps;
         crew.receive_warps = in_lines ? kFewGpuWarps : kFewGpuWarps - crew.num_stages;
@@ -109,7 +110,8 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     // start while others are still busy, half of the multiprocessors would do all the work.
     const size_t most = group.max_shared_bytes();
     const auto more_than_half = static_cast<uint32_t>(std::min(most, most / 2 + 1024));
-    const uint32_t shared_bytes = chooses_warps ? std::max(args.shared.bytes, more_than_half) : args.shared.bytes;
+    const uint32_t shared_bytes =
+        chooses_warps(group) ? std::max(args.shared.bytes, more_than_half) : args.shared.bytes;
     return shape_of(group, common, args.row_bytes, shared_bytes, blocks, "dispatch");
 }
 
@@ -123,7 +125,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     if (args.wire == LlCombineWire::kNvfp4) crew.chunk_bytes = args.wire_bytes;  // block scales follow the payload
     const bool splits_rows = group.communicator().backend().splits_rows;
     args.segment_bytes = splits_rows ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
-    if (group.communicator().backend().warps == 0 && !plain && common.num_tokens <= kShortCombineTokens) {
+    if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens) {
         crew.warps_per_block = crew.receive_warps = kFewGpuWarps;
     }
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;

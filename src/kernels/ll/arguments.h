@@ -81,9 +81,8 @@ struct LlCommonOf {
     uint32_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank
 
     // Where both halves run, some blocks may send while others receive, or all do both, one after the other.
-    uint32_t send_blocks;      // the first ones
-    uint32_t receive_blocks;   // the last ones
-    uint32_t lets_next_start;  // 1: the next kernel's blocks may take their places while this one's are still at work
+    uint32_t send_blocks;     // the first ones
+    uint32_t receive_blocks;  // the last ones
     uint32_t tokens_per_block;
     uint32_t log2_blocks_per_token;  // where rows take the line form
     uint32_t line_tokens;            // with at most that many tokens, rows take the line form

@@ -266,7 +266,7 @@ CROSSDOCK_DEVICE bool read_head(const Ctx& ctx, const auto& c, uint32_t ticket, 
         // The next kernel's blocks may read the clock as soon as all of this one's have come here, so not before the
         // clock's answer.
         const bool is_advanced = !is_last_ticket(ctx, ticket) || advance_clock(ctx, c, clock, operation) != 0;
-        if (is_advanced && c.lets_next_start != 0) ctx.let_next_kernel_start();
+        if (is_advanced) ctx.let_next_kernel_start();
     }
     return head->has_failed == 0;
 }
