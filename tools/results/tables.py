@@ -27,20 +27,16 @@ LL_ROWS = [("rank-major, windows", "ll-rank-major-windows"),
            ("rank-major, windows", "ll-rank-major-windows-few-tokens"),
            ("rank-major, windows, FP8", "ll-rank-major-fp8"), ("expert-major", "ll-expert-major"),
            ("expert-major", "ll-expert-major-few-tokens"), ("expert-major, sender's sums", "ll-expert-major-sums"),
-           ("expert-major, FP8", "ll-fp8"), ("rank-major, windows, zipf:1.2", "ll-zipf")]
+           ("expert-major, FP8", "ll-fp8")]
 HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-flat-windows-16-sms"),
            ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows", "ht-flat-windows-8192"),
            ("flat, windows, FP8 rows", "ht-flat-fp8-windows"), ("flat, windows, backward", "ht-flat-backward"),
-           ("flat, windows, zipf:1.2", "ht-zipf"), ("flat, staged", "ht-flat"),
+           ("flat, staged", "ht-flat"),
            ("expert-major, windows", "ht-expert-major-windows-24-sms"), ("expert-major, staged", "ht-expert-major")]
-CPU_ROWS = {"ll": [("8 threads, expert-major", "threads"), ("8 processes, expert-major", "processes"),
-                   ("8 threads, rank-major", "threads-rank-major"), ("8 processes, rank-major", "processes-rank-major"),
-                   ("2 threads, expert-major", "threads-two-ranks"),
+CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),
                    ("2 processes, expert-major", "processes-two-ranks")],
-            "ht": [("4 threads, flat, windows", "ht-threads-windows"),
-                   ("4 processes, flat, windows", "ht-processes-windows"), ("4 threads, flat, staged", "ht-threads"),
+            "ht": [("4 processes, flat, windows", "ht-processes-windows"),
                    ("4 processes, flat, staged", "ht-processes"),
-                   ("4 threads, expert-major, staged", "ht-threads-expert-major"),
                    ("4 processes, expert-major, staged", "ht-processes-expert-major")]}
 
 
@@ -109,12 +105,14 @@ def comparison(runs, rows, metric, has_sms):
             for operation in operations:
                 own, other = case.row(operation), case.row(operation, False)
                 cells += [us(own.value(metric)), us(other and other.value(metric)), us(own.bound)]
-            own, other = case.row("pair"), case.row("pair", False)
-            lines.append(cells + [us(own.value(metric)), us(other and other.value(metric))])
+            if not has_sms:
+                own, other = case.row("pair"), case.row("pair", False)
+                cells += [us(own.value(metric)), us(other and other.value(metric))]
+            lines.append(cells)
     headings = ["case", "tokens:"] + (["SMs:", "update:", f"{peer}:"] if has_sms else [])
     for operation in operations:
         headings += [f"{operation}:", f"{peer}:", "bound:"]
-    return used, table([*headings, "both:", f"{peer}:"], lines)
+    return used, table(headings + ([] if has_sms else ["both:", f"{peer}:"]), lines)
 
 
 def gpu_tables(machine):
