@@ -46,7 +46,7 @@ class ElasticBuffer:
 
     Collective, as its calls are. num_max_tokens_per_rank: M where dispatch does not say it. allow_multiple_reduction:
     a rank may round its sum of a token's expanded rows before it sends it. Rows are always in the order of source rank
-    and token, whatever deterministic says. All other arguments are kept and have no effect. A buffer that is dropped
+    and token, regardless of deterministic. All other arguments are stored and have no effect. A buffer that is dropped
     without destroy keeps its memory until the same ranks make another buffer, or the process ends.
     """
 

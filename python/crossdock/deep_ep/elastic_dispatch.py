@@ -221,7 +221,7 @@ class Elastic:
         return kind, num_experts, topk, row_bytes, num_scales, int(not x.is_cpu), has_weights, max_tokens
 
     def _agree_once(self, is_cpu: bool, same: tuple[int, ...]) -> None:
-        """Ranks compare what their calls without CPU sync are like: on GPUs once, since such calls wait for nobody."""
+        """Ranks compare their calls without CPU sync, on GPUs only once, since such calls wait for no rank."""
         if is_cpu or same not in self._agreed:
             Agreement(self.ranks, same, 0, 0, None)
             self._agreed.add(same)

@@ -43,7 +43,7 @@ def check_counts(
 
 
 def expect_alike(tokens: Tokens, per_rank: torch.Tensor, is_in_rank: torch.Tensor) -> None:
-    """Rows go where is_in_rank says, and per_rank says how many: on GPUs that would have to be awaited."""
+    """Checks that per_rank matches is_in_rank; not on GPUs, where the check would wait for the device."""
     if tokens.values.is_cpu and not torch.equal(is_in_rank.sum(dim=0, dtype=torch.int32), per_rank):
         found = is_in_rank.sum(dim=0).tolist()
         require(False, f"num_tokens_per_rank is {per_rank.tolist()}, is_token_in_rank has {found} for the ranks")

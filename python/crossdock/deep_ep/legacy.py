@@ -90,7 +90,7 @@ class Buffer:
             self._prepare_low_latency(self.runtime)
 
     def _prepare_low_latency(self, runtime: Runtime) -> None:
-        """Makes the memory of low latency now, where all ranks asked alike how large num_rdma_bytes is to be."""
+        """Allocates the low-latency memory now, if all ranks asked for the same size hint."""
         max_tokens, hidden, num_experts = sizes.shape_of_hint(self.num_rdma_bytes, self.group_size) or (0, 0, 0)
         has_gpu = has_cuda and torch.cuda.is_initialized()
         own = struct.pack("<4q", max_tokens, hidden, num_experts, has_gpu)
@@ -104,7 +104,7 @@ class Buffer:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Remembered for callers that read it; Crossdock chooses by itself."""
+        """Stored for callers that read it, without effect."""
         fits = is_whole(new_num_sms, 1) and new_num_sms % 2 == 0
         require(fits, lambda: f"num_sms is {new_num_sms!r}, allowed: positive even numbers")
         Buffer.num_sms = new_num_sms
@@ -165,7 +165,7 @@ class Buffer:
     ) -> torch.Tensor:
         """A view of memory as large as num_nvl_bytes, or num_rdma_bytes, from element offset on.
 
-        No call uses this memory, so whatever a caller does with it is harmless. It is made by the first look.
+        No call uses this memory, so callers may do anything with it. The first call allocates it.
         """
         runtime, num_bytes = self._open(), self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
         if use_rdma_buffer not in runtime.staging:
@@ -191,7 +191,7 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
-        """Counts of topk_idx [T, K]: a rank, a node (None: there is one), an expert; and [T, R] who gets a token."""
+        """Counts of topk_idx [T, K] per rank, node (None: there is one) and expert; [T, R]: which ranks get a token."""
         runtime = self._open()
         ranks = runtime.ranks
         check_count("num_experts", num_experts, 1)
@@ -229,7 +229,9 @@ class Buffer:
         """Sends each token once to every rank that has experts of it.
 
         Returns (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event); with a
-        handle, all between first and last are None. x: [T, H], or (values, scales [T, S] of 4 bytes each).
+        handle, all between first and last are None. x: [T, H], or (values, scales [T, S] of 4 bytes each). A handle
+        stays valid for any number of later calls. Without a handle, rows follow is_token_in_rank, and on GPUs the call
+        waits for the device twice; only CPUs report a count that does not match.
         """
         runtime = self._open()
         if handle is not None:
@@ -362,8 +364,10 @@ class Buffer:
     ) -> tuple[Any, torch.Tensor, tuple[Any, ...], EventOverlap, Callable[[], None] | None]:
         """A row for each token and choice, to [L, R*M, H] by expert.
 
-        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8. use_nvfp4, of
-        some builds of DeepEP, is refused; x_global_scale is for it and has no effect without it.
+        Returns (recv_x, recv_count, handle, event, hook); recv_x is (e4m3, scales) with use_fp8. If repeated ids bring
+        an expert more than R*M rows, CPUs refuse the call and on GPUs the group fails. The statistics of waiting are
+        the nanoseconds of the whole receive half, on CPUs only. use_nvfp4, of some builds of DeepEP, is refused;
+        x_global_scale is for it and has no effect without it.
         """
         if use_nvfp4:
             refuse_nvfp4()
@@ -418,9 +422,10 @@ class Buffer:
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None] | None]:
         """Sums of weight times row over each token's choices, in fp32, rounded once: (combined_x [T, H], event, hook).
 
-        topk_idx: as dispatched; it may leave choices out (-1) and have a token's choices in another order. use_logfmt
-        allows a lossy transport; here rows travel as they are. overlap, of some builds of DeepEP, combines rows while
-        a kernel still makes them, and is refused; the arguments behind it are for it and have no effect without it.
+        topk_idx: as dispatched; it may leave choices out (-1) and have a token's choices in another order. An expert to
+        which the token was not dispatched is an error on CPUs and adds nothing on GPUs. use_logfmt
+        allows a lossy transport; here rows are sent as they are. overlap, of some builds of DeepEP, combines rows while
+        a kernel still makes them, and is refused; the arguments after it belong to it and have no effect.
         """
         if overlap:
             refuse_overlap()
@@ -484,8 +489,8 @@ class Buffer:
     def low_latency_clean_mask_buffer(self) -> None:
         """No rank is masked any more, in this rank's view. Local.
 
-        A rank that is there takes part again if it has made the same calls and cleans its own masks; one that is not
-        is masked again by the next call, after the timeout.
+        A rank takes part again if it has made the same calls and cleans its own masks; a missing one is masked again
+        by the next call, after the timeout.
         """
         self._masked().clean_masks()
 

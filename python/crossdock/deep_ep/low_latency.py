@@ -401,7 +401,7 @@ def as_dispatched(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A combine's own choices [T, K] and weights in the columns of the dispatch: -1 for those that it leaves out.
 
-    What the dispatch did not choose for a token has no row: an error on CPUs, nothing on GPUs, where nobody looks.
+    An expert that the dispatch did not choose has no row: an error on CPUs, nothing on GPUs, which do not check.
     """
     is_moved = topk_idx != dispatched
     if topk_idx.is_cpu and not is_moved.any():
