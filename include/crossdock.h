@@ -13,11 +13,10 @@
  * leaves a message for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in
  * the same order.
  *
- * fork(). As in nccl_ep.h: a child is refused its parent's communicators and A2SGD objects (InvalidUsage), too.
+ * fork(). As in nccl_ep.h: a child cannot use its parent's communicators and A2SGD objects either (InvalidUsage).
  *
- * Streams on CPUs. An operation on a CPU communicator has finished when the call returns (a send_only operation: its
- * send half has). The stream argument of nccl_ep.h's functions is ignored there; pass NULL. "Device memory" is ordinary
- * memory there.
+ * Streams on CPUs. An operation on a CPU communicator has finished when the call returns (of a send_only operation, the
+ * send half). The stream argument of nccl_ep.h's functions is ignored; pass NULL. "Device memory" is ordinary memory.
  */
 #ifndef CROSSDOCK_H_
 #define CROSSDOCK_H_
@@ -64,26 +63,25 @@ ncclResult_t crossdockGetUniqueId(ncclUniqueId* id);
  * 0..num_ranks-1, an id that was not made by crossdockGetUniqueId, a rank taken twice, num_ranks that differ. */
 ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank);
 
-/* Ranks as processes of one or several hosts. Those of a host share memory and are an LSA team; others are
- * reached over the network, by UCX (TCP, or RDMA where there is one). address: "host:port" of rank 0, which listens on
- * that port until all have come; the same on every rank, "[...]:port" for an IPv6 address. Collective and blocking,
- * bounded by CROSSDOCK_JOIN_TIMEOUT_MS like crossdockCommInitRank; every later wait for a rank is bounded, too, and
- * names it. Ranks are numbered host by host, with as many on each (InvalidUsage otherwise). Who does not know the
- * environment's CROSSDOCK_SECRET, if it is set, is turned away. Ranks with different values of CROSSDOCK_HOST do as if
- * they ran on different hosts, so one machine can rehearse several. InvalidArgument: address NULL or no "host:port",
- * rank not in 0..num_ranks-1, a rank taken twice, num_ranks or secrets that differ. InvalidUsage: no UCX on this
- * machine, or none when this library was built. docs/deployment.md has more. */
+/* Ranks as processes of one or several hosts. Those of a host share memory and are an LSA team; others are reached over
+ * TCP, or over RDMA through UCX where there is both. address: "host:port" of rank 0, which listens on that port until
+ * all ranks have joined; the same on every rank, "[...]:port" for an IPv6 address. Collective and blocking, bounded by
+ * CROSSDOCK_JOIN_TIMEOUT_MS like crossdockCommInitRank; later waits for a rank are bounded and name it, too. Ranks are
+ * numbered host by host, with the same number on each (InvalidUsage otherwise). If the environment's CROSSDOCK_SECRET
+ * is set, ranks that do not know it are rejected. Ranks with different values of CROSSDOCK_HOST act as if they ran on
+ * different hosts, so one machine can rehearse several. InvalidArgument: address NULL or no "host:port", rank not in
+ * 0..num_ranks-1, a rank taken twice, num_ranks or secrets that differ. InvalidUsage: this library was built without
+ * UCX's headers, or CROSSDOCK_UCX_LIBRARY names no UCX. docs/deployment.md has more. */
 ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, const char* address);
 
 /* The same, with all of it from the environment of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1), mpirun
  * (OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE), srun (SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST) or
- * CROSSDOCK_RANK and CROSSDOCK_NUM_RANKS. CROSSDOCK_ADDRESS is rank 0's host:port, and comes before what a launcher
- * says; mpirun says nothing, but ranks of one host find each other. InvalidUsage with the variable's name and value
- * where one is missing or contradicts another. */
+ * CROSSDOCK_RANK and CROSSDOCK_NUM_RANKS. CROSSDOCK_ADDRESS is rank 0's host:port and overrides the launcher's; mpirun
+ * sets none, but ranks of one host need none. InvalidUsage, with the variable's name and value, if one is missing or
+ * contradicts another. */
 ncclResult_t crossdockCommInitFromEnvironment(ncclComm_t* comm);
 
-/* Frees a CPU communicator; its groups and windows must be gone (they are refused later with a message otherwise).
- * Local. */
+/* Frees a CPU communicator. Destroy its groups and windows first; later calls on them fail. Local. */
 ncclResult_t crossdockCommDestroy(ncclComm_t comm);
 
 /* Rank and number of ranks; any communicator, CPU or NCCL. */
@@ -100,13 +98,13 @@ ncclResult_t crossdockCommBarrier(ncclComm_t comm);
 
 /* ---- The deterministic world ---- */
 
-/* What may be broken on purpose, to show that checks see it. With WRITE_NONSENSE a rank that the seed draws overwrites
- * drawn words of its peers' symmetric memory with drawn values, at drawn steps: calls may fail, and rows that are
- * received or combined may be wrong, but calls end, and nothing is written outside their outputs. The protocol's
- * invariants are not checked then. */
+/* Planted faults, to show that checks find them. With WRITE_NONSENSE a rank chosen by the seed overwrites random words
+ * of its peers' symmetric memory with random values, at random steps: calls may fail, and rows that are received or
+ * combined may be wrong, but calls end, and nothing is written outside their outputs. The protocol's invariants are not
+ * checked then. */
 typedef enum {
     CROSSDOCK_FAULT_NONE = 0,
-    CROSSDOCK_FAULT_SKIP_STORE_WAIT = 1, /* flags are raised before the data's asynchronous copy has landed */
+    CROSSDOCK_FAULT_SKIP_STORE_WAIT = 1, /* flags are raised before the data's asynchronous copy has completed */
     CROSSDOCK_FAULT_REUSE_SLOT = 2,      /* senders do not wait for the receiver's credit */
     CROSSDOCK_FAULT_WRITE_NONSENSE = 3   /* a rank writes nonsense into the others' memory */
 } crossdockFault_t;
@@ -114,7 +112,7 @@ typedef enum {
 typedef struct {
     unsigned int size;          /* sizeof(crossdockDeterministicConfig_t) */
     unsigned int magic;         /* NCCL_EP_MAGIC */
-    uint64_t seed;              /* chooses who runs next and how late every asynchronous copy lands */
+    uint64_t seed;              /* chooses which warp runs next and when each asynchronous copy completes */
     uint64_t max_copy_delay_ns; /* in simulated time; 0: 20000 */
     int killed_rank;            /* -1: none. From killed_at_step on, this rank's writes are lost and its calls fail */
     uint64_t killed_at_step;    /* scheduler steps */
@@ -125,7 +123,7 @@ typedef struct {
                              that it sends there arrives; its own domain still reaches it */
     uint64_t cut_at_step; /* scheduler steps */
     uint64_t max_put_delay_ns; /* of a message, in simulated time; 0: 30000 */
-    uint64_t put_ns_per_kib;   /* what 1024 bytes occupy a rank's link for; 0: 20 */
+    uint64_t put_ns_per_kib;   /* how long 1024 bytes occupy a rank's link; 0: 20 */
 } crossdockDeterministicConfig_t;
 
 #define CROSSDOCK_DETERMINISTIC_CONFIG_INIT \
@@ -181,13 +179,13 @@ typedef struct {
  * domains is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
  *
  * An HT group with masks. A rank that is silent for the timeout while another waits for it is masked there, the
- * asynchronous error becomes 1, and the operation goes on: nothing more is sent to the rank or awaited from it. Its
- * rows that an update has counted already read as zeros with weights 0; a combine that loses it adds, for each token,
+ * asynchronous error becomes 1, and the operation continues: nothing more is sent to the rank or awaited from it. Its
+ * rows that an update has already counted read as zeros with weights 0; a combine that loses it adds, for each token,
  * its whole row or nothing. From the next update on it has no rows, and own tokens for its experts are dropped
  * (crossdockHandleDroppedTokens). ncclEpMaskQuery, ncclEpMaskUpdate, ncclEpMaskClean, ncclEpGetAsyncError and
  * ncclEpErrorClear work as in LL groups; the rank's own entry stays 1. After ncclEpMaskClean every handle must be
  * updated before it is used again (InvalidUsage). A rank that stops in the middle of an operation that writes into
- * windows, and goes on after others have masked it, may still write rows of that operation there. */
+ * windows, and continues after others have masked it, may still write rows of that operation there. */
 ncclResult_t crossdockCreateGroup(ncclEpGroup_t* group, ncclComm_t comm, const ncclEpGroupConfig_t* config,
                                   const crossdockGroupOptions_t* options);
 
@@ -232,11 +230,11 @@ typedef struct {
 #define CROSSDOCK_MEMORY_USE_INIT \
     { sizeof(crossdockMemoryUse_t), NCCL_EP_MAGIC, 0, 0, 0, 0 }
 
-/* Local. handle_mem of the caller is not counted, nor what NCCL takes besides. */
+/* Local. The caller's handle_mem and NCCL's own memory are not counted. */
 ncclResult_t crossdockGroupMemoryUse(ncclEpGroup_t group, crossdockMemoryUse_t* use);
 
-/* What this rank's operations have sent in a group of several LSA teams, since the group was made. Rows that
- * HT reads where they lie, in windows, are not counted. */
+/* What this rank's operations have sent in a group of several LSA teams, since the group was created. Rows that HT
+ * reads in place, in windows, are not counted. */
 typedef struct {
     unsigned int size;      /* in: sizeof(crossdockTraffic_t) */
     unsigned int magic;     /* in: NCCL_EP_MAGIC */
@@ -252,7 +250,7 @@ typedef struct {
 #define CROSSDOCK_TRAFFIC_INIT \
     { sizeof(crossdockTraffic_t), NCCL_EP_MAGIC, 0, 0, 0, 0, 0, 0, 0 }
 
-/* Local; waits for the operations that were issued. */
+/* Local; waits for all issued operations. */
 ncclResult_t crossdockGroupTraffic(ncclEpGroup_t group, crossdockTraffic_t* traffic);
 
 /* How the LL expert-major combine sums. */
@@ -271,15 +269,15 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
 
 /* Writes to *count, device memory of 8 bytes, how many pairs of an own token and a masked rank the handle's current
  * routing has dropped: the token has experts on that rank, which was masked when ncclEpUpdateHandle ended. Other ranks
- * still get the token. Rows that overflow_policy drop leaves out are not among them: recv_total_counter minus the
- * budget tells those. 0 in groups without masks. Enqueued on the stream, behind the update; capturable.
+ * still get the token. Rows dropped by overflow_policy are not counted: their number is recv_total_counter minus the
+ * budget. 0 in groups without masks. Enqueued on the stream, after the update; capturable.
  * InvalidArgument: count NULL. InvalidUsage: an LL handle, or one without routing. */
 ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count, cudaStream_t stream);
 
 /* Where the rows of an LL expert-major handle's last dispatch came from. tokens [L, R*M] int32: row i of expert l is of
  * that token of its source rank; elements past an expert's count are not written. ranges [L, R] int64: of source rank
  * r, expert l has as many rows as the lower 32 bits say, from the row in the upper 32 bits on. Local; enqueued on the
- * stream, behind the dispatch (its receive half after send_only); capturable. Nothing is computed unless this is
+ * stream, after the dispatch (its receive half after send_only); capturable. Nothing is computed unless this is
  * called. InvalidArgument: a tensor missing or of other shape or type. InvalidUsage: an HT or rank-major handle, or one
  * without a finished dispatch. */
 ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
@@ -287,16 +285,16 @@ ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t*
 
 /* ---- Routing in numbers, and labels that travel beside rows ---- */
 
-/* What layers on top of the operations need of a routing, each with one kernel (DeepEP's interface stands on them).
+/* What layers on top, such as crossdock.deep_ep, need to know of a routing, in one kernel each.
  * Local, without a group. device: the GPU that all memory is on, the call is enqueued on its stream and capturable; -1:
- * memory of the host, done when the call returns. T tokens, K choices each, E experts, R ranks, L = E / R; experts of a
+ * host memory, done when the call returns. T tokens, K choices each, E experts, R ranks, L = E / R; experts of a
  * rank follow each other. Strides count elements; arrays without are dense, row-major. Nothing is kept. */
 typedef struct {
     unsigned int size;      /* sizeof(crossdockRoutingCounts_t) */
     unsigned int magic;     /* NCCL_EP_MAGIC */
     int device;             /* -1: the host */
     ncclDataType_t id_type; /* of topk_idx: ncclInt32 or ncclInt64 */
-    const void* topk_idx;   /* in [T, K]: expert numbers; what is none, such as -1, counts nowhere */
+    const void* topk_idx;   /* in [T, K]: expert ids; others, such as -1, are not counted */
     int64_t token_stride;   /* of topk_idx */
     int64_t choice_stride;  /* of topk_idx */
     uint64_t num_tokens;    /* T */
@@ -396,7 +394,7 @@ ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* labels, cuda
  * what that buys, and what it does not.
  *
  * Pieces of a gradient count as one flat gradient. A step has two halves, so that other work runs while the means
- * travel: begin reads the gradient once and sends, end waits and applies. Between them the gradient stays as it is.
+ * travel: begin reads the gradient once and sends, end waits and applies. Do not change the gradient between them.
  * Both are enqueued on the stream (CPUs: done when the call returns) and capturable, together or one by one, as long as
  * every begin is followed by its end. Sums are taken in an order that depends on the pieces' sizes and on nothing else:
  * in runs of 4096 entries of a piece each, these in 256 columns; so results are the same, to the bit, from run to run
@@ -437,14 +435,14 @@ typedef struct {
 ncclResult_t crossdockA2sgdCreate(crossdockA2sgd_t* a2sgd, ncclComm_t comm, const crossdockA2sgdPiece_t* pieces,
                                   size_t num_pieces, const crossdockA2sgdConfig_t* config);
 
-/* Other memory for the same gradient, from the next begin on: the pieces must hold as many entries together. Local.
- * Cheap where they are those of before; else it waits for the steps issued, and cannot be captured. InvalidUsage:
- * between the halves of a step. */
+/* Other memory for the same gradient, from the next begin on: the pieces must hold the same number of entries in all.
+ * Local. Cheap if the pieces are the same as before; otherwise it waits for the issued steps and cannot be captured.
+ * InvalidUsage: between the halves of a step. */
 ncclResult_t crossdockA2sgdSetPieces(crossdockA2sgd_t a2sgd, const crossdockA2sgdPiece_t* pieces, size_t num_pieces);
 
 /* The halves of a step; all ranks run the same steps. RemoteError, from the first call after the wait has expired on
- * (CPUs: from that end): a rank did not come, with its number; the gradient is as it was, and the object is of no use
- * any more. InvalidUsage: begin after begin, or end without begin. */
+ * (CPUs: from that end): a rank, which the message names, did not come; the gradient is unchanged, and the object can
+ * only be destroyed. InvalidUsage: begin after begin, or end without begin. */
 ncclResult_t crossdockA2sgdBegin(crossdockA2sgd_t a2sgd, cudaStream_t stream);
 ncclResult_t crossdockA2sgdEnd(crossdockA2sgd_t a2sgd, cudaStream_t stream);
 
@@ -467,7 +465,7 @@ typedef struct {
 #define CROSSDOCK_A2SGD_REPORT_INIT \
     { sizeof(crossdockA2sgdReport_t), NCCL_EP_MAGIC, 0, 0, 0, 0, 0, 0, 0, 0, -1, -1, NULL, 0 }
 
-/* Local; waits for the steps that were issued. Replays of graphs are the caller's to wait for. */
+/* Local; waits for all issued steps, but not for replays of graphs. */
 ncclResult_t crossdockA2sgdReport(crossdockA2sgd_t a2sgd, crossdockA2sgdReport_t* report);
 
 /* Collective: waits until the device has done all work of this process, then at most the timeout for the other ranks.

@@ -19,26 +19,27 @@
 // - The result is ncclSuccess or an error. A wrong argument never aborts, exits, throws or traps; outputs are written
 //   only on success unless a function says otherwise, and the group stays usable.
 // - ncclInvalidArgument: a mandatory pointer is NULL, a struct or tensor is malformed, a value is out of range.
-//   ncclInvalidUsage: each argument is fine, but not here or not now. ncclUnhandledCudaError, ncclSystemError: CUDA or
-//   the system refused something, nothing is leaked. ncclRemoteError: the group failed, see ncclEpCreateGroup.
+//   ncclInvalidUsage: each argument is valid, but not in this combination or at this time. ncclUnhandledCudaError,
+//   ncclSystemError: CUDA or the system failed, nothing is leaked. ncclRemoteError: the group failed, see
+//   ncclEpCreateGroup.
 // - Work is enqueued on the given stream and on no other that the caller can see; NULL is the legacy default stream.
-//   Ordering between streams is the caller's duty. "Local" calls do not communicate; "collective" ones are made by
-//   every rank of the communicator, in the same order of dispatch, combine, complete and (HT) update for a whole group.
+//   The caller orders streams. "Local" calls do not communicate; "collective" ones are made by every rank of the
+//   communicator, in the same order of dispatch, combine, complete and (HT) update for a whole group.
 // - Calls on different groups may run in different threads at once; calls on one group are serialised by the caller.
-// - Structs, tensor descriptors and their sizes arrays are read during the call and may be gone afterwards. The memory
-//   that tensors point to must live until the enqueued work is done.
+// - Structs, tensor descriptors and their sizes arrays are read during the call only. The memory that tensors point to
+//   must live until the enqueued work is done.
 // - "Capturable" calls may be recorded into a CUDA graph. Replays may repeat, and alternate with other graphs and with
 //   eager calls, as long as all ranks run the same sequence.
-// - Objects belong to the process that made them. After fork() every call of the child on a communicator, group or
-//   handle of its parent is ncclInvalidUsage, and the child's end touches nothing of the parent's. The child may make
-//   its own; on GPUs it may not, since CUDA does not survive a fork.
+// - Objects belong to the process that created them. After fork() every call of the child on a communicator, group or
+//   handle of its parent is ncclInvalidUsage, and the child's exit does not affect the parent. The child may create its
+//   own, but not on GPUs, since CUDA does not survive a fork.
 // - Waits for peers are bounded by the timeout T (timeout_ns of the group), so that a lost rank is an error. LL: all
 //   waits of an operation end T after it has begun on this rank's device. HT: a wait ends when its peer has been silent
 //   for T. A peer that waits for a lost rank itself is not silent; such a wait lasts 2 T at most, with masks
 //   4 (R + 1) T, since ranks may be lost one after the other. ncclEpMaskClean: 3 T in HT, in LL for each communication
-//   buffer of the group. Work of the caller's own on the device or the stream has no bound here.
-// - The communicator may also be one of crossdock.h, whose ranks are threads or processes of CPUs. "Device memory" is
-//   then the memory of that world.
+//   buffer of the group. The caller's own work on the device or the stream is not bounded.
+// - The communicator may also be one of crossdock.h, whose ranks are threads or processes on CPUs. "Device memory" is
+//   then host memory.
 #ifndef NCCL_EP_H_
 #define NCCL_EP_H_
 
@@ -74,9 +75,9 @@ extern "C" {
 
 // ---- Types ----
 //
-// Every struct starts with its size and a magic number, set by its INIT macro, and only ever grows at its end: the
-// library reads a field only if `size` covers it whole and takes 0 otherwise, so callers compiled against an older
-// header (or a newer one) keep working. What lies behind `size` is never read. A size below the struct's V1 size is an
+// Every struct starts with its size and a magic number, set by its INIT macro, and only grows at its end: the library
+// reads a field only if `size` covers all of it and takes 0 otherwise, so callers compiled against an older header (or
+// a newer one) keep working. Bytes beyond `size` are never read. A size below the struct's V1 size is an
 // ncclInvalidArgument.
 
 typedef struct ncclEpGroup* ncclEpGroup_t;
@@ -100,15 +101,15 @@ typedef struct {
 } ncclEpTensorAllocConfig_t;
 
 // Device memory hooks. They are called on the thread of an API call that creates or destroys a group or handle, never
-// from other calls and never during capture. What alloc_fn gives returns to free_fn once, with the same context. The
-// memory of a destroyed handle serves the group's next handles; it returns with the group, or earlier where it is much.
+// from other calls and never during capture. Memory from alloc_fn is passed to free_fn once, with the same context. The
+// group's next handles reuse the memory of destroyed ones; it is freed with the group, or earlier if it is large.
 typedef cudaError_t (*ncclEpAllocFn_t)(void** ptr, size_t size, void* context);
 typedef cudaError_t (*ncclEpFreeFn_t)(void* ptr, void* context);
 
 // Either both functions or none. Device memory of a group and its handles that no peer reaches comes from here: less
 // than 1 KiB per group and communication buffer, and ncclEpHandleMemSize bytes for each handle without memory of the
 // caller. The communication buffers, by far the most, are symmetric windows, which only NCCL can allocate
-// (ncclMemAlloc). crossdockGroupMemoryUse (crossdock.h) tells how much of each a group has.
+// (ncclMemAlloc). crossdockGroupMemoryUse (crossdock.h) returns how much of each a group has.
 typedef struct {
     ncclEpAllocFn_t alloc_fn;
     ncclEpFreeFn_t free_fn;
@@ -367,17 +368,17 @@ ncclResult_t ncclEpTensorDestroy(ncclEpTensor_t* tensor);
 // A wait for a peer that outlasts the timeout fails a group without masks: outputs of that operation are undefined,
 // later calls answer ncclRemoteError, and ncclEpGroupDestroy still works. So does a peer that announces a number
 // out of range: nothing of it is used. On a GPU that happens between two calls, so the message is also printed to
-// stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in making a group, connecting all ranks and registering
-// memory, has 60 s at least. ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E;
+// stderr at once, unless NCCL_EP_QUIET=1. NCCL's own part in creating a group, connecting all ranks and registering
+// memory, gets at least 60 s. ncclInvalidArgument: E is 0 or no multiple of R; M or max_token_bytes is 0; num_topk > E;
 // an unknown enum value; HT: C below M (and not 0), max_token_bytes no multiple of 16. ncclInvalidUsage: one allocator
 // hook without the other; more SMs than the device has; eager mode with DROP; values that differ between ranks; an NCCL
 // or a topology without the device API; contradicting environment variables.
 ncclResult_t ncclEpCreateGroup(ncclEpGroup_t* ep_group, ncclComm_t comm, const ncclEpGroupConfig_t* config);
 
-// Destroys a group: collective, not capturable. Waits until the device has done all work of this process, of whichever
-// stream (the group's own operations end within their bounds), then at most T for the other ranks. Graphs that hold
-// operations of the group must not be launched afterwards. NULL is a success. Of several threads that destroy one group
-// or handle, one does, and the others get ncclInvalidArgument.
+// Destroys a group: collective, not capturable. Waits until the device has done all work of this process, on all
+// streams (the group's own operations end within their bounds), then at most T for the other ranks. Graphs that hold
+// operations of the group must not be launched afterwards. NULL is a success. If several threads destroy one group or
+// handle, one succeeds and the others get ncclInvalidArgument.
 ncclResult_t ncclEpGroupDestroy(ncclEpGroup_t ep_group);
 
 // The bytes of device memory that a handle needs, if it is to live in memory of the caller: positive, the same on all
@@ -436,12 +437,13 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 //
 // LL expert-major: inputs->tokens [B, H]; outputs->tokens [L, R*M, H]; layout_info->expert_counters [L] int32, written.
 //   expert_offsets and recv_total_counter may be given, int32 or int64: l * R*M and the sum of expert_counters.
-//   The first expert_counters[l] rows of outputs->tokens[l] hold one row a (source rank, token, k) with topk_idx equal
-//   to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx. Choices
-//   past an expert's R*M rows, which only duplicates within a row can reach, are dropped and add nothing to combine.
+//   The first expert_counters[l] rows of outputs->tokens[l] hold one row per (source rank, token, k) with topk_idx
+//   equal to this rank's expert l, in that order. Rows past them are not written. No weights, no outputs->topk_idx.
+//   Choices past an expert's R*M rows, which only duplicates within a row can reach, are dropped and add nothing to
+//   combine.
 // LL rank-major: inputs->tokens [B, H], topk_weights [B, K] fp32; outputs->tokens [R, M, H], topk_weights [R, M, K]
 //   fp32, topk_idx [R, M, K] int32; layout_info may be NULL, its src_rank_counters [R] int32 is written, and its
-//   recv_total_counter, int32 or int64: their sum. expert_offsets is ignored. One row a (source rank, token) with an
+//   recv_total_counter, int32 or int64: their sum. expert_offsets is ignored. One row per (source rank, token) with an
 //   expert here, tokens in order. Weights of all K choices are copied in source order;
 //   topk_idx holds the ids of the choices hosted here (recv_topk_idx_kind) and -1 elsewhere, and -1 in all unused rows.
 // HT: outputs->tokens [N, H], rows in the order of source rank and token; FLAT: topk_weights [N, K] fp32, topk_idx
@@ -454,9 +456,9 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // e4m3, e5m2 or uint8. DS_FP8E3M4: bf16 in, e4m3 out, outputs->scales fp32 with the last extent H / 128: of each 128
 // elements amax = max(1e-4, max |x|), scale amax * (1 / 448) in fp32 (round_scales: rounded up to a power of two),
 // stored value x * (448 / amax) (round_scales: x / scale) in e4m3, nearest even. Rows of tokens and of forwarded scales
-// are multiples of 16 bytes. Tokens begin at a multiple of 16 bytes, every other tensor, scales too, at one of its
-// element; of windows, peers write only those straight that begin at a multiple of 16. No output may share bytes with
-// an input.
+// are multiples of 16 bytes. Tokens begin at a multiple of 16 bytes, every other tensor, also scales, at a multiple of
+// its element; peers write directly only into tensors in windows that begin at a multiple of 16. No output may share
+// bytes with an input.
 //
 // Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
 // any rank may start the operation.
@@ -514,7 +516,7 @@ ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* i
                            cudaStream_t stream);
 
 // Runs the receive half of the handle's pending send_only operation on this stream; with nothing pending, and in HT, a
-// success without work. Every rank must come here in the end. `config` may be NULL. Capturable together with its send.
+// success without work. Every rank must call it. `config` may be NULL. Capturable together with its send.
 ncclResult_t ncclEpComplete(ncclEpHandle_t handle, const ncclEpCompleteConfig_t* config, cudaStream_t stream);
 
 // ---- Masks: LL groups with enable_mask, ncclInvalidUsage for others ----
@@ -528,7 +530,7 @@ ncclResult_t ncclEpMaskQuery(ncclEpGroup_t ep_group, int* mask_status, cudaStrea
 // Sets all R entries from host memory, which may be reused on return; values other than 0 are active. Local.
 ncclResult_t ncclEpMaskUpdate(ncclEpGroup_t ep_group, const int* mask, cudaStream_t stream);
 
-// Readmits all ranks that take part. Collective over the surviving ranks, blocks until the stream is done, not
+// Readmits all participating ranks. Collective over the surviving ranks, blocks until the stream is done, not
 // capturable. The async error stays.
 ncclResult_t ncclEpMaskClean(ncclEpGroup_t ep_group, cudaStream_t stream);
 

@@ -187,7 +187,7 @@ bool crossdockGinWaitUntil(crossdockSlot slot, uint64_t least, int bits, bool ac
 void crossdockGinReset(crossdockSlot slot, crossdockWhere where);
 uint64_t* crossdockGinShadow(crossdockSlot slot, crossdockWhere where);
 
-// A session of a barrier begins and ends. Who uses it at the same time has the same leader.
+// A session of a barrier begins and ends. All that use it at the same time have the same leader.
 void crossdockBarrierEnter(const crossdockBarrierUse* use, crossdockWhere where);
 void crossdockBarrierLeave(const crossdockBarrierUse* use);
 // The session's part of an LSA barrier: tells peer, waits for peer (both LSA ranks).

@@ -203,7 +203,7 @@ class ncclBarrierSession {
     ncclResult_t sync(Coop coop, cuda::memory_order order, ncclGinFenceLevel fence, uint64_t timeoutCycles) {
         if (world_ && (fence & ncclGinFenceLevel::Put) != 0) return world_->sync(coop, order, fence, timeoutCycles);
         const uint64_t start = crossdockClock();
-        // The second one is entered in any case, since the threads of the group do not agree on who was too late.
+        // The second one is entered in any case, since the group's threads do not agree on which rank was too late.
         const ncclResult_t inner = lsa_ ? lsa_->sync(coop, order, timeoutCycles) : ncclSuccess;
         const uint64_t gone = std::min(crossdockClock() - start, timeoutCycles);
         const ncclResult_t outer = rail_ ? rail_->sync(coop, order, fence, timeoutCycles - gone) : ncclSuccess;

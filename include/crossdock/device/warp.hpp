@@ -12,7 +12,7 @@ inline int lane() {
     return static_cast<int>((threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32);
 }
 
-// What lane `from` gave, or the own value where it lies outside of the mask.
+// The value of lane `from`, or the lane's own if `from` is outside of the mask.
 template <typename T>
 T value_of_lane(unsigned mask, T value, int from) {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16, "shuffles move values of at most 16 bytes");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's vocabulary for the host compiler: what qualifies functions and variables, who a thread is, barriers of a
+// CUDA's vocabulary for the host compiler: qualifiers of functions and variables, thread indices, barriers of a
 // block, fences, time. Not the CUDA runtime.
 //
 // A kernel's thread is a fiber. It runs until it calls something that may wait, so a loop that waits must read what it
