@@ -63,7 +63,7 @@ def _check_recipes(
 class Received(NamedTuple):
     """What a dispatch brought: N rows for this rank's experts, of which only those with an expert count.
 
-    rows [N, H]; weights [N, K] fp32 and experts [N, K] int64, numbers of local experts (0 .. L-1) or -1, alike in both
+    rows [N, H]; weights [N, K] fp32 and experts [N, K] int64, ids of local experts (0 .. L-1) or -1, the same in both
     modes; unused rows have -1 everywhere and are zero (with zero_copy they hold what was there). ticket has the
     dispatch's number, for the combine that belongs to it; num_tokens is B.
     """
@@ -87,11 +87,11 @@ class Exchange:
     bf16, H a multiple of 32). Gradients travel as they are, as if nothing had been rounded.
     zero_copy: peers write rows straight into this exchange's memory (not with a recipe): received.rows is memory that
     dispatch number n + max_in_flight writes again. fields: further ones of GroupConfig.
-    Made and closed by all ranks together; use it as a context manager.
+    Creating and closing it is collective; use it as a context manager.
 
-    All ranks make the same calls in the same order, in the backward pass too, which autograd does by itself where the
-    ranks run the same model. In a CUDA graph the calls are captured with the tensors that they were given: replays
-    read what these hold by then. A captured dispatch keeps its place among the max_in_flight for good.
+    All ranks make the same calls in the same order, also in the backward pass, where autograd ensures it if the ranks
+    run the same model. A CUDA graph captures the calls with their tensors: replays read what these hold at that time.
+    A captured dispatch permanently occupies one of max_in_flight.
     """
 
     def __init__(
