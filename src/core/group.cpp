@@ -86,7 +86,7 @@ void Group::preallocate() {
         std::min({config_.num_experts, kExplicitTopk, config_.num_topk > 0 ? config_.num_topk : kExplicitTopk});
     for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
         for (uint32_t topk = largest; topk > 0; --topk) {
-            if (!ll_size_is_enough(config_, ll_line_tokens(communicator_->backend(), config_), layout, topk)) continue;
+            if (!ll_size_is_enough(config_, ll128_tokens_of(communicator_->backend(), config_), layout, topk)) continue;
             arena_for(layout, topk);
             return;
         }
@@ -158,12 +158,12 @@ std::optional<Error> Group::failure() const {
 }
 
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {
-    const uint32_t line_tokens = ll_line_tokens(communicator_->backend(), config_);
-    const LlGeometry needed = ll_geometry(config_, line_tokens, layout, topk);
+    const uint32_t ll128_tokens = ll128_tokens_of(communicator_->backend(), config_);
+    const LlGeometry needed = ll_geometry(config_, ll128_tokens, layout, topk);
     for (const auto& arena : arenas_) {
         if (arena->fits(needed)) return arena;
     }
-    require(config_.rdma_buffer_size == 0 || ll_size_is_enough(config_, line_tokens, layout, topk), ncclInvalidUsage,
+    require(config_.rdma_buffer_size == 0 || ll_size_is_enough(config_, ll128_tokens, layout, topk), ncclInvalidUsage,
             "config->rdma_buffer_size {} is too small for top-{}: {} bytes are needed", config_.rdma_buffer_size, topk,
             needed.arena_bytes());
     arenas_.push_back(std::make_shared<LlArena>(*communicator_, config_, needed));

@@ -47,14 +47,14 @@ class RowStage {
         ptx::mbarrier_arrive_expect_bytes(barrier_, bytes);
         ptx::bulk_load(data_, source, bytes, barrier_);
     }
-    // The same with a tail from elsewhere (none: 0 bytes) behind the first part.
+    // The same with a tail (none: 0 bytes) behind the first part.
     CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes, const std::byte* tail,
                                uint32_t tail_bytes) const {
         ptx::mbarrier_arrive_expect_bytes(barrier_, bytes + tail_bytes);
         ptx::bulk_load(data_, source, bytes, barrier_);
         if (tail_bytes > 0) ptx::bulk_load(data_ + bytes, tail, tail_bytes, barrier_);
     }
-    CROSSDOCK_DEVICE void loaded_for_block(const Ctx&) const {}
+    CROSSDOCK_DEVICE static void loaded_for_block(const Ctx&) {}
     // The load number `round` of this stage (0 is the first one).
     CROSSDOCK_DEVICE void wait_loaded(const Ctx&, uint32_t round) const {
         while (!ptx::mbarrier_try_wait(barrier_, round & 1)) {
@@ -63,7 +63,7 @@ class RowStage {
 
     CROSSDOCK_DEVICE std::byte* data() const { return data_; }
     // By every thread that wrote into the data, before the barrier behind which the stores are issued.
-    CROSSDOCK_DEVICE void filled() const { ptx::fence_proxy_async_shared(); }
+    CROSSDOCK_DEVICE static void filled() { ptx::fence_proxy_async_shared(); }
 
     // is_read_soon: the target should stay in the caches.
     CROSSDOCK_DEVICE void store(const Ctx&, std::byte* target, uint32_t at, uint32_t bytes, bool = false) const {
@@ -116,12 +116,12 @@ class RowStage {
         if (is_lazy) ctx.warp().copy_async(data_, source, bytes);
         if (tail_bytes > 0) ctx.warp().copy_async(data_ + bytes, tail, tail_bytes);
     }
-    void loaded_for_block(const Ctx& ctx) const { ctx.warp().wait_copies(0); }
+    static void loaded_for_block(const Ctx& ctx) { ctx.warp().wait_copies(0); }
     void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies_to(data_, head_->bytes); }
 
     // Where the data is to be read or filled in by kernels themselves.
     std::byte* data() const { return data_; }
-    void filled() const {}
+    static void filled() {}
 
     void store(const Ctx& ctx, std::byte* target, uint32_t at, uint32_t bytes, bool is_read_soon = false) const {
         const auto [from, loaded, all] = *head_;

@@ -201,7 +201,7 @@ CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, int
     ctx.fence_system();
 }
 
-CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& scope, Operation operation,
                                                WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     ExpiredWait& record = scope.status->expired;
     if (ctx.add_acq_rel_device(&record.claimed, 1) == 0) {
@@ -224,7 +224,7 @@ CROSSDOCK_DEVICE_RARE void record_expired_wait(const Ctx& ctx, const WaitScope& 
 
 // A peer's words cannot be used. Ranks that disagree fail the group: masks leave out ranks that are lost, not calls
 // that are wrong. A number out of range is taken for a loss where masks are on.
-CROSSDOCK_DEVICE_RARE void record_peer_fault(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+CROSSDOCK_DEVICE_RARE void record_peer_fault(const Ctx& ctx, const WaitScope& scope, Operation operation,
                                              PeerFaultKind kind, PeerNumber number, int peer, uint64_t expected,
                                              uint64_t seen) {
     PeerFault& record = scope.status->fault;
@@ -269,7 +269,7 @@ CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const auto& sco
 }
 
 // False: the peer has come with other terms, and the group has failed.
-CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, Operation operation,
                                             int peer) {
     const TaggedWord entry = load_entry(ctx, scope, operation, peer);
     if (word_epoch(entry.tag) != operation.epoch || WindowTerm::are_alike(entry.payload, scope.terms) ||
@@ -287,14 +287,14 @@ CROSSDOCK_DEVICE int lost_peer(const WaitScope& scope, int peer, int first_ended
 }
 
 // Low latency with masks: the peer has come to this operation.
-CROSSDOCK_DEVICE_RARE bool has_entered(const Ctx& ctx, const WaitScope& scope, const Operation& operation, int peer) {
+CROSSDOCK_DEVICE_RARE bool has_entered(const Ctx& ctx, const WaitScope& scope, Operation operation, int peer) {
     return scope.masking != 0 && scope.entries != nullptr &&
            word_epoch(load_entry(ctx, scope, operation, peer).tag) >= operation.epoch;
 }
 
 // After some vain polls. False: the peer is masked or its process has ended, the group has failed, the peer passed
 // other terms, or the operation's time is over.
-CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, const Operation& operation,
+CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, Operation operation,
                                              WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
     if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;

@@ -24,8 +24,8 @@ struct BackendTraits {
     // Memory.
     uint32_t ring_slots = 0;            // HT; 0: as many as fit the rings' bytes
     bool has_deep_rings = false;        // HT: rings may have more bytes than caches have
-    uint32_t line_tokens = 0;           // LL: with at most so many tokens per rank rows are LL128 rows
-    uint32_t dispatch_line_tokens = 0;  // those of a dispatch, which may also send plain rows
+    uint32_t ll128_tokens = 0;           // LL: with at most so many tokens per rank rows are LL128 rows
+    uint32_t dispatch_ll128_tokens = 0;  // those of a dispatch, which may also send plain rows
 };
 
 // A rank is one thread, so more warps would only add switches. Rows are copied, never in lines.
@@ -42,8 +42,8 @@ inline constexpr BackendTraits kSimulationBackend{
     .stages = 2,
     .pipeline_stages = 3,
     .ring_slots = 2,
-    .line_tokens = 4,
-    .dispatch_line_tokens = 2,
+    .ll128_tokens = 4,
+    .dispatch_ll128_tokens = 2,
 };
 
 // An H200 puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while all others
@@ -60,8 +60,8 @@ inline constexpr BackendTraits kCudaBackend{
     .paired_blocks = 8,
     .splits_rows = true,
     .has_deep_rings = true,
-    .line_tokens = UINT32_MAX,
-    .dispatch_line_tokens = UINT32_MAX,
+    .ll128_tokens = UINT32_MAX,
+    .dispatch_ll128_tokens = UINT32_MAX,
 };
 
 }  // namespace crossdock

@@ -72,14 +72,12 @@ TEST(PeerFaults, TheHostLearnsOfAFailureWithItsRecord) {
 
 // With masks a rank that finds nonsense among its own words fails: it is not left out by itself.
 TEST(PeerFaults, ARankDoesNotMaskItself) {
-    for (const int peer : {1, 2}) {
+    for (const uint32_t peer : {1u, 2u}) {
         Waiting waiting;
-        LlCommon common{};
-        common.rank = 2;
-        common.scope = waiting.scope(true);
-        run([&](const Ctx& ctx) {
-            EXPECT_FALSE(expect_number(ctx, common, Operation{}, PeerNumber::kRows, peer, 10, 11));
-        });
+        LlDispatchArgs args{};
+        args.common.rank = 2;
+        args.common.scope = waiting.scope(true);
+        run([&](const Ctx& ctx) { EXPECT_FALSE(LlOperation(ctx, args).expect(PeerNumber::kRows, peer, 10, 11)); });
         EXPECT_EQ(waiting.mask[peer], peer == 2 ? 1u : 0u);
         EXPECT_EQ(waiting.status.failed != 0, peer == 2);
     }

@@ -48,20 +48,20 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
     communicator.runtime().synchronize(nullptr);
 }
 
-uint32_t ll_line_tokens(const BackendTraits& backend, const GroupConfig& config) {
-    if (config.has_several_domains()) return 0;  // rows from elsewhere are plain, and all rows of a sum have one form
-    if (align_up(config.max_token_bytes, 16) > kMostLineRowBytes) return 0;
-    return std::min(config.max_tokens, backend.line_tokens);
+uint32_t ll128_tokens_of(const BackendTraits& backend, const GroupConfig& config) {
+    if (config.has_several_domains()) return 0;  // rows of GIN peers are plain, and all rows of a sum have one form
+    if (align_up(config.max_token_bytes, 16) > kMostLl128RowBytes) return 0;
+    return std::min(config.max_tokens, backend.ll128_tokens);
 }
 
-LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk) {
+LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk) {
     LlGeometry geometry{};
     geometry.num_ranks = config.num_ranks;
     geometry.num_experts = config.num_experts;
     geometry.max_tokens = config.max_tokens;
     geometry.row_capacity = static_cast<uint32_t>(align_up(config.max_token_bytes, 16));
     geometry.topk = topk;
-    geometry.line_tokens = line_tokens;
+    geometry.ll128_tokens = ll128_tokens;
     geometry.num_buffers = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kFewestBuffers : kNumBuffers;
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
@@ -78,8 +78,8 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLa
     return geometry;
 }
 
-bool ll_size_is_enough(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk) {
-    const uint64_t own_need = ll_geometry(config, line_tokens, layout, topk).arena_bytes();  // judges the numbers first
+bool ll_size_is_enough(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk) {
+    const uint64_t own_need = ll_geometry(config, ll128_tokens, layout, topk).arena_bytes();  // judges the numbers first
     return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk), own_need);
 }
 

@@ -27,15 +27,15 @@ struct LlArena {
     }
 };
 
-// Rows of ranks with at most that many tokens may take the line form: on GPUs all, in threads and processes none, since
+// Rows of ranks with at most that many tokens may be LL128 rows: on GPUs all, in threads and processes none, since
 // there is no latency to save; in the simulation both forms are common.
-uint32_t ll_line_tokens(const BackendTraits& backend, const GroupConfig& config);
+uint32_t ll128_tokens_of(const BackendTraits& backend, const GroupConfig& config);
 
 // What handles of that layout and top-k need. InvalidArgument where sizes leave what kernels can number.
-LlGeometry ll_geometry(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk);
+LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk);
 
 // The caller's explicit rdma_buffer_size is enough for such handles: for what this library needs, or for what NVIDIA's
 // would need.
-bool ll_size_is_enough(const GroupConfig& config, uint32_t line_tokens, ncclEpLayout_t layout, uint32_t topk);
+bool ll_size_is_enough(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk);
 
 }  // namespace crossdock

@@ -18,39 +18,39 @@ constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
 constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores a microsecond is little
-// With more tokens a dispatch is faster in plain form, flags and all: lines are more bytes, and copied once more.
-constexpr uint32_t kMostLineTokensOfDispatch = 16;
+// With more tokens a dispatch is faster with plain rows, flags and all: LL128 rows are more bytes, and copied once more.
+constexpr uint32_t kMostLl128TokensOfDispatch = 16;
 constexpr uint32_t kFewDispatchTokens = 16;     // half of the blocks send
 constexpr uint32_t kFewCombineTokens = 64;      // the same
 constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive however few tokens this rank has
-static_assert(kMostLineRowBytes <= kGpuChunkBytes, "a stage holds all that lines are read from");
+static_assert(kMostLl128RowBytes <= kGpuChunkBytes, "a stage holds a whole row that is sent as an LL128 row");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 // On a GPU, operations with few tokens have blocks of few warps.
 bool chooses_warps(const Group& group) { return group.communicator().backend().warps == 0; }
 
 // With the most stages. plain: rows may go, or come, in plain form.
-LlCrew crew_for(const BackendTraits& backend, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
+LlWarpLayout warp_layout_for(const BackendTraits& backend, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
     // Warps of two roles that are fewer than both together: some both send and receive.
     if (backend.warps > 0) return {backend.warps, backend.warps_per_role, backend.stages, backend.stages, row_bytes};
     if (!plain) return {kGpuWarps, kGpuWarps, gpu_stages, 0, row_bytes};
     return {kGpuWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)};
 }
 
-// With at most that many tokens a rank sends lines. Where only some fit in lines, rows go home in the form in which
-// they came, so all of these ranks send lines.
-uint32_t line_tokens_of_dispatch(const BackendTraits& backend, const LlGeometry& arena) {
-    if (!arena.fits_all_in_lines()) return arena.line_tokens;
-    return std::min({arena.line_tokens, kMostLineTokensOfDispatch, backend.dispatch_line_tokens});
+// With at most that many tokens a rank sends LL128 rows. Where only the rows of some ranks fit in that form, rows return
+// in the form in which they came, so all of these ranks send LL128 rows.
+uint32_t ll128_tokens_of_dispatch(const BackendTraits& backend, const LlGeometry& arena) {
+    if (!arena.fits_all_in_ll128()) return arena.ll128_tokens;
+    return std::min({arena.ll128_tokens, kMostLl128TokensOfDispatch, backend.dispatch_ll128_tokens});
 }
 
-// Where rows go in lines and both halves run, half of the blocks send and half receive: a multiprocessor's loads wait
+// With LL128 rows, and where both halves run, half of the blocks send and half receive: a multiprocessor's loads wait
 // behind its stores, and those wait for the wire. That pays with few tokens.
-void share_blocks(LlCommon& common, bool in_lines, uint32_t few_tokens, uint32_t blocks) {
+void share_blocks(LlCommon& common, bool is_ll128, uint32_t few_tokens, uint32_t blocks) {
     const bool is_split =
-        in_lines && common.num_tokens <= few_tokens && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
+        is_ll128 && common.num_tokens <= few_tokens && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
     common.send_blocks = is_split ? blocks / 2 : blocks;
     common.receive_blocks = is_split ? blocks - blocks / 2 : blocks;
 }
@@ -71,7 +71,7 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
-    return {static_cast<int>(blocks), static_cast<int>(common.crew.warps_per_block), shared_bytes, is_alone,
+    return {static_cast<int>(blocks), static_cast<int>(common.warp_layout.warps_per_block), shared_bytes, is_alone,
             moved > kCpuCacheBytes};
 }
 
@@ -79,32 +79,32 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
 
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     LlCommon& common = args.common;
-    LlCrew& crew = common.crew;
-    crew =
-        crew_for(group.communicator().backend(), kGpuSendStages, args.row_bytes, true);  // peers may have more tokens
-    common.line_tokens = line_tokens_of_dispatch(group.communicator().backend(), common.arena);
-    const bool in_lines = common.num_tokens <= common.line_tokens;
+    LlWarpLayout& warp_layout = common.warp_layout;
+    warp_layout =
+        warp_layout_for(group.communicator().backend(), kGpuSendStages, args.row_bytes, true);  // peers may have more tokens
+    common.ll128_tokens = ll128_tokens_of_dispatch(group.communicator().backend(), common.arena);
+    const bool is_ll128 = common.num_tokens <= common.ll128_tokens;
     const uint32_t blocks =
-        blocks_for(group, group.config().dispatch_sms, in_lines ? 2 * common.num_tokens : common.num_tokens + 1);
-    share_blocks(common, in_lines, kFewDispatchTokens, blocks);
+        blocks_for(group, group.config().dispatch_sms, is_ll128 ? 2 * common.num_tokens : common.num_tokens + 1);
+    share_blocks(common, is_ll128, kFewDispatchTokens, blocks);
     const uint32_t senders = std::max(1u, std::min(common.send_blocks, blocks - 1));  // the last one announces
     common.tokens_per_block = (common.num_tokens + senders - 1) / senders;
-    while (common.num_tokens > 0 && in_lines && common.log2_blocks_per_token < kLog2MostBlocksOfToken &&
+    while (common.num_tokens > 0 && is_ll128 && common.log2_blocks_per_token < kLog2MostBlocksOfToken &&
            common.num_tokens << (common.log2_blocks_per_token + 1) <= senders)
         ++common.log2_blocks_per_token;
-    crew.num_stages = std::clamp(common.tokens_per_block, 1u, crew.num_stages);
+    warp_layout.num_stages = std::clamp(common.tokens_per_block, 1u, warp_layout.num_stages);
     if (chooses_warps(group) && common.num_tokens <= kShortDispatchTokens) {
-        // Warps that send a row each can't receive meanwhile; lines are sent by all warps, quickly.
-        crew.warps_per_block = kFewGpuWarps;
-        crew.receive_warps = in_lines ? kFewGpuWarps : kFewGpuWarps - crew.num_stages;
-        crew.receive_stages = crew.receive_warps;
+        // Warps that send a plain row each can't receive meanwhile; LL128 rows are sent by all warps, quickly.
+        warp_layout.warps_per_block = kFewGpuWarps;
+        warp_layout.receive_warps = is_ll128 ? kFewGpuWarps : kFewGpuWarps - warp_layout.num_stages;
+        warp_layout.receive_stages = warp_layout.receive_warps;
     }
     const auto lay_out = [&] {
-        args.shared = LlDispatchShared::of(common.arena, crew, common.topk, args.scale_bytes);
+        args.shared = LlDispatchShared::of(common.arena, warp_layout, common.topk, args.scale_bytes);
         return args.shared.bytes;
     };
-    while (lay_out() > group.max_shared_bytes() && crew.num_stages + crew.receive_stages > 2) {
-        --(crew.receive_stages > crew.num_stages ? crew.receive_stages : crew.num_stages);
+    while (lay_out() > group.max_shared_bytes() && warp_layout.num_stages + warp_layout.receive_stages > 2) {
+        --(warp_layout.receive_stages > warp_layout.num_stages ? warp_layout.receive_stages : warp_layout.num_stages);
     }
     // A multiprocessor has room for a block of this kernel and one of the next, but not for two of this one: where they
     // start while others are still busy, half of the multiprocessors would do all the work.
@@ -117,30 +117,30 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
 
 LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     LlCommon& common = args.common;
-    LlCrew& crew = common.crew;
-    const bool plain = !common.arena.fits_all_in_lines() || args.wire == LlCombineWire::kNvfp4;
-    crew = crew_for(group.communicator().backend(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
-    common.line_tokens = common.arena.line_tokens;
-    args.forms = plain ? RowForms::kBoth : RowForms::kLines;
-    if (args.wire == LlCombineWire::kNvfp4) crew.chunk_bytes = args.wire_bytes;  // block scales follow the payload
+    LlWarpLayout& warp_layout = common.warp_layout;
+    const bool plain = !common.arena.fits_all_in_ll128() || args.wire == LlCombineWire::kNvfp4;
+    warp_layout = warp_layout_for(group.communicator().backend(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
+    common.ll128_tokens = common.arena.ll128_tokens;
+    args.forms = plain ? RowForms::kBoth : RowForms::kLl128;
+    if (args.wire == LlCombineWire::kNvfp4) warp_layout.chunk_bytes = args.wire_bytes;  // block scales follow the payload
     const bool splits_rows = group.communicator().backend().splits_rows;
     args.segment_bytes = splits_rows ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
-    if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens) {
-        crew.warps_per_block = crew.receive_warps = kFewGpuWarps;
-    }
+    if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens)
+        warp_layout.warps_per_block = kFewGpuWarps;
+    warp_layout.receive_warps = warp_layout.warps_per_block;
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
     uint32_t blocks = blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
     if (group.config().has_several_domains()) {
         // Every stage has rows of its own in the outbox.
         blocks = std::min(blocks, common.outbox.num_rows);
-        crew.num_stages = std::min(crew.num_stages, common.outbox.num_rows / blocks);
+        warp_layout.num_stages = std::min(warp_layout.num_stages, common.outbox.num_rows / blocks);
     }
     share_blocks(common, !plain, kFewCombineTokens, blocks);
     const auto lay_out = [&] {
-        args.shared = LlCombineShared::of(common.arena, crew, common.topk, group.config().has_several_domains());
+        args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_domains());
         return args.shared.bytes;
     };
-    while (lay_out() > group.max_shared_bytes() && crew.num_stages > 1) --crew.num_stages;
+    while (lay_out() > group.max_shared_bytes() && warp_layout.num_stages > 1) --warp_layout.num_stages;
     return shape_of(group, common, args.row_bytes, args.shared.bytes, blocks, "combine");
 }
 

@@ -27,7 +27,7 @@ struct LlArenaState {
     uint64_t free_from[2][kNumBuffers];
     uint32_t tickets;
     uint32_t blocks_done;  // counts only where masks are on
-    uint32_t blocks_put;   // counts only where there are several load/store domains
+    uint32_t blocks_put;   // counts only in groups of several LSA teams
 };
 
 // In one word, from the upper end: epoch, latest buffer, held buffers.
@@ -52,8 +52,8 @@ struct LlClock {
 static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
 static_assert(kNumBuffers < 32, "a bit of 32 per buffer");
 
-// The form that a rank's own rows take, where that is known before the launch.
-enum class LlForm : uint32_t { kEither, kLines, kPlain };
+// The form of a rank's own rows, where it is known before the launch.
+enum class LlForm : uint32_t { kEither, kLl128, kPlain };
 
 template <typename Scope>
 struct LlCommonOf {
@@ -64,8 +64,8 @@ struct LlCommonOf {
 
     LlGeometry arena;
     LlOffsets offsets;  // of arena
-    PeerMap peers;      // the ranks' arenas, as far as the load/store domain reaches
-    int rank;
+    PeerMap peers;      // the arenas of the LSA team's ranks
+    uint32_t rank;
     uint32_t halves;
     LlArenaState* state;
     LlHandleOffsets handle;
@@ -84,11 +84,11 @@ struct LlCommonOf {
     uint32_t send_blocks;     // the first ones
     uint32_t receive_blocks;  // the last ones
     uint32_t tokens_per_block;
-    uint32_t log2_blocks_per_token;  // where rows take the line form
-    uint32_t line_tokens;            // with at most that many tokens, rows take the line form
-    LlCrew crew;
+    uint32_t log2_blocks_per_token;  // of LL128 rows
+    uint32_t ll128_tokens;           // with at most that many tokens, rows are LL128 rows
+    LlWarpLayout warp_layout;
 
-    // Groups of several load/store domains.
+    // Groups of several LSA teams.
     Reach reach;
     LlOutbox outbox;
 
@@ -101,7 +101,7 @@ using LlCommon = LlCommonOf<WaitScope>;
 inline constexpr uint32_t kRankOfExpertShift = 31;
 static_assert(kRankOfExpertShift < 32, "the factor for one expert per rank, 2^shift, is a uint32_t");
 
-// Plain bytes (NONE, FWD) or e4m3 with one scale a block of 128 elements.
+// Plain bytes (NONE, FWD) or e4m3 with one scale per block of 128 elements.
 enum class LlRecipe : uint32_t { kBytes, kFp8 };
 inline constexpr uint32_t kFp8Block = 128;
 
@@ -139,8 +139,8 @@ struct LlDispatchArgsOf {
 };
 using LlDispatchArgs = LlDispatchArgsOf<LlCommon>;
 
-// What rows may be like in a combine: a kernel for lines alone is smaller, and keeps more in registers.
-enum class RowForms : uint32_t { kLines, kBoth };
+// Which forms the rows of a combine may have: a kernel for LL128 rows alone is smaller, and keeps more in registers.
+enum class RowForms : uint32_t { kLl128, kBoth };
 
 enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
 
@@ -153,7 +153,7 @@ struct LlCombineArgsOf {
     RowForms forms;
     const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
                               // tokens][row_bytes]
-    const float* row_scales;  // NVFP4: one a row of tokens
+    const float* row_scales;  // NVFP4: one per row of tokens
     uint32_t row_bytes;
     uint32_t wire_bytes;
     const float* topk_weights;  // this rank's own tokens'; expert-major

@@ -1,212 +1,186 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine, send half: the experts' rows go back to the rank that each token came from, into that token's own cells.
+// Combine, send half: the experts' rows return to the source rank of each token, into that token's own cells.
 #pragma once
 
-#include "kernels/ll/combine_list.h"
+#include "device/nvfp4.h"
+#include "device/sum_rows.h"
+#include "kernels/ll/gin_peers.h"
+#include "kernels/ll/ll128.h"
 
 namespace crossdock {
+
+// Beside the epoch in a cell's flag, or in its words' tags.
+enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
+static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
+
 inline namespace CROSSDOCK_VARIANT {
 
-// Rows as they are, in plain form: a warp's leader brings one after the other through the warp's stage.
-template <typename Args>
-class PlainReturns {
-  public:
-    CROSSDOCK_DEVICE PlainReturns(const Ctx& ctx, const Args& args, const LlCombineShared& shared)
-        : args_(args),
-          stage_(stage_of(ctx, shared, static_cast<uint32_t>(ctx.warp_idx()))),
-          list_(ctx, args, false),
-          number_(ctx.warp_idx() * ctx.num_blocks() + ctx.block_idx()),
-          step_(static_cast<int>(args.common.crew.num_stages) * ctx.num_blocks()) {}
-
-    // The first row sets out before the operation is known. After a barrier behind ReturnList::count.
-    CROSSDOCK_DEVICE void begin(const Ctx& ctx) {
-        size_ = list_.size();
-        find_and_load(ctx);
-    }
-
-    // Where nothing is sent after all: what has set out must arrive before its stage is gone.
-    CROSSDOCK_DEVICE void abandon(const Ctx& ctx) {
-        if (is_there_ && row_.row_idx >= 0) stage_.wait_loaded(ctx, round_);
-    }
-
-    CROSSDOCK_DEVICE void run(const Ctx& ctx, const Operation& operation) {
-        const auto& c = args_.common;
-        while (number_ < size_) {
-            if (!is_there_) {
-                // Its home has fewer rows than others.
-            } else if (row_.row_idx < 0) {
-                if (list_.has_cell(row_) && wait_credit(ctx, c, operation, row_.home)) {
-                    note_cell_written(ctx, args_, operation, row_);
-                    leave_empty(ctx, c, operation, row_);
-                }
-            } else {
-                send(ctx, operation);
-            }
-            number_ += step_;
-            find_and_load(ctx);
-        }
-    }
-
-  private:
-    CROSSDOCK_DEVICE uint32_t chunk_at(uint32_t first) const {
-        const uint32_t left = args_.row_bytes - first;
-        return left < args_.common.crew.chunk_bytes ? left : args_.common.crew.chunk_bytes;
-    }
-    CROSSDOCK_DEVICE const std::byte* source() const {
-        return args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
-    }
-    CROSSDOCK_DEVICE void find_and_load(const Ctx& ctx) {
-        is_there_ = number_ < size_ && list_.find(number_, row_);
-        if (is_there_ && row_.row_idx >= 0) stage_.load(ctx, source(), chunk_at(0));
-    }
-    CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
-        const auto& c = args_.common;
-        const bool has_credit = list_.has_cell(row_) && wait_credit(ctx, c, operation, row_.home);
-        const bool is_far = is_remote(c.reach, row_.home);
-        const uint64_t outbox = is_far ? take_outbox_row(ctx, c, static_cast<uint32_t>(ctx.warp_idx()), turn_++) : 0;
-        std::byte* target = is_far ? in_outbox(c, outbox) : row_at(c, operation, row_.home, row_.cell);
-        if (has_credit) note_cell_written(ctx, args_, operation, row_);
-        CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args_.row_bytes; first += c.crew.chunk_bytes) {
-            const uint32_t chunk = chunk_at(first);
-            if (first > 0) stage_.load(ctx, source() + first, chunk);
-            stage_.wait_loaded(ctx, round_++);
-            ctx.mark(Step::kCombineLoaded);
-            if (has_credit) stage_.store(ctx, target + first, 0, chunk);
-            stage_.end_group(ctx);
-            ctx.mark(Step::kCombineStored);
-            stage_.wait_reusable(ctx);
-        }
-        if (!has_credit) return;
-        RowStage::wait_stores(ctx);
-        ctx.mark(Step::kCombineLanded);
-        if (is_far) return put_home(ctx, c, operation, row_, outbox, args_.row_bytes);
-        flag_cell(ctx, c, operation, row_, kCellRow);
-        ctx.mark(Step::kCombineFlagged);
-    }
-
-    const Args& args_;
-    RowStage stage_;
-    ReturnList<Args> list_;
-    int number_;
-    int step_;
-    int size_ = 0;
-    uint32_t round_ = 0;
-    uint32_t turn_ = 0;  // rows for other domains
-    bool is_there_ = false;
-    Return row_;
+// A warp's list of rows to sum, and the ranks of the choices of the token that it works on; in shared memory.
+struct TermList {
+    int64_t* index;
+    float* weight;
+    uint32_t* ranks;
 };
 
-CROSSDOCK_DEVICE bool sends_lines(const Ctx& ctx, const auto& c) {
-    return static_cast<uint32_t>(ctx.block_idx()) < c.send_blocks;
+CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const auto& args) {
+    const uint32_t topk = args.common.topk;
+    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
+    const uint64_t terms = uint64_t{topk} * args.common.warp_layout.warps_per_block;
+    int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + args.shared.terms);
+    float* weight = reinterpret_cast<float*>(index + terms);
+    uint32_t* ranks = reinterpret_cast<uint32_t*>(weight + terms);
+    return {index + warp * topk, weight + warp * topk, ranks + warp * topk};
 }
 
-// Rows as they are, in line form: a warp takes a run of a row's groups of lines.
-template <typename Args>
-class LineReturns {
-  public:
-    CROSSDOCK_DEVICE LineReturns(const Ctx& ctx, const Args& args)
-        : args_(args),
-          list_(ctx, args, true),
-          shape_(args.row_bytes),
-          number_(static_cast<uint32_t>(ctx.warp_idx()) * args.common.send_blocks +
-                  static_cast<uint32_t>(ctx.block_idx())),
-          step_(static_cast<uint32_t>(ctx.num_warps()) * args.common.send_blocks) {}
+// A row per choice returns; otherwise one per rank.
+CROSSDOCK_DEVICE bool has_row_per_choice(const auto& args) {
+    return args.common.expert_major && args.wire != LlCombineWire::kSums;
+}
+// Rows that the kernel computes before they go.
+CROSSDOCK_DEVICE bool has_computed_rows(const auto& args) { return args.wire != LlCombineWire::kRows; }
+// NVFP4 rows are never LL128 rows: their receiver reads them in another order than they come.
+CROSSDOCK_DEVICE bool allows_ll128(const auto& args) { return args.wire != LlCombineWire::kNvfp4; }
 
-    // The first run sets out before the operation is known. After a barrier behind ReturnList::count.
-    CROSSDOCK_DEVICE void begin(const Ctx& ctx) {
-        parts_ = LineParts::of(shape_, static_cast<uint32_t>(list_.size()), step_);
-        find_and_read(ctx);
+// A row on its way to its source rank.
+struct Return {
+    uint32_t source = 0;
+    uint32_t i = 0;       // of the rows of this source; with a row per choice: of its choices
+    int64_t row_idx = 0;  // among all rows here; -1: the choice had no room
+    uint32_t cell = 0;
+};
+
+// The rows of one form that return, numbered token by token: row i is the (i / ranks)-th of the source that is
+// i % ranks after this rank. So no source is everybody's first, and all ranks send the rows of a token at about the
+// same time.
+template <typename Op>
+class ReturnList {
+  public:
+    CROSSDOCK_DEVICE ReturnList(const Op& op, bool is_ll128)
+        : args_(op.args), num_ranks_(op.c.arena.num_ranks), counts_(counts_of(op, is_ll128)) {}
+
+    // By one warp; followed by a barrier of the block.
+    CROSSDOCK_DEVICE static void count(const Op& op) {
+        int* const counts[2] = {counts_of(op, false), counts_of(op, true)};
+        const uint32_t num_ranks = op.c.arena.num_ranks;
+        int largest[2] = {0, 0};
+        for_lanes(op.ctx, num_ranks, [&](uint32_t i) {
+            const LlReceived received = *received_from(op.c, i);
+            const int rows = static_cast<int>(has_row_per_choice(op.args) ? received.choices : received.rows);
+            const bool is_ll128 = received.is_ll128 != 0 && allows_ll128(op.args);
+            counts[0][i] = is_ll128 ? 0 : rows;
+            counts[1][i] = is_ll128 ? rows : 0;
+            largest[0] = !is_ll128 && rows > largest[0] ? rows : largest[0];
+            largest[1] = is_ll128 && rows > largest[1] ? rows : largest[1];
+        });
+        counts[0][num_ranks] = op.ctx.warp_max(largest[0]);
+        counts[1][num_ranks] = op.ctx.warp_max(largest[1]);
     }
 
-    CROSSDOCK_DEVICE void run(const Ctx& ctx, const Operation& operation) {
+    CROSSDOCK_DEVICE uint32_t size() const { return static_cast<uint32_t>(counts_[num_ranks_]) * num_ranks_; }
+
+    // False: there is no such row, since its source has fewer than others, or what the handle says of it can't be. Its
+    // cell is judged later (has_cell), so that the row can be on its way meanwhile.
+    CROSSDOCK_DEVICE bool find(uint32_t i, Return& row) const {
         const auto& c = args_.common;
-        CROSSDOCK_ROLLED
-        while (number_ < static_cast<uint32_t>(list_.size()) * parts_.num) {
-            const bool has_credit =
-                is_there_ && is_leader(ctx) && list_.has_cell(row_) && wait_credit(ctx, c, operation, row_.home);
-            if (ctx.warp_broadcast(has_credit ? 1u : 0u) != 0) send(ctx, operation);
-            number_ += step_;
-            find_and_read(ctx);
+        const uint32_t number = i / num_ranks_;
+        const uint32_t source = c.rank + 1 + i - number * num_ranks_;
+        row.source = source < num_ranks_ ? source : source - num_ranks_;
+        row.i = number;
+        if (static_cast<int>(number) >= counts_[row.source]) return false;
+        if (!has_row_per_choice(args_)) {
+            row.row_idx = static_cast<int64_t>(slot_of(c, row.source, row.i));
+            row.cell = row_record(c, row.source, row.i)->cell;
+            return true;
         }
+        const LlChoice choice = *choice_of(c, row.source, row.i);
+        row.row_idx = choice.row_idx;
+        row.cell = choice.cell;
+        return row.row_idx < int64_t{c.offsets.num_slots} * (c.expert_major ? c.offsets.experts_per_rank : 1);
+    }
+    CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
+
+  private:
+    // i32 [ranks + 1] in shared memory: the sources' rows, and the largest of them.
+    CROSSDOCK_DEVICE static int* counts_of(const Op& op, bool is_ll128) {
+        return reinterpret_cast<int*>(op.ctx.shared_memory() + op.args.shared.return_counts) +
+               (is_ll128 ? op.c.arena.num_ranks + 1 : 0);
+    }
+
+    decltype(Op::args) args_;
+    uint32_t num_ranks_;
+    int* counts_;
+};
+
+CROSSDOCK_DEVICE void note_cell_written(const auto& op, const Return& row) {
+    op.note_written(row.source, row.cell);
+    if (row.row_idx >= 0) count_rows(op.ctx, op.c.reach, row.source, 1, op.args.wire_bytes);
+}
+
+// Raises the flag of an LSA peer's cell whose row has been stored, or that stays empty.
+CROSSDOCK_DEVICE void flag_cell(const auto& op, const Return& row, CellContent content) {
+    op.ctx.store_landed_system(op.flag(row.source, row.cell), pack_word(op.epoch, content));
+}
+CROSSDOCK_DEVICE void leave_empty(const auto& op, const Return& row) {
+    if (!op.is_gin_peer(row.source)) return flag_cell(op, row, kCellNothing);
+    put_value(op.ctx, op.c.reach, row.source, op.flag_offset(row.cell), pack_word(op.epoch, kCellNothing));
+}
+
+// Where a plain row is stored: in its cell, or for a GIN peer in a row of the outbox, from which it is put. Every stage
+// of the grid has some rows there, which it uses in turn.
+class CellTarget {
+  public:
+    CROSSDOCK_DEVICE CellTarget(const auto& op, const Return& row, uint32_t stage_of_block, uint32_t& turn) {
+        if (op.is_gin_peer(row.source)) outbox_ = take_outbox_row(op, stage_of_block, turn++);
+        memory_ = op.is_gin_peer(row.source) ? in_outbox(op.c, outbox_) : op.row(row.source, row.cell);
+    }
+    CROSSDOCK_DEVICE std::byte* memory() const { return memory_; }
+    // By the thread whose stores have landed. What tells a GIN peer that the row is there comes behind all rows.
+    CROSSDOCK_DEVICE void finish(const auto& op, const Return& row, uint32_t bytes) const {
+        if (!op.is_gin_peer(row.source)) return flag_cell(op, row, kCellRow);
+        op.ctx.fence_landed();
+        put(op.ctx, op.c.reach, row.source, op.row_offset(row.cell), outbox_, bytes);
     }
 
   private:
-    static constexpr uint32_t kGroupsAtOnce = 8;
-
-    CROSSDOCK_DEVICE void find_and_read(const Ctx& ctx) {
-        is_there_ = number_ < static_cast<uint32_t>(list_.size()) * parts_.num &&
-                    list_.find(static_cast<int>(number_ / parts_.num), row_);
-        if (!is_there_) return;
-        run_ = parts_.run(number_ % parts_.num);
-        read(ctx, run_.begin);
-    }
-    CROSSDOCK_DEVICE void read(const Ctx& ctx, uint32_t first) {
-        if (row_.row_idx < 0) return;  // whatever the lines hold: their tags say "nothing"
-        const std::byte* source = args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
-        CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
-            if (first + i < run_.end) groups_[i].read(ctx, shape_, first + i, source);
-        }
-    }
-    CROSSDOCK_DEVICE void send(const Ctx& ctx, const Operation& operation) {
-        const auto& c = args_.common;
-        if (run_.begin == 0 && is_leader(ctx)) note_cell_written(ctx, args_, operation, row_);
-        const uint64_t tag = line_tag(operation.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
-        std::byte* lines = row_at(c, operation, row_.home, row_.cell);
-        ctx.mark(Step::kCombineLoaded);
-        CROSSDOCK_ROLLED
-        for (uint32_t first = run_.begin; first < run_.end; first += kGroupsAtOnce) {
-            if (first != run_.begin) read(ctx, first);
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
-                if (first + i < run_.end) groups_[i].store(ctx, shape_, first + i, lines, tag);
-            }
-        }
-        ctx.mark(Step::kCombineStored);
+    CROSSDOCK_DEVICE static uint64_t take_outbox_row(const auto& op, uint32_t stage_of_block, uint32_t turn) {
+        const auto& c = op.c;
+        const uint32_t stages = c.warp_layout.num_stages * op.blocks();
+        const uint32_t rows_of_stage = c.outbox.num_rows / stages;
+        const uint32_t stage = op.block() * c.warp_layout.num_stages + stage_of_block;
+        if (turn >= rows_of_stage) flush_network(op.ctx, c.reach.network);
+        return outbox_row(c, turn % rows_of_stage * stages + stage);
     }
 
-    const Args& args_;
-    ReturnList<Args> list_;
-    LineRow shape_;
-    uint32_t number_;
-    uint32_t step_;
-    LineParts parts_{};
-    bool is_there_ = false;
-    Return row_;
-    LineRun run_{};
-    LineGroup groups_[kGroupsAtOnce] = {};
+    std::byte* memory_;
+    uint64_t outbox_ = 0;
 };
 
 // What a row's sum on this rank needs, looked up by one warp. What does not come is not summed.
-CROSSDOCK_DEVICE void list_terms(const Ctx& ctx, const auto& c, const Operation& operation, const Return& row,
-                                 const TermList& terms) {
-    const RowRecord* record = row_record(c, row.home, row.slot);
+CROSSDOCK_DEVICE void list_terms(const auto& op, const Return& row, const TermList& terms) {
+    const RowRecord* record = row_record(op.c, row.source, row.i);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
     // Where they do not come, no word is of this operation.
-    if (is_remote(c.reach, row.home))
-        wait_far_as_warp(ctx, c, operation, WaitStep::kWeights, Signal::kWeights, row.home);
-    const TaggedWord* weights = weight_words(c, operation, c.rank, row.home, record->token_idx);
-    CROSSDOCK_ROLLED
-    for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < c.topk; k += kLanes) {
+    if (op.is_gin_peer(row.source)) wait_gin_as_warp(op, WaitStep::kWeights, Signal::kWeights, row.source);
+    const TaggedWord* weights = op.weights(op.c.rank, row.source, record->token_idx);
+    for_lanes(op.ctx, op.c.topk, [&](uint32_t k) {
         uint64_t pair = 0;
-        const bool came = wait_tagged(ctx, c, operation, WaitStep::kWeights, row.home, weights + k / 2, pair);
+        const bool came = op.wait_tagged(WaitStep::kWeights, row.source, weights + k / 2, pair);
         terms.index[k] = came ? rows[k] : -1;
         terms.weight[k] = float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
-    }
-    ctx.warp_sync();
+    });
+    op.ctx.warp_sync();
 }
 
 // The same without gaps. Returns how many.
-CROSSDOCK_DEVICE uint32_t list_present_terms(const Ctx& ctx, const auto& c, const Operation& operation,
-                                             const Return& row, const TermList& terms) {
-    list_terms(ctx, c, operation, row, terms);
+CROSSDOCK_DEVICE uint32_t list_present_terms(const auto& op, const Return& row, const TermList& terms) {
+    list_terms(op, row, terms);
+    const Ctx& ctx = op.ctx;
     int num = 0;
     CROSSDOCK_ROLLED
-    for (uint32_t base = 0; has_choices_from(c, base); base += kLanes) {
+    for (uint32_t base = 0; has_choices_from(op.c, base); base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
-        const int64_t index = k < c.topk ? terms.index[k] : -1;
-        const float weight = k < c.topk ? terms.weight[k] : 0.0f;
+        const int64_t index = k < op.c.topk ? terms.index[k] : -1;
+        const float weight = k < op.c.topk ? terms.weight[k] : 0.0f;
         ctx.warp_sync();
         const int at = num + ctx.warp_count_before(index >= 0);
         if (index >= 0) {
@@ -219,165 +193,397 @@ CROSSDOCK_DEVICE uint32_t list_present_terms(const Ctx& ctx, const auto& c, cons
     return static_cast<uint32_t>(num);
 }
 
-// Bytes [row_first, row_first + chunk) of a row that is computed, into a stage; the part-th of several warps does its
-// share.
-template <DType kDType>
-CROSSDOCK_DEVICE void compute_row(const Ctx& ctx, const auto& args, const Operation& operation, const Return& row,
-                                  const RowStage& stage, uint32_t row_first, uint32_t chunk, int part, int parts,
-                                  const TermList& terms) {
-    constexpr uint32_t kSegmentBytes = 1024;
-    if (args.wire == LlCombineWire::kNvfp4) {
-        if (part == 0 && row.row_idx >= 0) {
-            quantise_nvfp4(ctx, args.tokens + static_cast<uint64_t>(row.row_idx) * args.row_bytes, args.row_bytes / 2,
-                           args.row_scales[row.row_idx], stage.data());
-        }
-        return;
-    }
-    list_terms(ctx, args.common, operation, row, terms);
-    CROSSDOCK_ROLLED
-    for (uint32_t first = static_cast<uint32_t>(part) * kSegmentBytes; first < chunk;
-         first += static_cast<uint32_t>(parts) * kSegmentBytes) {
-        const uint32_t bytes = chunk - first < kSegmentBytes ? chunk - first : kSegmentBytes;
-        sum_rows<kDType>(ctx, RowTerms{args.tokens, args.row_bytes, terms.index, terms.weight, args.common.topk},
-                         (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
-                         stage.data() - row_first);
-    }
-    ctx.warp_sync();
-}
+// LL128 rows, as they are or summed here: a warp takes a run of a row's groups of lines.
+template <DType kDType, typename Op>
+class Ll128Returns {
+  public:
+    CROSSDOCK_DEVICE explicit Ll128Returns(const Op& op)
+        : op_(op), ctx_(op.ctx), args_(op.args), list_(op, true), shape_(op.args.row_bytes) {}
 
-// Rows that are computed, in plain form: a block fills its stages together, then warps send one each.
-template <DType kDType>
-CROSSDOCK_DEVICE void return_computed(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
-                                      const Operation& operation) {
-    const auto& c = args.common;
-    const ReturnList list(ctx, args, false);
-    const int total = list.size();
-    const int stages = static_cast<int>(c.crew.num_stages);
-    const TermList terms = terms_of_warp(ctx, args, shared);
-    Return row;
-    uint32_t turn = 0;
-    CROSSDOCK_ROLLED
-    for (int base = ctx.block_idx(); base < total; base += stages * ctx.num_blocks(), ++turn) {
-        const int left = (total - base + ctx.num_blocks() - 1) / ctx.num_blocks();
-        const int num = left < stages ? left : stages;
-        const int parts = num < ctx.num_warps() ? ctx.num_warps() / num : 1;  // warps that share a row
+    // The first run sets out before the operation is known. After a barrier behind ReturnList::count.
+    CROSSDOCK_DEVICE void start() {
+        number_ = op_.warp() * op_.c.send_blocks + op_.block();
+        step_ = op_.warps() * op_.c.send_blocks;
+        parts_ = Ll128Parts::of(shape_, list_.size(), step_);
+        find_and_read();
+    }
+    CROSSDOCK_DEVICE void run() {
         CROSSDOCK_ROLLED
-        for (uint32_t row_first = 0; row_first < args.wire_bytes; row_first += c.crew.chunk_bytes) {
-            const uint32_t rest = args.wire_bytes - row_first;
-            const uint32_t chunk = rest < c.crew.chunk_bytes ? rest : c.crew.chunk_bytes;
-            CROSSDOCK_ROLLED
-            for (int i = ctx.warp_idx(); i < num * parts; i += ctx.num_warps()) {
-                if (!list.find(base + i / parts * ctx.num_blocks(), row)) continue;
-                compute_row<kDType>(ctx, args, operation, row, stage_of(ctx, shared, static_cast<uint32_t>(i / parts)),
-                                    row_first, chunk, i % parts, parts, terms);
-            }
-            stage_of(ctx, shared, 0).filled();
-            ctx.block_sync();
-            CROSSDOCK_ROLLED
-            for (int i = ctx.warp_idx(); i < num; i += ctx.num_warps()) {
-                if (!is_leader(ctx) || !list.find(base + i * ctx.num_blocks(), row) || !list.has_cell(row)) continue;
-                if (!wait_credit(ctx, c, operation, row.home)) continue;
-                const RowStage stage = stage_of(ctx, shared, static_cast<uint32_t>(i));
-                const bool is_far = is_remote(c.reach, row.home);
-                const uint64_t outbox = is_far ? take_outbox_row(ctx, c, static_cast<uint32_t>(i), turn) : 0;
-                if (row_first == 0) note_cell_written(ctx, args, operation, row);
-                if (row.row_idx >= 0) {
-                    std::byte* target = is_far ? in_outbox(c, outbox) : row_at(c, operation, row.home, row.cell);
-                    stage.store(ctx, target + row_first, 0, chunk);
-                }
-                stage.end_group(ctx);
-                RowStage::wait_stores(ctx);
-                stage.wait_reusable(ctx);
-                if (chunk != rest) continue;
-                if (row.row_idx < 0) {
-                    leave_empty(ctx, c, operation, row);
-                } else if (is_far) {
-                    put_home(ctx, c, operation, row, outbox, args.wire_bytes);
-                } else {
-                    flag_cell(ctx, c, operation, row, kCellRow);
-                }
-            }
-            ctx.block_sync();
+        while (number_ < list_.size() * parts_.num) {
+            if (op_.wait_credit_as_warp(row_.source, is_there_ && list_.has_cell(row_))) send();
+            number_ += step_;
+            find_and_read();
         }
     }
-}
 
-// Rows summed by their sender, in line form: a warp takes a run of a row's groups of lines.
-template <DType kDType>
-CROSSDOCK_DEVICE void return_line_sums(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
-                                       const Operation& operation) {
-    constexpr uint32_t kRowsAtOnce = 4;
-    constexpr uint32_t kGroupsAtOnce = 2;
-    const auto& c = args.common;
-    const ReturnList list(ctx, args, true);
-    const LineRow shape(args.row_bytes);
-    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps()) * c.send_blocks;
-    const LineParts parts = LineParts::of(shape, static_cast<uint32_t>(list.size()), warps);
-    const TermList terms = terms_of_warp(ctx, args, shared);
-    const uint64_t tag = line_tag(operation.epoch, kCellRow);
-    Return row;
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.warp_idx()) * c.send_blocks + static_cast<uint32_t>(ctx.block_idx());
-         i < static_cast<uint32_t>(list.size()) * parts.num; i += warps) {
-        if (!list.find(static_cast<int>(i / parts.num), row) || !list.has_cell(row)) continue;
-        if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, row.home) ? 1u : 0u) == 0) continue;
-        const LineRun run = parts.run(i % parts.num);
-        if (run.begin == 0 && is_leader(ctx)) note_cell_written(ctx, args, operation, row);
-        const uint32_t num = list_present_terms(ctx, c, operation, row, terms);
-        std::byte* lines = row_at(c, operation, row.home, row.cell);
+  private:
+    static constexpr uint32_t kGroupsAtOnce = 8;
+    static constexpr uint32_t kGroupsSummedAtOnce = 2;
+    static constexpr uint32_t kRowsSummedAtOnce = 4;
+
+    CROSSDOCK_DEVICE void find_and_read() {
+        is_there_ = number_ < list_.size() * parts_.num && list_.find(number_ / parts_.num, row_);
+        if (!is_there_) return;
+        run_ = parts_.run(number_ % parts_.num);
+        if (!has_computed_rows(args_)) read(run_.begin);
+    }
+    CROSSDOCK_DEVICE void read(uint32_t first) {
+        if (row_.row_idx < 0) return;  // whatever the lines hold: their tags say "nothing"
+        const std::byte* source = args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
+            if (first + i < run_.end) groups_[i].read(ctx_, shape_, first + i, source);
+        }
+    }
+    CROSSDOCK_DEVICE void send() {
+        if (run_.begin == 0 && is_leader(ctx_)) note_cell_written(op_, row_);
+        const uint64_t tag = ll128_tag(op_.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
+        std::byte* lines = op_.row(row_.source, row_.cell);
+        if (has_computed_rows(args_)) return send_sums(lines, tag);
+        ctx_.mark(Step::kCombineLoaded);
         CROSSDOCK_ROLLED
-        for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
-            LineSums<kDType> sums[kGroupsAtOnce];
+        for (uint32_t first = run_.begin; first < run_.end; first += kGroupsAtOnce) {
+            if (first != run_.begin) read(first);
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
+                if (first + i < run_.end) groups_[i].store(ctx_, shape_, first + i, lines, tag);
+            }
+        }
+        ctx_.mark(Step::kCombineStored);
+    }
+    CROSSDOCK_DEVICE void send_sums(std::byte* lines, uint64_t tag) {
+        const TermList terms = terms_of_warp(ctx_, args_);
+        const uint32_t num = list_present_terms(op_, row_, terms);
+        CROSSDOCK_ROLLED
+        for (uint32_t first = run_.begin; first < run_.end; first += kGroupsSummedAtOnce) {
+            Ll128Sums<kDType> sums[kGroupsSummedAtOnce];
             CROSSDOCK_ROLLED
-            for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
-                LineGroup groups[kRowsAtOnce][kGroupsAtOnce];
+            for (uint32_t base = 0; base < num; base += kRowsSummedAtOnce) {
+                Ll128Group groups[kRowsSummedAtOnce][kGroupsSummedAtOnce];
                 CROSSDOCK_UNROLL
-                for (uint32_t r = 0; r < kRowsAtOnce; ++r) {
+                for (uint32_t r = 0; r < kRowsSummedAtOnce; ++r) {
                     if (base + r >= num) continue;
                     const std::byte* source =
-                        args.tokens + static_cast<uint64_t>(terms.index[base + r]) * args.row_bytes;
+                        args_.tokens + static_cast<uint64_t>(terms.index[base + r]) * args_.row_bytes;
                     CROSSDOCK_UNROLL
-                    for (uint32_t g = 0; g < kGroupsAtOnce; ++g) groups[r][g].read(ctx, shape, first + g, source);
+                    for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g)
+                        groups[r][g].read(ctx_, shape_, first + g, source);
                 }
                 CROSSDOCK_UNROLL
-                for (uint32_t r = 0; r < kRowsAtOnce; ++r) {
+                for (uint32_t r = 0; r < kRowsSummedAtOnce; ++r) {
                     if (base + r >= num) continue;
                     CROSSDOCK_UNROLL
-                    for (uint32_t g = 0; g < kGroupsAtOnce; ++g) sums[g].add(groups[r][g], terms.weight[base + r]);
+                    for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g)
+                        sums[g].add(groups[r][g], terms.weight[base + r]);
                 }
             }
             CROSSDOCK_UNROLL
-            for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
-                if (first + g < run.end) sums[g].rounded().store(ctx, shape, first + g, lines, tag);
+            for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g) {
+                if (first + g < run_.end) sums[g].rounded().store(ctx_, shape_, first + g, lines, tag);
             }
         }
-        ctx.warp_sync();
-        ctx.mark(Step::kCombineStored);
+        ctx_.warp_sync();
+        ctx_.mark(Step::kCombineStored);
     }
-}
 
-// The leaders of a block's first warps have a stage each for rows that go as they are.
-template <RowForms kForms>
-CROSSDOCK_DEVICE bool returns_plain_rows(const Ctx& ctx, const auto& args) {
-    return kForms == RowForms::kBoth && !has_computed_rows(args) &&
-           ctx.warp_idx() < static_cast<int>(args.common.crew.num_stages) && is_leader(ctx);
-}
+    const Op& op_;
+    const Ctx& ctx_;
+    decltype(Op::args) args_;
+    ReturnList<Op> list_;
+    Ll128Row shape_;
+    Ll128Parts parts_{};
+    uint32_t number_ = 0;
+    uint32_t step_ = 0;
+    bool is_there_ = false;
+    Return row_;
+    Ll128Run run_{};
+    Ll128Group groups_[kGroupsAtOnce] = {};
+};
 
-template <DType kDType, RowForms kForms>
-CROSSDOCK_DEVICE void return_tokens(const Ctx& ctx, const auto& args, const LlCombineShared& shared,
-                                    const Operation& operation, auto& lines, auto& plain) {
-    if (args.wire == LlCombineWire::kSums) {
-        put_weights(ctx, args, operation);
-        announce_weights(ctx, args, operation);
+// Plain rows as they are: the leader of a warp that has a stage brings one after the other through it.
+template <typename Op>
+class PlainReturns {
+  public:
+    CROSSDOCK_DEVICE explicit PlainReturns(const Op& op)
+        : op_(op),
+          ctx_(op.ctx),
+          args_(op.args),
+          stage_(stage_of(op.ctx, op.args.shared, static_cast<uint32_t>(op.ctx.warp_idx()))),
+          list_(op, false) {}
+
+    // The first row sets out before the operation is known. After a barrier behind ReturnList::count.
+    CROSSDOCK_DEVICE void start() {
+        number_ = op_.warp() * op_.blocks() + op_.block();
+        step_ = op_.c.warp_layout.num_stages * op_.blocks();
+        size_ = list_.size();
+        find_and_load();
     }
-    if (has_computed_rows(args)) {
-        if (sends_lines(ctx, args.common)) return_line_sums<kDType>(ctx, args, shared, operation);
-        if (kForms == RowForms::kBoth) return_computed<kDType>(ctx, args, shared, operation);
-    } else {
-        if (sends_lines(ctx, args.common)) lines.run(ctx, operation);
-        if (returns_plain_rows<kForms>(ctx, args)) plain.run(ctx, operation);
+    CROSSDOCK_DEVICE void run() {
+        while (number_ < size_) {
+            if (!is_there_) {
+                // Its source has fewer rows than others.
+            } else if (row_.row_idx >= 0) {
+                send();
+            } else if (list_.has_cell(row_) && op_.wait_credit(row_.source)) {
+                note_cell_written(op_, row_);
+                leave_empty(op_, row_);
+            }
+            number_ += step_;
+            find_and_load();
+        }
     }
-}
+    // Where nothing is sent after all: what has set out must arrive before its stage is gone.
+    CROSSDOCK_DEVICE void abandon() {
+        if (is_there_ && row_.row_idx >= 0) stage_.wait_loaded(ctx_, round_);
+    }
+
+  private:
+    CROSSDOCK_DEVICE uint32_t chunk_at(uint32_t first) const {
+        const uint32_t left = args_.row_bytes - first;
+        return left < op_.c.warp_layout.chunk_bytes ? left : op_.c.warp_layout.chunk_bytes;
+    }
+    CROSSDOCK_DEVICE const std::byte* source() const {
+        return args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
+    }
+    CROSSDOCK_DEVICE void find_and_load() {
+        is_there_ = number_ < size_ && list_.find(number_, row_);
+        if (is_there_ && row_.row_idx >= 0) stage_.load(ctx_, source(), chunk_at(0));
+    }
+    CROSSDOCK_DEVICE void send() {
+        const bool has_credit = list_.has_cell(row_) && op_.wait_credit(row_.source);
+        const CellTarget target(op_, row_, op_.warp(), turn_);
+        if (has_credit) note_cell_written(op_, row_);
+        CROSSDOCK_ROLLED
+        for (uint32_t first = 0; first < args_.row_bytes; first += op_.c.warp_layout.chunk_bytes) {
+            const uint32_t chunk = chunk_at(first);
+            if (first > 0) stage_.load(ctx_, source() + first, chunk);
+            stage_.wait_loaded(ctx_, round_++);
+            ctx_.mark(Step::kCombineLoaded);
+            if (has_credit) stage_.store(ctx_, target.memory() + first, 0, chunk);
+            RowStage::end_group(ctx_);
+            ctx_.mark(Step::kCombineStored);
+            stage_.wait_reusable(ctx_);
+        }
+        if (!has_credit) return;
+        RowStage::wait_stores(ctx_);
+        ctx_.mark(Step::kCombineLanded);
+        target.finish(op_, row_, args_.row_bytes);
+        ctx_.mark(Step::kCombineFlagged);
+    }
+
+    const Op& op_;
+    const Ctx& ctx_;
+    decltype(Op::args) args_;
+    RowStage stage_;
+    ReturnList<Op> list_;
+    uint32_t number_ = 0;
+    uint32_t step_ = 0;
+    uint32_t size_ = 0;
+    uint32_t round_ = 0;  // loads of the stage
+    uint32_t turn_ = 0;   // rows for GIN peers
+    bool is_there_ = false;
+    Return row_;
+};
+
+// Plain rows that are computed: a block fills its stages together, then warps send one each.
+template <DType kDType, typename Op>
+class ComputedReturns {
+  public:
+    CROSSDOCK_DEVICE explicit ComputedReturns(const Op& op) : op_(op), ctx_(op.ctx), args_(op.args), list_(op, false) {}
+
+    CROSSDOCK_DEVICE void run() {
+        const uint32_t blocks = op_.blocks();
+        const uint32_t stages = op_.c.warp_layout.num_stages;
+        const uint32_t warps = op_.warps();
+        const uint32_t warp = op_.warp();
+        const uint32_t total = list_.size();
+        uint32_t turn = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = op_.block(); base < total; base += stages * blocks, ++turn) {
+            const uint32_t left = (total - base + blocks - 1) / blocks;
+            const uint32_t num = left < stages ? left : stages;
+            const uint32_t parts = num < warps ? warps / num : 1;  // warps that share a row
+            CROSSDOCK_ROLLED
+            for (uint32_t row_first = 0; row_first < args_.wire_bytes; row_first += op_.c.warp_layout.chunk_bytes) {
+                CROSSDOCK_ROLLED
+                for (uint32_t i = warp; i < num * parts; i += warps) {
+                    if (list_.find(base + i / parts * blocks, row_)) compute(i / parts, row_first, i % parts, parts);
+                }
+                RowStage::filled();
+                ctx_.block_sync();
+                CROSSDOCK_ROLLED
+                for (uint32_t i = warp; i < num; i += warps) {
+                    if (is_leader(ctx_) && list_.find(base + i * blocks, row_) && list_.has_cell(row_) &&
+                        op_.wait_credit(row_.source))
+                        send(i, row_first, turn);
+                }
+                ctx_.block_sync();
+            }
+        }
+    }
+
+  private:
+    CROSSDOCK_DEVICE uint32_t chunk_at(uint32_t first) const {
+        const uint32_t left = args_.wire_bytes - first;
+        return left < op_.c.warp_layout.chunk_bytes ? left : op_.c.warp_layout.chunk_bytes;
+    }
+    // The row's bytes from row_first on; the part-th of several warps does its share.
+    CROSSDOCK_DEVICE void compute(uint32_t stage, uint32_t row_first, uint32_t part, uint32_t parts) const {
+        constexpr uint32_t kSegmentBytes = 1024;
+        std::byte* target = stage_of(ctx_, args_.shared, stage).data();
+        if (args_.wire == LlCombineWire::kNvfp4) {
+            if (part == 0 && row_.row_idx >= 0) {
+                quantise_nvfp4(ctx_, args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes,
+                               args_.row_bytes / 2, args_.row_scales[row_.row_idx], target);
+            }
+            return;
+        }
+        const TermList terms = terms_of_warp(ctx_, args_);
+        list_terms(op_, row_, terms);
+        const uint32_t chunk = chunk_at(row_first);
+        CROSSDOCK_ROLLED
+        for (uint32_t first = part * kSegmentBytes; first < chunk; first += parts * kSegmentBytes) {
+            const uint32_t bytes = chunk - first < kSegmentBytes ? chunk - first : kSegmentBytes;
+            sum_rows<kDType>(ctx_, RowTerms{args_.tokens, args_.row_bytes, terms.index, terms.weight, op_.c.topk},
+                             (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
+                             target - row_first);
+        }
+        ctx_.warp_sync();
+    }
+    CROSSDOCK_DEVICE void send(uint32_t stage, uint32_t row_first, uint32_t turn) const {
+        const RowStage from = stage_of(ctx_, args_.shared, stage);
+        const uint32_t chunk = chunk_at(row_first);
+        const CellTarget target(op_, row_, stage, turn);
+        if (row_first == 0) note_cell_written(op_, row_);
+        if (row_.row_idx >= 0) from.store(ctx_, target.memory() + row_first, 0, chunk);
+        RowStage::end_group(ctx_);
+        RowStage::wait_stores(ctx_);
+        from.wait_reusable(ctx_);
+        if (row_first + chunk < args_.wire_bytes) return;
+        if (row_.row_idx >= 0) {
+            target.finish(op_, row_, args_.wire_bytes);
+        } else {
+            leave_empty(op_, row_);
+        }
+    }
+
+    const Op& op_;
+    const Ctx& ctx_;
+    decltype(Op::args) args_;
+    ReturnList<Op> list_;
+    Return row_;
+};
+
+template <DType kDType, RowForms kForms, typename Op>
+class CombineSend {
+  public:
+    static constexpr KernelSteps kSteps{Step::kCombineBegin, Step::kCombineReady, Step::kCombineHead,
+                                        Step::kCombineEnd};
+
+    CROSSDOCK_DEVICE explicit CombineSend(const Op& op)
+        : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), ll128_(op), plain_(op) {}
+
+    CROSSDOCK_DEVICE void init() {
+        if (!has_stage()) return;
+        stage_of(ctx_, args_.shared, op_.warp()).init();
+        RowStage::initialised();
+    }
+    CROSSDOCK_DEVICE void fetch() {
+        if (ctx_.warp_idx() == 0) ReturnList<Op>::count(op_);
+    }
+    CROSSDOCK_DEVICE void prepare() { empty_outbox(ctx_, c_); }
+    CROSSDOCK_DEVICE void start() {
+        if (sends_ll128()) ll128_.start();
+        if (sends_plain_rows()) plain_.start();
+    }
+    CROSSDOCK_DEVICE void run() {
+        if (args_.wire == LlCombineWire::kSums) {
+            put_weights();
+            announce_weights();
+        }
+        if (sends_ll128()) ll128_.run();
+        if (sends_plain_rows()) plain_.run();
+        if (kForms == RowForms::kBoth && has_computed_rows(args_)) ComputedReturns<kDType, Op>(op_).run();
+        finish_puts();
+    }
+    CROSSDOCK_DEVICE void abandon() {
+        if (sends_plain_rows()) plain_.abandon();
+    }
+
+  private:
+    // The leaders of a block's first warps have a stage each.
+    CROSSDOCK_DEVICE bool has_stage() const {
+        return ctx_.warp_idx() < static_cast<int>(c_.warp_layout.num_stages) && is_leader(ctx_);
+    }
+    CROSSDOCK_DEVICE bool sends_plain_rows() const {
+        return kForms == RowForms::kBoth && !has_computed_rows(args_) && has_stage();
+    }
+    CROSSDOCK_DEVICE bool sends_ll128() const { return op_.block() < c_.send_blocks; }
+
+    // Of a token, by one warp.
+    CROSSDOCK_DEVICE void write_weights(uint32_t token, TaggedWord* words) const {
+        const uint32_t topk = c_.topk;
+        const float* weights = args_.topk_weights + uint64_t{token} * topk;
+        for_lanes(ctx_, (topk + 1) / 2, [&](uint32_t i) {
+            const uint32_t upper = 2 * i + 1 < topk ? bits_of(weights[2 * i + 1]) : 0;
+            ctx_.store_tagged(words + i, uint64_t{upper} << 32 | bits_of(weights[2 * i]), pack_word(op_.epoch, 0));
+        });
+    }
+    // This rank's weights go ahead to the ranks that weight and sum before they send: a warp takes a token.
+    CROSSDOCK_DEVICE void announce_weights() const {
+        const uint32_t warps = op_.blocks() * op_.warps();
+        CROSSDOCK_ROLLED
+        for (uint32_t token = op_.warp() * op_.blocks() + op_.block(); token < c_.num_tokens; token += warps) {
+            CROSSDOCK_ROLLED
+            for (uint32_t k = 0; k < c_.topk; ++k) {
+                const uint32_t peer = rank_of_expert(c_, expert_id(c_, token, k));
+                if (peer == kDropped || op_.is_gin_peer(peer) || !is_first_of_rank(c_, token, k, peer)) continue;
+                if (op_.wait_credit_as_warp(peer)) write_weights(token, op_.weights(peer, c_.rank, token));
+            }
+        }
+    }
+    // The same for GIN peers: the first block puts all tokens' weights to each rank that has any of the tokens.
+    CROSSDOCK_DEVICE void put_weights() const {
+        if constexpr (!kHasGinPeers) return;
+        if (ctx_.block_idx() != 0) return;
+        uint32_t* has_tokens = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.gin_ranks);
+        for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t rank) { has_tokens[rank] = 0; });
+        ctx_.block_sync();
+        for_threads(ctx_, c_.num_tokens * c_.topk, [&](uint32_t i) {
+            const uint32_t rank = rank_of_expert(c_, expert_id(c_, 0, i));
+            if (rank != kDropped) has_tokens[rank] = 1;
+        });
+        CROSSDOCK_ROLLED
+        for (uint32_t token = op_.warp(); token < c_.num_tokens; token += op_.warps()) {
+            std::byte* words = in_outbox(c_, c_.outbox.weights + uint64_t{token} * c_.offsets.weight_stride);
+            write_weights(token, reinterpret_cast<TaggedWord*>(words));
+        }
+        ctx_.fence_system();
+        ctx_.block_sync();
+        for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t rank) {
+            if (has_tokens[rank] == 0 || !op_.is_gin_peer(rank) || !op_.wait_credit(rank)) return;
+            put_and_raise(ctx_, c_.reach, rank, op_.weights_offset(c_.rank, 0), c_.outbox.weights,
+                          uint64_t{c_.num_tokens} * c_.offsets.weight_stride,
+                          raise_to_epoch(op_, Signal::kWeights, rank));
+        });
+    }
+    // Behind the rows for GIN peers, to those that have sent here what now returns: a word that names the operation,
+    // and the signal.
+    CROSSDOCK_DEVICE void finish_puts() const {
+        tell_gin_peers(op_, [&](uint32_t peer) {
+            if (received_from(c_, peer)->rows == 0) return;
+            put_value_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), pack_word(op_.epoch, 0),
+                                raise_to_epoch(op_, Signal::kData, peer));
+        });
+    }
+
+    const Op& op_;
+    const Ctx& ctx_;
+    decltype(Op::args) args_;
+    decltype(Op::c) c_;
+    Ll128Returns<kDType, Op> ll128_;
+    PlainReturns<Op> plain_;
+};
 
 }  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

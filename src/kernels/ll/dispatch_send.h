@@ -1,40 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch, send half: every token goes once to each rank that hosts one of its experts, into this source's own slots
-// there.
+// there. A slot's number is a count over the source's own earlier tokens, so every block finds it alone.
 #pragma once
 
-#include "kernels/ll/dispatch_plan.h"
-#include "kernels/ll/far.h"
-#include "kernels/ll/line_rows.h"
+#include "kernels/ll/gin_peers.h"
+#include "kernels/ll/ll128.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// A row and its scales, one after the other, are what lines carry.
-CROSSDOCK_DEVICE uint32_t line_row_bytes(const auto& args) {
+// A row and its scales, one after the other, are what LL128 rows carry.
+CROSSDOCK_DEVICE uint32_t ll128_bytes(const auto& args) {
     return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
-}
-
-// Tells every peer how many rows, and how many choices of each of its experts, this source sends it; ahead of the rows,
-// so that the receiver knows every row's final place before the first one lands. A word carries its epoch: no order
-// among them is needed.
-CROSSDOCK_DEVICE void announce_counts(const Ctx& ctx, const auto& c, const Operation& operation,
-                                      const RoutingCounts& counts) {
-    const uint32_t experts = c.offsets.experts_per_rank;
-    const uint64_t form = sends_in_lines(c) ? kLineRows : 0;
-    CROSSDOCK_ROLLED
-    for (int peer = ctx.warp_idx(); peer < static_cast<int>(c.arena.num_ranks); peer += ctx.num_warps()) {
-        if (ctx.warp_broadcast(is_leader(ctx) && wait_credit(ctx, c, operation, peer) ? 1u : 0u) == 0) continue;
-        uint64_t* words = is_remote(c.reach, peer) ? reinterpret_cast<uint64_t*>(in_outbox(c, outbox_counts(c, peer)))
-                                                   : count_words(c, operation, peer, c.rank);
-        CROSSDOCK_ROLLED
-        for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= (c.expert_major ? experts : 0); i += kLanes) {
-            const uint64_t count =
-                i == 0 ? form | static_cast<uint64_t>(counts.ranks[peer])
-                       : static_cast<uint64_t>(counts.experts[static_cast<uint32_t>(peer) * experts + i - 1]);
-            ctx.store_relaxed_system(words + i, pack_word(operation.epoch, count));
-        }
-    }
 }
 
 // One block of 128 bf16 elements as e4m3 with one fp32 scale. One warp; a lane has its share of the elements.
@@ -58,444 +35,595 @@ CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const float (&values)[k
     if (is_leader(ctx)) *scale_target = scale;
 }
 
+// What a block has counted of its rank's routing, in shared memory.
+struct RoutingCounts {
+    int* experts;  // [experts] choices
+    int* ranks;    // [ranks] rows
+};
+
+// Tokens [begin, end) where ranks do not fit into a mask: a thread takes a token.
+CROSSDOCK_DEVICE_RARE void count_tokens_of_many_ranks(const Ctx& ctx, const auto& c, uint32_t begin, uint32_t end,
+                                                      RoutingCounts counts) {
+    for_threads(ctx, end - begin, [&](uint32_t i) {
+        const uint32_t token = begin + i;
+        CROSSDOCK_ROLLED
+        for (uint32_t k = 0; k < c.topk; ++k) {
+            const uint32_t id = expert_id(c, token, k);
+            if (id == kDropped) continue;
+            if (c.expert_major) ctx.add_shared(counts.experts + id, 1);
+            const uint32_t rank = rank_of_expert(c, id);
+            if (is_first_of_rank(c, token, k, rank)) ctx.add_shared(counts.ranks + rank, 1);
+        }
+    });
+}
+
+// Some of a token's choices.
+struct TokenIds {
+    static constexpr uint32_t kMost = 8;
+    uint32_t ids[kMost];
+};
+
 // A run of tokens [first, first + num) on its way out, one in each stage, and which part of their rows.
 struct Batch {
     uint32_t first;
     uint32_t num;
-    uint32_t round;      // counts the loads of each stage
     uint32_t row_first;  // bytes [row_first, row_first + chunk) of the rows
     uint32_t chunk;
     bool is_last_chunk;
 };
 
-CROSSDOCK_DEVICE Batch batch_of(const auto& args, uint32_t first, uint32_t end, uint32_t round, uint32_t row_first) {
-    const auto& c = args.common;
-    if (args.kOneBatch) return {first, end - first, 0, 0, args.row_bytes, true};
-    const uint32_t left = args.row_bytes - row_first;
-    const uint32_t chunk = left < c.crew.chunk_bytes ? left : c.crew.chunk_bytes;
-    return {first,        end - first < c.crew.num_stages ? end - first : c.crew.num_stages, round, row_first, chunk,
-            chunk == left};
-}
-
-// Begins to bring the rows into the stages.
-CROSSDOCK_DEVICE void load_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared, const Batch& batch) {
-    if (args.recipe != LlRecipe::kBytes || !has_duty(ctx, 0)) return;
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < batch.num; ++i) {
-        const RowStage stage = stage_of(ctx, shared, i);
-        const std::byte* row = args.tokens + uint64_t{batch.first + i} * args.source_row_bytes;
-        if (is_leader(ctx)) stage.load(ctx, row + batch.row_first, batch.chunk);
-        if (batch.is_last_chunk && args.scale_bytes > 0) {
-            copy_words(ctx, stage.data() + shared.tail, args.scales + uint64_t{batch.first + i} * args.scale_bytes,
-                       args.scale_bytes);
-            stage.filled();
-        }
-    }
-    stage_of(ctx, shared, 0).loaded_for_block(ctx);
-}
-
-CROSSDOCK_DEVICE void quantise_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                     const Batch& batch) {
-    if (args.recipe != LlRecipe::kFp8) return;
-    constexpr uint32_t kBlocksAtOnce = 8;  // under way together
-    const uint32_t blocks = batch.chunk / kFp8Block;
-    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < batch.num; ++i) {
-        const std::byte* row = args.tokens + uint64_t{batch.first + i} * args.source_row_bytes;
-        const RowStage stage = stage_of(ctx, shared, i);
-        float* scales = reinterpret_cast<float*>(stage.data() + shared.tail) + batch.row_first / kFp8Block;
-        CROSSDOCK_ROLLED
-        for (uint32_t first = static_cast<uint32_t>(ctx.warp_idx()); first < blocks; first += kBlocksAtOnce * warps) {
-            float values[kBlocksAtOnce][kFp8PerLane];
-            CROSSDOCK_UNROLL
-            for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
-                const uint32_t block = first + j * warps < blocks ? first + j * warps : first;
-                load_elements<DType::kBf16>(
-                    row, batch.row_first + block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kFp8PerLane,
-                    values[j]);
-            }
-            CROSSDOCK_UNROLL
-            for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
-                const uint32_t block = first + j * warps;
-                if (block >= blocks) break;
-                quantise_fp8_block(ctx, values[j], args.round_scales, stage.data() + block * kFp8Block, scales + block);
-            }
-        }
-    }
-    stage_of(ctx, shared, 0).filled();
-}
-
-// What peers allow to be written straight into their tensors: known when they have entered this operation, which also
-// says that they are done with the previous contents. Who allows the same parts has them at the same offsets
-// (WindowTerm).
-CROSSDOCK_DEVICE uint32_t wait_direct(const Ctx& ctx, const auto& args, const Operation& operation, int peer) {
-    if (args.direct == 0 || peer == args.common.rank) return args.direct;
-    TaggedWord entry{};
-    const bool allows = wait_entry(ctx, args.common, operation, peer, entry) && is_of(entry, operation);
-    return allows && Entry::parts(entry) == args.direct ? args.direct : 0;
-}
-
-// A token and one of its ranks.
-struct Trip {
+// A token's row for one of its ranks.
+struct SendTask {
     uint32_t token;
     uint32_t stage;
-    uint32_t target;
-    int peer;
-    uint32_t slot_of_source;
-    uint64_t slot;
+    uint32_t target;  // of the token's
+    uint32_t peer;
+    uint32_t i;  // among this source's slots there
+    uint32_t slot;
     std::byte* row;  // null: the peer is lost
 };
 
-CROSSDOCK_DEVICE Trip trip_of(const auto& c, const Batch& batch, const TokenPlan& plan, uint32_t stage,
-                              uint32_t target) {
-    const uint32_t slot = static_cast<uint32_t>(plan.slots[target]);
-    return {batch.first + stage, stage, target, plan.ranks[plan.choices[target]], slot, slot_of(c, c.rank, slot),
-            plan.rows[target]};
-}
+template <typename Op>
+class DispatchSend {
+  public:
+    static constexpr KernelSteps kSteps{Step::kDispatchBegin, Step::kDispatchReady, Step::kDispatchHead,
+                                        Step::kDispatchEnd};
 
-// A batch's trips, one after the other.
-CROSSDOCK_DEVICE bool find_trip(const Ctx& ctx, const auto& args, const LlDispatchShared& shared, const Batch& batch,
-                                uint32_t number, Trip& trip) {
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < batch.num; ++i) {
-        const TokenPlan plan = token_plan(ctx, args, shared, i);
-        const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
-        if (number < targets) {
-            trip = trip_of(args.common, batch, plan, i, number);
-            return true;
+    CROSSDOCK_DEVICE explicit DispatchSend(const Op& op)
+        : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), shared_(op.args.shared) {}
+
+    CROSSDOCK_DEVICE void init() {
+        if (has_role(ctx_, WarpRole::kLoader)) {
+            for_lanes(ctx_, c_.warp_layout.num_stages + c_.warp_layout.receive_stages,
+                      [&](uint32_t i) { stage(i).init(); });
+            RowStage::initialised();
+            ctx_.warp_sync();
         }
-        number -= targets;
+        clear_counts();
+        ctx_.block_sync();
     }
-    return false;
-}
 
-CROSSDOCK_DEVICE void note_slot_sent(const Ctx& ctx, const auto& c, const Operation& operation, const Trip& trip) {
-    ctx.note_slot_written(c.rank, trip.peer, arena_of(c, trip.peer), operation.buffer, trip.slot, operation.epoch);
-}
-
-// Which token a row is and where its choices go. One warp.
-CROSSDOCK_DEVICE void send_header(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                  const Operation& operation, const Trip& trip, uint32_t direct) {
-    const auto& c = args.common;
-    const TokenPlan plan = token_plan(ctx, args, shared, trip.stage);
-    TaggedWord* words =
-        is_remote(c.reach, trip.peer)
-            ? reinterpret_cast<TaggedWord*>(in_outbox(c, outbox_header(c, trip.peer, trip.slot_of_source)))
-            : header_words(c, operation, trip.peer, static_cast<uint32_t>(trip.slot));
-    const uint64_t tag = pack_word(operation.epoch, 0);
-    const uint32_t first_choice = !c.expert_major ? 0 : choices_before(ctx, args, shared, trip.stage, trip.peer);
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i <= c.topk; i += kLanes) {
-        uint64_t payload = 0;
-        if (i == 0) {
-            payload = RowLabel{trip.token, trip.target, direct, first_choice}.payload();
-        } else {
-            const uint32_t k = i - 1;
-            payload = uint64_t{plan.extras[k]} << 32 | static_cast<uint32_t>(plan.expert_ids[k]);
-        }
-        ctx.store_tagged(words + i, payload, tag);
+    // The first rows, and what they need of the routing, before the operation is known.
+    CROSSDOCK_DEVICE void fetch() {
+        first_ids_ = load_ids(op_.thread(), tokens_to_count(), 0);
+        const TokenRun run = tokens();
+        if (run.begin < run.end) load_batch(batch_of(run.begin, run.end, 0));
+        ctx_.mark(Step::kDispatchFetching);
+        if (run.begin < run.end) load_plans(batch_of(run.begin, run.end, 0));
     }
-}
 
-// The plain form of a chunk, by one thread.
-CROSSDOCK_DEVICE void store_chunk(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                  const Operation& operation, const Batch& batch, const Trip& trip) {
-    const RowStage stage = stage_of(ctx, shared, trip.stage);
-    const uint32_t scale_area = static_cast<uint32_t>(align_up(args.scale_bytes, 16));
-    const uint32_t direct = wait_direct(ctx, args, operation, trip.peer);
-    const bool sends_scales = batch.is_last_chunk && args.scale_bytes > 0;
-    if ((direct & kDirectTokens) != 0) {
-        stage.store(ctx, args.token_windows.at(trip.peer, trip.slot * args.row_bytes + batch.row_first), 0,
-                    batch.chunk);
-    } else if (sends_scales && direct == 0 && batch.chunk == shared.tail) {
-        stage.store(ctx, trip.row + batch.row_first, 0, batch.chunk + scale_area);  // one piece, as in the stage
-    } else {
-        stage.store(ctx, trip.row + batch.row_first, 0, batch.chunk);
+    // Behind that and before the block's next barrier: the counts of earlier tokens, and rows that are quantised.
+    CROSSDOCK_DEVICE void prepare() {
+        empty_outbox(ctx_, c_);
+        const TokenRun run = tokens();
+        count_tokens(0, tokens_to_count(), first_ids_);
+        if (run.begin < run.end) quantise_batch(batch_of(run.begin, run.end, 0));
     }
-    if (sends_scales && (direct & kDirectScales) != 0) {
-        stage.store(ctx, args.scale_windows.at(trip.peer, trip.slot * args.scale_bytes), shared.tail, args.scale_bytes);
-    } else if (sends_scales && (direct != 0 || batch.chunk != shared.tail)) {
-        stage.store(ctx, trip.row + args.row_bytes, shared.tail, scale_area);
+    CROSSDOCK_DEVICE void start() {}
+
+    CROSSDOCK_DEVICE void run() {
+        if (ctx_.block_idx() == ctx_.num_blocks() - 1) announce();
+        send_tokens();
+        finish_puts();
     }
-    stage.end_group(ctx);
-    ctx.mark(Step::kDispatchStored);
-}
 
-// What a token's way to one rank is in bytes: row, scales, header.
-CROSSDOCK_DEVICE uint64_t bytes_of_trip(const auto& args) {
-    return uint64_t{line_row_bytes(args)} + args.common.offsets.header_stride;
-}
-
-// A chunk of a row into the outbox. Leader only.
-CROSSDOCK_DEVICE void store_in_outbox(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                      const Batch& batch, uint32_t stage_idx) {
-    const auto& c = args.common;
-    const RowStage stage = stage_of(ctx, shared, stage_idx);
-    std::byte* row = in_outbox(c, outbox_row(c, batch.first + stage_idx));
-    stage.store(ctx, row + batch.row_first, 0, batch.chunk);
-    if (batch.is_last_chunk && args.scale_bytes > 0) {
-        stage.store(ctx, row + args.row_bytes, shared.tail, static_cast<uint32_t>(align_up(args.scale_bytes, 16)));
-    }
-    stage.end_group(ctx);
-}
-
-// A token's row for other domains goes into the outbox once, and from there into its slot at each of its ranks
-// elsewhere.
-CROSSDOCK_DEVICE void put_row(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                              const Operation& operation, const Batch& batch, const TokenPlan& plan, uint32_t stage) {
-    if constexpr (!kHasGinPeers) return;
-    const auto& c = args.common;
-    const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
-    bool is_stored = false;
-    CROSSDOCK_ROLLED
-    for (uint32_t target = 0; target < targets; ++target) {
-        const Trip trip = trip_of(c, batch, plan, stage, target);
-        if (trip.row == nullptr || !is_remote(c.reach, trip.peer)) continue;
-        if (batch.row_first == 0) send_header(ctx, args, shared, operation, trip, 0);
-        if (!is_leader(ctx)) continue;
-        if (batch.row_first == 0) note_slot_sent(ctx, c, operation, trip);
-        if (!is_stored) store_in_outbox(ctx, args, shared, batch, stage);
-        if (!is_stored && batch.is_last_chunk) {
-            RowStage::wait_stores(ctx);
-            ctx.fence_landed();
-        }
-        is_stored = true;
-        if (!batch.is_last_chunk) continue;
-        put(ctx, c.reach, trip.peer, offset_of_row(c, operation, static_cast<uint32_t>(trip.slot)),
-            outbox_row(c, trip.token), line_row_bytes(args));
-        count_rows(ctx, c.reach, trip.peer, 1, 0);
-    }
-    ctx.warp_sync();
-}
-
-// Behind the rows: headers and counts, and the signal. Without rows the first count is all there is to say.
-CROSSDOCK_DEVICE void finish_puts(const Ctx& ctx, const auto& args, const Operation& operation) {
-    const auto& c = args.common;
-    tell_far_peers(ctx, c, operation, [&](int peer) {
-        const uint64_t counts = outbox_counts(c, peer);
-        const uint64_t first = *reinterpret_cast<const uint64_t*>(in_outbox(c, counts));
-        const uint32_t rows = static_cast<uint32_t>(word_payload(first) % kLineRows);
-        // This rank's own number, but from memory that others may write.
-        if (!expect_number(ctx, c, operation, PeerNumber::kRows, c.rank, c.arena.max_tokens, rows)) return;
-        if (rows > 0) {
-            put(ctx, c.reach, peer, offset_of_header(c, operation, slot_of(c, c.rank, 0)), outbox_header(c, peer, 0),
-                uint64_t{rows} * c.offsets.header_stride);
-        }
-        const Raise data = raise_of(c.reach, Signal::kData, peer, operation.epoch);
-        if (rows > 0 && c.expert_major) {
-            put_and_raise(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), counts, c.offsets.count_stride,
-                          data);
-        } else {
-            put_value_and_raise(ctx, c.reach, peer, offset_of_counts(c, operation, c.rank), first, data);
-        }
-    });
-}
-
-// A token's headers go ahead of its row: while that comes into its stage, and so that its flags, behind all that a warp
-// has stored, need not wait for them. By a warp.
-CROSSDOCK_DEVICE void send_headers(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                   const Operation& operation, const Batch& batch, const TokenPlan& plan,
-                                   uint32_t stage) {
-    const auto& c = args.common;
-    const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
-    CROSSDOCK_ROLLED
-    for (uint32_t target = 0; target < targets; ++target) {
-        const Trip trip = trip_of(c, batch, plan, stage, target);
-        if (trip.row == nullptr || is_remote(c.reach, trip.peer)) continue;
-        if (is_leader(ctx)) note_slot_sent(ctx, c, operation, trip);
-        if (is_leader(ctx)) count_rows(ctx, c.reach, trip.peer, 1, bytes_of_trip(args));
-        send_header(ctx, args, shared, operation, trip, args.direct);
-    }
-}
-
-// Rows in plain form: the warp that planned a token sends it, a lane to each of its ranks, up to the flags.
-CROSSDOCK_DEVICE void send_plain(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                 const Operation& operation, const Batch& batch) {
-    const auto& c = args.common;
-    const uint32_t stage = static_cast<uint32_t>(ctx.warp_idx());
-    if (stage >= batch.num) return;
-    const TokenPlan plan = token_plan(ctx, args, shared, stage);
-    const uint32_t targets = static_cast<uint32_t>(*plan.num_targets);
-    const auto for_own_trips = [&](auto act) {
+    // Where nothing is sent after all: what has set out must arrive before its stage is gone.
+    CROSSDOCK_DEVICE void abandon() {
+        const TokenRun run = tokens();
+        if (run.begin == run.end || args_.recipe != LlRecipe::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
+        const Batch batch = batch_of(run.begin, run.end, 0);
         CROSSDOCK_ROLLED
-        for (uint32_t target = static_cast<uint32_t>(ctx.lane()); target < targets; target += kLanes) {
-            const Trip trip = trip_of(c, batch, plan, stage, target);
-            if (trip.row != nullptr && !is_remote(c.reach, trip.peer)) act(trip);
-        }
-        ctx.warp_sync();
+        for (uint32_t i = 0; i < batch.num; ++i) stage(i).wait_loaded(ctx_, round_);
+    }
+
+  private:
+    CROSSDOCK_DEVICE RowStage stage(uint32_t i) const { return stage_of(ctx_, shared_, i); }
+
+    CROSSDOCK_DEVICE TokenPlan plan(uint32_t stage) const {
+        const uint32_t topk = c_.topk;
+        std::byte* memory = ctx_.shared_memory() + shared_.plans + TokenPlan::bytes(topk) * stage;
+        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
+        return {reinterpret_cast<std::byte**>(memory),
+                words,
+                words + topk,
+                words + 2 * topk,
+                words + 3 * topk,
+                words + 4 * topk,
+                words + 5 * topk};
+    }
+
+    // Blocks share the tokens in contiguous runs; the last block announces the counts and sends nothing unless it is
+    // alone.
+    struct TokenRun {
+        uint32_t begin;
+        uint32_t end;
     };
-    if (batch.row_first == 0) send_headers(ctx, args, shared, operation, batch, plan, stage);
-    if (args.recipe == LlRecipe::kBytes) stage_of(ctx, shared, stage).wait_loaded(ctx, batch.round);
-    ctx.mark(Step::kDispatchLoaded);
-    put_row(ctx, args, shared, operation, batch, plan, stage);
-    for_own_trips([&](const Trip& trip) { store_chunk(ctx, args, shared, operation, batch, trip); });
-    if (batch.is_last_chunk) {
-        RowStage::wait_stores(ctx);
-        ctx.mark(Step::kDispatchLanded);
-        for_own_trips([&](const Trip& trip) {
-            ctx.store_landed_system(row_flag(c, operation, trip.peer, static_cast<uint32_t>(trip.slot)),
-                                    pack_word(operation.epoch, 0));
-        });
-        ctx.mark(Step::kDispatchFlagged);
+    CROSSDOCK_DEVICE TokenRun tokens() const {
+        const uint32_t block = op_.block();
+        if (block >= c_.send_blocks) return {c_.num_tokens, c_.num_tokens};
+        const uint32_t begin = (block >> c_.log2_blocks_per_token) * c_.tokens_per_block;
+        const uint32_t end = begin + c_.tokens_per_block;
+        return {begin < c_.num_tokens ? begin : c_.num_tokens, end < c_.num_tokens ? end : c_.num_tokens};
     }
-    stage_of(ctx, shared, stage).wait_reusable(ctx);
-    ctx.warp_sync();
-}
+    // A block counts the tokens before its own, the last block all.
+    CROSSDOCK_DEVICE uint32_t tokens_to_count() const {
+        return ctx_.block_idx() == ctx_.num_blocks() - 1 ? c_.num_tokens : tokens().begin;
+    }
+    CROSSDOCK_DEVICE Batch batch_of(uint32_t first, uint32_t end, uint32_t row_first) const {
+        if (args_.kOneBatch) return {first, end - first, 0, args_.row_bytes, true};
+        const LlWarpLayout& layout = c_.warp_layout;
+        const uint32_t left = args_.row_bytes - row_first;
+        const uint32_t chunk = left < layout.chunk_bytes ? left : layout.chunk_bytes;
+        return {first, end - first < layout.num_stages ? end - first : layout.num_stages, row_first, chunk,
+                chunk == left};
+    }
 
-// Rows in line form: all warps share every row's groups of lines, and the headers.
-CROSSDOCK_DEVICE void send_lines(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                 const Operation& operation, const Batch& batch) {
-    const auto& c = args.common;
-    const uint64_t tag = line_tag(operation.epoch, 0);
-    const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const uint32_t warps = static_cast<uint32_t>(ctx.num_warps());
-    const uint32_t part = static_cast<uint32_t>(ctx.block_idx()) & ((1u << c.log2_blocks_per_token) - 1);
-    Trip trip{};
-    CROSSDOCK_ROLLED
-    for (uint32_t number = warp; part == 0 && find_trip(ctx, args, shared, batch, number, trip); number += warps) {
-        if (trip.row == nullptr) continue;
-        if (is_leader(ctx)) note_slot_sent(ctx, c, operation, trip);
-        send_header(ctx, args, shared, operation, trip, 0);
+    // Counting.
+
+    CROSSDOCK_DEVICE RoutingCounts counts() const {
+        return {reinterpret_cast<int*>(ctx_.shared_memory() + shared_.expert_counts),
+                reinterpret_cast<int*>(ctx_.shared_memory() + shared_.rank_counts)};
     }
-    const LineRow row(line_row_bytes(args));
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < batch.num; ++i) {
-        const RowStage stage = stage_of(ctx, shared, i);
-        const TokenPlan plan = token_plan(ctx, args, shared, i);
-        if (args.recipe == LlRecipe::kBytes) stage.wait_loaded(ctx, batch.round);
-        ctx.mark(Step::kDispatchLoaded);
-        const int targets = *plan.num_targets;
+    // Followed by a barrier of the block.
+    CROSSDOCK_DEVICE void clear_counts() const {
+        for_threads(ctx_, c_.arena.num_experts, [&](uint32_t i) { counts().experts[i] = 0; });
+        for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t i) { counts().ranks[i] = 0; });
+    }
+    // Of choices [base, base + kMost) of a token, if it is below `end`.
+    CROSSDOCK_DEVICE TokenIds load_ids(uint32_t token, uint32_t end, uint32_t base) const {
+        TokenIds loaded;
+        int64_t given[TokenIds::kMost] = {};
+        if (token < end) {  // all are on their way before the first is looked at
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < TokenIds::kMost; ++i)
+                given[i] = given_id(c_, token, base + i < c_.topk ? base + i : base);
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < TokenIds::kMost; ++i)
+            loaded.ids[i] = token < end && base + i < c_.topk ? expert_of(c_, given[i]) : kDropped;
+        return loaded;
+    }
+    // Adds tokens [begin, end): a lane takes a token, a warp adds its lanes up. first: the choices of this thread's
+    // first token. Followed by a barrier of the block.
+    CROSSDOCK_DEVICE void count_tokens(uint32_t begin, uint32_t end, TokenIds first) const {
+        constexpr uint32_t kRanksInMask = 64;  // bits of `ranks`
+        const RoutingCounts counted = counts();
+        if (c_.arena.num_ranks > kRanksInMask) return count_tokens_of_many_ranks(ctx_, c_, begin, end, counted);
+        const uint32_t threads = op_.threads();
         CROSSDOCK_ROLLED
-        for (uint32_t group = part * warps + warp; group < row.groups(); group += warps << c.log2_blocks_per_token) {
-            LineGroup lines;
-            lines.read(ctx, row, group, stage.data());
+        for (uint32_t warp_token = begin + op_.warp() * kLanes; warp_token < end; warp_token += threads) {
+            const uint32_t token = warp_token + op_.lane();
+            uint64_t ranks = 0;
             CROSSDOCK_ROLLED
-            for (int target = 0; target < targets; ++target) {
-                if (plan.rows[target] != nullptr) lines.store(ctx, row, group, plan.rows[target], tag);
+            for (uint32_t base = 0;;) {
+                CROSSDOCK_UNROLL
+                for (uint32_t i = 0; i < TokenIds::kMost; ++i) {
+                    if (first.ids[i] == kDropped) continue;
+                    ranks |= uint64_t{1} << rank_of_expert(c_, first.ids[i]);
+                    if (c_.expert_major) ctx_.add_shared(counted.experts + first.ids[i], 1);
+                }
+                base += TokenIds::kMost;
+                if (!has_choices_from(c_, base)) break;
+                first = load_ids(token, end, base);
             }
+            CROSSDOCK_ROLLED
+            for (uint32_t rank = 0; rank < c_.arena.num_ranks; ++rank) {
+                const int rows = ctx_.warp_count((ranks >> rank & 1) != 0);
+                if (is_leader(ctx_) && rows > 0) ctx_.add_shared(counted.ranks + rank, rows);
+            }
+            if (c_.kFewTokens) break;
+            first = load_ids(token + threads, end, 0);
         }
-        ctx.mark(Step::kDispatchStored);
     }
-}
 
-// Blocks share the tokens in contiguous runs; the last block announces the counts and sends nothing unless it is alone.
-struct TokenRun {
-    uint32_t begin;
-    uint32_t end;
-};
-
-CROSSDOCK_DEVICE TokenRun tokens_of_block(const Ctx& ctx, const auto& c) {
-    const uint32_t block = static_cast<uint32_t>(ctx.block_idx());
-    if (block >= c.send_blocks) return {c.num_tokens, c.num_tokens};
-    const uint32_t begin = (block >> c.log2_blocks_per_token) * c.tokens_per_block;
-    const uint32_t end = begin + c.tokens_per_block;
-    return {begin < c.num_tokens ? begin : c.num_tokens, end < c.num_tokens ? end : c.num_tokens};
-}
-
-// A block counts the tokens before its own, the last block all.
-CROSSDOCK_DEVICE uint32_t tokens_to_count(const Ctx& ctx, const auto& c) {
-    return ctx.block_idx() == ctx.num_blocks() - 1 ? c.num_tokens : tokens_of_block(ctx, c).begin;
-}
-
-CROSSDOCK_DEVICE TokenIds load_first_ids(const Ctx& ctx, const auto& c) {
-    return load_ids(c, static_cast<uint32_t>(thread_idx(ctx)), tokens_to_count(ctx, c), 0);
-}
-
-CROSSDOCK_DEVICE void load_first_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared) {
-    const TokenRun run = tokens_of_block(ctx, args.common);
-    if (run.begin < run.end) load_batch(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
-}
-
-// Where nothing is sent after all: what has set out must arrive before its stage is gone.
-CROSSDOCK_DEVICE void abandon_first_batch(const Ctx& ctx, const auto& args, const LlDispatchShared& shared) {
-    const TokenRun run = tokens_of_block(ctx, args.common);
-    if (run.begin == run.end || args.recipe != LlRecipe::kBytes || !has_duty(ctx, 0)) return;
-    const Batch batch = batch_of(args, run.begin, run.end, 0, 0);
-    CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < batch.num; ++i) stage_of(ctx, shared, i).wait_loaded(ctx, batch.round);
-}
-
-// A warp plans the token in its stage: load_plan before a barrier of the block, plan_token behind it.
-template <typename PlanOne>
-CROSSDOCK_DEVICE void for_own_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                    const Batch& batch, PlanOne plan_one) {
-    const uint32_t stage = static_cast<uint32_t>(ctx.warp_idx());
-    if (stage < batch.num) plan_one(stage, token_plan(ctx, args, shared, stage));
-}
-
-CROSSDOCK_DEVICE void load_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared, const Batch& batch) {
-    for_own_plans(ctx, args, shared, batch,
-                  [&](uint32_t stage, const TokenPlan& plan) { load_plan(ctx, args, batch.first + stage, plan); });
-}
-
-// Before the operation is known: what the first rows need of the routing is looked up.
-CROSSDOCK_DEVICE void load_first_plans(const Ctx& ctx, const auto& args, const LlDispatchShared& shared) {
-    const TokenRun run = tokens_of_block(ctx, args.common);
-    if (run.begin == run.end) return;
-    load_plans(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
-}
-
-// Behind a barrier and before the next one: the counts of earlier tokens, and rows that are quantised.
-CROSSDOCK_DEVICE void prepare_send(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                   const TokenIds& first_ids) {
-    const auto& c = args.common;
-    const TokenRun run = tokens_of_block(ctx, c);
-    count_tokens(ctx, c, 0, tokens_to_count(ctx, c), first_ids, routing_counts(ctx, shared));
-    if (run.begin < run.end) quantise_batch(ctx, args, shared, batch_of(args, run.begin, run.end, 0, 0));
-}
-
-// The last block announces how many rows come, and from where.
-CROSSDOCK_DEVICE void announce(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                               const Operation& operation) {
-    const auto& c = args.common;
-    const RoutingCounts counts = routing_counts(ctx, shared);
-    announce_counts(ctx, c, operation, counts);
-    if (ctx.num_blocks() > 1) return;
-    ctx.block_sync();
-    clear_counts(ctx, c, counts);
-    ctx.block_sync();
-}
-
-CROSSDOCK_DEVICE void send_tokens(const Ctx& ctx, const auto& args, const LlDispatchShared& shared,
-                                  const Operation& operation) {
-    const auto& c = args.common;
-    const RoutingCounts counts = routing_counts(ctx, shared);
-    if (ctx.block_idx() == ctx.num_blocks() - 1) announce(ctx, args, shared, operation);
-    const TokenRun run = tokens_of_block(ctx, c);
-    const bool in_lines = sends_in_lines(c);
-    uint32_t round = 0;
-    CROSSDOCK_ROLLED
-    for (uint32_t first = run.begin; first < run.end; first += c.crew.num_stages) {
+    // The last block tells every peer how many rows, and how many choices of each of its experts, this source sends it;
+    // ahead of the rows, so that the receiver knows every row's final place before the first one lands. A word carries
+    // its epoch: no order among them is needed.
+    CROSSDOCK_DEVICE void announce() const {
+        const RoutingCounts counted = counts();
+        const uint32_t experts = c_.offsets.experts_per_rank;
+        const uint64_t form = op_.sends_ll128() ? kLl128Rows : 0;
         CROSSDOCK_ROLLED
-        for (uint32_t row_first = 0; row_first < args.row_bytes; row_first += c.crew.chunk_bytes, ++round) {
-            const Batch batch = batch_of(args, first, run.end, round, row_first);
-            if (!args.kOneBatch && round > 0) {
-                load_batch(ctx, args, shared, batch);
-                quantise_batch(ctx, args, shared, batch);
-                if (row_first == 0) load_plans(ctx, args, shared, batch);
-                ctx.block_sync();
-            }
-            if (row_first == 0) {
-                for_own_plans(ctx, args, shared, batch, [&](uint32_t stage, const TokenPlan& plan) {
-                    plan_token(ctx, args, shared, operation, stage, counts, plan);
-                });
-            }
-            ctx.mark(Step::kDispatchPlanned);
-            if (in_lines) {
-                ctx.block_sync();
-                send_lines(ctx, args, shared, operation, batch);
-            } else {
-                send_plain(ctx, args, shared, operation, batch);
-            }
-            if (batch.first + batch.num == run.end && batch.is_last_chunk) return;
-            ctx.block_sync();
+        for (uint32_t peer = op_.warp(); peer < c_.arena.num_ranks; peer += op_.warps()) {
+            if (!op_.wait_credit_as_warp(peer)) continue;
+            uint64_t* words = op_.is_gin_peer(peer)
+                                  ? reinterpret_cast<uint64_t*>(in_outbox(c_, outbox_counts(c_, peer)))
+                                  : op_.counts(peer, c_.rank);
+            for_lanes(ctx_, 1 + (c_.expert_major ? experts : 0), [&](uint32_t i) {
+                const uint64_t count = i == 0 ? form | static_cast<uint64_t>(counted.ranks[peer])
+                                              : static_cast<uint64_t>(counted.experts[peer * experts + i - 1]);
+                ctx_.store_relaxed_system(words + i, pack_word(op_.epoch, count));
+            });
         }
-        const uint32_t next = first + c.crew.num_stages;
-        count_tokens(ctx, c, first, next, load_ids(c, first + static_cast<uint32_t>(thread_idx(ctx)), next, 0), counts);
-        ctx.block_sync();
+        if (ctx_.num_blocks() > 1) return;
+        ctx_.block_sync();
+        clear_counts();
+        ctx_.block_sync();
     }
-}
+
+    // Rows into stages.
+
+    CROSSDOCK_DEVICE const std::byte* source_row(uint32_t token) const {
+        return args_.tokens + uint64_t{token} * args_.source_row_bytes;
+    }
+    CROSSDOCK_DEVICE void load_batch(const Batch& batch) const {
+        if (args_.recipe != LlRecipe::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < batch.num; ++i) {
+            if (is_leader(ctx_)) stage(i).load(ctx_, source_row(batch.first + i) + batch.row_first, batch.chunk);
+            if (batch.is_last_chunk && args_.scale_bytes > 0) {
+                copy_words(ctx_, stage(i).data() + shared_.tail,
+                           args_.scales + uint64_t{batch.first + i} * args_.scale_bytes, args_.scale_bytes);
+                RowStage::filled();
+            }
+        }
+        RowStage::loaded_for_block(ctx_);
+    }
+    CROSSDOCK_DEVICE void quantise_batch(const Batch& batch) const {
+        if (args_.recipe != LlRecipe::kFp8) return;
+        constexpr uint32_t kBlocksAtOnce = 8;  // under way together
+        const uint32_t blocks = batch.chunk / kFp8Block;
+        const uint32_t warps = op_.warps();
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < batch.num; ++i) {
+            const std::byte* row = source_row(batch.first + i);
+            std::byte* target = stage(i).data();
+            float* scales = reinterpret_cast<float*>(target + shared_.tail) + batch.row_first / kFp8Block;
+            CROSSDOCK_ROLLED
+            for (uint32_t first = op_.warp(); first < blocks; first += kBlocksAtOnce * warps) {
+                float values[kBlocksAtOnce][kFp8PerLane];
+                CROSSDOCK_UNROLL
+                for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
+                    const uint32_t block = first + j * warps < blocks ? first + j * warps : first;
+                    load_elements<DType::kBf16>(row, batch.row_first + block * kFp8Block + op_.lane() * kFp8PerLane,
+                                                values[j]);
+                }
+                CROSSDOCK_UNROLL
+                for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
+                    const uint32_t block = first + j * warps;
+                    if (block >= blocks) break;
+                    quantise_fp8_block(ctx_, values[j], args_.round_scales, target + block * kFp8Block, scales + block);
+                }
+            }
+        }
+        RowStage::filled();
+    }
+
+    // Plans: a warp plans the token in its stage. First, before a barrier of the block, its routing is looked up.
+
+    CROSSDOCK_DEVICE void load_plans(const Batch& batch) const {
+        if (op_.warp() >= batch.num) return;
+        const TokenPlan own = plan(op_.warp());
+        const uint32_t token = batch.first + op_.warp();
+        for_lanes(ctx_, c_.topk, [&](uint32_t k) {
+            own.expert_ids[k] = expert_id(c_, token, k);
+            own.ranks[k] = rank_of_expert(c_, own.expert_ids[k]);
+            if (!c_.expert_major) own.extras[k] = bits_of(args_.topk_weights[uint64_t{token} * c_.topk + k]);
+        });
+        ctx_.warp_sync();
+    }
+    // Then where it goes: counts cover the tokens before the batch; those in the stages before this one are counted
+    // here.
+    CROSSDOCK_DEVICE void make_plans(const Batch& batch) const {
+        const uint32_t own_stage = op_.warp();
+        if (own_stage >= batch.num) return;
+        const TokenPlan own = plan(own_stage);
+        const RoutingCounts counted = counts();
+        uint32_t num_targets = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
+            const uint32_t k = base + op_.lane();
+            const bool is_sent = k < c_.topk && own.ranks[k] != kDropped;
+            const uint32_t id = is_sent ? own.expert_ids[k] : kDropped;
+            const uint32_t rank = is_sent ? own.ranks[k] : kDropped;
+            const int same_expert = ctx_.lanes_before_with(id);
+            const int same_rank = ctx_.lanes_before_with(rank);
+            bool is_first = false;
+            uint32_t position = 0;
+            uint32_t slot = 0;
+            if (is_sent) {
+                position = static_cast<uint32_t>((c_.expert_major ? counted.experts[id] : 0) + same_expert);
+                slot = static_cast<uint32_t>(counted.ranks[rank]);
+                is_first = same_rank == 0;
+                CROSSDOCK_ROLLED
+                for (uint32_t j = 0; j < base; ++j) {
+                    position += own.expert_ids[j] == id ? 1 : 0;
+                    is_first = is_first && own.ranks[j] != rank;
+                }
+                CROSSDOCK_ROLLED
+                for (uint32_t earlier = 0; earlier < own_stage; ++earlier) {
+                    const TokenPlan other = plan(earlier);
+                    bool goes_there = false;
+                    CROSSDOCK_ROLLED
+                    for (uint32_t j = 0; j < c_.topk; ++j) {
+                        position += other.expert_ids[j] == id ? 1 : 0;
+                        goes_there = goes_there || other.ranks[j] == rank;
+                    }
+                    slot += goes_there ? 1 : 0;
+                }
+            }
+            const uint32_t target = num_targets + static_cast<uint32_t>(ctx_.warp_count_before(is_first));
+            if (k < c_.topk && c_.expert_major) own.extras[k] = position;
+            if (is_first) {
+                std::byte* row = op_.row(rank, slot_of(c_, c_.rank, slot));
+                own.slots[target] = slot;
+                own.choices[target] = k;
+                own.rows[target] = op_.wait_credit(rank) ? row : nullptr;
+            }
+            num_targets += static_cast<uint32_t>(ctx_.warp_count(is_first));
+        }
+        if (is_leader(ctx_)) *own.num_targets = num_targets;
+        ctx_.warp_sync();
+    }
+    // How many choices a rank gets of the tokens before the one in `stage`. One warp.
+    CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
+        const uint32_t experts = c_.offsets.experts_per_rank;
+        const int* of_rank = counts().experts + rank * experts;
+        int choices = 0;
+        for_lanes(ctx_, experts, [&](uint32_t i) { choices += of_rank[i]; });
+        CROSSDOCK_ROLLED
+        for (uint32_t earlier = 0; earlier < stage; ++earlier) {
+            const uint32_t* ranks = plan(earlier).ranks;
+            for_lanes(ctx_, c_.topk, [&](uint32_t k) { choices += ranks[k] == rank; });
+        }
+        return static_cast<uint32_t>(ctx_.warp_sum(choices));
+    }
+
+    CROSSDOCK_DEVICE SendTask task_of(const Batch& batch, const TokenPlan& of_token, uint32_t stage,
+                                      uint32_t target) const {
+        const uint32_t i = of_token.slots[target];
+        return {
+            batch.first + stage,  stage, target, of_token.ranks[of_token.choices[target]], i, slot_of(c_, c_.rank, i),
+            of_token.rows[target]};
+    }
+
+    // Rows out of stages.
+
+    CROSSDOCK_DEVICE void send_tokens() {
+        const TokenRun run = tokens();
+        const LlWarpLayout& layout = c_.warp_layout;
+        CROSSDOCK_ROLLED
+        for (uint32_t first = run.begin; first < run.end; first += layout.num_stages) {
+            CROSSDOCK_ROLLED
+            for (uint32_t row_first = 0; row_first < args_.row_bytes; row_first += layout.chunk_bytes, ++round_) {
+                const Batch batch = batch_of(first, run.end, row_first);
+                if (!args_.kOneBatch && round_ > 0) {
+                    load_batch(batch);
+                    quantise_batch(batch);
+                    if (row_first == 0) load_plans(batch);
+                    ctx_.block_sync();
+                }
+                if (row_first == 0) make_plans(batch);
+                ctx_.mark(Step::kDispatchPlanned);
+                if (op_.sends_ll128()) {
+                    ctx_.block_sync();
+                    send_ll128(batch);
+                } else {
+                    send_plain(batch);
+                }
+                if (batch.first + batch.num == run.end && batch.is_last_chunk) return;
+                ctx_.block_sync();
+            }
+            const uint32_t next = first + layout.num_stages;
+            count_tokens(first, next, load_ids(first + op_.thread(), next, 0));
+            ctx_.block_sync();
+        }
+    }
+
+    // Which token a row is and where its choices go. One warp.
+    CROSSDOCK_DEVICE void send_header(const SendTask& task, uint32_t direct) const {
+        const TokenPlan of_token = plan(task.stage);
+        TaggedWord* words = op_.is_gin_peer(task.peer)
+                                ? reinterpret_cast<TaggedWord*>(in_outbox(c_, outbox_header(c_, task.peer, task.i)))
+                                : op_.header(task.peer, task.slot);
+        const uint64_t tag = pack_word(op_.epoch, 0);
+        const uint32_t first_choice = !c_.expert_major ? 0 : choices_before(task.stage, task.peer);
+        for_lanes(ctx_, 1 + c_.topk, [&](uint32_t i) {
+            const uint64_t payload = i == 0 ? RowLabel{task.token, task.target, direct, first_choice}.payload()
+                                            : uint64_t{of_token.extras[i - 1]} << 32 | of_token.expert_ids[i - 1];
+            ctx_.store_tagged(words + i, payload, tag);
+        });
+    }
+
+    // LL128 rows: all warps share every row's groups of lines, and the headers.
+    CROSSDOCK_DEVICE void send_ll128(const Batch& batch) const {
+        const uint64_t tag = ll128_tag(op_.epoch, 0);
+        const uint32_t warps = op_.warps();
+        const uint32_t part = op_.block() & ((1u << c_.log2_blocks_per_token) - 1);
+        uint32_t next = op_.warp();  // this warp's next task among those of the stages from here on
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; part == 0 && i < batch.num; ++i) {
+            const TokenPlan of_token = plan(i);
+            const uint32_t targets = *of_token.num_targets;
+            CROSSDOCK_ROLLED
+            for (; next < targets; next += warps) {
+                const SendTask task = task_of(batch, of_token, i, next);
+                if (task.row == nullptr) continue;
+                if (is_leader(ctx_)) op_.note_written(task.peer, task.slot);
+                send_header(task, 0);
+            }
+            next -= targets;
+        }
+        const Ll128Row row(ll128_bytes(args_));
+        CROSSDOCK_ROLLED
+        for (uint32_t i = 0; i < batch.num; ++i) {
+            const TokenPlan of_token = plan(i);
+            if (args_.recipe == LlRecipe::kBytes) stage(i).wait_loaded(ctx_, round_);
+            ctx_.mark(Step::kDispatchLoaded);
+            const uint32_t targets = *of_token.num_targets;
+            CROSSDOCK_ROLLED
+            for (uint32_t group = part * warps + op_.warp(); group < row.groups();
+                 group += warps << c_.log2_blocks_per_token) {
+                Ll128Group lines;
+                lines.read(ctx_, row, group, stage(i).data());
+                CROSSDOCK_ROLLED
+                for (uint32_t target = 0; target < targets; ++target) {
+                    if (of_token.rows[target] != nullptr) lines.store(ctx_, row, group, of_token.rows[target], tag);
+                }
+            }
+            ctx_.mark(Step::kDispatchStored);
+        }
+    }
+
+    // Plain rows: the warp that planned a token sends it, a lane to each of its ranks, up to the flags. Headers go
+    // ahead of the row: while it comes into its stage, and so that its flags, behind all that a warp has stored, need
+    // not wait for them.
+    CROSSDOCK_DEVICE void send_plain(const Batch& batch) const {
+        const uint32_t own_stage = op_.warp();
+        if (own_stage >= batch.num) return;
+        const TokenPlan of_token = plan(own_stage);
+        const uint32_t targets = *of_token.num_targets;
+        const auto for_lsa_peers = [&](uint32_t begin, uint32_t step, auto act) {
+            CROSSDOCK_ROLLED
+            for (uint32_t target = begin; target < targets; target += step) {
+                const SendTask task = task_of(batch, of_token, own_stage, target);
+                if (task.row != nullptr && !op_.is_gin_peer(task.peer)) act(task);
+            }
+        };
+        if (batch.row_first == 0) {
+            for_lsa_peers(0, 1, [&](const SendTask& task) {
+                if (is_leader(ctx_)) op_.note_written(task.peer, task.slot);
+                if (is_leader(ctx_)) count_rows(ctx_, c_.reach, task.peer, 1, bytes_on_the_way());
+                send_header(task, args_.direct);
+            });
+        }
+        if (args_.recipe == LlRecipe::kBytes) stage(own_stage).wait_loaded(ctx_, round_);
+        ctx_.mark(Step::kDispatchLoaded);
+        put_row(batch, of_token);
+        for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
+        ctx_.warp_sync();
+        if (batch.is_last_chunk) {
+            RowStage::wait_stores(ctx_);
+            ctx_.mark(Step::kDispatchLanded);
+            for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) {
+                ctx_.store_landed_system(op_.flag(task.peer, task.slot), pack_word(op_.epoch, 0));
+            });
+            ctx_.warp_sync();
+            ctx_.mark(Step::kDispatchFlagged);
+        }
+        stage(own_stage).wait_reusable(ctx_);
+        ctx_.warp_sync();
+    }
+
+    // What peers allow to be written straight into their tensors: known when they have entered this operation, which
+    // also says that they are done with the previous contents. Who allows the same parts has them at the same offsets
+    // (WindowTerm).
+    CROSSDOCK_DEVICE uint32_t wait_direct(uint32_t peer) const {
+        if (args_.direct == 0 || peer == c_.rank) return args_.direct;
+        TaggedWord entry{};
+        const bool allows = op_.wait_entry(peer, entry) && op_.is_of(entry);
+        return allows && Entry::parts(entry) == args_.direct ? args_.direct : 0;
+    }
+    CROSSDOCK_DEVICE bool has_scales(const Batch& batch) const { return batch.is_last_chunk && args_.scale_bytes > 0; }
+    CROSSDOCK_DEVICE uint32_t scale_area() const { return static_cast<uint32_t>(align_up(args_.scale_bytes, 16)); }
+
+    // By one thread.
+    CROSSDOCK_DEVICE void store_chunk(const Batch& batch, const SendTask& task) const {
+        const RowStage from = stage(task.stage);
+        const int peer = task.peer;
+        const uint32_t direct = wait_direct(task.peer);
+        if ((direct & kDirectTokens) != 0) {
+            from.store(ctx_, args_.token_windows.at(peer, uint64_t{task.slot} * args_.row_bytes + batch.row_first), 0,
+                       batch.chunk);
+        } else if (has_scales(batch) && direct == 0 && batch.chunk == shared_.tail) {
+            from.store(ctx_, task.row + batch.row_first, 0, batch.chunk + scale_area());  // one piece, as in the stage
+        } else {
+            from.store(ctx_, task.row + batch.row_first, 0, batch.chunk);
+        }
+        if (has_scales(batch) && (direct & kDirectScales) != 0) {
+            from.store(ctx_, args_.scale_windows.at(peer, uint64_t{task.slot} * args_.scale_bytes), shared_.tail,
+                       args_.scale_bytes);
+        } else if (has_scales(batch) && (direct != 0 || batch.chunk != shared_.tail)) {
+            from.store(ctx_, task.row + args_.row_bytes, shared_.tail, scale_area());
+        }
+        RowStage::end_group(ctx_);
+        ctx_.mark(Step::kDispatchStored);
+    }
+    // Row, scales, header.
+    CROSSDOCK_DEVICE uint64_t bytes_on_the_way() const {
+        return uint64_t{ll128_bytes(args_)} + c_.offsets.header_stride;
+    }
+
+    // A token's row for GIN peers goes into the outbox once, and from there into its slot at each of its ranks there.
+    CROSSDOCK_DEVICE void put_row(const Batch& batch, const TokenPlan& of_token) const {
+        if constexpr (!kHasGinPeers) return;
+        const uint32_t own_stage = op_.warp();
+        const uint64_t outbox = outbox_row(c_, batch.first + own_stage);
+        bool is_stored = false;
+        CROSSDOCK_ROLLED
+        for (uint32_t target = 0; target < *of_token.num_targets; ++target) {
+            const SendTask task = task_of(batch, of_token, own_stage, target);
+            if (task.row == nullptr || !op_.is_gin_peer(task.peer)) continue;
+            if (batch.row_first == 0) send_header(task, 0);
+            if (!is_leader(ctx_)) continue;
+            if (batch.row_first == 0) op_.note_written(task.peer, task.slot);
+            if (!is_stored) store_in_outbox(batch, in_outbox(c_, outbox));
+            is_stored = true;
+            if (!batch.is_last_chunk) continue;
+            put(ctx_, c_.reach, task.peer, op_.row_offset(task.slot), outbox, ll128_bytes(args_));
+            count_rows(ctx_, c_.reach, task.peer, 1, 0);
+        }
+        ctx_.warp_sync();
+    }
+    CROSSDOCK_DEVICE void store_in_outbox(const Batch& batch, std::byte* row) const {
+        const RowStage from = stage(op_.warp());
+        from.store(ctx_, row + batch.row_first, 0, batch.chunk);
+        if (has_scales(batch)) from.store(ctx_, row + args_.row_bytes, shared_.tail, scale_area());
+        RowStage::end_group(ctx_);
+        if (!batch.is_last_chunk) return;
+        RowStage::wait_stores(ctx_);
+        ctx_.fence_landed();
+    }
+    // Behind the rows: headers and counts, and the signal. Without rows the first count is all there is to say.
+    CROSSDOCK_DEVICE void finish_puts() const {
+        tell_gin_peers(op_, [&](uint32_t peer) {
+            const uint64_t counts = outbox_counts(c_, peer);
+            const uint64_t first = *reinterpret_cast<const uint64_t*>(in_outbox(c_, counts));
+            const uint64_t rows = word_payload(first) % kLl128Rows;
+            // This rank's own number, but from memory that others may write.
+            if (!op_.expect(PeerNumber::kRows, c_.rank, c_.arena.max_tokens, rows)) return;
+            const int to = peer;
+            if (rows > 0) {
+                put(ctx_, c_.reach, to, op_.header_offset(slot_of(c_, c_.rank, 0)), outbox_header(c_, peer, 0),
+                    rows * c_.offsets.header_stride);
+            }
+            const Raise data = raise_to_epoch(op_, Signal::kData, peer);
+            if (rows > 0 && c_.expert_major) {
+                put_and_raise(ctx_, c_.reach, to, op_.counts_offset(c_.rank), counts, c_.offsets.count_stride, data);
+            } else {
+                put_value_and_raise(ctx_, c_.reach, to, op_.counts_offset(c_.rank), first, data);
+            }
+        });
+    }
+
+    const Op& op_;
+    const Ctx& ctx_;
+    decltype(Op::args) args_;
+    decltype(Op::c) c_;
+    const LlDispatchShared& shared_;
+    TokenIds first_ids_;
+    uint32_t round_ = 0;  // loads of each stage
+};
 
 }  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

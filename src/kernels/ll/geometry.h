@@ -2,11 +2,11 @@
 // The low-latency buffer: one description of who has which slot, cell and word, used by hosts and kernels alike.
 // docs/protocol.md draws it.
 //
-// Every rank holds one arena of two or four buffers. An operation (dispatch or combine) uses one buffer, the same on
+// Every rank holds one arena of two or three buffers. An operation (dispatch or combine) uses one buffer, the same on
 // every rank:
 //   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row and scales;
-//   combine:  cell (token, j) of the home rank holds the j-th row that comes back for its token.
-// A row has one of two forms: lines of 128 bytes that carry their own tags, or plain bytes with a flag beside them.
+//   combine:  cell (token, j) of the source rank holds the j-th row that returns for its token.
+// A row has one of two forms: LL128, lines of 128 bytes that carry their own tags, or plain bytes with a flag beside them.
 // Both have the same place. Everything that announces something carries the operation's epoch, so nothing is ever
 // reset.
 #pragma once
@@ -16,13 +16,13 @@
 
 namespace crossdock {
 
-inline constexpr int kNumBuffers = 4;     // two for operations that follow each other, two for pending send_only ones
+inline constexpr int kNumBuffers = 3;     // two may be held by pending send_only operations, and one is left
 inline constexpr int kFewestBuffers = 2;  // of groups that promise windows, for the sake of their memory
 
-// A row in line form: every line is payload and, in its last 8 bytes, a tag.
+// An LL128 row: every line is payload and, in its last 8 bytes, a tag.
 inline constexpr uint32_t kLineBytes = 128;
 inline constexpr uint32_t kLinePayload = 120;
-inline constexpr uint32_t kMostLineRowBytes = 32768;  // longer rows are plain: the wire's rate is all that matters
+inline constexpr uint32_t kMostLl128RowBytes = 32768;  // longer rows are plain: the wire's rate is all that matters
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t lines_of(uint32_t bytes) { return (bytes + kLinePayload - 1) / kLinePayload; }
 
@@ -68,17 +68,17 @@ struct RowLabel {
 struct LlGeometry {
     uint32_t num_ranks;
     uint32_t num_experts;
-    uint32_t max_tokens;       // a rank and operation
+    uint32_t max_tokens;       // per rank and operation
     uint32_t row_capacity;     // bytes of a token row with its scales, a multiple of 16
     uint32_t topk;             // the largest
     uint32_t cells_per_token;  // rows that may come back for one token
     uint32_t num_buffers;      // at most kNumBuffers
-    uint32_t line_tokens;      // rows of ranks with at most that many tokens may take the line form
+    uint32_t ll128_tokens;     // rows of ranks with at most that many tokens may be LL128 rows
 
-    CROSSDOCK_HOST_DEVICE constexpr bool fits_all_in_lines() const { return line_tokens == max_tokens; }
+    CROSSDOCK_HOST_DEVICE constexpr bool fits_all_in_ll128() const { return ll128_tokens == max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t experts_per_rank() const { return num_experts / num_ranks; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t row_stride() const {  // of either form
-        return line_tokens > 0 ? uint64_t{kLineBytes} * lines_of(row_capacity) : align_up(row_capacity, 128);
+        return ll128_tokens > 0 ? uint64_t{kLineBytes} * lines_of(row_capacity) : align_up(row_capacity, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_slots() const { return uint64_t{num_ranks} * max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t num_cells() const { return uint64_t{max_tokens} * cells_per_token; }
@@ -169,16 +169,16 @@ struct LlOffsets {
 // What came from one source in a dispatch.
 struct LlReceived {
     uint32_t rows;
-    uint32_t choices;  // of experts here; expert-major
-    uint32_t lines;    // 1: goes home in line form
+    uint32_t choices;   // of experts here; expert-major
+    uint32_t is_ll128;  // 1: returns as LL128 rows
     uint32_t reserved;
 };
 
-// A received row: where it goes home to and, expert-major, where its choices are. Followed by int32_t rows[topk]: the
+// A received row: where it returns to and, expert-major, where its choices are. Followed by int32_t rows[topk]: the
 // index of choice k's row among all rows here, -1 where it is another rank's, dropped or without room.
 struct RowRecord {
     uint32_t token_idx;
-    uint32_t cell;  // for one row a rank
+    uint32_t cell;  // for one row per rank
 };
 
 // One row of an expert, expert-major: choices are numbered by source, token and k.

@@ -61,8 +61,8 @@ template <Peers kReached>
 void launch_on_gpu(LlCombine, const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     const auto run_general = [&]<DType kDType>() {
         if constexpr (kReached == Peers::kLsa) {
-            if (args.forms == RowForms::kLines)
-                return launch_ll_combine<kDType, RowForms::kLines, kReached>(args, shape, stream);
+            if (args.forms == RowForms::kLl128)
+                return launch_ll_combine<kDType, RowForms::kLl128, kReached>(args, shape, stream);
         }
         launch_ll_combine<kDType, RowForms::kBoth, kReached>(args, shape, stream);
     };

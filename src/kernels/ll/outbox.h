@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a low-latency arena has besides its buffers in groups of several load/store domains: signals, and the outbox,
-// from which rows, headers, counts and weights are put. One outbox an arena: before an operation writes into it, the
+// What a low-latency arena has besides its buffers in groups of several LSA teams: signals, and the outbox,
+// from which rows, headers, counts and weights are put. One outbox per arena: before an operation writes into it, the
 // network has read what was there.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace crossdock {
 
-inline constexpr uint32_t kFewestOutboxRows = 64;  // warps on their way home with a row each
+inline constexpr uint32_t kFewestOutboxRows = 64;  // warps that return a row each
 
 struct LlOutbox {
     // Byte offsets inside the arena; each is the end of the part before it.

@@ -36,6 +36,14 @@ enum class Step : uint32_t {
     kCombineEnd
 };
 
+// Those that both kernels have.
+struct KernelSteps {
+    Step begin;
+    Step ready;
+    Step head;
+    Step end;
+};
+
 inline constexpr const char* kDispatchSteps[] = {"begin",  "ready",   "fetching", "head",    "planned",
                                                  "loaded", "stored",  "landed",   "flagged", "counts",
                                                  "header", "arrived", "placed",   "end"};

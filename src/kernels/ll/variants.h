@@ -26,10 +26,10 @@ struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
     static constexpr uint32_t halves = kSendHalf | kReceiveHalf;
 
     static bool serves(const LlCommon& c) {
-        const bool in_lines = c.num_tokens <= c.line_tokens;
-        const bool are_few = c.num_tokens <= c.crew.warps_per_block * uint32_t{kLanes};
+        const bool is_ll128 = c.num_tokens <= c.ll128_tokens;
+        const bool are_few = c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes};
         return are_few && c.ids_are_64_bit && c.expert_major == kExpertMajor && c.halves == halves &&
-               c.scope.masking == 0 && c.topk <= kMostTopk && in_lines == (kForm == LlForm::kLines);
+               c.scope.masking == 0 && c.topk <= kMostTopk && is_ll128 == (kForm == LlForm::kLl128);
     }
 };
 
@@ -40,10 +40,10 @@ struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<kExpertMajor, kRowForm>>
     static constexpr bool transposed_scales = false;
 
     static bool serves(const LlDispatchArgs& args) {
-        const LlCrew& crew = args.common.crew;
+        const LlWarpLayout& warp_layout = args.common.warp_layout;
         return LlCommonKnown<kExpertMajor, kRowForm>::serves(args.common) && args.recipe == recipe &&
-               !args.transposed_scales && args.common.tokens_per_block <= crew.num_stages &&
-               args.row_bytes <= crew.chunk_bytes;
+               !args.transposed_scales && args.common.tokens_per_block <= warp_layout.num_stages &&
+               args.row_bytes <= warp_layout.chunk_bytes;
     }
 };
 
@@ -57,21 +57,21 @@ struct LlPlainDispatchKnown : LlDispatchKnown<kExpertMajor, kRowForm, LlRecipe::
 };
 
 // Their names are those of the kernels that profilers and resources.txt show.
-struct RankMajorLines : LlPlainDispatchKnown<false, LlForm::kLines> {};
+struct RankMajorLl128 : LlPlainDispatchKnown<false, LlForm::kLl128> {};
 struct RankMajorRows : LlPlainDispatchKnown<false, LlForm::kPlain> {};
-struct ExpertMajorLines : LlPlainDispatchKnown<true, LlForm::kLines> {};
+struct ExpertMajorLl128 : LlPlainDispatchKnown<true, LlForm::kLl128> {};
 struct ExpertMajorRows : LlPlainDispatchKnown<true, LlForm::kPlain> {};
-struct ExpertMajorFp8Lines : LlDispatchKnown<true, LlForm::kLines, LlRecipe::kFp8> {};
+struct ExpertMajorFp8Ll128 : LlDispatchKnown<true, LlForm::kLl128, LlRecipe::kFp8> {};
 struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlRecipe::kFp8> {};
 
-// On GPUs all rows of a combine are in line form, unless they are long.
+// On GPUs all rows of a combine are LL128 rows, unless they are long.
 template <bool kExpertMajor>
-struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLines>> {
+struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLl128>> {
     static constexpr LlCombineWire wire = LlCombineWire::kRows;
-    static constexpr RowForms forms = RowForms::kLines;
+    static constexpr RowForms forms = RowForms::kLl128;
 
     static bool serves(const LlCombineArgs& args) {
-        return LlCommonKnown<kExpertMajor, LlForm::kLines>::serves(args.common) && args.dtype == DType::kBf16 &&
+        return LlCommonKnown<kExpertMajor, LlForm::kLl128>::serves(args.common) && args.dtype == DType::kBf16 &&
                args.wire == wire && args.forms == forms;
     }
 };
@@ -89,7 +89,7 @@ void with_known(const Args& args, Run run) {
 
 template <typename Run>
 void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
-    with_known<RankMajorLines, RankMajorRows, ExpertMajorLines, ExpertMajorRows, ExpertMajorFp8Lines,
+    with_known<RankMajorLl128, RankMajorRows, ExpertMajorLl128, ExpertMajorRows, ExpertMajorFp8Ll128,
                ExpertMajorFp8Rows>(args, run);
 }
 template <typename Run>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/numeric.h"
-#include "kernels/ll/line_rows.h"
+#include "kernels/ll/ll128.h"
 #include "runtime/cpu/local_executor.h"
 
 namespace crossdock {
@@ -23,19 +23,19 @@ std::vector<uint64_t> some_epochs() {
     return epochs;
 }
 
-TEST(LineTags, SayEpochAndContent) {
+TEST(Ll128Tags, SayEpochAndContent) {
     for (const uint64_t epoch : some_epochs()) {
         for (const uint64_t content : {0, 1, 255}) {
-            const uint64_t tag = line_tag(epoch, content);
-            ASSERT_EQ(line_epoch(tag), epoch);
-            ASSERT_EQ(line_content(tag), content);
+            const uint64_t tag = ll128_tag(epoch, content);
+            ASSERT_EQ(ll128_epoch(tag), epoch);
+            ASSERT_EQ(ll128_content(tag), content);
         }
     }
 }
 
-TEST(LineTags, AreNoNumbersOfAnyFormat) {
+TEST(Ll128Tags, AreNoNumbersOfAnyFormat) {
     for (const uint64_t epoch : some_epochs()) {
-        const uint64_t tag = line_tag(epoch, 0);
+        const uint64_t tag = ll128_tag(epoch, 0);
         ASSERT_TRUE(std::isnan(std::bit_cast<float>(static_cast<uint32_t>(tag >> 32))));
         ASSERT_TRUE(std::isnan(element_of<DType::kBf16>(tag, 3)));
         ASSERT_TRUE(std::isnan(element_of<DType::kF16>(tag, 3)));
@@ -44,32 +44,32 @@ TEST(LineTags, AreNoNumbersOfAnyFormat) {
 }
 
 // A diagnosis says of which operation the lines are that are there instead of the awaited ones.
-TEST(LineTags, TellADiagnosisWhatIsThere) {
+TEST(Ll128Tags, TellADiagnosisWhatIsThere) {
     cpu::LocalExecutor(1).run({1, 1, 1024}, [&](cpu::Warp& warp) {
         const Ctx ctx(warp);
-        const LineRow row(4096);
+        const Ll128Row row(4096);
         alignas(128) std::byte lines[2 * 4096] = {};
         const std::vector<std::byte> data(4096);
-        EXPECT_EQ(epoch_in_lines(ctx, lines, 0), 0u) << "zeroed memory";
+        EXPECT_EQ(epoch_in_ll128(ctx, lines, 0), 0u) << "zeroed memory";
         for (const uint64_t epoch : {uint64_t{7}, kLastEpoch}) {
             for (uint32_t group = 0; group < row.groups(); ++group) {
-                LineGroup stored;
+                Ll128Group stored;
                 stored.read(ctx, row, group, data.data());
-                stored.store(ctx, row, group, lines, line_tag(epoch, 0));
-                EXPECT_EQ(epoch_in_lines(ctx, lines, group), epoch) << "group " << group;
+                stored.store(ctx, row, group, lines, ll128_tag(epoch, 0));
+                EXPECT_EQ(epoch_in_ll128(ctx, lines, group), epoch) << "group " << group;
             }
         }
         std::memset(lines, 0x3c, sizeof(lines));
-        EXPECT_EQ(epoch_in_lines(ctx, lines, 0), 0u) << "a plain row";
+        EXPECT_EQ(epoch_in_ll128(ctx, lines, 0), 0u) << "a plain row";
     });
 }
 
 // Zeroed memory, and rows that hold what announcing words hold.
-TEST(LineTags, AreNoAnnouncingWords) {
-    ASSERT_GT(line_epoch(0), kLastEpoch);
+TEST(Ll128Tags, AreNoAnnouncingWords) {
+    ASSERT_GT(ll128_epoch(0), kLastEpoch);
     for (uint64_t epoch = 1; epoch < 70000; ++epoch) {
-        ASSERT_GT(line_epoch(pack_word(epoch, 0)), kLastEpoch);
-        ASSERT_GT(line_epoch(epoch), kLastEpoch);
+        ASSERT_GT(ll128_epoch(pack_word(epoch, 0)), kLastEpoch);
+        ASSERT_GT(ll128_epoch(epoch), kLastEpoch);
     }
 }
 

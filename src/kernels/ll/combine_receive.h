@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Combine, receive half: a token's rows are summed in a fixed order as soon as they have arrived.
+#pragma once
+
+#include "kernels/ll/combine_send.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_VARIANT {
+
+template <DType kDType, RowForms kForms, typename Op>
+class CombineReceive {
+  public:
+    CROSSDOCK_DEVICE explicit CombineReceive(const Op& op)
+        : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), terms_(terms_of_warp(op.ctx, op.args)) {}
+
+    // The choices of the first token that this warp sums, before the operation is known.
+    CROSSDOCK_DEVICE void fetch() { first_choice_ = load_first_choice(op_.first_share()); }
+    // Entries, looked up so early that they are here when they are needed.
+    CROSSDOCK_DEVICE void start() {
+        if (op_.receives()) early_entry_ = load_entry_for_lane(0);
+    }
+
+    // Work is shared by parts of tokens, so that few tokens still occupy many warps.
+    CROSSDOCK_DEVICE void run(const WorkShare& share, bool is_first) {
+        int64_t choice = is_first ? first_choice_ : load_first_choice(share);
+        const bool is_ll128 = kForms == RowForms::kLl128 || (op_.sends_ll128() && allows_ll128(args_));
+        const Ll128Row shape(args_.row_bytes);
+        const Ll128Parts parts = Ll128Parts::of(shape, c_.num_tokens, share.step());
+        const uint32_t work = c_.num_tokens * (is_ll128 ? parts.num : args_.segments);
+        uint64_t alike = ranks_alike(0, early_entry_);
+        if (alike != all_ranks()) alike = ranks_entered_alike();
+        CROSSDOCK_ROLLED
+        for (uint32_t i = share.first(ctx_); i < work; i += share.step()) {
+            const uint32_t part = i / c_.num_tokens;
+            const uint32_t token = i - part * c_.num_tokens;
+            std::byte* out = args_.out_tokens + uint64_t{token} * args_.row_bytes;
+            bool has_all = false;
+            const uint32_t num = list_cells(token, choice, alike, has_all);
+            ctx_.mark(Step::kCombineListed);
+            if (!has_all && !wait_entries(num)) {
+                ctx_.note_unread_slots_allowed();
+            } else if (is_ll128) {
+                sum_ll128_rows(num, shape, parts.run(part), out);
+            } else {
+                sum_plain_rows(num, part, out);
+            }
+            if (!has_all) alike = ranks_entered_alike();
+            if (i + share.step() < work) choice = choice_of_lane((i + share.step()) % c_.num_tokens, 0);
+            ctx_.warp_sync();
+            ctx_.mark(Step::kCombineSummed);
+        }
+    }
+
+  private:
+    // Of the first ranks, bit by bit: those that have been seen to have entered alike. By a warp, for all its tokens:
+    // so that it costs them no time. This rank has, to itself.
+    static constexpr uint32_t kRanksSeenAtOnce = 64;
+
+    CROSSDOCK_DEVICE uint64_t all_ranks() const {
+        return c_.arena.num_ranks < kRanksSeenAtOnce ? (uint64_t{1} << c_.arena.num_ranks) - 1 : ~uint64_t{0};
+    }
+    // What this lane's of a few ranks has entered with.
+    CROSSDOCK_DEVICE TaggedWord load_entry_for_lane(uint32_t base) const {
+        const uint32_t rank = base + op_.lane();
+        return rank < c_.arena.num_ranks && rank != c_.rank ? op_.load_entry_of(rank) : TaggedWord{};
+    }
+    CROSSDOCK_DEVICE uint64_t ranks_alike(uint32_t base, const TaggedWord& entry) const {
+        const uint32_t rank = base + op_.lane();
+        const bool is_alike = rank == c_.rank || (rank < c_.arena.num_ranks && op_.is_alike(entry));
+        return uint64_t{ctx_.warp_ballot(is_alike)} << base;
+    }
+    CROSSDOCK_DEVICE uint64_t ranks_entered_alike() const {
+        uint64_t alike = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < c_.arena.num_ranks && base < kRanksSeenAtOnce; base += kLanes)
+            alike |= ranks_alike(base, load_entry_for_lane(base));
+        return alike;
+    }
+
+    // This lane's of a token's choices from `base` on.
+    CROSSDOCK_DEVICE int64_t choice_of_lane(uint32_t token, uint32_t base) const {
+        const uint32_t k = base + op_.lane();
+        return token < c_.num_tokens ? given_id(c_, token, k < c_.topk ? k : base) : 0;
+    }
+    CROSSDOCK_DEVICE int64_t load_first_choice(const WorkShare& share) const {
+        if (!op_.receives() || !share.has(ctx_) || c_.num_tokens == 0) return 0;
+        return choice_of_lane(share.first(ctx_) % c_.num_tokens, 0);
+    }
+
+    // Lists the cells of one token, in the order of its choices; those of masked ranks are left out. Returns how many.
+    // first_choice: choice_of_lane of the first choices. has_all: all of their ranks are among `alike`.
+    CROSSDOCK_DEVICE uint32_t list_cells(uint32_t token, int64_t first_choice, uint64_t alike, bool& has_all) const {
+        const bool per_choice = has_row_per_choice(args_);
+        has_all = true;
+        int place = 0;  // ranks of the choices that all lanes have seen to
+        int num = 0;
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
+            const uint32_t k = base + op_.lane();
+            const int64_t choice = base == 0 ? first_choice : choice_of_lane(token, base);
+            const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice)) : kDropped;
+            const bool repeats = ctx_.lanes_before_with(rank) != 0 || !is_first_of_rank(c_, token, base, rank);
+            const bool has_row = rank != kDropped && (per_choice || !repeats);
+            const int own_place = place + ctx_.warp_count_before(has_row);
+            place += ctx_.warp_count(has_row);
+            const bool is_summed = has_row && is_active(ctx_, c_.scope, rank);
+            const int at = num + ctx_.warp_count_before(is_summed);
+            num += ctx_.warp_count(is_summed);
+            const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
+            has_all = has_all && ctx_.warp_all(!is_summed || is_alike);
+            if (!is_summed) continue;
+            terms_.index[at] =
+                static_cast<int64_t>(cell_of(c_, token, per_choice ? k : static_cast<uint32_t>(own_place)));
+            terms_.weight[at] = per_choice ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 1.0f;
+            terms_.ranks[at] = rank;
+        }
+        ctx_.warp_sync();
+        return static_cast<uint32_t>(num);
+    }
+
+    // The rows of a token that are not here yet: their ranks enter before they send. False: nothing is to be summed,
+    // since the group has failed.
+    CROSSDOCK_DEVICE bool wait_entries(uint32_t num) const {
+        bool came = true;
+        for_lanes(ctx_, num, [&](uint32_t k) {
+            TaggedWord entry{};
+            came = came && op_.wait_entry(terms_.ranks[k], entry);
+        });
+        return ctx_.warp_all(came) || !ctx_.warp_any(has_failed(ctx_, c_.scope));
+    }
+
+    // LL128 rows.
+
+    CROSSDOCK_DEVICE void sum_ll128_rows(uint32_t num, const Ll128Row& shape, const Ll128Run& run,
+                                         std::byte* out) const {
+        const bool came = sum_ll128_run(num, shape, run, out);
+        if (!came || run.begin != 0) return;
+        for_lanes(ctx_, num, [&](uint32_t k) { op_.note_read(static_cast<uint32_t>(terms_.index[k])); });
+    }
+    // Sums what comes of a run of groups. False: not all has come.
+    CROSSDOCK_DEVICE bool sum_ll128_run(uint32_t num, const Ll128Row& shape, const Ll128Run& run,
+                                        std::byte* out) const {
+        constexpr uint32_t kRowsAtOnce = 4;
+        constexpr uint32_t kGroupsAtOnce = 2;
+        const auto cell = [&](uint32_t at) { return op_.row(c_.rank, static_cast<uint32_t>(terms_.index[at])); };
+        bool has_all = true;
+        CROSSDOCK_ROLLED
+        for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
+            const uint32_t groups = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
+            Ll128Sums<kDType> sums[kGroupsAtOnce];
+            CROSSDOCK_ROLLED
+            for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
+                const uint32_t rows = num - base < kRowsAtOnce ? num - base : kRowsAtOnce;
+                // Bit g * kRowsAtOnce + r: group g of row r.
+                const uint32_t expected = ((1u << rows) - 1) | (groups > 1 ? ((1u << rows) - 1) << kRowsAtOnce : 0);
+                Ll128Wait<kRowsAtOnce * kGroupsAtOnce> wait;
+                wait.missing = expected;
+                const bool came = wait_as_warp(
+                    ctx_, c_.scope, op_, WaitStep::kRow,
+                    [&] {
+                        wait.look(
+                            ctx_, shape, op_.epoch, [&](uint32_t i) { return cell(base + i % kRowsAtOnce); },
+                            [&](uint32_t i) { return first + i / kRowsAtOnce; });
+                        return wait.missing == 0
+                                   ? -1
+                                   : static_cast<int>(terms_.ranks[base + wait.first_missing() % kRowsAtOnce]);
+                    },
+                    [&] {
+                        const uint32_t i = wait.first_missing();
+                        return epoch_in_ll128(ctx_, cell(base + i % kRowsAtOnce), first + i / kRowsAtOnce);
+                    });
+                has_all = has_all && came;
+                CROSSDOCK_UNROLL
+                for (uint32_t i = 0; i < kRowsAtOnce * kGroupsAtOnce; ++i) {
+                    const uint32_t group = i / kRowsAtOnce;
+                    if (((expected & ~wait.missing) >> i & 1) == 0) continue;
+                    if (!ctx_.warp_all(wait.groups[i].says(ctx_, shape, first + group, kCellRow))) continue;
+                    sums[group].add(wait.groups[i], terms_.weight[base + i % kRowsAtOnce]);
+                }
+            }
+            CROSSDOCK_UNROLL
+            for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
+                if (g < groups) sums[g].rounded().write(ctx_, shape, first + g, args_.row_bytes, out);
+            }
+        }
+        return has_all;
+    }
+
+    // Plain rows.
+
+    CROSSDOCK_DEVICE void sum_plain_rows(uint32_t num, uint32_t segment, std::byte* out) const {
+        const std::byte* cells = op_.row(c_.rank, 0);
+        const uint32_t first = segment * args_.segment_bytes;
+        const uint32_t left = args_.row_bytes - first;
+        const uint32_t bytes = left < args_.segment_bytes ? left : args_.segment_bytes;
+        wait_for_cells(first == 0, num);
+        ctx_.mark(Step::kCombineArrived);
+        const uint32_t element = first / dtype_bytes(kDType);
+        const uint32_t elements = bytes / dtype_bytes(kDType);
+        if (args_.wire == LlCombineWire::kNvfp4) {
+            sum_nvfp4_rows(cells, num, element, elements, out);
+        } else {
+            sum_rows<kDType>(ctx_, RowTerms{cells, c_.offsets.row_stride, terms_.index, terms_.weight, num}, element,
+                             elements, out);
+        }
+    }
+    // What does not come is not summed.
+    CROSSDOCK_DEVICE void wait_for_cells(bool notes_reads, uint32_t num) const {
+        for_lanes(ctx_, num, [&](uint32_t k) {
+            const uint32_t cell = static_cast<uint32_t>(terms_.index[k]);
+            uint64_t content = kCellNothing;
+            const bool came = op_.is_gin_peer(terms_.ranks[k])
+                                  ? wait_gin_cell(terms_.ranks[k], cell, content)
+                                  : op_.wait_word(WaitStep::kRow, terms_.ranks[k], op_.flag(c_.rank, cell), content);
+            if (came && notes_reads) op_.note_read(cell);
+            if (!came || content != kCellRow) terms_.index[k] = -1;
+        });
+        ctx_.warp_sync();
+    }
+    // A cell that a GIN peer fills. Only where no row comes does it put a flag.
+    CROSSDOCK_DEVICE bool wait_gin_cell(uint32_t rank, uint32_t cell, uint64_t& content) const {
+        uint64_t unused = 0;
+        if (!wait_gin(op_, WaitStep::kRow, Signal::kData, rank) ||
+            !op_.wait_word(WaitStep::kRow, rank, op_.counts(c_.rank, rank), unused))
+            return false;
+        const uint64_t word = ctx_.load_relaxed_system(op_.flag(c_.rank, cell));
+        content = word_epoch(word) == op_.epoch ? word_payload(word) : uint64_t{kCellRow};
+        return true;
+    }
+    CROSSDOCK_DEVICE void sum_nvfp4_rows(const std::byte* cells, uint32_t count, uint32_t first, uint32_t num,
+                                         std::byte* out) const {
+        const uint32_t elements = args_.row_bytes / 2;
+        for_lanes(ctx_, num, [&](uint32_t i) {
+            float sum = 0.0f;
+            CROSSDOCK_ROLLED
+            for (uint32_t k = 0; k < count; ++k) {
+                if (terms_.index[k] < 0) continue;
+                const std::byte* wire = cells + static_cast<uint64_t>(terms_.index[k]) * c_.offsets.row_stride;
+                const float value = nvfp4_element(wire, elements, first + i) * nvfp4_inverse_scale(wire, elements);
+                sum = fused_multiply_add(terms_.weight[k], value, sum);
+            }
+            store_element<DType::kBf16>(out, first + i, sum);
+        });
+    }
+
+    const Op& op_;
+    const Ctx& ctx_;
+    decltype(Op::args) args_;
+    decltype(Op::c) c_;
+    TermList terms_;
+    int64_t first_choice_ = 0;
+    TaggedWord early_entry_{};
+};
+
+}  // namespace CROSSDOCK_VARIANT
+}  // namespace crossdock

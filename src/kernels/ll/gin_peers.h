@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What low-latency operations do for GIN peers. Rows, headers and counts are put where an LSA peer would have stored
+// them, from the outbox; a signal behind them says that all of the operation is there. So a receiver waits for one word
+// per source, and then finds what it would have found from an LSA peer. A signal may also be of a later operation,
+// because the peer has left this one out, having lost this rank; so a word beside the data names its own.
+#pragma once
+
+#include "kernels/ll/operation.h"
+#include "kernels/remote.h"
+
+namespace crossdock {
+inline namespace CROSSDOCK_VARIANT {
+
+// Places in the outbox, in bytes from the beginning of this rank's arena.
+CROSSDOCK_DEVICE std::byte* in_outbox(const auto& c, uint64_t offset) { return c.reach.network.local + offset; }
+CROSSDOCK_DEVICE uint64_t outbox_counts(const auto& c, uint32_t peer) {
+    return c.outbox.counts + uint64_t{peer} * c.offsets.count_stride;
+}
+CROSSDOCK_DEVICE uint64_t outbox_header(const auto& c, uint32_t peer, uint32_t i) {
+    return c.outbox.headers + uint64_t{slot_of(c, peer, i)} * c.offsets.header_stride;
+}
+CROSSDOCK_DEVICE uint64_t outbox_row(const auto& c, uint32_t row) {
+    return c.outbox.rows + uint64_t{row} * c.offsets.row_stride;
+}
+
+// Before the outbox is written: the network has read what earlier operations have put.
+CROSSDOCK_DEVICE void empty_outbox(const Ctx& ctx, const auto& c) {
+    if constexpr (!kHasGinPeers) return;
+    if (thread_idx(ctx) == 0) flush_network(ctx, c.reach.network);
+}
+
+CROSSDOCK_DEVICE Raise raise_to_epoch(const auto& op, Signal signal, uint32_t peer) {
+    return raise_of(op.c.reach, signal, peer, op.epoch);
+}
+
+CROSSDOCK_DEVICE bool wait_gin(const auto& op, WaitStep step, Signal signal, uint32_t peer) {
+    return wait_signal(op.ctx, op.c.scope, op.c.reach, op, step, signal, peer, op.epoch);
+}
+// The same for a warp as one.
+CROSSDOCK_DEVICE bool wait_gin_as_warp(const auto& op, WaitStep step, Signal signal, uint32_t peer) {
+    const bool came = is_leader(op.ctx) && is_active(op.ctx, op.c.scope, peer) && wait_gin(op, step, signal, peer);
+    return op.ctx.warp_broadcast(came ? 1u : 0u) != 0;
+}
+
+// True in all threads of one block: the one that is the last to have put what it puts. By all blocks.
+CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const auto& c) {
+    uint32_t* verdict = &block_head(ctx).verdict;
+    ctx.block_sync();
+    if (thread_idx(ctx) == 0) {
+        ctx.fence_system();
+        const uint32_t before = ctx.add_acq_rel_device(&c.state->blocks_put, 1);
+        *verdict = before + 1 == static_cast<uint32_t>(ctx.num_blocks()) ? 1 : 0;
+        if (*verdict != 0) c.state->blocks_put = 0;
+    }
+    ctx.block_sync();
+    const bool is_last = *verdict != 0;
+    ctx.block_sync();
+    return is_last;
+}
+
+// Behind all that the blocks have put: tell(peer), by one thread per peer, puts what goes last and raises the signal.
+template <typename Tell>
+CROSSDOCK_DEVICE void tell_gin_peers(const auto& op, Tell tell) {
+    if constexpr (!kHasGinPeers) return;
+    if (!is_last_to_put(op.ctx, op.c)) return;
+    for_threads(op.ctx, op.c.arena.num_ranks, [&](uint32_t peer) {
+        if (op.is_gin_peer(peer) && op.wait_credit(peer)) tell(peer);
+    });
+    op.ctx.block_sync();
+}
+
+// A pending operation that is given up: what is still under way to this rank must arrive before its buffer is anybody's
+// again, or it would arrive in the middle of a later operation. Who sends is known from the routing.
+CROSSDOCK_DEVICE void await_stragglers(const auto& op) {
+    if constexpr (!kHasGinPeers) return;
+    const auto& c = op.c;
+    if (op.ctx.block_idx() != 0 || thread_idx(op.ctx) != 0) return;
+    if (c.scope.operation == OperationKind::kDispatch) {
+        CROSSDOCK_ROLLED
+        for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
+            if (op.is_gin_peer(peer)) wait_gin(op, WaitStep::kCounts, Signal::kData, peer);
+        }
+        return;
+    }
+    CROSSDOCK_ROLLED
+    for (uint32_t i = 0; i < c.num_tokens * c.topk; ++i) {
+        const uint32_t peer = rank_of_expert(c, expert_id(c, 0, i));
+        if (peer != kDropped && op.is_gin_peer(peer)) wait_gin(op, WaitStep::kRow, Signal::kData, peer);
+    }
+}
+
+}  // namespace CROSSDOCK_VARIANT
+}  // namespace crossdock
