@@ -463,8 +463,8 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // Any tensor may be named by its window alone. In windows that peers write, outputs must not be touched from the moment
 // any rank may start the operation.
 // send_only: inputs stay unchanged, and outputs and counters are undefined, until ncclEpComplete has run.
-// A group can have three send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy
-// is on; more are ncclInvalidUsage.
+// A group can have two send_only operations pending (ncclEpDispatch and ncclEpCombine together), one where zero_copy is
+// on; more are ncclInvalidUsage.
 // Must agree in LL: the call itself, layout and K, the recipe, the type of inputs->tokens, the bytes of a row of
 // outputs->tokens and of outputs->scales.
 // Must agree in HT: the call itself, the update whose routing is used, layout and K, the direction, the recipe, the

@@ -25,21 +25,21 @@ std::vector<int> chosen(uint32_t held, uint32_t absent, int num) {
 // While none is held, two take turns, also where there are no others.
 TEST(LlBuffers, TwoTakeTurns) {
     EXPECT_EQ(chosen(0, 0, 4), (std::vector{1, 0, 1, 0}));
-    EXPECT_EQ(chosen(0, 0b1100, 4), (std::vector{1, 0, 1, 0}));
+    EXPECT_EQ(chosen(0, 0b100, 4), (std::vector{1, 0, 1, 0}));
 }
 
 // Held ones are left out, and two others take turns as long as there are two.
 TEST(LlBuffers, HeldOnesAreLeftOut) {
-    EXPECT_EQ(chosen(0b0001, 0, 4), (std::vector{1, 2, 1, 2}));
-    EXPECT_EQ(chosen(0b0011, 0, 4), (std::vector{2, 3, 2, 3}));
-    EXPECT_EQ(chosen(0b0111, 0, 2), (std::vector{3, 3}));
-    EXPECT_EQ(chosen(0b0001, 0b1100, 2), (std::vector{1, 1}));
+    EXPECT_EQ(chosen(0b001, 0, 4), (std::vector{1, 2, 1, 2}));
+    EXPECT_EQ(chosen(0b010, 0, 4), (std::vector{2, 0, 2, 0}));
+    EXPECT_EQ(chosen(0b011, 0, 2), (std::vector{2, 2}));
+    EXPECT_EQ(chosen(0b001, 0b100, 2), (std::vector{1, 1}));
 }
 
 // Where all are held there is none.
 TEST(LlBuffers, ThereIsNoneWhereAllAreHeld) {
-    EXPECT_EQ(chosen(0b1111, 0, 1), std::vector{-1});
-    EXPECT_EQ(chosen(0b0011, 0b1100, 1), std::vector{-1});
+    EXPECT_EQ(chosen(0b111, 0, 1), std::vector{-1});
+    EXPECT_EQ(chosen(0b011, 0b100, 1), std::vector{-1});
 }
 
 }  // namespace

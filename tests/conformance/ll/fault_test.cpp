@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kTimeoutNs = 700'000'000;
 constexpr double kMostSeconds = 2 * kTimeoutNs * 1e-9 + 5;  // with room for a loaded machine
-constexpr int kNumBuffers = 4;                              // of an LL group, at most
+constexpr int kNumBuffers = 3;                              // of an LL group, at most
 
 // The kernel ends this process when the time is over, wherever it is then.
 void die_after(uint64_t delay_us) {

@@ -11,7 +11,7 @@
 namespace crossdock::testing {
 namespace {
 
-constexpr int kMostPendingSplits = 3;  // of a group
+constexpr int kMostPendingSplits = 2;  // of a group
 constexpr int kSmsOfSharedGpu = 96;
 
 // What happened to a layer last, and has not been looked at.
