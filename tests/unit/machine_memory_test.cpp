@@ -164,7 +164,7 @@ TEST(Sizes, ExtremeNumbersNeverWrap) {
                                     const uint32_t largest = std::max(1u, std::min({experts, topk, 64u}));
                                     const LlGeometry arena = ll_geometry(config, config.max_tokens, layout, largest);
                                     const Wide slots = Wide{config.num_ranks} * config.max_tokens;
-                                    judge(4 * slots * config.max_token_bytes, arena.arena_bytes());
+                                    judge(kNumBuffers * slots * config.max_token_bytes, arena.arena_bytes());
                                     const LlHandleGeometry handle{config.num_ranks, config.experts_per_rank(),
                                                                   config.max_tokens, largest};
                                     judge(8 * slots * largest, handle.bytes());

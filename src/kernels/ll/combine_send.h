@@ -205,14 +205,14 @@ class Ll128Returns {
         number_ = op_.warp() * op_.c.send_blocks + op_.block();
         step_ = op_.warps() * op_.c.send_blocks;
         parts_ = Ll128Parts::of(shape_, list_.size(), step_);
-        find_and_read();
+        find();
+        if (!has_computed_rows(args_)) read();
     }
     CROSSDOCK_DEVICE void run() {
-        CROSSDOCK_ROLLED
-        while (number_ < list_.size() * parts_.num) {
-            if (op_.wait_credit_as_warp(row_.source, is_there_ && list_.has_cell(row_))) send();
-            number_ += step_;
-            find_and_read();
+        if (has_computed_rows(args_)) {
+            for_rows([&] { send_sums(); }, [] {});
+        } else {
+            for_rows([&] { send(); }, [&] { read(); });
         }
     }
 
@@ -221,13 +221,28 @@ class Ll128Returns {
     static constexpr uint32_t kGroupsSummedAtOnce = 2;
     static constexpr uint32_t kRowsSummedAtOnce = 4;
 
-    CROSSDOCK_DEVICE void find_and_read() {
-        is_there_ = number_ < list_.size() * parts_.num && list_.find(number_ / parts_.num, row_);
-        if (!is_there_) return;
-        run_ = parts_.run(number_ % parts_.num);
-        if (!has_computed_rows(args_)) read(run_.begin);
+    // This warp's runs: the next one is found, and fetched, behind each.
+    template <typename Send, typename Fetch>
+    CROSSDOCK_DEVICE void for_rows(Send send_run, Fetch fetch_run) {
+        CROSSDOCK_ROLLED
+        while (number_ < list_.size() * parts_.num) {
+            if (op_.wait_credit_as_warp(row_.source, is_there_ && list_.has_cell(row_))) {
+                if (run_.begin == 0 && is_leader(ctx_)) note_cell_written(op_, row_);
+                send_run();
+            }
+            number_ += step_;
+            find();
+            fetch_run();
+        }
     }
-    CROSSDOCK_DEVICE void read(uint32_t first) {
+    CROSSDOCK_DEVICE void find() {
+        is_there_ = number_ < list_.size() * parts_.num && list_.find(number_ / parts_.num, row_);
+        if (is_there_) run_ = parts_.run(number_ % parts_.num);
+    }
+    CROSSDOCK_DEVICE void read() {
+        if (is_there_) read_from(run_.begin);
+    }
+    CROSSDOCK_DEVICE void read_from(uint32_t first) {
         if (row_.row_idx < 0) return;  // whatever the lines hold: their tags say "nothing"
         const std::byte* source = args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
         CROSSDOCK_UNROLL
@@ -236,14 +251,12 @@ class Ll128Returns {
         }
     }
     CROSSDOCK_DEVICE void send() {
-        if (run_.begin == 0 && is_leader(ctx_)) note_cell_written(op_, row_);
         const uint64_t tag = ll128_tag(op_.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
         std::byte* lines = op_.row(row_.source, row_.cell);
-        if (has_computed_rows(args_)) return send_sums(lines, tag);
         ctx_.mark(Step::kCombineLoaded);
         CROSSDOCK_ROLLED
         for (uint32_t first = run_.begin; first < run_.end; first += kGroupsAtOnce) {
-            if (first != run_.begin) read(first);
+            if (first != run_.begin) read_from(first);
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
                 if (first + i < run_.end) groups_[i].store(ctx_, shape_, first + i, lines, tag);
@@ -251,7 +264,9 @@ class Ll128Returns {
         }
         ctx_.mark(Step::kCombineStored);
     }
-    CROSSDOCK_DEVICE void send_sums(std::byte* lines, uint64_t tag) {
+    CROSSDOCK_DEVICE void send_sums() const {
+        const uint64_t tag = ll128_tag(op_.epoch, kCellRow);
+        std::byte* lines = op_.row(row_.source, row_.cell);
         const TermList terms = terms_of_warp(ctx_, args_);
         const uint32_t num = list_present_terms(op_, row_, terms);
         CROSSDOCK_ROLLED

@@ -336,7 +336,7 @@ class DispatchReceive {
                     first = ctx_.load_tagged(words);
                     choice = ctx_.load_tagged(words + 1 + (is_choice ? k : 0));
                     look_also();
-                    return ctx_.warp_all(op_.is_of(first) && op_.is_of(choice)) ? -1 : row.source;
+                    return ctx_.warp_all(op_.is_of(first) && op_.is_of(choice)) ? -1 : static_cast<int>(row.source);
                 },
                 [&] { return word_epoch(op_.is_of(first) ? choice.tag : first.tag); });
             if (!came) return false;
@@ -540,7 +540,7 @@ class DispatchReceive {
                 ctx_, c_.scope, op_, WaitStep::kRow,
                 [&] {
                     look();
-                    return wait.missing == 0 ? -1 : row.source;
+                    return wait.missing == 0 ? -1 : static_cast<int>(row.source);
                 },
                 [&] { return epoch_in_ll128(ctx_, lines, first + wait.first_missing()); });
             if (!came) return false;

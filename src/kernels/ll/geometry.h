@@ -6,8 +6,8 @@
 // every rank:
 //   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row and scales;
 //   combine:  cell (token, j) of the source rank holds the j-th row that returns for its token.
-// A row has one of two forms: LL128, lines of 128 bytes that carry their own tags, or plain bytes with a flag beside them.
-// Both have the same place. Everything that announces something carries the operation's epoch, so nothing is ever
+// A row has one of two forms: LL128, lines of 128 bytes that carry their own tags, or plain bytes with a flag beside
+// them. Both have the same place. Everything that announces something carries the operation's epoch, so nothing is ever
 // reset.
 #pragma once
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The low-latency kernels on CPUs. Compiled twice (platform.h: Peers).
-#include "kernels/ll/combine.h"
-#include "kernels/ll/dispatch.h"
+#include "kernels/ll/kernels.h"
 #include "kernels/ll/launch.h"
 #include "kernels/ll/variants.h"
 #include "runtime/cpu/launch.h"

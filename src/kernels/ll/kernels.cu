@@ -10,8 +10,7 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/ll/combine.h"
-#include "kernels/ll/dispatch.h"
+#include "kernels/ll/kernels.h"
 #include "kernels/ll/launch.h"
 #include "kernels/ll/variants.h"
 #include "runtime/cuda/launch.cuh"

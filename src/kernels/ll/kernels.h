@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of dispatch and combine do, in which order; what each step means is the halves' matter. As much as
-// possible happens before the operation is known, so that little is left when it is.
+// The low-latency kernels: dispatch and combine, each with both halves or one of them, by the same steps. As much as
+// possible happens before the operation is known, so that little is left when it is. contract: nccl_ep.h,
+// ncclEpDispatch and ncclEpCombine; protocol: docs/protocol.md.
 #pragma once
 
-#include "kernels/ll/gin_peers.h"
+#include <type_traits>
+
+#include "kernels/ll/combine_receive.h"
+#include "kernels/ll/combine_send.h"
+#include "kernels/ll/dispatch_receive.h"
+#include "kernels/ll/dispatch_send.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
@@ -31,6 +37,22 @@ CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto&
     if (!runs && op.sends()) send.abandon();
     op.receive_for_good(runs, [&](const WorkShare& share, bool is_first) { receive.run(share, is_first); });
     ctx.mark(send.kSteps.end);
+}
+
+CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
+    LlOperation op(ctx, args);
+    DispatchSend send(op);
+    DispatchReceive receive(op);
+    run_operation(op, args.common.expert_major ? 0 : args.direct, send, receive);
+}
+
+template <DType kDType, RowForms kForms>
+CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
+    using Op = LlOperation<std::remove_cvref_t<decltype(args)>>;
+    Op op(ctx, args);
+    CombineSend<kDType, kForms, Op> send(op);
+    CombineReceive<kDType, kForms, Op> receive(op);
+    run_operation(op, 0, send, receive);
 }
 
 }  // namespace CROSSDOCK_VARIANT
