@@ -56,6 +56,11 @@ void KernelThread::suspended(Body body) {
     body();
 }
 
+template <typename What>
+void KernelThread::timed_out(What what) {
+    fail(ncclTimeout, "{} waited {} ms {}", name(), launch_->timeout_ns / 1'000'000, what());
+}
+
 void KernelThread::run(void (*body)(void*), void* context) {
     struct End {
         KernelThread* thread;
@@ -136,8 +141,7 @@ void KernelThread::meet(Meeting& meeting, unsigned arriving, const std::function
         } else {
             const uint64_t deadline_ns = now_ns() + launch_->timeout_ns;
             while (meeting.generation == generation) {
-                require(now_ns() < deadline_ns, ncclTimeout, "{} waited {} ms at {}", name(),
-                        launch_->timeout_ns / 1'000'000, what);
+                if (now_ns() >= deadline_ns) timed_out([&] { return fmt::format("at {}", what); });
                 suspended([&] { warp_->pause(deadline_ns); });
             }
         }
@@ -226,8 +230,7 @@ bool KernelThread::wait_until(const std::function<bool()>& ready, uint64_t deadl
             const uint64_t now = now_ns();
             if (now >= deadline_ns) return false;
             if (timeout_ns == 0) timeout_ns = now + launch_->timeout_ns;
-            require(now < timeout_ns, ncclTimeout, "{} waited {} ms for {}", name(), launch_->timeout_ns / 1'000'000,
-                    description());
+            if (now >= timeout_ns) timed_out([&] { return "for " + description(); });
             suspended([&] { warp_->pause(std::min(timeout_ns, deadline_ns)); });
         }
         return true;
@@ -252,8 +255,7 @@ void KernelThread::poll(uint64_t until_ns) {
     const char* const what = "in a loop of its own, by atomic loads or pauses";
     if (launch_->scheduler == nullptr) {
         const uint64_t deadline_ns = first_poll_ns_ + launch_->timeout_ns;
-        require(now_ns() < deadline_ns, ncclTimeout, "{} waited {} ms {}", name(), launch_->timeout_ns / 1'000'000,
-                what);
+        if (now_ns() >= deadline_ns) timed_out([&] { return what; });
         suspended([&] { warp_->pause(until_ns == 0 ? deadline_ns : until_ns); });
         return;
     }

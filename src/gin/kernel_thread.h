@@ -104,6 +104,9 @@ class KernelThread {
     void release(Meeting& meeting);
     template <typename Body>
     void suspended(Body body);
+    // what(): the end of the message. Making it takes longer than a poll.
+    template <typename What>
+    [[noreturn]] void timed_out(What what);
     [[noreturn]] void deadlocked(const std::string& deadlock, const std::string& wait, bool is_within_block);
     void leave_block();
     void look();

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What threads do while they wait for others of their rank, or for other ranks.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "crossdock.h"
+#include "crossdock/device/entry.hpp"
+#include "gin/kernel_thread.h"
+
+namespace crossdock {
+namespace {
+
+// A kernel's wait writes its description only when it expires: that takes longer than a poll.
+TEST(IdleWaits, AKernelsWaitDescribesItselfOnlyWhenItExpires) {
+    struct Counts {
+        int polls = 0, descriptions = 0;
+    } counts;
+    crossdockLaunchArguments launch = {};
+    for (int i = 0; i < 3; ++i) launch.grid[i] = launch.block[i] = 1;
+    launch.enter = [](const crossdockThread*) {};
+    launch.context = &counts;
+    launch.body = [](void* context) {
+        auto& its_counts = *static_cast<Counts*>(context);
+        gin::KernelThread::current().wait([&] { return ++its_counts.polls == 1000; },
+                                          [&] {
+                                              ++its_counts.descriptions;
+                                              return std::string("the thousandth poll");
+                                          });
+    };
+    ncclComm_t comm = nullptr;
+    ASSERT_EQ(crossdockCommInitAll(&comm, 1), ncclSuccess);
+    EXPECT_EQ(crossdockLaunchKernel(comm, &launch), ncclSuccess) << crossdockGetLastError();
+    EXPECT_EQ(crossdockCommDestroy(comm), ncclSuccess);
+    EXPECT_EQ(counts.polls, 1000);
+    EXPECT_EQ(counts.descriptions, 0);
+}
+
+}  // namespace
+}  // namespace crossdock
