@@ -133,7 +133,7 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     }
     if (far() != nullptr) far()->add_contexts(view.num_contexts);
     outbox = std::make_unique<Outbox>(chosen_type(), view.num_ranks, view.num_contexts, needs.queue_depth,
-                                      communicator->domain_ranks(), far() != nullptr);
+                                      communicator->ranks_on_machine(), far() != nullptr);
 }
 
 size_t DeviceComm::signal_index(int context, uint32_t signal, const Caller& caller) const {

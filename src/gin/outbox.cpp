@@ -66,10 +66,10 @@ void carry_out_near(const Descriptor& descriptor) {
     if (descriptor.has_signal) __atomic_fetch_add(descriptor.signal, descriptor.increase, __ATOMIC_RELEASE);
 }
 
-Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int num_neighbours, bool has_far)
+Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ranks_on_machine, bool has_far)
     : type_(type),
       num_ranks_(num_ranks),
-      num_spins_(cpu::IdleBackoff::spins_for(2 * num_neighbours)),
+      num_spins_(cpu::IdleBackoff::spins_for(ranks_on_machine, 2)),
       has_far_(has_far) {
     const size_t queue_depth = type == GinType::kDirect ? 1 : depth == 0 ? kDefaultDepth : static_cast<size_t>(depth);
     for (int i = 0; i < num_ranks * num_contexts; ++i) lanes_.push_back(std::make_unique<Lane>(queue_depth));

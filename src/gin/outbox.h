@@ -35,9 +35,8 @@ GinType chosen_type();
 
 class Outbox {
   public:
-    // depth: of each queue; 0: 128. num_neighbours: ranks that share the host's cores. has_far:
-    // there are ranks on other hosts.
-    Outbox(GinType type, int num_ranks, int num_contexts, int depth, int num_neighbours, bool has_far);
+    // depth: of each queue; 0: 128. ranks_on_machine: they share its cores. has_far: there are ranks on other hosts.
+    Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ranks_on_machine, bool has_far);
     // Carries out what is under way, waiting a few seconds for it.
     ~Outbox();
     Outbox(const Outbox&) = delete;

@@ -31,6 +31,8 @@ class CpuCommunicator : public Communicator {
     static uint64_t num_window_changes();
     // The window whose own memory contains the address, and its offset there; null: none.
     ncclWindow_t window_at(const std::byte* address, size_t* offset);
+    // Ranks that share this machine's cores.
+    virtual int ranks_on_machine() const { return domain_ranks(); }
     // Between ranks of one host the network is a copy.
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         NetworkHandle network;

@@ -170,12 +170,15 @@ class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
 
 class HostsCommunicator final : public cpu::ProcessCommunicator {
   public:
-    HostsCommunicator(int rank, const HostLayout& layout, const std::vector<cpu::ProcessIdentity>& near_processes,
-                      std::vector<std::string> host_names, const std::shared_ptr<Wire>& wire)
+    // ranks_on_machine: where several hosts are played on it, of all of them.
+    HostsCommunicator(int rank, const HostLayout& layout, int ranks_on_machine,
+                      const std::vector<cpu::ProcessIdentity>& near_processes, std::vector<std::string> host_names,
+                      const std::shared_ptr<Wire>& wire)
         : ProcessCommunicator(rank, layout.num_ranks, layout.first_near, near_processes,
                               std::make_unique<NoteExchange>(wire),
-                              std::make_shared<cpu::LocalExecutor>(layout.ranks_per_host, wire)),
+                              std::make_shared<cpu::LocalExecutor>(ranks_on_machine, wire)),
           layout_(layout),
+          ranks_on_machine_(ranks_on_machine),
           host_names_(std::move(host_names)),
           wire_(wire) {}
 
@@ -183,6 +186,8 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
         const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
         return with_far_peers(ProcessCommunicator::allocate_symmetric(bytes, timeout_ns), deadline_ns);
     }
+
+    int ranks_on_machine() const override { return ranks_on_machine_; }
 
     std::string why_gone(int rank) override {
         if (rank == this->rank()) return {};
@@ -208,6 +213,7 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     }
 
     HostLayout layout_;
+    int ranks_on_machine_;
     std::vector<std::string> host_names_;
     std::shared_ptr<Wire> wire_;
 };
@@ -257,7 +263,11 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     }
     const auto wire = std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank),
                                              left_until(deadline_ns));
-    return std::make_shared<HostsCommunicator>(launch.rank, layout, near_processes, std::move(names), wire);
+    const uint64_t machine = addresses[static_cast<size_t>(launch.rank)].network;
+    const auto ranks_on_machine =
+        std::count_if(addresses.begin(), addresses.end(), [&](const auto& each) { return each.network == machine; });
+    return std::make_shared<HostsCommunicator>(launch.rank, layout, static_cast<int>(ranks_on_machine), near_processes,
+                                               std::move(names), wire);
 }
 
 }  // namespace crossdock::hosts

@@ -33,9 +33,13 @@ class IdleBackoff {
         }
     }
 
-    // Spinning only pays where every rank has a core of its own.
-    static int spins_for(int num_ranks) {
-        return num_ranks <= static_cast<int>(std::thread::hardware_concurrency()) ? 200 : 0;
+    // Spinning only pays where every thread has a core of its own. A rank may be bound to fewer cores than its part of
+    // the machine's.
+    static int spins_for(int num_ranks, int threads_per_rank = 1) {
+        cpu_set_t own;
+        const bool is_bound = sched_getaffinity(0, sizeof(own), &own) == 0 && CPU_COUNT(&own) < threads_per_rank;
+        const auto num_cores = static_cast<int>(std::thread::hardware_concurrency());
+        return !is_bound && num_ranks * threads_per_rank <= num_cores ? 200 : 0;
     }
 
     static void relax() {
