@@ -2,6 +2,7 @@
 // Put and signal from a kernel to a rank of another host: what groups on CPU ranks of several hosts do. Two processes
 // play the hosts.
 // Before whatever opens the namespace cpu, which is an inline one for kernels.
+#include "device/context.h"
 #include "device/network.h"
 
 #include <cstdlib>
@@ -38,16 +39,16 @@ class Rank {
         communicator_->runtime().cpu_executor()->run({}, [&](cpu::Warp& warp) { kernel(Ctx(warp)); });
     }
 
-    void put(const Ctx& ctx) {
+    void put() {
         const uint64_t source = kWordBytes;
         const uint64_t target = kWordBytes + bytes_;
         if (bytes_ == sizeof(uint64_t)) {
-            put_value_to_peer(ctx, network_, peer_, target, 1);
+            put_value_to_peer(network_, peer_, target, 1);
         } else {
-            put_to_peer(ctx, network_, peer_, target, source, bytes_);
+            put_to_peer(network_, peer_, target, source, bytes_);
         }
     }
-    void signal(const Ctx& ctx, Word word) { signal_peer(ctx, network_, peer_, word, 1); }
+    void signal(Word word) { signal_peer(network_, peer_, word, 1); }
     void await(const Ctx& ctx, Word word, uint64_t least) {
         const auto* seen = reinterpret_cast<const uint64_t*>(network_.local + word);
         const uint64_t deadline_ns = ctx.now_ns() + kTimeoutNs;
@@ -74,8 +75,8 @@ Result measure(Rank& self, int rank, const Amount& amount) {
         for (uint32_t turn = 1; turn <= warm_up + amount.round_trips; ++turn) {
             if (turn == warm_up + 1) begin = now_ns();
             if (rank == 1) self.await(ctx, kTurn, turn);
-            self.put(ctx);
-            self.signal(ctx, kTurn);
+            self.put();
+            self.signal(kTurn);
             if (rank == 0) self.await(ctx, kTurn, turn);
         }
         result.half_round_trip_us = static_cast<double>(now_ns() - begin) / 2e3 / amount.round_trips;
@@ -87,11 +88,11 @@ Result measure(Rank& self, int rank, const Amount& amount) {
             for (uint64_t batch = pass * batches + 1; batch <= (pass + 1) * batches; ++batch) {
                 if (rank == 0) {
                     if (batch > 2) self.await(ctx, kCame, batch - 2);
-                    for (uint32_t i = 0; i < kBatch; ++i) self.put(ctx);
-                    self.signal(ctx, kSent);
+                    for (uint32_t i = 0; i < kBatch; ++i) self.put();
+                    self.signal(kSent);
                 } else {
                     self.await(ctx, kSent, batch);
-                    self.signal(ctx, kCame);
+                    self.signal(kCame);
                 }
             }
             if (rank == 0) self.await(ctx, kCame, (pass + 1) * batches);

@@ -6,17 +6,13 @@
 
 namespace crossdock {
 
-namespace cpu {
-class FarMemory;
-}
-
-// One symmetric allocation as the network reaches it. Trivially copyable: hosts make it, kernels receive it by value.
+// One symmetric allocation as NCCL's Device API reaches it. Trivially copyable: hosts make it, kernels receive it by
+// value.
 struct NetworkHandle {
     std::byte* local = nullptr;         // this rank's piece
-    PeerMap memory;                     // CPUs: the piece of every rank of this host
-    cpu::FarMemory* far = nullptr;      // CPUs: the way to those of other hosts; null: there are none
-    const void* device_comm = nullptr;  // GPUs: ncclDevComm, in device memory
-    void* window = nullptr;             // GPUs: ncclWindow_t
+    PeerMap memory;                     // CPUs: the piece of every rank of this host, for the protocol's checker
+    const void* device_comm = nullptr;  // ncclDevComm, in memory that kernels can read
+    void* window = nullptr;             // ncclWindow_t
 };
 
 }  // namespace crossdock

@@ -14,6 +14,9 @@
 namespace crossdock {
 
 class Runtime;
+namespace cpu {
+class FarMemory;
+}
 
 // A symmetric allocation: the same size on every rank, zeroed, mapped by all. Destroying it is local and frees this
 // rank's view; callers pass a barrier first, so that no peer still writes.

@@ -8,6 +8,7 @@
 #include "gin/arguments.h"
 #include "gin/device_comm.h"
 #include "gin/kernel_thread.h"
+#include "gin/own_kernels.h"
 #include "gin/posting.h"
 
 using namespace crossdock;
@@ -190,10 +191,12 @@ void* crossdockWindowPointer(ncclWindow_t handle, size_t offset, crossdockPointe
 }
 
 void crossdockGinOpen(uint64_t dev_comm, int context, crossdockWhere where) {
+    if (own_kernels_warp() != nullptr) return;
     open_context(KernelThread::current(), dev_comm, context, where);
 }
 
 void crossdockGinPut(const crossdockPut* put) {
+    if (cpu::Warp* warp = own_kernels_warp()) return post(*warp, *put);
     KernelThread& thread = KernelThread::current();
     const char* what = put->target == nullptr ? "signal" : put->source == nullptr ? "putValue" : "put";
     DeviceComm& comm = open_context(thread, put->dev_comm, put->context, put->where);
@@ -264,6 +267,7 @@ void crossdockGinPut(const crossdockPut* put) {
 }
 
 void crossdockGinFlush(uint64_t dev_comm, int context, crossdockWhere where) {
+    if (cpu::Warp* warp = own_kernels_warp()) return warp->flush_puts();
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, dev_comm, context, where);
     thread.made_progress();

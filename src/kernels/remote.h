@@ -2,6 +2,7 @@
 // Puts and signals to peers outside the load/store domain, counted.
 #pragma once
 
+#include "device/context.h"
 #include "device/network.h"
 #include "kernels/reach.h"
 
@@ -31,12 +32,12 @@ CROSSDOCK_DEVICE void count_put(const Ctx& ctx, const Reach& reach, uint64_t byt
 CROSSDOCK_DEVICE void put(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t source,
                           uint64_t bytes) {
     count_put(ctx, reach, bytes);
-    put_to_peer(ctx, reach.network, peer, target, source, bytes);
+    put_to_peer(reach.network, peer, target, source, bytes);
 }
 
 CROSSDOCK_DEVICE void put_value(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t value) {
     count_put(ctx, reach, sizeof(value));
-    put_value_to_peer(ctx, reach.network, peer, target, value);
+    put_value_to_peer(reach.network, peer, target, value);
 }
 
 // A word of the peer's that grows to `value`. A signal adds what is missing to the value before, which this rank keeps
@@ -68,7 +69,7 @@ CROSSDOCK_DEVICE void raise_word(const Ctx& ctx, const Reach& reach, int peer, c
     if (increase == 0) return;
     count_traffic(ctx, reach, Traffic::kSignals, 1);
     count_traffic(ctx, reach, Traffic::kCrossedBytes, sizeof(raise.value));
-    signal_peer(ctx, reach.network, peer, raise.word, increase);
+    signal_peer(reach.network, peer, raise.word, increase);
 }
 
 CROSSDOCK_DEVICE void raise_signal(const Ctx& ctx, const Reach& reach, Signal signal, int peer, uint64_t value) {
@@ -79,13 +80,13 @@ CROSSDOCK_DEVICE void raise_signal(const Ctx& ctx, const Reach& reach, Signal si
 CROSSDOCK_DEVICE void put_and_raise(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t source,
                                     uint64_t bytes, const Raise& raise) {
     count_put(ctx, reach, bytes + sizeof(raise.value));
-    put_with_signal_to_peer(ctx, reach.network, peer, target, source, bytes, raise.word, take_increase(reach, raise));
+    put_with_signal_to_peer(reach.network, peer, target, source, bytes, raise.word, take_increase(reach, raise));
 }
 
 CROSSDOCK_DEVICE void put_value_and_raise(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t value,
                                           const Raise& raise) {
     count_put(ctx, reach, sizeof(value) + sizeof(raise.value));
-    put_value_with_signal_to_peer(ctx, reach.network, peer, target, value, raise.word, take_increase(reach, raise));
+    put_value_with_signal_to_peer(reach.network, peer, target, value, raise.word, take_increase(reach, raise));
 }
 
 // The peer has raised its signal that far: what it put before is here.

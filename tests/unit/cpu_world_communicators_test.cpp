@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -15,9 +16,12 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "crossdock.h"
+#include "crossdock/device/entry.hpp"
 #include "fabric/communicator.h"
 #include "fabric/cpu/in_process_communicator.h"
 #include "fabric/cpu/registry.h"
+#include "runtime/cpu/executor.h"
+#include "runtime/runtime.h"
 
 namespace crossdock::cpu {
 namespace {
@@ -199,6 +203,50 @@ TEST_P(InProcessWorlds, WindowsReachEverybodysMemory) {
         EXPECT_EQ(crossdockCommWindowDeregister(comm, window), ncclInvalidArgument);
         error_of([&] { communicator->window(nullptr); }, ncclInvalidArgument);
     });
+}
+
+// The executor's warps use NCCL's Device API, as Crossdock's own kernels do (device/network.h): who sees a signal sees
+// what the warp has put before.
+TEST_P(InProcessWorlds, WarpsPutAndSignalByTheDeviceApi) {
+    struct Words {
+        uint64_t signal, value, source, copy;
+    };
+    constexpr int kWarps = 2;
+    run(2, [](ncclComm_t comm, int rank) {
+        const auto communicator = communicator_of(comm);
+        const auto memory = communicator->allocate_symmetric(kWarps * sizeof(Words), 10 * kSecond);
+        const NetworkHandle network = communicator->network_of(*memory);
+        const auto window = static_cast<ncclWindow_t>(network.window);
+        LaunchShape shape;
+        shape.warps_per_block = kWarps;
+        communicator->runtime().cpu_executor()->run(shape, [&](Warp& warp) {
+            const size_t first = static_cast<size_t>(warp.warp_idx) * sizeof(Words);
+            Words& words = *reinterpret_cast<Words*>(network.local + first);
+            words.source = static_cast<uint64_t>(10 * rank + warp.warp_idx);
+            crossdockGinOpen(0, 0, {});
+            crossdockPut put = {};
+            put.team = {2, rank, 1};
+            put.peer = 1 - rank;
+            put.target = put.source = window;
+            put.target_offset = first + offsetof(Words, copy);
+            put.source_offset = first + offsetof(Words, source);
+            put.bytes = sizeof(uint64_t);
+            crossdockGinPut(&put);
+            put.source = nullptr;
+            put.value = 7;
+            put.target_offset = first + offsetof(Words, value);
+            put.remote = {crossdockSignalAdd, true, 0, 3, window, first + offsetof(Words, signal)};
+            crossdockGinPut(&put);
+            while (__atomic_load_n(&words.signal, __ATOMIC_ACQUIRE) == 0) warp.pause(UINT64_MAX);
+            EXPECT_EQ(words.signal, 3u);
+            EXPECT_EQ(words.value, 7u);
+            EXPECT_EQ(words.copy, static_cast<uint64_t>(10 * (1 - rank) + warp.warp_idx));
+            crossdockGinFlush(0, 0, {});
+            words.source = 99;  // only now
+        });
+        communicator->barrier("the test's end", 10 * kSecond);
+    });
+    expect_mentions(error_of([] { crossdockGinOpen(0, 0, {}); }, ncclInvalidUsage), {"outside"});
 }
 
 TEST(CpuCommunicators, AreRefusedAfterTheirEnd) {

@@ -63,6 +63,12 @@ class Warp {
     virtual void wait_sources_read() = 0;
     virtual bool is_lazy() const = 0;
 
+    // The warp whose code runs in the calling thread; null: none.
+    static Warp*& running() {
+        static thread_local Warp* t_running = nullptr;
+        return t_running;
+    }
+
     // One-sided operations on memory of ranks outside the load/store domain, as device/network.h describes them. The
     // addresses are those at which this process sees that memory.
     virtual void put(int peer, void* target, const void* source, size_t bytes) = 0;

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "device/cpu/device_comm.h"
 #include "fabric/cpu/registry.h"
 #include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/machine_memory.h"
@@ -58,7 +59,8 @@ CpuCommunicator::CpuCommunicator(const BackendTraits& backend, int rank, int num
       num_ranks_(num_ranks),
       exchange_(std::move(exchange)),
       executor_(std::move(executor)),
-      runtime_(*executor_) {}
+      runtime_(*executor_),
+      device_comm_(make_device_comm(rank, num_ranks)) {}
 
 void CpuCommunicator::all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) {
     PostLabel label;

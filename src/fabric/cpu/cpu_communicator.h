@@ -33,13 +33,9 @@ class CpuCommunicator : public Communicator {
     ncclWindow_t window_at(const std::byte* address, size_t* offset);
     // Ranks that share this machine's cores.
     virtual int ranks_on_machine() const { return domain_ranks(); }
-    // Between ranks of one host the network is a copy.
+    // As own kernels name it to NCCL's Device API (gin/own_kernels.h).
     NetworkHandle network_of(const SymmetricMemory& memory) override {
-        NetworkHandle network;
-        network.local = memory.local;
-        network.memory = memory.peers;
-        network.far = memory.far;
-        return network;
+        return {memory.local, memory.peers, device_comm_.get(), const_cast<SymmetricMemory*>(&memory)};
     }
 
     // Collective, bounded by timeout_ns. InvalidArgument on all ranks if their sizes differ or some rank's memory will
@@ -75,6 +71,7 @@ class CpuCommunicator : public Communicator {
     std::unique_ptr<Exchange> exchange_;
     std::shared_ptr<Executor> executor_;
     CpuRuntime runtime_;
+    std::shared_ptr<const void> device_comm_;
     uint64_t num_calls_ = 0;  // of all_gather
     std::mutex windows_mutex_;
     std::map<ncclWindow_t, Window> windows_;

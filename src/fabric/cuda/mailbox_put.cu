@@ -8,11 +8,10 @@ namespace crossdock::cuda {
 namespace {
 
 __global__ void crossdock_mailbox_put(const __grid_constant__ MailboxPut put) {
-    const Ctx ctx;
     for (int peer = static_cast<int>(threadIdx.x); peer < put.num_ranks; peer += static_cast<int>(blockDim.x)) {
         if (peer >= put.first_near && peer < put.end_near) continue;
-        if (put.bytes > 0) put_to_peer(ctx, put.network, peer, put.slot, put.slot, put.bytes);
-        signal_peer(ctx, put.network, peer, put.flag, put.increase);
+        if (put.bytes > 0) put_to_peer(put.network, peer, put.slot, put.slot, put.bytes);
+        signal_peer(put.network, peer, put.flag, put.increase);
     }
 }
 

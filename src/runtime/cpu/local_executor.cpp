@@ -186,6 +186,7 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
         for (LocalWarp& warp : warps) {
             if (warp.fiber->is_finished() || warp.is_blocked()) continue;
             resumed = true;
+            Warp::running() = &warp;
             warp.fiber->resume();
             if (!warp.fiber->is_finished()) continue;
             --num_running;
@@ -223,7 +224,11 @@ void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&
     thread_local LaunchMemory t_memory;
     Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_), progress_.get(), peers_.get()};
     t_memory.prepare(shape, launch);
+    struct Nobody {
+        ~Nobody() { Warp::running() = nullptr; }
+    } at_the_end;
     if (t_memory.warps.size() == 1) {
+        Warp::running() = &t_memory.warps.front();
         kernel(t_memory.warps.front());
     } else if (auto cause = run_fibers(launch, t_memory.warps)) {
         std::rethrow_exception(cause);

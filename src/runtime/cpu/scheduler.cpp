@@ -48,6 +48,7 @@ Task& Scheduler::spawn(int rank, size_t stack_bytes, void (*body)(void*), void* 
     assert(found != free_tasks_.rend());
     Task* task = *found;
     free_tasks_.erase(std::next(found).base());
+    task->warp = nullptr;
     task->rank = rank;
     task->id = num_created_++;
     task->deadline_ns = UINT64_MAX;
@@ -100,7 +101,9 @@ void Scheduler::step(Task& task) {
     task.deadline_ns = UINT64_MAX;
     trace_hash_ = Random::mix(trace_hash_ ^ task.id) + now_ns_;
     current_ = &task;
+    Warp::running() = task.warp;
     task.fiber.resume();
+    Warp::running() = nullptr;
     current_ = nullptr;
     if (task.fiber.is_finished()) {
         --num_live_;

@@ -33,6 +33,7 @@ struct Task {
 
     Fiber fiber;
     size_t stack_bytes;
+    Warp* warp = nullptr;  // null: its rank's program
     int rank = 0;
     uint64_t id = 0;                       // order of creation
     uint64_t deadline_ns = UINT64_MAX;     // of the wait that it polls for

@@ -133,6 +133,7 @@ class SimulatedExecutor final : public Executor {
         scheduler_->reserve(warps.size(), kWarpStackBytes);
         for (SimulatedWarp& warp : warps) {
             tasks.push_back(&scheduler_->spawn(rank_, kWarpStackBytes, &SimulatedWarp::run, &warp));
+            tasks.back()->warp = &warp;
         }
         // The warps live in this frame: it stays until all of them have returned, deadlock or not.
         launcher.unwinds_on_deadlock = false;

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gin/own_kernels.h"
+
+#include "device/cpu/far_memory.h"
+#include "fabric/communicator.h"
+#include "gin/kernel_thread.h"
+
+namespace crossdock::gin {
+namespace {
+
+const SymmetricMemory& memory_of(ncclWindow_t window) { return *reinterpret_cast<const SymmetricMemory*>(window); }
+
+// The way to a rank of another host; null: the peer's memory is mapped here.
+cpu::FarMemory* way_to(const SymmetricMemory& memory, int peer) {
+    return memory.far != nullptr && memory.far->is_far(peer) ? memory.far : nullptr;
+}
+
+void put_data(cpu::Warp& warp, const crossdockPut& put) {
+    const SymmetricMemory& target = memory_of(put.target);
+    const void* source = &put.value;
+    if (put.source != nullptr) source = memory_of(put.source).local + put.source_offset;
+    if (cpu::FarMemory* far = way_to(target, put.peer)) {
+        far->put(put.peer, put.target_offset, source, put.bytes);
+    } else if (put.source == nullptr) {
+        warp.put_value(put.peer, reinterpret_cast<uint64_t*>(target.peers.at(put.peer, put.target_offset)), put.value);
+    } else {
+        warp.put(put.peer, target.peers.at(put.peer, put.target_offset), source, put.bytes);
+    }
+}
+
+void raise_signal(cpu::Warp& warp, int peer, const crossdockRemoteAction& signal) {
+    const SymmetricMemory& memory = memory_of(signal.window);
+    if (cpu::FarMemory* far = way_to(memory, peer)) {
+        far->signal(peer, signal.offset, signal.value);
+    } else {
+        warp.signal(peer, reinterpret_cast<uint64_t*>(memory.peers.at(peer, signal.offset)), signal.value);
+    }
+}
+
+}  // namespace
+
+cpu::Warp* own_kernels_warp() { return KernelThread::current_or_null() == nullptr ? cpu::Warp::running() : nullptr; }
+
+void post(cpu::Warp& warp, const crossdockPut& put) {
+    if (put.target != nullptr) put_data(warp, put);
+    // A put to another host waits in this rank for the signal behind it, and takes it along.
+    if (put.remote.kind != crossdockNoSignal) raise_signal(warp, put.peer, put.remote);
+}
+
+}  // namespace crossdock::gin
