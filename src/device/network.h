@@ -80,7 +80,6 @@ CROSSDOCK_DEVICE_RARE void flush_network(const NetworkHandle& network) {
         gin.flush(ncclCoopThread{});
     }
 }
-CROSSDOCK_DEVICE void flush_network(const auto& /*ctx*/, const NetworkHandle& network) { flush_network(network); }
 
 }  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock
@@ -99,7 +98,6 @@ CROSSDOCK_DEVICE void put_value_with_signal_to_peer(const NetworkHandle&, int, u
 }
 CROSSDOCK_DEVICE void signal_peer(const NetworkHandle&, int, uint64_t, uint64_t) {}
 CROSSDOCK_DEVICE void flush_network(const NetworkHandle&) {}
-CROSSDOCK_DEVICE void flush_network(const auto&, const NetworkHandle&) {}
 
 }  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -147,7 +147,7 @@ class CellTarget {
         const uint32_t stages = c.warp_layout.num_stages * op.blocks();
         const uint32_t rows_of_stage = c.outbox.num_rows / stages;
         const uint32_t stage = op.block() * c.warp_layout.num_stages + stage_of_block;
-        if (turn >= rows_of_stage) flush_network(op.ctx, c.reach.network);
+        if (turn >= rows_of_stage) flush_network(c.reach.network);
         return outbox_row(c, turn % rows_of_stage * stages + stage);
     }
 

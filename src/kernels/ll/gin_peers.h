@@ -26,7 +26,7 @@ CROSSDOCK_DEVICE uint64_t outbox_row(const auto& c, uint32_t row) {
 // Before the outbox is written: the network has read what earlier operations have put.
 CROSSDOCK_DEVICE void empty_outbox(const Ctx& ctx, const auto& c) {
     if constexpr (!kHasGinPeers) return;
-    if (thread_idx(ctx) == 0) flush_network(ctx, c.reach.network);
+    if (thread_idx(ctx) == 0) flush_network(c.reach.network);
 }
 
 CROSSDOCK_DEVICE Raise raise_to_epoch(const auto& op, Signal signal, uint32_t peer) {
