@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low latency over very many ranks of one process, in load/store domains: what an operation puts and signals a rank,
+// Low latency over very many ranks of one process, in LSA teams: what an operation puts and signals per rank,
 // and what memory and time it takes. Rows are small, results are checked. Prints one JSON line.
 #include <sys/resource.h>
 
@@ -22,7 +22,7 @@ using namespace crossdock;
 
 struct Options {
     int num_ranks = 64;
-    int domain_ranks = 8;
+    int lsa_team_size = 8;
     int num_tokens = 1;
     int hidden = 16;  // fp32
     int topk = 2;
@@ -65,7 +65,7 @@ void run_rank(Run& run, ncclComm_t comm, int rank) {
     config.timeout_ns = 600'000'000'000;
     config.num_topk = static_cast<unsigned>(topk);
     crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
-    group_options.domain_ranks = options.domain_ranks;
+    group_options.lsa_team_size = options.lsa_team_size;
     Group group(comm, config, group_options);
     Handle handle(group, NCCL_EP_LAYOUT_EXPERT_MAJOR, options.topk);
 
@@ -130,9 +130,9 @@ void run_deterministic(Run& run) {
 
 int main(int argc, char** argv) {
     Options options;
-    CLI::App app("Low latency over many ranks of one process, in load/store domains.", "ll_scale");
+    CLI::App app("Low latency over many ranks of one process, in LSA teams.", "ll_scale");
     app.add_option("--ranks", options.num_ranks, "ranks (64)")->check(tools::integer_range(1, 4096));
-    app.add_option("--domain", options.domain_ranks, "ranks of a domain (8)")->check(tools::integer_range(1, 4096));
+    app.add_option("--lsa-team", options.lsa_team_size, "ranks per LSA team (8)")->check(tools::integer_range(1, 4096));
     app.add_option("--tokens", options.num_tokens, "tokens per rank (1)")->check(tools::integer_range(1, 512));
     app.add_option("--hidden", options.hidden, "elements of a row, fp32 (16)")->check(tools::integer_range(4, 32768));
     app.add_option("--topk", options.topk, "experts per token, a power of two (2)")->check(tools::integer_range(1, 32));
@@ -155,13 +155,13 @@ int main(int argc, char** argv) {
     const double operations = 2.0 * options.num_ranks * options.num_trips;
     const Totals& totals = run.totals;
     std::printf(
-        "{\"ranks\": %d, \"domain\": %d, \"tokens\": %d, \"topk\": %d, \"row_bytes\": %d, \"world\": \"%s\", "
+        "{\"ranks\": %d, \"lsa_team\": %d, \"tokens\": %d, \"topk\": %d, \"row_bytes\": %d, \"backend\": \"%s\", "
         "\"trips\": %d, \"signals\": %.3f, \"puts\": %.3f, \"rows\": %.3f, \"bytes\": %.1f, \"symmetric_bytes\": %.0f, "
         "\"seconds\": %.2f, \"peak_mib\": %ld, \"wrong\": %llu}\n",
-        options.num_ranks, options.domain_ranks, options.num_tokens, options.topk, options.hidden * 4,
-        options.threads ? "threads" : "deterministic", options.num_trips,
-        static_cast<double>(totals.signals) / operations, static_cast<double>(totals.puts) / operations,
-        static_cast<double>(totals.rows_crossed) / operations, static_cast<double>(totals.bytes_crossed) / operations,
+        options.num_ranks, options.lsa_team_size, options.num_tokens, options.topk, options.hidden * 4,
+        options.threads ? "threads" : "simulation", options.num_trips, static_cast<double>(totals.signals) / operations,
+        static_cast<double>(totals.puts) / operations, static_cast<double>(totals.rows_crossed) / operations,
+        static_cast<double>(totals.bytes_crossed) / operations,
         static_cast<double>(totals.symmetric_bytes) / options.num_ranks, seconds, usage.ru_maxrss / 1024,
         static_cast<unsigned long long>(totals.wrong));
     return totals.wrong == 0 && run.failures == 0 ? 0 : 1;

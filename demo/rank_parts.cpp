@@ -8,7 +8,7 @@ namespace crossdock::demo {
 crossdockGroupOptions_t group_options(const Options& options) {
     crossdockGroupOptions_t group = CROSSDOCK_GROUP_OPTIONS_INIT;
     // One node is whatever the communicator has.
-    group.domain_ranks = options.num_nodes > 1 ? options.num_ranks / options.num_nodes : 0;
+    group.lsa_team_size = options.num_nodes > 1 ? options.num_ranks / options.num_nodes : 0;
     return group;
 }
 

@@ -75,7 +75,7 @@ int main(void) {
     char host[64] = "";
     gethostname(host, sizeof host - 1);
     printf("rank %d of %d on %s, a host of %d: (%g %g %g %g) became (%g %g %g %g), %s\n", rank, num_ranks, host,
-           traffic.domain_ranks, token[0], token[1], token[2], token[3], sum[0], sum[1], sum[2], sum[3],
+           traffic.lsa_team_size, token[0], token[1], token[2], token[3], sum[0], sum[1], sum[2], sum[3],
            num_wrong == 0 ? "as expected" : "WRONG");
 
     free(received);

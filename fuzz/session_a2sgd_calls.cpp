@@ -61,7 +61,7 @@ void Session::create_a2sgd() {
     Padded<crossdockA2sgdConfig_t> config;
     config.whole.sums = static_cast<crossdockA2sgdSums_t>(input_.or_edge(input_.below(2)));
     config.whole.skip_nonfinite = static_cast<int>(input_.or_edge(input_.below(2)));
-    config.whole.domain_ranks = input_.rarely() ? input_.or_edge(1) : input_.below(2);
+    config.whole.lsa_team_size = input_.rarely() ? input_.or_edge(1) : input_.below(2);
     config.whole.timeout_ns = 1'000'000'000;
     crossdockA2sgd_t const before = reinterpret_cast<crossdockA2sgd_t>(uintptr_t{0x5a5a5a5a5a5a5a5a});
     const size_t num_pieces = input_.rarely() ? ~size_t{0} >> input_.below(64) : pieces.size();

@@ -120,7 +120,7 @@ typedef struct {
     /* The network between LSA teams, in groups that have several: every put and every signal takes its own
      * time, so they overtake each other; a signal never overtakes the earlier puts of its rank to that peer. */
     int cut_rank;         /* -1: none. From cut_at_step on, nothing reaches this rank through the network, and nothing
-                             that it sends there arrives; its own domain still reaches it */
+                             that it sends there arrives; its own LSA team still reaches it */
     uint64_t cut_at_step; /* scheduler steps */
     uint64_t max_put_delay_ns; /* of a message, in simulated time; 0: 30000 */
     uint64_t put_ns_per_kib;   /* how long 1024 bytes occupy a rank's link; 0: 20 */
@@ -161,22 +161,27 @@ typedef struct {
     unsigned int size;  /* sizeof(crossdockGroupOptions_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
     int ht_masks;       /* 1: the HT group goes on without ranks that do not answer, see below. 0: it fails */
-    int domain_ranks;   /* how many ranks in a row load and store each other's memory; they reach the others through
-                           the network. 0: as many as the communicator's can */
+    union {
+        int lsa_team_size; /* ranks in a row that load and store each other's memory; they reach the others through the
+                              network. 0: the communicator's LSA teams */
+        int domain_ranks;  /* deprecated: the earlier name of lsa_team_size */
+    };
 } crossdockGroupOptions_t;
 
-#define CROSSDOCK_GROUP_OPTIONS_INIT \
-    { sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0, 0 }
+#define CROSSDOCK_GROUP_OPTIONS_INIT                             \
+    {                                                            \
+        sizeof(crossdockGroupOptions_t), NCCL_EP_MAGIC, 0, { 0 } \
+    }
 
 /* ncclEpCreateGroup with options; NULL: none. Collective, the same options on every rank (InvalidUsage otherwise).
- * InvalidArgument: group NULL, ht_masks not 0 or 1, domain_ranks that does not divide the ranks of the communicator's
- * domain, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group, which has config->enable_mask, or with
- * several domains.
+ * InvalidArgument: group NULL, ht_masks not 0 or 1, lsa_team_size that does not divide the ranks of the communicator's
+ * LSA team, and as ncclEpCreateGroup. InvalidUsage: ht_masks in an LL group, which has config->enable_mask, or with
+ * several LSA teams.
  *
- * Load/store domains (nodes). Ranks [0, n), [n, 2n) ... of domain_ranks n form one each; results are the same, to the
- * bit, for every n, but for sums of HT: the rows of another domain are added there, rounded to the tokens' type, and
- * cross as one row. The environment's CROSSDOCK_DOMAIN_RANKS comes before the option. On one host the network between
- * domains is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
+ * LSA teams (nodes). With lsa_team_size n, ranks [0, n), [n, 2n), ... form one team each. Results are the same, to the
+ * bit, for every n, except sums of HT: the rows of another team are added there, rounded to the tokens' type, and
+ * cross as one row. The environment's CROSSDOCK_LSA_TEAM_SIZE overrides the option. On one host the network between
+ * teams is a copy, so every shape of a cluster can be rehearsed there: 8 ranks as 1 x 8, 2 x 4, 4 x 2, 8 x 1.
  *
  * An HT group with masks. A rank that is silent for the timeout while another waits for it is masked there, the
  * asynchronous error becomes 1, and the operation continues: nothing more is sent to the rank or awaited from it. Its
@@ -236,19 +241,22 @@ ncclResult_t crossdockGroupMemoryUse(ncclEpGroup_t group, crossdockMemoryUse_t* 
 /* What this rank's operations have sent in a group of several LSA teams, since the group was created. Rows that HT
  * reads in place, in windows, are not counted. */
 typedef struct {
-    unsigned int size;      /* in: sizeof(crossdockTraffic_t) */
-    unsigned int magic;     /* in: NCCL_EP_MAGIC */
-    int domain_ranks;       /* ranks of an LSA team; all ranks: there is one team, and the rest is zero */
-    uint64_t rows_inside;   /* to ranks of the own domain, this one included ... */
+    unsigned int size;  /* in: sizeof(crossdockTraffic_t) */
+    unsigned int magic; /* in: NCCL_EP_MAGIC */
+    union {
+        int lsa_team_size; /* ranks per LSA team; all ranks: there is one team, and the rest is zero */
+        int domain_ranks;  /* deprecated: the earlier name of lsa_team_size */
+    };
+    uint64_t rows_inside;   /* to ranks of the own LSA team, this one included ... */
     uint64_t bytes_inside;  /* ... with scales and headers */
-    uint64_t rows_crossed;  /* to the other domains ... */
+    uint64_t rows_crossed;  /* to the other LSA teams ... */
     uint64_t bytes_crossed; /* ... with all that went there: scales, headers, counts, weights, 8 bytes a signal */
-    uint64_t puts;          /* messages that carried bytes to other domains, perhaps with a signal behind them */
+    uint64_t puts;          /* messages that carried bytes to other LSA teams, perhaps followed by a signal */
     uint64_t signals;       /* messages that only raised a signal there */
 } crossdockTraffic_t;
 
 #define CROSSDOCK_TRAFFIC_INIT \
-    { sizeof(crossdockTraffic_t), NCCL_EP_MAGIC, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(crossdockTraffic_t), NCCL_EP_MAGIC, {0}, 0, 0, 0, 0, 0, 0 }
 
 /* Local; waits for all issued operations. */
 ncclResult_t crossdockGroupTraffic(ncclEpGroup_t group, crossdockTraffic_t* traffic);
@@ -421,11 +429,16 @@ typedef struct {
                                   report says "skipped". 0: all ranks' gradients become NaN, as with an all-reduce.
                                   The same on every rank */
     uint64_t timeout_ns;       /* of a step's wait for the others; 0: 100 s. NCCL_EP_TIMEOUT_MS comes before it */
-    int domain_ranks;          /* as in crossdockGroupOptions_t */
+    union {
+        int lsa_team_size; /* as in crossdockGroupOptions_t */
+        int domain_ranks;  /* deprecated: the earlier name of lsa_team_size */
+    };
 } crossdockA2sgdConfig_t;
 
-#define CROSSDOCK_A2SGD_CONFIG_INIT \
-    { sizeof(crossdockA2sgdConfig_t), NCCL_EP_MAGIC, CROSSDOCK_A2SGD_SUMS_FP32, 0, 0, 0 }
+#define CROSSDOCK_A2SGD_CONFIG_INIT                                                           \
+    {                                                                                         \
+        sizeof(crossdockA2sgdConfig_t), NCCL_EP_MAGIC, CROSSDOCK_A2SGD_SUMS_FP32, 0, 0, { 0 } \
+    }
 
 /* Collective. pieces are this rank's; how the gradient is cut, and the pieces' types, may differ between ranks. config
  * NULL: the defaults.

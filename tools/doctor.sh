@@ -52,19 +52,21 @@ fi
 line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun tell where rank 0 is, mpirun does not"
 line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || echo "not set")" \
     "$([ -n "${CROSSDOCK_SECRET:-}" ] && echo "ok: strangers are turned away" || echo "who reaches rank 0's port may take a rank's place")"
-if [ -n "${CROSSDOCK_DOMAIN_RANKS:-}" ]; then
-    line domains "CROSSDOCK_DOMAIN_RANKS $CROSSDOCK_DOMAIN_RANKS" "as many ranks a domain (node), if that divides theirs"
+if [ -n "${CROSSDOCK_LSA_TEAM_SIZE:-}" ]; then
+    line lsa_teams "CROSSDOCK_LSA_TEAM_SIZE $CROSSDOCK_LSA_TEAM_SIZE" "ranks per LSA team, if that divides theirs"
+elif [ -n "${CROSSDOCK_DOMAIN_RANKS:-}" ]; then
+    line lsa_teams "CROSSDOCK_DOMAIN_RANKS $CROSSDOCK_DOMAIN_RANKS" "deprecated: set CROSSDOCK_LSA_TEAM_SIZE instead"
 else
-    line domains "CROSSDOCK_DOMAIN_RANKS not set" "CPU ranks: a domain a host; GPUs: NCCL's teams of loads and stores"
+    line lsa_teams "CROSSDOCK_LSA_TEAM_SIZE not set" "CPU ranks: one LSA team per host; GPUs: NCCL's LSA teams"
 fi
 if [ "${NCCL_GIN_ENABLE:-1}" = 0 ]; then
-    line gin "NCCL_GIN_ENABLE 0" "GPU groups of several domains are refused: take it away"
+    line gin "NCCL_GIN_ENABLE 0" "GPU groups of several LSA teams are refused: unset it"
 else
-    line gin "NCCL_GIN_ENABLE ${NCCL_GIN_ENABLE:-not set}" "ok: GPU groups of several domains use what NCCL_RMA_PLUGIN names"
+    line gin "NCCL_GIN_ENABLE ${NCCL_GIN_ENABLE:-not set}" "ok: GPU groups of several LSA teams use what NCCL_RMA_PLUGIN names"
 fi
 case ${NCCL_GIN_TYPE:-2} in
     2 | -1) ;;
-    *) line gin_type "NCCL_GIN_TYPE $NCCL_GIN_TYPE" "GPU groups of several domains are refused: unset it, or set it to 2" ;;
+    *) line gin_type "NCCL_GIN_TYPE $NCCL_GIN_TYPE" "GPU groups of several LSA teams are refused: unset it, or set it to 2" ;;
 esac
 built=$(compgen -G "build/*/plugin/libnccl-rma-crossdock.so" | head -n 1 || true)
 line plugin "${built:-not built}" "$([ -n "$built" ] && echo "NCCL loads it when NCCL_RMA_PLUGIN names it" ||
@@ -77,7 +79,7 @@ for name in "${NCCL_RMA_PLUGIN:-}" "libnccl-rma-${NCCL_RMA_PLUGIN:-}.so"; do
     done
 done
 if [ -z "${NCCL_RMA_PLUGIN:-}" ]; then
-    line used "NCCL_RMA_PLUGIN not set" "GPU groups of several domains work where NCCL has a network of its own"
+    line used "NCCL_RMA_PLUGIN not set" "GPU groups of several LSA teams work where NCCL has a network of its own"
 elif [ -z "$named" ]; then
     line used "NCCL_RMA_PLUGIN $NCCL_RMA_PLUGIN" "no such file: set it to the path of libnccl-rma-crossdock.so"
 elif ! grep -aqE 'ncclRmaPlugin_v1[34]' "$named"; then
@@ -116,7 +118,7 @@ if [ -f "$library" ]; then
     if [ "$(printf '%s\n' 2.30.4 "${version:-0}" | sort -V | head -n 1)" = 2.30.4 ]; then
         verdict="ok: GPU groups use it"
         [ "$(printf '%s\n' 2.30.7 "$version" | sort -V | head -n 1)" = 2.30.7 ] ||
-            verdict="ok in one load/store domain; several need 2.30.7 or newer"
+            verdict="ok in one LSA team; several need 2.30.7 or newer"
     else
         verdict="too old for GPU groups: 2.30.4 or newer is needed"
     fi
@@ -147,7 +149,7 @@ PYTHON
         "") line attribute "GPU_DIRECT_RDMA_WITH_CUDA_VMM" "ok: all GPUs have it, which NCCL's network for kernels asks" ;;
         unknown) line attribute "GPU_DIRECT_RDMA_WITH_CUDA_VMM" "the driver could not be asked" ;;
         *) line attribute "GPU $lacking without GPU_DIRECT_RDMA_WITH_CUDA_VMM" \
-            "NCCL gives kernels no network between several domains" ;;
+            "NCCL gives kernels no network between several LSA teams" ;;
     esac
     [ "$(wc -l <<<"$gpus")" -gt 1 ] || line ranks "one GPU" "NCCL_MULTI_RANK_GPU_ENABLE=1 lets several ranks share it"
 else

@@ -17,7 +17,7 @@ namespace crossdock::python {
 class A2sgd {
   public:
     A2sgd(nanobind::handle comm, nanobind::handle pieces, nanobind::handle names, const std::string& sums,
-          bool skip_nonfinite, double timeout_s, int domain_ranks);
+          bool skip_nonfinite, double timeout_s, int lsa_team_size);
     // Destroyed by all ranks together: one that was not closed stays until the process ends, and a ResourceWarning says
     // so.
     ~A2sgd();

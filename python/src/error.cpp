@@ -24,6 +24,11 @@ void check(ncclResult_t result) {
 void invalid_argument(const std::string& sentence) { throw ApiError(ncclInvalidArgument, sentence); }
 void invalid_usage(const std::string& sentence) { throw ApiError(ncclInvalidUsage, sentence); }
 
+void warn_deprecated(const char* name, const char* current) {
+    if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1, "%s is deprecated: use %s", name, current) != 0)
+        throw nb::python_error();
+}
+
 std::string shown(nb::handle object) {
     constexpr size_t kMost = 80;
     std::string text;

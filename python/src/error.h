@@ -28,6 +28,9 @@ void check(ncclResult_t result);
 [[noreturn]] void invalid_argument(const std::string& sentence);
 [[noreturn]] void invalid_usage(const std::string& sentence);
 
+// A DeprecationWarning of the caller: name is deprecated, use the other.
+void warn_deprecated(const char* name, const char* current);
+
 // "the str() of an object" for sentences, at most 80 bytes of UTF-8; never throws.
 std::string shown(nanobind::handle object);
 

@@ -108,8 +108,11 @@ Group::Group(nb::handle comm, nb::handle config, const nb::kwargs& fields) {
     for (const auto& [name, value] : fields) {
         if (shown(name) == "ht_masks") {
             options.ht_masks = as<bool>(value, "ht_masks", "True, False") ? 1 : 0;
+        } else if (shown(name) == "lsa_team_size") {
+            options.lsa_team_size = as<int>(value, "lsa_team_size", "the number of ranks of an LSA team");
         } else if (shown(name) == "domain_ranks") {
-            options.domain_ranks = as<int>(value, "domain_ranks", "the number of ranks of an LSA team");
+            warn_deprecated("domain_ranks", "lsa_team_size");
+            options.lsa_team_size = as<int>(value, "domain_ranks", "the number of ranks of an LSA team");
         } else if (shown(name) == "api_version") {
             api_version = as<unsigned int>(value, "api_version", "1, 2, 3");
         } else {
@@ -141,7 +144,14 @@ Group::~Group() {
 void bind_traffic(nb::module_& module) {
     using Traffic = crossdockTraffic_t;
     nb::class_<Traffic>(module, "Traffic", "What this rank sent, by LSA team: crossdockTraffic_t.")
-        .def_ro("domain_ranks", &Traffic::domain_ranks, "Ranks of an LSA team; all ranks: one team, the rest is zero.")
+        .def_ro("lsa_team_size", &Traffic::lsa_team_size, "Ranks per LSA team; all ranks: one team, the rest is zero.")
+        .def_prop_ro(
+            "domain_ranks",
+            [](const Traffic& traffic) {
+                warn_deprecated("domain_ranks", "lsa_team_size");
+                return traffic.lsa_team_size;
+            },
+            "Deprecated: lsa_team_size.")
         .def_ro("rows_inside", &Traffic::rows_inside, "To ranks of the own LSA team, this one included.")
         .def_ro("bytes_inside", &Traffic::bytes_inside, "With scales and headers.")
         .def_ro("rows_crossed", &Traffic::rows_crossed, "To the other LSA teams.")
@@ -166,7 +176,7 @@ void bind_group(nb::module_& module) {
 
 Made and closed by all ranks together, in the same order; use it as a context manager. Configuration: a GroupConfig, or
 its fields by keyword, or both (keywords win); ht_masks=True lets a high-throughput group go on without silent ranks,
-domain_ranks=n makes every n ranks a node of their own, and
+lsa_team_size=n makes LSA teams of n ranks, and
 api_version=1 is for callers who want FP8 scales as nccl_ep.h's first version laid them.
 Operations of a group are made by all ranks in the same order. Threads that share a Group wait for each other.)");
     group

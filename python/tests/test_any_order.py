@@ -62,7 +62,7 @@ class Monkey:
             "max_dispatch_tokens_per_rank": 4,
             "max_token_bytes": 16,
         }
-        others = ["num_topk", "max_recv_tokens_per_rank", "enable_mask", "ht_masks", "zero_copy", "domain_ranks"]
+        others = ["num_topk", "max_recv_tokens_per_rank", "enable_mask", "ht_masks", "zero_copy", "lsa_team_size"]
         fields[self.random.choice(others)] = self.small()
         if self.random.random() < 0.2:
             fields[self.random.choice(list(fields))] = self.small()

@@ -38,5 +38,5 @@ def test_a_long_value_is_cut_between_characters() -> None:
     [comm] = ep.Communicator.create_threads(1)
     with comm:
         for text in ("x" + "\u00e9" * 60, "xy" + "\u20ac" * 60, "x" + "\U0001f600" * 60):
-            with pytest.raises(ep.InvalidArgument, match=f"domain_ranks is {text[:19]}.*\\.\\.\\., allowed"):
-                group_of(comm, domain_ranks=text)
+            with pytest.raises(ep.InvalidArgument, match=f"lsa_team_size is {text[:19]}.*\\.\\.\\., allowed"):
+                group_of(comm, lsa_team_size=text)

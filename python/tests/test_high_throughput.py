@@ -112,7 +112,7 @@ def test_flat(run: Any, budget: int) -> None:
 
 
 def two_nodes(comm: ep.Communicator, problem: Problem) -> None:
-    flat(comm, problem, 200, domain_ranks=2)
+    flat(comm, problem, 200, lsa_team_size=2)
 
 
 def test_nodes() -> None:

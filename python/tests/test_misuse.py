@@ -43,8 +43,8 @@ def routing(num_tokens: int = 2) -> Any:
         ({"num_topk": 3}, ep.InvalidArgument, "num_topk is 3"),
         ({"ht_masks": True}, ep.InvalidUsage, "ht_masks"),
         ({"ht_masks": "some"}, ep.InvalidArgument, "ht_masks is some, allowed: True, False"),
-        ({"domain_ranks": 7}, ep.InvalidArgument, "domain_ranks is 7"),
-        ({"domain_ranks": None}, ep.InvalidArgument, "domain_ranks is None, allowed: the number of ranks"),
+        ({"lsa_team_size": 7}, ep.InvalidArgument, "lsa_team_size is 7"),
+        ({"lsa_team_size": None}, ep.InvalidArgument, "lsa_team_size is None, allowed: the number of ranks"),
     ],
 )
 def test_configurations(fields: dict[str, Any], kind: type[Exception], message: str) -> None:

@@ -72,7 +72,7 @@ def test_nodes(mode: ep.Algorithm) -> None:
     """Between two nodes of two ranks: values and gradients are those of one."""
 
     def program(comm: ep.Communicator) -> None:
-        with exchange_of(comm, mode, domain_ranks=2) as exchange:
+        with exchange_of(comm, mode, lsa_team_size=2) as exchange:
             tokens, indices, weights = problem(comm.rank, 2 * comm.num_ranks)
             result, expected = layer(exchange, tokens, indices, weights), plain_layer(tokens, indices, weights)
             torch.testing.assert_close(result, expected)

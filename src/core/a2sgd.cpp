@@ -70,7 +70,7 @@ A2sgd::Settings A2sgd::resolve(const Communicator& communicator, const crossdock
     const Environment environment = Environment::read();
     return {sums == CROSSDOCK_A2SGD_SUMS_FP64, given.skip_nonfinite != 0,
             resolve_timeout_ns(environment, given.timeout_ns),
-            resolve_domain_ranks(communicator, environment, given.domain_ranks, "config->domain_ranks"),
+            resolve_lsa_team_size(communicator, environment, given.lsa_team_size, "config->lsa_team_size"),
             environment.is_quiet};
 }
 
@@ -96,7 +96,7 @@ A2sgd::A2sgd(std::shared_ptr<Communicator> communicator, const Settings& setting
     const A2sgdArena arena{static_cast<uint32_t>(communicator_->num_ranks())};
     GroupConfig config;
     config.num_ranks = arena.num_ranks;
-    config.domain_ranks = settings_.domain_ranks;
+    config.lsa_team_size = settings_.lsa_team_size;
     memory_ = communicator_->allocate_symmetric(arena.bytes(), settings_.timeout_ns);
     domain_ = std::make_unique<DomainView>(*communicator_, config, *memory_);
     domain_->reach.signals = arena.signals_offset();
@@ -147,7 +147,7 @@ void A2sgd::expect_equal_on_all_ranks() const {
     const std::array fields{Field{"the gradient's number of entries", count_},
                             Field{"config->sums", settings_.sums_in_fp64 ? 1u : 0u},
                             Field{"config->skip_nonfinite", settings_.skips_nonfinite ? 1u : 0u},
-                            Field{"config->domain_ranks", settings_.domain_ranks}};
+                            Field{"config->lsa_team_size", settings_.lsa_team_size}};
     std::array<uint64_t, fields.size()> own{};
     for (size_t i = 0; i < fields.size(); ++i) own[i] = fields[i].value;
     std::vector<decltype(own)> all(static_cast<size_t>(communicator_->num_ranks()));

@@ -47,7 +47,7 @@ class A2sgd {
         bool sums_in_fp64 = false;
         bool skips_nonfinite = false;
         uint64_t timeout_ns = 0;
-        uint32_t domain_ranks = 0;
+        uint32_t lsa_team_size = 0;
         bool is_quiet = false;
     };
     static Settings resolve(const Communicator& communicator, const crossdockA2sgdConfig_t* caller);

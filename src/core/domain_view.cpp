@@ -5,11 +5,11 @@ namespace crossdock {
 
 DomainView::DomainView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory)
     : peers(memory.peers) {
-    const int domain_ranks = static_cast<int>(config.domain_ranks);
+    const int lsa_team_size = static_cast<int>(config.lsa_team_size);
     reach.num_ranks = communicator.num_ranks();
     reach.rank = communicator.rank();
-    reach.first_of_domain = reach.rank / domain_ranks * domain_ranks;
-    reach.end_of_domain = reach.first_of_domain + domain_ranks;
+    reach.first_of_domain = reach.rank / lsa_team_size * lsa_team_size;
+    reach.end_of_domain = reach.first_of_domain + lsa_team_size;
     if (!config.has_several_domains()) return;
     reach.network = communicator.network_of(memory);
     // Also where ranks of one host only play nodes.

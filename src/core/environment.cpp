@@ -36,6 +36,15 @@ std::optional<uint32_t> number_of_sms(const char* name) {
     return number ? std::optional(static_cast<uint32_t>(*number)) : std::nullopt;
 }
 
+std::optional<uint32_t> read_lsa_team_size() {
+    constexpr const char* kName = "CROSSDOCK_LSA_TEAM_SIZE";
+    constexpr const char* kDeprecated = "CROSSDOCK_DOMAIN_RANKS";
+    const bool is_deprecated = value_of(kName) == nullptr && value_of(kDeprecated) != nullptr;
+    if (is_deprecated) warn(fmt::format("{} is deprecated: use {}", kDeprecated, kName));
+    const auto ranks = positive_number(is_deprecated ? kDeprecated : kName, INT32_MAX);
+    return ranks ? std::optional(static_cast<uint32_t>(*ranks)) : std::nullopt;
+}
+
 bool flag(const char* name) {
     const char* value = value_of(name);
     if (value == nullptr) return false;
@@ -59,8 +68,7 @@ Environment Environment::read() {
     environment.comm_sms = number_of_sms("NCCL_EP_COMM_SMS");
     environment.dispatch_sms = number_of_sms("NCCL_EP_DISPATCH_SMS");
     environment.combine_sms = number_of_sms("NCCL_EP_COMBINE_SMS");
-    if (const auto ranks = positive_number("CROSSDOCK_DOMAIN_RANKS", INT32_MAX))
-        environment.domain_ranks = static_cast<uint32_t>(*ranks);
+    environment.lsa_team_size = read_lsa_team_size();
     environment.is_verbose = flag("NCCL_EP_ENV_VERBOSE");
     environment.is_quiet = flag("NCCL_EP_QUIET");
     environment.has_local_dup = flag("NCCL_EP_HT_EM_LOCAL_DUP");

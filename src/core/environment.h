@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables that users know (contract: docs/deployment.md), read once a group at its creation. A value
-// that makes no sense is warned of and ignored; an unknown NCCL_EP_ name is never an error.
+// The environment variables that users know (contract: docs/deployment.md), read once per group, at its creation. A
+// value that makes no sense is warned of and ignored; an unknown NCCL_EP_ name is never an error.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 namespace crossdock {
 
 struct Environment {
-    std::optional<uint64_t> timeout_ns;    // NCCL_EP_TIMEOUT_MS
-    std::optional<uint32_t> comm_sms;      // NCCL_EP_COMM_SMS
-    std::optional<uint32_t> dispatch_sms;  // NCCL_EP_DISPATCH_SMS
-    std::optional<uint32_t> combine_sms;   // NCCL_EP_COMBINE_SMS
-    std::optional<uint32_t> domain_ranks;  // CROSSDOCK_DOMAIN_RANKS
-    bool is_verbose = false;               // NCCL_EP_ENV_VERBOSE
-    bool is_quiet = false;                 // NCCL_EP_QUIET
-    bool has_local_dup = false;            // NCCL_EP_HT_EM_LOCAL_DUP
-    bool has_nvlink_dup = false;           // NCCL_EP_HT_EM_NVLINK_DUP
-    bool sums_at_sender = false;           // CROSSDOCK_SENDER_SUMS
+    std::optional<uint64_t> timeout_ns;     // NCCL_EP_TIMEOUT_MS
+    std::optional<uint32_t> comm_sms;       // NCCL_EP_COMM_SMS
+    std::optional<uint32_t> dispatch_sms;   // NCCL_EP_DISPATCH_SMS
+    std::optional<uint32_t> combine_sms;    // NCCL_EP_COMBINE_SMS
+    std::optional<uint32_t> lsa_team_size;  // CROSSDOCK_LSA_TEAM_SIZE, or CROSSDOCK_DOMAIN_RANKS (deprecated)
+    bool is_verbose = false;                // NCCL_EP_ENV_VERBOSE
+    bool is_quiet = false;                  // NCCL_EP_QUIET
+    bool has_local_dup = false;             // NCCL_EP_HT_EM_LOCAL_DUP
+    bool has_nvlink_dup = false;            // NCCL_EP_HT_EM_NVLINK_DUP
+    bool sums_at_sender = false;            // CROSSDOCK_SENDER_SUMS
 
     static Environment read();
 };

@@ -228,7 +228,7 @@ crossdockDiagnosis_t Group::diagnosis() const {
 
 crossdockTraffic_t Group::traffic() {
     crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
-    traffic.domain_ranks = static_cast<int>(config_.domain_ranks);
+    traffic.lsa_team_size = static_cast<int>(config_.lsa_team_size);
     if (!config_.has_several_domains()) return traffic;
     DeviceScope device(runtime());
     await_operations();

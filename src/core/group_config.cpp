@@ -14,7 +14,7 @@
 namespace crossdock {
 namespace {
 
-constexpr unsigned int kOptionsV1Bytes = offsetof(crossdockGroupOptions_t, domain_ranks);
+constexpr unsigned int kOptionsV1Bytes = offsetof(crossdockGroupOptions_t, lsa_team_size);
 
 constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
@@ -55,17 +55,17 @@ uint64_t resolve_timeout_ns(const Environment& environment, uint64_t given_ns) {
     return std::min(wanted, kLongestTimeoutNs);
 }
 
-uint32_t resolve_domain_ranks(const Communicator& communicator, const Environment& environment, int option,
-                              const char* option_name) {
+uint32_t resolve_lsa_team_size(const Communicator& communicator, const Environment& environment, int option,
+                               const char* option_name) {
     require(option >= 0, ncclInvalidArgument, "{} is {}, allowed: 0 (as the communicator) and more", option_name,
             option);
-    const uint32_t largest = static_cast<uint32_t>(communicator.domain_ranks());
-    const uint32_t wanted = environment.domain_ranks.value_or(static_cast<uint32_t>(option));
+    const uint32_t largest = static_cast<uint32_t>(communicator.lsa_team_size());
+    const uint32_t wanted = environment.lsa_team_size.value_or(static_cast<uint32_t>(option));
     if (wanted == 0) return largest;
     require(
         wanted <= largest && largest % wanted == 0, ncclInvalidArgument,
         "{} is {}, allowed: {}, the divisors of the {} ranks in each of the communicator's LSA teams ({} ranks in all)",
-        environment.domain_ranks ? "CROSSDOCK_DOMAIN_RANKS" : option_name, wanted, divisors_of(largest), largest,
+        environment.lsa_team_size ? "CROSSDOCK_LSA_TEAM_SIZE" : option_name, wanted, divisors_of(largest), largest,
         communicator.num_ranks());
     return wanted;
 }
@@ -151,18 +151,18 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             given.max_dispatch_tokens_per_rank, std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload / kMaxTopk),
             num_ranks);
 
-    const uint32_t domain_ranks =
-        resolve_domain_ranks(communicator, environment, options.domain_ranks, "options->domain_ranks");
-    require(options.ht_masks == 0 || domain_ranks == num_ranks, ncclInvalidUsage,
+    const uint32_t lsa_team_size =
+        resolve_lsa_team_size(communicator, environment, options.lsa_team_size, "options->lsa_team_size");
+    require(options.ht_masks == 0 || lsa_team_size == num_ranks, ncclInvalidUsage,
             "options->ht_masks is 1, allowed where all ranks are in one LSA team: there are {} ranks in "
             "teams of {}",
-            num_ranks, domain_ranks);
+            num_ranks, lsa_team_size);
 
     GroupConfig config;
     config.algorithm = static_cast<ncclEpAlgorithm_t>(algorithm);
     config.api_version = given.version;
     config.num_ranks = num_ranks;
-    config.domain_ranks = domain_ranks;
+    config.lsa_team_size = lsa_team_size;
     config.num_experts = given.num_experts;
     config.max_tokens = given.max_dispatch_tokens_per_rank;
     config.max_recv_tokens = given.max_recv_tokens_per_rank;
@@ -199,7 +199,7 @@ void GroupConfig::expect_equal_on_all_ranks(Communicator& communicator) const {
     };
     const std::array fields{
         Field{"algorithm", static_cast<uint64_t>(algorithm)},
-        Field{"domain_ranks", domain_ranks},
+        Field{"lsa_team_size", lsa_team_size},
         Field{"num_experts", num_experts},
         Field{"max_dispatch_tokens_per_rank", max_tokens},
         Field{"max_recv_tokens_per_rank", max_recv_tokens},

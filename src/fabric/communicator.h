@@ -63,9 +63,9 @@ class Communicator {
     // Local. Error with ncclInvalidArgument for a window that is not registered with this communicator.
     virtual WindowView window(ncclWindow_t handle) = 0;
 
-    // Ranks in a row that load and store each other's memory. The communicator has num_ranks / domain_ranks such
+    // Ranks in a row that load and store each other's memory. The communicator has num_ranks / lsa_team_size such
     // domains.
-    virtual int domain_ranks() const { return num_ranks(); }
+    virtual int lsa_team_size() const { return num_ranks(); }
 
     // How kernels reach symmetric memory of ranks outside their group's domain, which may be smaller than the
     // communicator's.

@@ -64,7 +64,7 @@ void check(const crossdockDevCommNeeds& needs) {
 }  // namespace
 
 int lsa_size(cpu::CpuCommunicator& communicator) {
-    const int ranks = communicator.domain_ranks();
+    const int ranks = communicator.lsa_team_size();
     const char* value = std::getenv("NCCL_LSA_TEAM_SIZE");
     if (value == nullptr || *value == '\0') return ranks;
     char* end = nullptr;

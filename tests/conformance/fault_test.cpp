@@ -167,8 +167,8 @@ TEST_BOTH_MODES(Domain, ACutCableIsNamed) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         constexpr int kCut = 1;
-        for (const int domain_ranks : {1, 2}) {
-            const WithDomain domain(domain_ranks);
+        for (const int lsa_team_size : {1, 2}) {
+            const WithDomain domain(lsa_team_size);
             for (const ncclEpLayout_t layout : Mode::kLayouts) {
                 BlameTable blames;
                 const RankProgram program = [&](RankContext& context) {
@@ -191,7 +191,7 @@ TEST_BOTH_MODES(Domain, ACutCableIsNamed) {
                         crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
                         RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
                         const bool is_told = diagnosis.step == std::string("report");
-                        const bool has_cut = Mode::kIsHt && is_told && diagnosis.seen == kCut && domain_ranks > 1;
+                        const bool has_cut = Mode::kIsHt && is_told && diagnosis.seen == kCut && lsa_team_size > 1;
                         blames.blame(context.rank(), has_cut ? kCut : peer);
                         return;
                     }

@@ -82,8 +82,8 @@ TEST(Hosts, ThreeReachEachOther) {
                 layer.round_trip();
                 crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
                 RANK_OK(context, crossdockGroupTraffic(group.get(), &traffic));
-                RANK_CHECK(context, traffic.domain_ranks == 2 && traffic.puts > 0, "domains of {}, {} puts",
-                           traffic.domain_ranks, traffic.puts);
+                RANK_CHECK(context, traffic.lsa_team_size == 2 && traffic.puts > 0, "domains of {}, {} puts",
+                           traffic.lsa_team_size, traffic.puts);
             }
         };
     });

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The binary contract of nccl_ep.h, for contract.c and contract.cpp: written out as numbers, so that an edit of the
-// header that would break a compiled caller does not compile here.
+// The binary contract of nccl_ep.h, and of what crossdock.h has renamed, for contract.c and contract.cpp: written out
+// as numbers, so that an edit of the header that would break a compiled caller does not compile here.
 #include <stdio.h>
 #include <string.h>
 
+#include "crossdock.h"
 #include "nccl_ep.h"
 
 #define VALUE(name, value) NCCL_EP_STATIC_ASSERT((long)(name) == (value), #name " must be " #value)
@@ -154,6 +155,17 @@ SIZE(ncclEpCompleteConfig_t, 8);
 FIELD(ncclEpCompleteConfig_t, size, 0, 4);
 FIELD(ncclEpCompleteConfig_t, magic, 4, 4);
 MACROS_V1(ncclEpCompleteConfig_t, COMPLETE_CONFIG, 8);
+
+// Renamed fields keep their place, and their earlier names.
+SIZE(crossdockGroupOptions_t, 16);
+FIELD(crossdockGroupOptions_t, lsa_team_size, 12, 4);
+FIELD(crossdockGroupOptions_t, domain_ranks, 12, 4);
+SIZE(crossdockTraffic_t, 64);
+FIELD(crossdockTraffic_t, lsa_team_size, 8, 4);
+FIELD(crossdockTraffic_t, domain_ranks, 8, 4);
+SIZE(crossdockA2sgdConfig_t, 32);
+FIELD(crossdockA2sgdConfig_t, lsa_team_size, 24, 4);
+FIELD(crossdockA2sgdConfig_t, domain_ranks, 24, 4);
 
 VALUE(NCCL_EP_MAJOR, 0);
 VALUE(NCCL_EP_MINOR, 2);

@@ -37,10 +37,10 @@ void add_mxfp8_errors(const std::vector<double>& row, std::vector<double>& error
 
 }  // namespace
 
-Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int domain_ranks) {
+Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int lsa_team_size) {
     const ncclDataType_t type = problem.combine_type;
     const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
-    const auto domain_of = [&](int rank) { return domain_ranks == 0 ? 0 : rank / domain_ranks; };
+    const auto domain_of = [&](int rank) { return lsa_team_size == 0 ? 0 : rank / lsa_team_size; };
     std::vector<float> sums(problem.combine_hidden, 0.0f);
     for (size_t i = 0; i < arrivals.size();) {
         const int domain = domain_of(arrivals[i].target);
@@ -58,7 +58,7 @@ Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home,
     return encoded(type, sums);
 }
 
-BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int domain_ranks) {
+BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int lsa_team_size) {
     BoundedRow result;
     result.sum.resize(problem.combine_hidden);
     result.bound.resize(problem.combine_hidden);
@@ -83,7 +83,7 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int h
     // results add half of the smallest step for each rounding.
     const double u = unit_roundoff(type);
     const double fp32 = (static_cast<double>(arrivals.size()) + 1) * 0x1p-24;
-    const int more_roundings = (problem.expert_major() ? 1 : 0) + (domain_ranks != 0 ? 1 : 0);
+    const int more_roundings = (problem.expert_major() ? 1 : 0) + (lsa_team_size != 0 ? 1 : 0);
     const double growth = std::pow(1 + u, 1 + more_roundings);
     const double relative = growth - 1 + fp32 * growth;
     const double subnormal = smallest_positive(type) * static_cast<double>(1 + more_roundings * arrivals.size());

@@ -49,7 +49,7 @@ TEST_F(GinAdvice, NamesWhatTheEnvironmentForbids) {
 
 TEST_F(GinAdvice, NamesTheGpuThatDoesNotFit) {
     expect_mentions(gin_advice(kNccl, 3), {"GPU 3", "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED", "NCCL_LSA_TEAM_SIZE",
-                                           "CROSSDOCK_DOMAIN_RANKS"});
+                                           "CROSSDOCK_LSA_TEAM_SIZE"});
 }
 
 TEST_F(GinAdvice, NamesAMissingPlugin) {

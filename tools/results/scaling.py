@@ -42,17 +42,17 @@ class Operation:
         self.bytes = rows * row_bytes + put_bytes + signals * SIGNAL_BYTES + entries * (ENTRY_BYTES + SIGNAL_BYTES)
 
 
-def dispatch(ranks, domain, tokens, topk, experts, row_bytes, distinct, with_rows):
-    """with_rows: the part of far peers that get any row."""
-    far = ranks - domain
+def dispatch(ranks, lsa_team, tokens, topk, experts, row_bytes, distinct, with_rows):
+    """with_rows: the share of GIN peers that get any row."""
+    far = ranks - lsa_team
     rows = tokens * distinct * far / ranks
     header_bytes = 16 * (1 + topk)
     count_bytes = 8 * (with_rows * (1 + experts // ranks) + (1 - with_rows))
     return Operation(rows, row_bytes + header_bytes, far * (1 + with_rows), far * count_bytes, far, far)
 
 
-def combine(ranks, domain, tokens, rows_of_token, row_bytes, with_rows):
-    far = ranks - domain
+def combine(ranks, lsa_team, tokens, rows_of_token, row_bytes, with_rows):
+    far = ranks - lsa_team
     rows = tokens * rows_of_token * far / ranks
     return Operation(rows, row_bytes, far * with_rows, far * with_rows * 8, far * with_rows, far)
 
@@ -62,8 +62,8 @@ def counted_model(run):
     ranks, tokens, topk = run["ranks"], run["tokens"], run["topk"]
     distinct = ranks * (1 - (1 - 1 / ranks) ** topk)
     with_rows = 1 - (1 - 1 / ranks) ** (topk * tokens)
-    there = dispatch(ranks, run["domain"], tokens, topk, ranks, run["row_bytes"], distinct, with_rows)
-    back = combine(ranks, run["domain"], tokens, topk, run["row_bytes"], with_rows)
+    there = dispatch(ranks, run["lsa_team"], tokens, topk, ranks, run["row_bytes"], distinct, with_rows)
+    back = combine(ranks, run["lsa_team"], tokens, topk, run["row_bytes"], with_rows)
     return {name: (getattr(there, name) + getattr(back, name)) / 2 for name in ("rows", "puts", "bytes")}
 
 
@@ -84,15 +84,15 @@ def counted_table(runs):
 
 def model_table():
     """DeepSeek-V3's shape on nodes of 8."""
-    domain, tokens, topk, experts, row_bytes = 8, 128, 8, 256, 14336
+    lsa_team, tokens, topk, experts, row_bytes = 8, 128, 8, 256, 14336
     rows = []
     for nodes in MODELLED_NODES:
-        ranks = domain * nodes
+        ranks = lsa_team * nodes
         distinct = distinct_ranks(ranks, experts, topk)
-        there = dispatch(ranks, domain, tokens, topk, experts, row_bytes, distinct, 1)
-        exact = combine(ranks, domain, tokens, topk, row_bytes, 1)
-        sums = combine(ranks, domain, tokens, distinct, row_bytes, 1)
-        far = ranks - domain
+        there = dispatch(ranks, lsa_team, tokens, topk, experts, row_bytes, distinct, 1)
+        exact = combine(ranks, lsa_team, tokens, topk, row_bytes, 1)
+        sums = combine(ranks, lsa_team, tokens, distinct, row_bytes, 1)
+        far = ranks - lsa_team
         sums.puts += far  # weights, with a signal of their own
         sums.bytes += far * (tokens * 16 * topk / 2 + SIGNAL_BYTES)
         cells = [nodes, ranks]
@@ -106,11 +106,11 @@ def model_table():
 
 def ht_table():
     """The same model with 4096 tokens in high throughput: a token crosses once a node, in both directions."""
-    domain, tokens, topk, experts, row_bytes = 8, 4096, 8, 256, 14336
+    lsa_team, tokens, topk, experts, row_bytes = 8, 4096, 8, 256, 14336
     rows = []
     for nodes in MODELLED_NODES:
-        ranks = domain * nodes
-        far = ranks - domain
+        ranks = lsa_team * nodes
+        far = ranks - lsa_team
         chunks = tokens // 32
         crossing = tokens * distinct_ranks(nodes, experts, topk) * (nodes - 1) / nodes
         by_rank = tokens * distinct_ranks(ranks, experts, topk) * far / ranks
@@ -140,7 +140,7 @@ def measure(program):
 
 def picture(runs):
     ranks = [run["ranks"] for run in runs]
-    puts = [(run["ranks"], run["puts"] / (run["ranks"] - run["domain"])) for run in runs]
+    puts = [(run["ranks"], run["puts"] / (run["ranks"] - run["lsa_team"])) for run in runs]
     counted, model = ([(run["ranks"], value(run)) for run in runs] for value in
                       (lambda run: run["bytes"], lambda run: counted_model(run)["bytes"]))
     return Chart("Low latency between nodes against ranks", [[

@@ -28,7 +28,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     require(!is_quantised || !group_->config().has_several_domains(), ncclInvalidUsage,
             "config->quant_recipe is MXFP8, allowed where all ranks are in one LSA team: there are {} ranks in "
             "teams of {}",
-            group_->config().num_ranks, group_->config().domain_ranks);
+            group_->config().num_ranks, group_->config().lsa_team_size);
     const bool is_backward = direction == NCCL_EP_BWD_PASS;
     DeviceScope device(group_->runtime());
     expect_routing(stream, outputs.tokens, "outputs->tokens");

@@ -28,7 +28,7 @@ uint32_t checked_topk(const Group& group, ncclEpLayout_t layout, int num_topk) {
 }
 
 HtHandleGeometry geometry_of(const GroupConfig& config, uint32_t topk) {
-    return {config.num_ranks, config.domain_ranks, config.experts_per_rank(), config.max_tokens, topk};
+    return {config.num_ranks, config.lsa_team_size, config.experts_per_rank(), config.max_tokens, topk};
 }
 
 }  // namespace

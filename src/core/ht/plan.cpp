@@ -97,7 +97,7 @@ uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_by
 HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint32_t tail_bytes, const char* what) {
     HtShared shared{};
     const auto compute = [&] {
-        const uint32_t domains = static_cast<uint32_t>(group.config().num_ranks / group.config().domain_ranks);
+        const uint32_t domains = static_cast<uint32_t>(group.config().num_ranks / group.config().lsa_team_size);
         uint64_t at = align_up(kFarCountersOffset + 4 * num_far_counters(common.arena.num_ranks, domains), 16);
         shared.peers = static_cast<uint32_t>(at);
         at = align_up(at + 4 * uint64_t{common.arena.num_ranks}, 16);

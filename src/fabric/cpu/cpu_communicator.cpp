@@ -133,7 +133,7 @@ void CpuCommunicator::require_same_size(const std::vector<uint64_t>& bytes, cons
 }
 
 void CpuCommunicator::expect_room(size_t bytes) const {
-    const auto ranks = static_cast<uint64_t>(domain_ranks());
+    const auto ranks = static_cast<uint64_t>(lsa_team_size());
     require(bytes <= machine_memory() / ranks, ncclSystemError,
             "{} bytes of symmetric memory are needed for each of the {} ranks on this machine, which has {} bytes for "
             "all of this process: lower max_dispatch_tokens_per_rank or max_token_bytes, or run fewer ranks here",

@@ -23,12 +23,12 @@ class ProcessCommunicator : public CpuCommunicator {
                         std::unique_ptr<Exchange> exchange, const std::shared_ptr<LocalExecutor>& executor);
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
-    int domain_ranks() const final { return static_cast<int>(processes_.size()); }
+    int lsa_team_size() const final { return static_cast<int>(processes_.size()); }
     std::string why_gone(int rank) override;
 
   protected:
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override;
-    bool is_near(int rank) const { return rank >= first_near_ && rank < first_near_ + domain_ranks(); }
+    bool is_near(int rank) const { return rank >= first_near_ && rank < first_near_ + lsa_team_size(); }
 
   private:
     struct Offer;

@@ -75,7 +75,8 @@ std::string gin_advice(int nccl_version, int unfit_gpu) {
     if (unfit_gpu != kGpuFits)
         return fmt::format(
             "GPU {} lacks the attribute GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, which NCCL asks of every GPU: "
-            "keep all ranks in one LSA team (unset NCCL_LSA_TEAM_SIZE, NCCL_HOSTID and CROSSDOCK_DOMAIN_RANKS), or use "
+            "keep all ranks in one LSA team (unset NCCL_LSA_TEAM_SIZE, NCCL_HOSTID and CROSSDOCK_LSA_TEAM_SIZE), or "
+            "use "
             "other GPUs",
             unfit_gpu);
     const auto named = value_of(kVariable);

@@ -63,7 +63,7 @@ void Mailbox::send_far(size_t half, size_t bytes, uint64_t round, cudaStream_t s
     put.network.window = memory_->window();
     put.num_ranks = self_.num_ranks;
     put.first_near = self_.first_of_domain();
-    put.end_near = put.first_near + self_.domain_ranks;
+    put.end_near = put.first_near + self_.lsa_team_size;
     put.slot = layout.slot(half, static_cast<size_t>(self_.rank));
     put.bytes = bytes;
     put.flag = layout.flag(half, static_cast<size_t>(self_.rank));

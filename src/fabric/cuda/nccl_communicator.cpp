@@ -74,7 +74,7 @@ class NcclCommunicator final : public Communicator {
     const BackendTraits& backend() const override { return kCudaBackend; }
     int rank() const override { return self_.rank; }
     int num_ranks() const override { return self_.num_ranks; }
-    int domain_ranks() const override { return self_.domain_ranks; }
+    int lsa_team_size() const override { return self_.lsa_team_size; }
     Runtime& runtime() override { return runtime_; }
     void all_gather(const void* own, void* all, size_t bytes, const char* what, uint64_t timeout_ns) override;
     uint64_t setup_timeout_ns(uint64_t timeout_ns) const override { return std::max(timeout_ns, kLeastSetupNs); }
@@ -180,7 +180,7 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     if (mailbox_ != nullptr) return;
     expect_device_api();
     const Deadline deadline = setup_deadline(timeout_ns);
-    const void* device_comm = self_.domain_ranks < self_.num_ranks ? gin(deadline) : nullptr;
+    const void* device_comm = self_.lsa_team_size < self_.num_ranks ? gin(deadline) : nullptr;
     auto mailbox = std::make_unique<Mailbox>(self_, runtime_, device_comm, what, deadline);
 
     using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, unique in the world
@@ -201,7 +201,7 @@ void NcclCommunicator::expect_device_api() const {
             "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
             "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and "
             "NCCL_HOSTID",
-            self_.num_ranks, properties.nLsaTeams, self_.domain_ranks, gin_advice_for(self_));
+            self_.num_ranks, properties.nLsaTeams, self_.lsa_team_size, gin_advice_for(self_));
     require(properties.deviceApiSupport, ncclInvalidUsage,
             "NCCL offers no symmetric memory for this communicator of {} ranks: all their GPUs must reach each other's "
             "memory (NVLink or PCIe peer access), and NCCL_CUMEM_ENABLE, NCCL_WIN_ENABLE and NCCL_P2P_DISABLE must not "
@@ -228,7 +228,7 @@ std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
     check(nccl.ncclCommUserRank(comm, &self.rank));
     check(nccl.ncclCommCuDevice(comm, &self.device));
     // As even as NCCL's teams are: all of one size.
-    self.domain_ranks = self.num_ranks / std::max(properties_of(self).nLsaTeams, 1);
+    self.lsa_team_size = self.num_ranks / std::max(properties_of(self).nLsaTeams, 1);
     return std::make_shared<NcclCommunicator>(self);
 }
 

@@ -32,11 +32,11 @@ PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window) {
     PeerMap peers;
     const int first = self.first_of_domain();
     peers.base = address_in_window(self, window, first);
-    if (self.domain_ranks == 1) return {peers.base, 0};
+    if (self.lsa_team_size == 1) return {peers.base, 0};
     peers.stride = static_cast<uint64_t>(address_in_window(self, window, first + 1) - peers.base);
     peers.base -= static_cast<uint64_t>(first) * peers.stride;
     // NCCL's own kernels find a peer by base and stride too, so this cannot differ unless NCCL's design does.
-    const int last_rank = first + self.domain_ranks - 1;
+    const int last_rank = first + self.lsa_team_size - 1;
     require(peers.at(last_rank, 0) == address_in_window(self, window, last_rank), ncclInternalError,
             "NCCL {} maps the window of rank {} away from the regular stride of {} bytes",
             nccl_version_text(self.nccl->version), last_rank, peers.stride);

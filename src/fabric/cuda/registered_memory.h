@@ -17,10 +17,10 @@ struct NcclRank {
     int rank = 0;
     int num_ranks = 0;
     int device = 0;
-    int domain_ranks = 0;  // of NCCL's load/store (LSA) team
+    int lsa_team_size = 0;  // of NCCL's load/store (LSA) team
 
-    int first_of_domain() const { return rank / domain_ranks * domain_ranks; }
-    bool is_near(int peer) const { return peer / domain_ranks == rank / domain_ranks; }
+    int first_of_domain() const { return rank / lsa_team_size * lsa_team_size; }
+    bool is_near(int peer) const { return peer / lsa_team_size == rank / lsa_team_size; }
 };
 
 // Local. What NCCL says of the communicator.

@@ -113,7 +113,7 @@ inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
 
 struct HtHandleGeometry {
     uint32_t num_ranks;
-    uint32_t domain_ranks;  // of a load/store domain
+    uint32_t lsa_team_size;  // of a load/store domain
     uint32_t experts_per_rank;
     uint32_t max_tokens;
     uint32_t topk;
@@ -123,7 +123,7 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t column_entries() const { return uint64_t{num_ranks} * chunks(); }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t columns() const { return 1 + experts_per_rank; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t domains() const { return num_ranks / domain_ranks; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t domains() const { return num_ranks / lsa_team_size; }
 
     static_assert(sizeof(HtRouting) <= 64, "HtRouting lies before the ids");
     CROSSDOCK_HOST_DEVICE constexpr uint64_t ids_offset() const { return 64; }  // i32 [tokens][topk], -1: dropped

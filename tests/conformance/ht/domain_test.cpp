@@ -37,8 +37,8 @@ TEST(HtDomain, EveryShapeMatchesTheReference) {
         const uint64_t num_seeds = seeds_or(81, 4).count;
         for (uint64_t seed = 81; seed < 81 + num_seeds; ++seed) {
             const HtProblem problem = random_ht_problem(seed, {.num_ranks = 8, .most_row_bytes = 512});
-            for (const int domain_ranks : {8, 4, 2, 1}) {
-                const WithDomain domain(domain_ranks);
+            for (const int lsa_team_size : {8, 4, 2, 1}) {
+                const WithDomain domain(lsa_team_size);
                 expect_clean(spec, 8, seed, trips(problem, rerouted(problem, seed + 1000)));
             }
         }
@@ -48,11 +48,11 @@ TEST(HtDomain, EveryShapeMatchesTheReference) {
 // Many nodes: 16 ranks as 4 x 4, 64 as 8 x 8.
 TEST(HtDomain, ManyNodesMatchTheReference) {
     on_each_backend({Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
-        for (const int domain_ranks : {4, 8}) {
-            const WithDomain domain(domain_ranks);
+        for (const int lsa_team_size : {4, 8}) {
+            const WithDomain domain(lsa_team_size);
             for (const ncclEpLayout_t layout : kHtLayouts) {
-                const HtProblem problem = plain_ht_problem(domain_ranks * domain_ranks, layout, 3);
-                expect_clean(spec, domain_ranks * domain_ranks, 3, [problem](RankContext& context) {
+                const HtProblem problem = plain_ht_problem(lsa_team_size * lsa_team_size, layout, 3);
+                expect_clean(spec, lsa_team_size * lsa_team_size, 3, [problem](RankContext& context) {
                     Group group(context, problem);
                     HtLayer layer(context, group.get(), problem);
                     layer.round_trip();
@@ -67,12 +67,12 @@ struct Destinations {
     std::set<int> ranks;
     std::set<int> far_domains;
 
-    Destinations(const HtProblem& problem, int home, int token, int domain_ranks) {
+    Destinations(const HtProblem& problem, int home, int token, int lsa_team_size) {
         for (int k = 0; k < problem.num_topk; ++k) {
             const int rank = problem.target_rank(home, token, k);
             if (rank < 0) continue;
             ranks.insert(rank);
-            if (rank / domain_ranks != home / domain_ranks) far_domains.insert(rank / domain_ranks);
+            if (rank / lsa_team_size != home / lsa_team_size) far_domains.insert(rank / lsa_team_size);
         }
     }
 };
@@ -82,21 +82,21 @@ struct Crossing {
     int channels;
     int batch;
 
-    Crossing(Backend kind, int domain_ranks)
+    Crossing(Backend kind, int lsa_team_size)
         : channels(kind == Backend::kSimulation ? 2 : 1),
           batch(kind != Backend::kSimulation ? 8
-                : domain_ranks == 1          ? 1
+                : lsa_team_size == 1         ? 1
                                              : 2) {}
 
     // For a home's tokens that cross to a domain.
-    uint64_t credits(const HtProblem& problem, int home, int domain, int domain_ranks) const {
+    uint64_t credits(const HtProblem& problem, int home, int domain, int lsa_team_size) const {
         const int tokens = problem.ranks[home].num_tokens;
         uint64_t num = 0;
         for (int channel = 0, token = 0; channel < channels; ++channel) {
             const int end = token + tokens / channels + (channel < tokens % channels ? 1 : 0);
             int rows = 0;
             for (; token < end; ++token)
-                rows += static_cast<int>(Destinations(problem, home, token, domain_ranks).far_domains.count(domain));
+                rows += static_cast<int>(Destinations(problem, home, token, lsa_team_size).far_domains.count(domain));
             num += static_cast<uint64_t>(rows / batch);
         }
         return num;
@@ -104,11 +104,11 @@ struct Crossing {
 };
 
 // What a rank's update, forward dispatch and forward combine put.
-crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int domain_ranks, const Crossing& crossing) {
+crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int lsa_team_size, const Crossing& crossing) {
     crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
-    traffic.domain_ranks = domain_ranks;
+    traffic.lsa_team_size = lsa_team_size;
     const int num_ranks = problem.num_ranks;
-    const int domain = rank / domain_ranks;
+    const int domain = rank / lsa_team_size;
     const uint64_t words = (static_cast<uint64_t>(problem.local_experts()) + 63) / 64;
     const uint64_t tokens = static_cast<uint64_t>(problem.ranks[rank].num_tokens);
     const auto put = [&](uint64_t bytes) {
@@ -125,33 +125,33 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int doma
         traffic.signals += num;
         traffic.bytes_crossed += 8 * num;
     };
-    const auto is_far = [&](int peer) { return peer / domain_ranks != domain; };
+    const auto is_far = [&](int peer) { return peer / lsa_team_size != domain; };
     const uint64_t weights_of_row = 4 * ((std::min<uint64_t>(problem.num_topk, problem.local_experts()) + 3) / 4 * 4);
     for (int peer = 0; peer < num_ranks; ++peer) {
         if (!is_far(peer)) continue;
         put(16 * words * tokens);  // which of its experts the tokens go to
         put_and_raise(8);          // how many tokens; the routing is there
         put_and_raise(8);          // how many rows come here
-        const bool is_rail = peer % domain_ranks == rank % domain_ranks;
-        if (is_rail) put(4 * static_cast<uint64_t>(domain_ranks) * ((problem.max_tokens + 31) / 32));
+        const bool is_rail = peer % lsa_team_size == rank % lsa_team_size;
+        if (is_rail) put(4 * static_cast<uint64_t>(lsa_team_size) * ((problem.max_tokens + 31) / 32));
         for (int operation = 0; operation < 3; ++operation) put_and_raise(8);       // it has come, with these terms
         for (int chunk = 0; chunk < problem.ranks[rank].num_tokens; chunk += 32) {  // the weights of a chunk
             uint64_t rows = 0;
             for (int token = chunk; token < std::min(chunk + 32, problem.ranks[rank].num_tokens); ++token)
-                rows += Destinations(problem, rank, token, domain_ranks).ranks.count(peer);
+                rows += Destinations(problem, rank, token, lsa_team_size).ranks.count(peer);
             put_and_raise(weights_of_row * rows);
         }
         // Rows that came have been read, and sums; weights are too few for a credit.
-        if (is_rail) raise(crossing.credits(problem, peer, domain, domain_ranks));
-        if (is_rail) raise(crossing.credits(problem, rank, peer / domain_ranks, domain_ranks));
+        if (is_rail) raise(crossing.credits(problem, peer, domain, lsa_team_size));
+        if (is_rail) raise(crossing.credits(problem, rank, peer / lsa_team_size, lsa_team_size));
         for (int token = 0; is_rail && token < problem.ranks[peer].num_tokens; ++token) {
-            if (Destinations(problem, peer, token, domain_ranks).far_domains.count(domain) == 0) continue;
+            if (Destinations(problem, peer, token, lsa_team_size).far_domains.count(domain) == 0) continue;
             put_and_raise(problem.combine_row_bytes());  // the sum
             traffic.rows_crossed += 1;
         }
     }
     for (int token = 0; token < problem.ranks[rank].num_tokens; ++token) {
-        const uint64_t rows = Destinations(problem, rank, token, domain_ranks).far_domains.size();
+        const uint64_t rows = Destinations(problem, rank, token, lsa_team_size).far_domains.size();
         traffic.rows_crossed += rows;
         for (uint64_t i = 0; i < rows; ++i) put_and_raise(problem.token_row_bytes() + problem.scale_row_bytes());
     }
@@ -162,8 +162,8 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int doma
 // model.
 TEST(HtDomain, TrafficIsWhatTheModelSays) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
-        for (const int domain_ranks : {1, 2, 3}) {
-            const WithDomain domain(domain_ranks);
+        for (const int lsa_team_size : {1, 2, 3}) {
+            const WithDomain domain(lsa_team_size);
             for (const ncclEpLayout_t layout : kHtLayouts) {
                 const HtProblem problem = plain_ht_problem(6, layout, 7);
                 expect_clean(spec, 6, std::nullopt, [=](RankContext& context) {
@@ -171,7 +171,7 @@ TEST(HtDomain, TrafficIsWhatTheModelSays) {
                     HtLayer layer(context, group.get(), problem);
                     layer.pass(NCCL_EP_FWD_PASS);
                     const crossdockTraffic_t expected =
-                        expected_traffic(problem, context.rank(), domain_ranks, Crossing(spec.kind, domain_ranks));
+                        expected_traffic(problem, context.rank(), lsa_team_size, Crossing(spec.kind, lsa_team_size));
                     crossdockTraffic_t seen = CROSSDOCK_TRAFFIC_INIT;
                     RANK_OK(context, crossdockGroupTraffic(group.get(), &seen));
                     RANK_CHECK(context, seen.rows_crossed == expected.rows_crossed, "{}, expected {}",
@@ -212,7 +212,7 @@ TEST(HtDomain, MasksAreRefused) {
             const HtProblem problem = plain_ht_problem(4, NCCL_EP_LAYOUT_FLAT, 1);
             const ncclEpGroupConfig_t config = group_config_for(context, problem);
             crossdockGroupOptions_t options = CROSSDOCK_GROUP_OPTIONS_INIT;
-            options.domain_ranks = 2;
+            options.lsa_team_size = 2;
             options.ht_masks = 1;
             ncclEpGroup_t group = nullptr;
             RANK_REFUSED(context, ncclInvalidUsage, "options->ht_masks is 1",

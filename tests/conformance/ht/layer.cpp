@@ -10,7 +10,7 @@ using reference::Recipe;
 HtLayer::HtLayer(RankContext& context, ncclEpGroup_t group, const HtProblem& problem, const HtOptions& options,
                  cudaStream_t stream)
     : LayerBase(context, group, stream),
-      domain_ranks_(static_cast<int>(traffic_of(context, group).domain_ranks)),
+      lsa_team_size_(static_cast<int>(traffic_of(context, group).lsa_team_size)),
       problem_(problem),
       routing_(problem),
       options_(options) {

@@ -111,7 +111,7 @@ class HtLayer : public LayerBase {
     void check_numbers(const Numbers& numbers, const char* of, bool asked);
     void check_metadata(const ActiveRanks& active);
 
-    int domain_ranks_;  // of the group
+    int lsa_team_size_;  // of the group
     HtProblem problem_;
     std::optional<HtRouting> routing_;
     HtOptions options_;

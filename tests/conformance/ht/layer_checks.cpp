@@ -145,7 +145,7 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
     const Bytes seen = combine_output_->read();
     if (others.empty()) {
         check_bounds(
-            seen, [&](int token) { return bounded_row(problem_, *routing_, context_.rank(), token, domain_ranks_); });
+            seen, [&](int token) { return bounded_row(problem_, *routing_, context_.rank(), token, lsa_team_size_); });
     }
     const bool backward = direction == NCCL_EP_BWD_PASS;
     const Bytes seen_gradients = combined_gradients_->read();
@@ -155,13 +155,13 @@ void HtLayer::check_combine(ncclEpPassDir_t direction, const std::vector<HtProbl
     const std::vector<HtRouting> routings(others.begin(), others.end());
     for (size_t token = 0; token < num_tokens(); ++token) {
         const auto index = static_cast<int>(token);
-        put(image, token * row_bytes, combined_row(problem_, *routing_, context_.rank(), index, domain_ranks_));
+        put(image, token * row_bytes, combined_row(problem_, *routing_, context_.rank(), index, lsa_team_size_));
         if (backward)
             put_values(gradients, token * topk(), combined_weights(problem_, *routing_, context_.rank(), index));
         std::vector<Bytes> rows;
         std::vector<Bytes> weights;
         for (size_t i = 0; i < others.size(); ++i) {
-            rows.push_back(combined_row(others[i], routings[i], context_.rank(), index, domain_ranks_));
+            rows.push_back(combined_row(others[i], routings[i], context_.rank(), index, lsa_team_size_));
             if (backward) weights.push_back(as_bytes(combined_weights(others[i], routings[i], context_.rank(), index)));
         }
         allow(image, token * row_bytes, rows, seen);

@@ -182,7 +182,7 @@ TEST(HtMask, GroupsAreRefused) {
             RANK_REFUSED(context, ncclInvalidArgument, "group",
                          crossdockCreateGroup(nullptr, context.comm(), &good, &options));
             refused(ncclInvalidArgument, "config", nullptr, &options);
-            options.size = offsetof(crossdockGroupOptions_t, domain_ranks) - 1;
+            options.size = offsetof(crossdockGroupOptions_t, lsa_team_size) - 1;
             refused(ncclInvalidArgument, "options->size", &good, &options);
             options = CROSSDOCK_GROUP_OPTIONS_INIT;
             options.magic ^= 1;

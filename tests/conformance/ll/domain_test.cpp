@@ -16,8 +16,8 @@ namespace {
 RankProgram trips(const Problem& problem) {
     return [problem](RankContext& context) {
         Group group(context, problem);
-        RANK_CHECK(context, traffic_of(context, group.get()).domain_ranks == domain_for(context.num_ranks()),
-                   "domains of {} ranks", traffic_of(context, group.get()).domain_ranks);
+        RANK_CHECK(context, traffic_of(context, group.get()).lsa_team_size == domain_for(context.num_ranks()),
+                   "domains of {} ranks", traffic_of(context, group.get()).lsa_team_size);
         Layer layer(context, group.get(), problem);
         layer.round_trip();
         layer.route(rerouted(problem, problem.seed + 1000));
@@ -36,11 +36,11 @@ TEST(Domain, EveryShapeGivesTheSameBits) {
                 problem.recipe = reference::Recipe::kFp8;
             problem.sums = seed % 4 == 0 ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT;
             std::vector<uint64_t> first;
-            for (const int domain_ranks : {8, 4, 2, 1}) {
-                const WithDomain domain(domain_ranks);
+            for (const int lsa_team_size : {8, 4, 2, 1}) {
+                const WithDomain domain(lsa_team_size);
                 const RunReport report = expect_clean(spec, 8, seed, trips(problem));
                 if (first.empty()) first = report.digests;
-                EXPECT_EQ(report.digests, first) << "domains of " << domain_ranks << ", " << problem.describe();
+                EXPECT_EQ(report.digests, first) << "domains of " << lsa_team_size << ", " << problem.describe();
             }
         }
     });
@@ -50,13 +50,13 @@ TEST(Domain, EveryShapeGivesTheSameBits) {
 struct Expected {
     crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
 
-    Expected(const Problem& problem, int rank, int domain_ranks) {
-        const int first = rank / domain_ranks * domain_ranks;
-        const auto is_far = [&](int peer) { return peer < first || peer >= first + domain_ranks; };
+    Expected(const Problem& problem, int rank, int lsa_team_size) {
+        const int first = rank / lsa_team_size * lsa_team_size;
+        const auto is_far = [&](int peer) { return peer < first || peer >= first + lsa_team_size; };
         const uint64_t row_bytes = problem.token_row_bytes();
         const uint64_t header_bytes = 16 * (1 + static_cast<uint64_t>(problem.num_topk));
         const int experts = problem.num_experts / problem.num_ranks;
-        traffic.domain_ranks = domain_ranks;
+        traffic.lsa_team_size = lsa_team_size;
         std::set<int> homes;  // elsewhere, whose tokens this rank has
         for (int source = 0; source < problem.num_ranks; ++source) {
             const reference::RankInput& input = problem.ranks[source];
@@ -93,8 +93,8 @@ struct Expected {
 // Bytes and messages are those of the model in docs/scaling.md.
 TEST(Domain, TrafficIsWhatTheModelSays) {
     on_each_backend(kBackends, [](const BackendSpec& spec) {
-        for (const int domain_ranks : {1, 2, 3, 6}) {
-            const WithDomain domain(domain_ranks);
+        for (const int lsa_team_size : {1, 2, 3, 6}) {
+            const WithDomain domain(lsa_team_size);
             Problem problem = busy_problem(6, NCCL_EP_LAYOUT_RANK_MAJOR, 8);
             problem.num_topk = 2;
             problem = rerouted(problem, 5);
@@ -110,10 +110,10 @@ TEST(Domain, TrafficIsWhatTheModelSays) {
                 Group group(context, problem);
                 Layer layer(context, group.get(), problem);
                 layer.round_trip();
-                crossdockTraffic_t expected = Expected(problem, context.rank(), domain_ranks).traffic;
-                if (domain_ranks == 6) expected.rows_inside = expected.bytes_inside = 0;  // one domain counts nothing
+                crossdockTraffic_t expected = Expected(problem, context.rank(), lsa_team_size).traffic;
+                if (lsa_team_size == 6) expected.rows_inside = expected.bytes_inside = 0;  // one domain counts nothing
                 const crossdockTraffic_t seen = traffic_of(context, group.get());
-                RANK_CHECK(context, seen.domain_ranks == domain_ranks, "{}", seen.domain_ranks);
+                RANK_CHECK(context, seen.lsa_team_size == lsa_team_size, "{}", seen.lsa_team_size);
                 RANK_CHECK(context, seen.rows_inside == expected.rows_inside, "{}, expected {}", seen.rows_inside,
                            expected.rows_inside);
                 RANK_CHECK(context, seen.bytes_inside == expected.bytes_inside, "{}, expected {}", seen.bytes_inside,
@@ -245,22 +245,22 @@ TEST(Domain, WrongDomainsAreRefused) {
             crossdockGroupOptions_t wrong = CROSSDOCK_GROUP_OPTIONS_INIT;
             ncclEpGroup_t group = nullptr;
             const auto create = [&] { return crossdockCreateGroup(&group, context.comm(), &config, &wrong); };
-            for (const int domain_ranks : {3, 5, 8}) {
-                wrong.domain_ranks = domain_ranks;
+            for (const int lsa_team_size : {3, 5, 8}) {
+                wrong.lsa_team_size = lsa_team_size;
                 RANK_REFUSED(context, ncclInvalidArgument, "allowed: 1, 2, 4", create());
                 RANK_REFUSED(context, ncclInvalidArgument, "LSA teams", create());
-                RANK_REFUSED(context, ncclInvalidArgument, fmt::format("options->domain_ranks is {}", domain_ranks),
+                RANK_REFUSED(context, ncclInvalidArgument, fmt::format("options->lsa_team_size is {}", lsa_team_size),
                              create());
             }
-            wrong.domain_ranks = -1;
-            RANK_REFUSED(context, ncclInvalidArgument, "options->domain_ranks is -1", create());
-            wrong.domain_ranks = context.rank() == 2 ? 1 : 2;
-            RANK_REFUSED(context, ncclInvalidUsage, "domain_ranks differs", create());
+            wrong.lsa_team_size = -1;
+            RANK_REFUSED(context, ncclInvalidArgument, "options->lsa_team_size is -1", create());
+            wrong.lsa_team_size = context.rank() == 2 ? 1 : 2;
+            RANK_REFUSED(context, ncclInvalidUsage, "lsa_team_size differs", create());
 
             // Options of before there were domains.
-            wrong.size = offsetof(crossdockGroupOptions_t, domain_ranks);
+            wrong.size = offsetof(crossdockGroupOptions_t, lsa_team_size);
             RANK_OK(context, create());
-            RANK_CHECK(context, traffic_of(context, group).domain_ranks == 4, "a field past the struct was read");
+            RANK_CHECK(context, traffic_of(context, group).lsa_team_size == 4, "a field past the struct was read");
             crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
             traffic.magic = 1;
             RANK_REFUSED(context, ncclInvalidArgument, "magic", crossdockGroupTraffic(group, &traffic));
@@ -270,33 +270,35 @@ TEST(Domain, WrongDomainsAreRefused) {
     });
 }
 
-// CROSSDOCK_DOMAIN_RANKS comes before the option, and is judged like it.
+// CROSSDOCK_LSA_TEAM_SIZE overrides the option, and is judged like it; CROSSDOCK_DOMAIN_RANKS, its earlier name, works.
 TEST(Domain, TheEnvironmentDecides) {
     on_each_backend({Backend::kProcesses, Backend::kSimulation}, [](const BackendSpec& spec) {
-        const auto run_with = [&](const char* value, int expected) {
-            setenv("CROSSDOCK_DOMAIN_RANKS", value, 1);
+        const auto run_with = [&](const char* name, const char* value, int expected) {
+            setenv(name, value, 1);
             expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
                 const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
                 const ncclEpGroupConfig_t config = group_config_for(context, problem);
                 crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
-                group_options.domain_ranks = 2;
+                group_options.lsa_team_size = 2;
                 ncclEpGroup_t group = nullptr;
                 if (expected == 0) {
-                    RANK_REFUSED(context, ncclInvalidArgument, "CROSSDOCK_DOMAIN_RANKS is 3",
+                    RANK_REFUSED(context, ncclInvalidArgument, "CROSSDOCK_LSA_TEAM_SIZE is 3",
                                  crossdockCreateGroup(&group, context.comm(), &config, &group_options));
                     return;
                 }
                 RANK_OK(context, crossdockCreateGroup(&group, context.comm(), &config, &group_options));
                 const crossdockTraffic_t traffic = traffic_of(context, group);
-                RANK_CHECK(context, traffic.domain_ranks == expected, "{}", traffic.domain_ranks);
+                RANK_CHECK(context, traffic.lsa_team_size == expected, "{}", traffic.lsa_team_size);
                 RANK_OK(context, ncclEpGroupDestroy(group));
             });
-            unsetenv("CROSSDOCK_DOMAIN_RANKS");
+            unsetenv(name);
         };
-        run_with("1", 1);
-        run_with("4", 4);
-        run_with("3", 0);
-        run_with("nonsense", 2);
+        run_with("CROSSDOCK_LSA_TEAM_SIZE", "1", 1);
+        run_with("CROSSDOCK_LSA_TEAM_SIZE", "4", 4);
+        run_with("CROSSDOCK_LSA_TEAM_SIZE", "3", 0);
+        run_with("CROSSDOCK_LSA_TEAM_SIZE", "nonsense", 2);
+        run_with("CROSSDOCK_DOMAIN_RANKS", "4", 4);
+        run_with("CROSSDOCK_DOMAIN_RANKS", "nonsense", 2);
     });
 }
 

@@ -71,7 +71,7 @@ void parse(int argc, char** argv) {
             options().num_ranks = static_cast<int>(number(flag, value, 1, 64));
         } else if (flag == "--lsa-team" || flag == "--domain") {
             if (flag == "--domain") say_deprecated("--domain is deprecated: use --lsa-team");
-            options().domain_ranks = static_cast<int>(number(flag, value, 1, 64));
+            options().lsa_team_size = static_cast<int>(number(flag, value, 1, 64));
         } else if (flag == "--seed") {
             options().seed = number(flag, value, 0, UINT64_MAX);
         } else if (flag == "--seeds") {
@@ -82,8 +82,8 @@ void parse(int argc, char** argv) {
     }
     // Where NCCL makes LSA teams of several, groups have them, whatever they ask for.
     const char* team = std::getenv("NCCL_LSA_TEAM_SIZE");
-    if (team != nullptr && !options().domain_ranks)
-        options().domain_ranks = static_cast<int>(number("NCCL_LSA_TEAM_SIZE", team, 1, 64));
+    if (team != nullptr && !options().lsa_team_size)
+        options().lsa_team_size = static_cast<int>(number("NCCL_LSA_TEAM_SIZE", team, 1, 64));
 }
 
 }  // namespace

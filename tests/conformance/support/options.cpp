@@ -42,7 +42,7 @@ uint64_t seeds_in(Backend kind, uint64_t count) {
 int ranks_or(int wanted) { return options().num_ranks.value_or(wanted); }
 
 int domain_for(int num_ranks) {
-    int domain = std::min(options().domain_ranks.value_or(0), num_ranks);
+    int domain = std::min(options().lsa_team_size.value_or(0), num_ranks);
     while (domain > 0 && num_ranks % domain != 0) --domain;
     return domain;
 }
@@ -57,7 +57,7 @@ bool backend_is_selected(Backend kind) {
 std::string replay_line(Backend kind, int num_ranks, std::optional<uint64_t> seed) {
     const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string line = fmt::format("crossdock_conformance --backend {} --ranks {}", backend_name(kind), num_ranks);
-    if (options().domain_ranks) line += fmt::format(" --lsa-team {}", *options().domain_ranks);
+    if (options().lsa_team_size) line += fmt::format(" --lsa-team {}", *options().lsa_team_size);
     if (seed) line += fmt::format(" --seed {}", *seed);
     if (test != nullptr) line += fmt::format(" --gtest_filter={}.{}", test->test_suite_name(), test->name());
     return line;

@@ -14,7 +14,7 @@ namespace crossdock::testing {
 struct Options {
     std::vector<Backend> backends;
     std::optional<int> num_ranks;
-    std::optional<int> domain_ranks;
+    std::optional<int> lsa_team_size;
     std::optional<uint64_t> seed;
     std::optional<uint64_t> num_seeds;
 };

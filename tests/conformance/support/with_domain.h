@@ -8,8 +8,10 @@ namespace crossdock::testing {
 // For a part of a test, as if --lsa-team said so.
 class WithDomain {
   public:
-    explicit WithDomain(int domain_ranks) : before_(options().domain_ranks) { options().domain_ranks = domain_ranks; }
-    ~WithDomain() { options().domain_ranks = before_; }
+    explicit WithDomain(int lsa_team_size) : before_(options().lsa_team_size) {
+        options().lsa_team_size = lsa_team_size;
+    }
+    ~WithDomain() { options().lsa_team_size = before_; }
     WithDomain(const WithDomain&) = delete;
     WithDomain& operator=(const WithDomain&) = delete;
 
