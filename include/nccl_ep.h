@@ -468,7 +468,7 @@ ncclResult_t ncclEpHandleDestroy(ncclEpHandle_t handle);
 // Must agree in LL: the call itself, layout and K, the recipe, the type of inputs->tokens, the bytes of a row of
 // outputs->tokens and of outputs->scales.
 // Must agree in HT: the call itself, the update whose routing is used, layout and K, the direction, the recipe, the
-// type of the tokens, the bytes of a row and of its scales (in a group of one domain a rank that sends and receives no
+// type of the tokens, the bytes of a row and of its scales (in a group of one team a rank that sends and receives no
 // rows may pass others).
 // Must agree where peers write into windows (LL rank-major: of ranks that have the same outputs in windows; HT flat: of
 // ranks that have windows at all): the window, and win_offset of outputs->tokens and outputs->scales. Hashes of them
@@ -509,7 +509,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   2^-127 at least, with which no element is larger than 448. The source rank adds these in fp32, rounding once: a
 //   result differs from the exact sum by what NONE allows plus, for each rank's sum x, the largest of |x| / 16, 2^-17
 //   times the largest magnitude of its 32 elements, and 2^-137. A block that holds an infinity or a NaN becomes NaN.
-// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), MXFP8 with several load/store domains,
+// ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), MXFP8 with several LSA teams,
 // and as for ncclEpDispatch.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
                            const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,

@@ -91,7 +91,7 @@ typedef enum {
     // a device with 4-bit conversion instructions.
     NCCL_EP_COMB_QUANT_NVFP4 = 1,
     // bf16 rows travel as e4m3 with one e8m0 scale, a power of two, per 32 elements. High throughput, expert-major, all
-    // ranks in one load/store domain; no particular GPU is needed. Version 3.
+    // ranks in one LSA team; no particular GPU is needed. Version 3.
     NCCL_EP_COMB_QUANT_MXFP8 = 2,
     // Earlier spelling of the same value.
     NCCL_EP_COMBINE_QUANT_NONE = NCCL_EP_COMB_QUANT_NONE

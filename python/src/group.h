@@ -61,7 +61,7 @@ class GroupState {
     void close();
 
     // Destroys a handle, and then lets go of what it may read or write until then: now or, if another thread is in a
-    // call, at the end of that. A pending half is cancelled, which may wait for ranks of other domains.
+    // call, at the end of that. A pending half is cancelled, which may wait for ranks of other teams.
     void destroy(ncclEpHandle_t handle, std::vector<Array> arrays);
     // The same at the end of the next call. Never waits.
     void destroy_later(ncclEpHandle_t handle, std::vector<Array> arrays);

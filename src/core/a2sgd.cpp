@@ -98,10 +98,10 @@ A2sgd::A2sgd(std::shared_ptr<Communicator> communicator, const Settings& setting
     config.num_ranks = arena.num_ranks;
     config.lsa_team_size = settings_.lsa_team_size;
     memory_ = communicator_->allocate_symmetric(arena.bytes(), settings_.timeout_ns);
-    domain_ = std::make_unique<DomainView>(*communicator_, config, *memory_);
-    domain_->reach.signals = arena.signals_offset();
-    domain_->reach.raised = arena.raised_offset();
-    domain_->reach.traffic = arena.traffic_offset();
+    team_ = std::make_unique<TeamView>(*communicator_, config, *memory_);
+    team_->reach.signals = arena.signals_offset();
+    team_->reach.raised = arena.raised_offset();
+    team_->reach.traffic = arena.traffic_offset();
     state_ = DeviceMemory(device, {}, kControlOffset + sizeof(WaitControl));
     use(std::move(pieces));
     order_ = device.make_stream_order();
@@ -128,7 +128,7 @@ void A2sgd::destroy() noexcept {
     }
     try {
         DeviceScope scope(runtime());
-        domain_.reset();
+        team_.reset();
         memory_.reset();
         order_.reset();
         state_.release();
@@ -218,8 +218,8 @@ void A2sgd::set_pieces(const crossdockA2sgdPiece_t* caller, size_t num_pieces) {
 A2sgdArgs A2sgd::args() const {
     A2sgdArgs args{};
     args.arena.num_ranks = static_cast<uint32_t>(communicator_->num_ranks());
-    args.peers = domain_->peers;
-    args.reach = domain_->reach;
+    args.peers = team_->peers;
+    args.reach = team_->reach;
     args.rank = communicator_->rank();
     args.scope.operation = OperationKind::kA2sgd;
     args.scope.timeout_ns = settings_.timeout_ns;

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "core/domain_view.h"
 #include "core/error.h"
 #include "core/failure_watch.h"
 #include "core/memory.h"
+#include "core/team_view.h"
 #include "crossdock.h"
 #include "kernels/a2sgd/arguments.h"
 
@@ -75,7 +75,7 @@ class A2sgd {
     DeviceMemory chunks_;
     DeviceMemory partials_;
     std::unique_ptr<SymmetricMemory> memory_;
-    std::unique_ptr<DomainView> domain_;
+    std::unique_ptr<TeamView> team_;
     std::unique_ptr<StreamOrder> order_;
     FailureWatch::Place watch_;  // as a group's
 };

@@ -229,7 +229,7 @@ crossdockDiagnosis_t Group::diagnosis() const {
 crossdockTraffic_t Group::traffic() {
     crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
     traffic.lsa_team_size = static_cast<int>(config_.lsa_team_size);
-    if (!config_.has_several_domains()) return traffic;
+    if (!config_.has_several_teams()) return traffic;
     DeviceScope device(runtime());
     await_operations();
     std::array<uint64_t, kNumTraffic> sums{};
@@ -238,8 +238,8 @@ crossdockTraffic_t Group::traffic() {
         runtime().copy_to_host(words.data(), memory.local + reach.traffic, sizeof(words), nullptr);
         for (size_t i = 0; i < sums.size(); ++i) sums[i] += words[i];
     };
-    for (const auto& arena : arenas_) add(*arena->memory, arena->domain.reach);
-    if (ht_arena_ != nullptr) add(*ht_arena_->memory, ht_arena_->domain->reach);
+    for (const auto& arena : arenas_) add(*arena->memory, arena->team.reach);
+    if (ht_arena_ != nullptr) add(*ht_arena_->memory, ht_arena_->team->reach);
     const auto sum = [&](Traffic what) { return sums[static_cast<size_t>(what)]; };
     traffic.rows_inside = sum(Traffic::kInsideRows);
     traffic.bytes_inside = sum(Traffic::kInsideBytes);

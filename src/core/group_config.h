@@ -12,7 +12,7 @@ namespace crossdock {
 // How long a wait may last: the environment's value, the caller's (0: none), 100 s.
 uint64_t resolve_timeout_ns(const Environment& environment, uint64_t given_ns);
 
-// Ranks of a load/store domain: CROSSDOCK_LSA_TEAM_SIZE, the option (0: none), what the communicator says. A domain
+// Ranks of an LSA team: CROSSDOCK_LSA_TEAM_SIZE, the option (0: none), what the communicator says. A team
 // never spans more than the communicator's.
 uint32_t resolve_lsa_team_size(const Communicator& communicator, const Environment& environment, int option,
                                const char* option_name);
@@ -41,7 +41,7 @@ struct GroupConfig {
     bool sums_at_sender = false;
 
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
-    bool has_several_domains() const { return lsa_team_size < num_ranks; }
+    bool has_several_teams() const { return lsa_team_size < num_ranks; }
 
     // Checks what one rank can check by itself. options may be null.
     static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,

@@ -50,7 +50,7 @@ void Group::mask_clean(cudaStream_t stream) {
     ++num_cleans_;
     for (const auto& arena : arenas_) {
         const LlMaskCleanArgs args{
-            mask_exchange(arena->domain.peers, arena->geometry.barrier_offset(), arena->domain.reach),
+            mask_exchange(arena->team.peers, arena->geometry.barrier_offset(), arena->team.reach),
             reinterpret_cast<LlArenaState*>(arena->state.data())};
         before_operation(stream);
         launch<LlMaskClean>(runtime(), args, LlMaskClean::shape(runtime()), stream);

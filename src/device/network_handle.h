@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a kernel finds memory of ranks outside its load/store domain.
+// How a kernel finds memory of ranks outside its LSA team.
 #pragma once
 
 #include "device/peer_map.h"

@@ -38,7 +38,7 @@ struct WindowView {
     cpu::FarMemory* far = nullptr;  // as of SymmetricMemory
 };
 
-// Stands for memory of ranks outside a load/store domain: whoever touches it faults.
+// Stands for memory of ranks outside an LSA team: whoever touches it faults.
 std::byte* unreachable_memory();
 
 class Communicator {
@@ -64,10 +64,10 @@ class Communicator {
     virtual WindowView window(ncclWindow_t handle) = 0;
 
     // Ranks in a row that load and store each other's memory. The communicator has num_ranks / lsa_team_size such
-    // domains.
+    // teams.
     virtual int lsa_team_size() const { return num_ranks(); }
 
-    // How kernels reach symmetric memory of ranks outside their group's domain, which may be smaller than the
+    // How kernels reach symmetric memory of ranks outside their group's team, which may be smaller than the
     // communicator's.
     virtual NetworkHandle network_of(const SymmetricMemory& memory) = 0;
 

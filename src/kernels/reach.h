@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks a group's kernels reach how: those of the own load/store domain by loads and stores, the others through
+// Which ranks a group's kernels reach how: those of the own LSA team by loads and stores, the others through
 // the network, by puts and signals.
 #pragma once
 
@@ -27,21 +27,21 @@ struct Reach {
     NetworkHandle network;
     int num_ranks = 0;
     int rank = 0;
-    int first_of_domain = 0;  // ranks [first, end) share this rank's domain
-    int end_of_domain = 0;
+    int first_of_team = 0;  // ranks [first, end) share this rank's team
+    int end_of_team = 0;
     uint64_t signals = 0;  // u64 [signals][ranks]: raised by the peers
     uint64_t raised = 0;   // u64 [signals][ranks]: what this rank has raised at the peers; its own
     uint64_t barrier = 0;  // u64 [2 cleans][2 phases][ranks]: put by the peers
     uint64_t traffic = 0;  // u64 [traffic]; its own
 
-    bool has_several_domains() const { return end_of_domain - first_of_domain < num_ranks; }
+    bool has_several_teams() const { return end_of_team - first_of_team < num_ranks; }
 };
 
 inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE bool is_remote(const Reach& reach, int peer) {
     if constexpr (!kHasGinPeers) return false;
-    return peer < reach.first_of_domain || peer >= reach.end_of_domain;
+    return peer < reach.first_of_team || peer >= reach.end_of_team;
 }
 
 // Where the kind of signal lies, at an offset of `words`, of or for a peer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts and signals to peers outside the load/store domain, counted.
+// Puts and signals to peers outside the LSA team, counted.
 #pragma once
 
 #include "device/context.h"

@@ -37,7 +37,7 @@ template <typename Kernel>
 void launch(Runtime& runtime, const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
     cpu::Executor* const executor = runtime.cpu_executor();
     if constexpr (requires { Kernel::reach(args); }) {
-        if (Kernel::reach(args).has_several_domains())
+        if (Kernel::reach(args).has_several_teams())
             return launch<Kernel, Peers::kLsaAndGin>(executor, args, shape, stream);
     }
     launch<Kernel, Peers::kLsa>(executor, args, shape, stream);

@@ -7,7 +7,7 @@
 
 #include "conformance/support/fault_support.h"
 #include "conformance/support/modes.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -163,12 +163,12 @@ TEST_BOTH_MODES(Fault, ARankKilledAtAnyStepIsNamed) {
 // Who is behind a cut cable is named by everybody within the timeout. High throughput, in a node of two ranks with a
 // cable each: both ends of the cut report the other one, and the neighbour believes who comes first: it names one whom
 // rank 1 blames, or rank 1.
-TEST_BOTH_MODES(Domain, ACutCableIsNamed) {
+TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
         constexpr int kCut = 1;
         for (const int lsa_team_size : {1, 2}) {
-            const WithDomain domain(lsa_team_size);
+            const WithLsaTeam team(lsa_team_size);
             for (const ncclEpLayout_t layout : Mode::kLayouts) {
                 BlameTable blames;
                 const RankProgram program = [&](RankContext& context) {

@@ -82,7 +82,7 @@ TEST(Hosts, ThreeReachEachOther) {
                 layer.round_trip();
                 crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
                 RANK_OK(context, crossdockGroupTraffic(group.get(), &traffic));
-                RANK_CHECK(context, traffic.lsa_team_size == 2 && traffic.puts > 0, "domains of {}, {} puts",
+                RANK_CHECK(context, traffic.lsa_team_size == 2 && traffic.puts > 0, "teams of {}, {} puts",
                            traffic.lsa_team_size, traffic.puts);
             }
         };

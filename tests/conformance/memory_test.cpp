@@ -42,8 +42,8 @@ TEST(Memory, AGroupNeedsAtMost64MiB) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         if (ranks_or(8) != 8) return;
         expect_clean(spec, 8, std::nullopt, [](RankContext& context) {
-            // Between several domains rows go through an outbox.
-            const size_t most_mib = domain_for(8) % 8 == 0 ? 64 : 80;
+            // Between several teams rows go through an outbox.
+            const size_t most_mib = lsa_team_for(8) % 8 == 0 ? 64 : 80;
             check_memory<LowLatency>(context, large_config(NCCL_EP_ALGO_LOW_LATENCY, 128), most_mib << 20);
         });
     });

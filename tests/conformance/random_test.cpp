@@ -55,7 +55,7 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, typename Mode::Limits limit
         limits.num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % most_ranks));
         typename Mode::Problem problem;
         if constexpr (Mode::kIsHt) {
-            limits.mxfp8 = is_one_domain(limits.num_ranks);
+            limits.mxfp8 = is_one_lsa_team(limits.num_ranks);
             problem = random_ht_problem(seed, limits);
         } else {
             limits.nvfp4 = !is_cuda(spec.kind);

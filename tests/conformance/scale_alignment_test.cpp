@@ -6,7 +6,7 @@
 #include "conformance/ll/random_problem.h"
 #include "conformance/support/options.h"
 #include "conformance/support/scoped_arena.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -24,10 +24,10 @@ constexpr Scales kForwarded[] = {
 constexpr Scales kComputed[] = {{Recipe::kFp8, ncclFloat32, 4}};
 
 // All ranks in one LSA team, and each in one of its own where the network is simulated.
-void with_domains(const BackendSpec& spec, const auto& run) {
+void with_lsa_teams(const BackendSpec& spec, const auto& run) {
     run();
     if (spec.kind != Backend::kSimulation) return;
-    const WithDomain alone(1);
+    const WithLsaTeam alone(1);
     run();
 }
 
@@ -76,19 +76,19 @@ void check_low_latency_everywhere(const BackendSpec& spec, const auto& table) {
 
 TEST(ScaleAlignment, LowLatencyForwards) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        with_domains(spec, [&] { check_low_latency_everywhere(spec, kForwarded); });
+        with_lsa_teams(spec, [&] { check_low_latency_everywhere(spec, kForwarded); });
     });
 }
 
 TEST(ScaleAlignment, LowLatencyQuantises) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        with_domains(spec, [&] { check_low_latency_everywhere(spec, kComputed); });
+        with_lsa_teams(spec, [&] { check_low_latency_everywhere(spec, kComputed); });
     });
 }
 
 TEST(ScaleAlignment, HighThroughput) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        with_domains(spec, [&] {
+        with_lsa_teams(spec, [&] {
             for (const Scales& scales : kForwarded) {
                 for (const ncclEpLayout_t layout : kHtLayouts) {
                     for (const bool in_window : {false, true}) {

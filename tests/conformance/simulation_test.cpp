@@ -5,7 +5,7 @@
 
 #include "conformance/support/modes.h"
 #include "conformance/support/sequence.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -116,9 +116,9 @@ TEST_BOTH_MODES(Simulation, NonsenseIsSurvived) {
 }
 
 // The same between two LSA teams.
-TEST_BOTH_MODES(Simulation, NonsenseIsSurvivedBetweenDomains) {
+TEST_BOTH_MODES(Simulation, NonsenseIsSurvivedBetweenLsaTeams) {
     on_simulation([](const BackendSpec& backend) {
-        const WithDomain domain(2);
+        const WithLsaTeam team(2);
         expect_nonsense_is_survived<Mode>(
             backend, [](uint64_t) { return 4; }, share_of<Mode>(120));
     });

@@ -40,20 +40,20 @@ void add_mxfp8_errors(const std::vector<double>& row, std::vector<double>& error
 Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int lsa_team_size) {
     const ncclDataType_t type = problem.combine_type;
     const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
-    const auto domain_of = [&](int rank) { return lsa_team_size == 0 ? 0 : rank / lsa_team_size; };
+    const auto team_of = [&](int rank) { return lsa_team_size == 0 ? 0 : rank / lsa_team_size; };
     std::vector<float> sums(problem.combine_hidden, 0.0f);
     for (size_t i = 0; i < arrivals.size();) {
-        const int domain = domain_of(arrivals[i].target);
-        const bool is_far = domain != domain_of(home);
-        std::vector<float> sums_of_domain(problem.combine_hidden, 0.0f);
-        while (i < arrivals.size() && domain_of(arrivals[i].target) == domain) {
+        const int team = team_of(arrivals[i].target);
+        const bool is_far = team != team_of(home);
+        std::vector<float> sums_of_team(problem.combine_hidden, 0.0f);
+        while (i < arrivals.size() && team_of(arrivals[i].target) == team) {
             const int target = arrivals[i].target;
             std::vector<float> sums_of_rank(problem.combine_hidden, 0.0f);
             for (; i < arrivals.size() && arrivals[i].target == target; ++i)
                 add(expert_row(problem, target, arrivals[i].source), type, sums_of_rank);
-            add_returned(problem, sums_of_rank, is_far ? sums_of_domain : sums);
+            add_returned(problem, sums_of_rank, is_far ? sums_of_team : sums);
         }
-        if (is_far) add(encoded(type, sums_of_domain), type, sums);
+        if (is_far) add(encoded(type, sums_of_team), type, sums);
     }
     return encoded(type, sums);
 }
@@ -79,7 +79,7 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int h
         if (problem.combine_recipe == NCCL_EP_COMB_QUANT_MXFP8) add_mxfp8_errors(sum_of_rank, errors);
     }
     // With n terms and the unit roundoff u: one rounding in the FLAT layout, one more in the expert-major one and one
-    // more between domains, n fp32 additions, each within 2^-24 of its exact result (combine.cpp derives it). Subnormal
+    // more between teams, n fp32 additions, each within 2^-24 of its exact result (combine.cpp derives it). Subnormal
     // results add half of the smallest step for each rounding.
     const double u = unit_roundoff(type);
     const double fp32 = (static_cast<double>(arrivals.size()) + 1) * 0x1p-24;

@@ -9,9 +9,9 @@ namespace crossdock::reference {
 
 // The output row of a token, bit for bit: FLAT adds one row a rank, in fp32 from 0 in ascending order of ranks, and
 // rounds once. Expert-major first adds the rows of each rank, in fp32 in ascending order of local experts, and rounds
-// the sum to the token's type. With several load/store domains of that many ranks, the rows of another domain than the
-// home's are added first, in the same way, and rounded; that sum takes their place. 0: one domain.
-// With MXFP8 the sum of each rank is quantised as through_mxfp8 says (formats.h) before it is added; one domain.
+// the sum to the token's type. With several LSA teams of that many ranks, the rows of another team than the
+// home's are added first, in the same way, and rounded; that sum takes their place. 0: one team.
+// With MXFP8 the sum of each rank is quantised as through_mxfp8 says (formats.h) before it is added; one team.
 std::vector<std::byte> combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token,
                                     int lsa_team_size = 0);
 

@@ -19,14 +19,14 @@ uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint3
 uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint64_t rings, uint64_t packet_bytes) {
     if (backend.ring_slots > 0) return backend.ring_slots;
     const bool is_deep =
-        backend.has_deep_rings && !config.has_several_domains() && config.zero_copy != NCCL_EP_ZERO_COPY_ON;
+        backend.has_deep_rings && !config.has_several_teams() && config.zero_copy != NCCL_EP_ZERO_COPY_ON;
     const uint64_t slots = (is_deep ? kHtDeepRingBytes : kHtCachedRingBytes) / (rings * packet_bytes);
     return static_cast<uint32_t>(
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
-// Of a ring of rows between domains. The more slots, the fewer credits cross. A credit is for half of them: where
-// their number is fixed, for two, or for one where every rank is a domain.
+// Of a ring of rows between teams. The more slots, the fewer credits cross. A credit is for half of them: where
+// their number is fixed, for two, or for one where every rank is a team.
 uint32_t far_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
     const uint64_t packet = align_up(config.max_token_bytes, 128);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.lsa_team_size) * channels;
@@ -73,12 +73,12 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
                            std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}));
     outbox = HtOutbox::of(geometry, config.num_ranks / config.lsa_team_size,
                           far_ring_bytes(communicator.backend(), config, geometry.channels));
-    memory = communicator.allocate_symmetric(config.has_several_domains() ? outbox.bytes : geometry.arena_bytes(),
+    memory = communicator.allocate_symmetric(config.has_several_teams() ? outbox.bytes : geometry.arena_bytes(),
                                              config.timeout_ns);
-    domain.emplace(communicator, config, *memory);
-    domain->reach.signals = outbox.signals;
-    domain->reach.raised = outbox.raised;
-    domain->reach.traffic = outbox.traffic;
+    team.emplace(communicator, config, *memory);
+    team->reach.signals = outbox.signals;
+    team->reach.raised = outbox.raised;
+    team->reach.traffic = outbox.traffic;
 
     state = DeviceMemory(communicator.runtime(), config.alloc, sizeof(HtState));
     HtState first{};

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "core/domain_view.h"
 #include "core/memory.h"
+#include "core/team_view.h"
 #include "kernels/ht/arguments.h"
 
 namespace crossdock {
@@ -15,7 +15,7 @@ namespace crossdock {
 inline constexpr uint64_t kHtCachedRingBytes = uint64_t{34} << 20;
 inline constexpr uint64_t kHtDeepRingBytes = uint64_t{68} << 20;
 inline constexpr uint32_t kHtFewestSlots = 2;
-// The same for rows between domains, whose slots lie twice.
+// The same for rows between teams, whose slots lie twice.
 inline constexpr uint64_t kHtFarRingBytes = uint64_t{64} << 20;
 inline constexpr uint64_t kHtFewestFarSlots = 4;
 inline constexpr uint64_t kHtMostFarSlots = 16;
@@ -36,9 +36,9 @@ struct HtArena {
     HtGeometry geometry;
     HtBlocks blocks;
     uint32_t update_blocks;  // this rank's
-    HtOutbox outbox;         // several domains
+    HtOutbox outbox;         // several teams
     std::unique_ptr<SymmetricMemory> memory;
-    std::optional<DomainView> domain;
+    std::optional<TeamView> team;
     DeviceMemory state;  // HtState
 
     // Collective.

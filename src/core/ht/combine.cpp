@@ -25,7 +25,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
             "config->quant_recipe is {}, allowed in HT mode: 0 (none), 2 (MXFP8)", recipe);
     require(!is_quantised || is_expert_major(), ncclInvalidArgument,
             "config->quant_recipe is MXFP8, allowed in expert-major layout: this handle's is flat");
-    require(!is_quantised || !group_->config().has_several_domains(), ncclInvalidUsage,
+    require(!is_quantised || !group_->config().has_several_teams(), ncclInvalidUsage,
             "config->quant_recipe is MXFP8, allowed where all ranks are in one LSA team: there are {} ranks in "
             "teams of {}",
             group_->config().num_ranks, group_->config().lsa_team_size);
@@ -114,8 +114,8 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     }
     Terms& terms = args.common.terms;
     terms = terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
-    // Who has no rows may not know what they are like, but between domains it passes on those of others.
-    if (wide.num_elements() > 0 || config.has_several_domains())
+    // Who has no rows may not know what they are like, but between teams it passes on those of others.
+    if (wide.num_elements() > 0 || config.has_several_teams())
         terms = terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
     const LaunchShape shape = plan_ht_combine(*group_, args);
     before_operation(stream);

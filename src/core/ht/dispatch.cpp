@@ -121,7 +121,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
             config.max_token_bytes);
     args.row_bytes = static_cast<uint32_t>(row_bytes);
     const bool has_rows = source.num_elements() > 0 || target.num_elements() > 0;
-    if (has_rows || config.has_several_domains()) {
+    if (has_rows || config.has_several_teams()) {
         args.common.terms =
             args.common.terms.with_folded(Term::kRowUnits, row_bytes / kRowUnitBytes).with(Term::kDtype, source.dtype);
     }

@@ -95,8 +95,8 @@ HtCommon HtHandle::common(OperationKind operation, uint32_t channels) const {
     HtCommon common{};
     common.arena = arena.geometry;
     common.offsets = HtOffsets::of(arena.geometry);
-    common.peers = arena.domain->peers;
-    common.reach = arena.domain->reach;
+    common.peers = arena.team->peers;
+    common.reach = arena.team->reach;
     common.outbox = arena.outbox;
     common.rank = group_->rank();
     common.state = reinterpret_cast<HtState*>(arena.state.data());

@@ -29,7 +29,7 @@ constexpr uint32_t kGpuDirectStages = 2;
 constexpr uint32_t kGpuDirectStagesOfSmall = 3;          // of at most half a stage's most
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
-// On CPUs a warp of each kind: they are fibers of one thread. Between domains a warp of each more; the others are so
+// On CPUs a warp of each kind: they are fibers of one thread. Between teams a warp of each more; the others are so
 // many fewer.
 HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
     const uint32_t fixed_warps = group.communicator().backend().warps_per_role;
@@ -46,7 +46,7 @@ HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
     } else if (gpu.summers > 0 && fixed_warps > 0) {
         crew.producer_stages = std::max(gpu.producer_stages, 1u);  // one warp does it all
     }
-    if (!group.config().has_several_domains()) return crew;
+    if (!group.config().has_several_teams()) return crew;
     crew.crossers = crossers * warps;
     crew.forwarders = warps;
     while (crew.warps() > kMostWarps) --(crew.consumers > crew.producers ? crew.consumers : crew.producers);
@@ -58,7 +58,7 @@ HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
     return {stride, std::min(kMaxRingSlots, ring_bytes / stride)};
 }
 
-// Of a ring between domains, whose halves have a credit each.
+// Of a ring between teams, whose halves have a credit each.
 HtSlots far_slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
     HtSlots slots = slots_for(ring_bytes, packet_bytes);
     slots.num -= slots.num % 2;
@@ -97,8 +97,8 @@ uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_by
 HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint32_t tail_bytes, const char* what) {
     HtShared shared{};
     const auto compute = [&] {
-        const uint32_t domains = static_cast<uint32_t>(group.config().num_ranks / group.config().lsa_team_size);
-        uint64_t at = align_up(kFarCountersOffset + 4 * num_far_counters(common.arena.num_ranks, domains), 16);
+        const uint32_t teams = static_cast<uint32_t>(group.config().num_ranks / group.config().lsa_team_size);
+        uint64_t at = align_up(kFarCountersOffset + 4 * num_far_counters(common.arena.num_ranks, teams), 16);
         shared.peers = static_cast<uint32_t>(at);
         at = align_up(at + 4 * uint64_t{common.arena.num_ranks}, 16);
         shared.plans = static_cast<uint32_t>(at);
@@ -201,7 +201,7 @@ HtCrew summing_crew(const Group& group, uint32_t row_bytes, HtWire wire, uint32_
 // are sent theirs.
 HtCrew reading_crew(const Group& group, uint32_t row_bytes, bool with_weights) {
     HtCrew crew{};
-    crew.summers = group.config().has_several_domains() ? 0 : summers_for(row_bytes);
+    crew.summers = group.config().has_several_teams() ? 0 : summers_for(row_bytes);
     crew.senders = kGpuOwnSenders;
     crew.producers = 1;
     crew.producer_stages = 2;
@@ -216,7 +216,7 @@ HtCrew reading_crew(const Group& group, uint32_t row_bytes, bool with_weights) {
 LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, const HtShared& shared,
                      uint32_t row_bytes) {
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
-    const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
+    const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_teams();
     // Blocks that share a TPC were a quarter slower where rows pass through rings; so others do their work. On GPUs
     // without such blocks it costs some that end at once.
     const uint32_t paired = group.communicator().backend().paired_blocks;
@@ -263,7 +263,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
     const uint32_t labellers = args.with_weights ? kGpuLabellers : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
-    // Between domains rows cross on their way home when they are summed.
+    // Between teams rows cross on their way home when they are summed.
     args.crew = common.expert_major  ? summing_crew(group, args.row_bytes, args.wire, labellers)
                 : common.has_windows ? reading_crew(group, args.row_bytes, args.with_weights)
                                      : crew_for(group, {8, 12 - labellers, labellers, 2, 0, chunk}, 0);

@@ -15,7 +15,7 @@ LlArenaState first_state() {
 }
 
 uint64_t arena_bytes_of(const GroupConfig& config, const LlGeometry& geometry) {
-    return config.has_several_domains() ? LlOutbox::arena_bytes(geometry) : geometry.arena_bytes();
+    return config.has_several_teams() ? LlOutbox::arena_bytes(geometry) : geometry.arena_bytes();
 }
 
 // The documented need of NVIDIA's library, whose callers size the buffer for it.
@@ -36,12 +36,12 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
     : geometry(arena_geometry),
       memory(communicator.allocate_symmetric(arena_bytes_of(config, arena_geometry), config.timeout_ns)),
       state(communicator.runtime(), config.alloc, sizeof(LlArenaState)),
-      domain(communicator, config, *memory) {
-    if (config.has_several_domains()) {
-        domain.reach.signals = LlOutbox::signals_offset(geometry);
-        domain.reach.raised = LlOutbox::raised_offset(geometry);
-        domain.reach.barrier = LlOutbox::barrier_offset(geometry);
-        domain.reach.traffic = LlOutbox::traffic_offset(geometry);
+      team(communicator, config, *memory) {
+    if (config.has_several_teams()) {
+        team.reach.signals = LlOutbox::signals_offset(geometry);
+        team.reach.raised = LlOutbox::raised_offset(geometry);
+        team.reach.barrier = LlOutbox::barrier_offset(geometry);
+        team.reach.traffic = LlOutbox::traffic_offset(geometry);
     }
     const LlArenaState first = first_state();
     communicator.runtime().copy_to_device(state.data(), &first, sizeof(first), nullptr);

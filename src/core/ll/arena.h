@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/domain_view.h"
 #include "core/memory.h"
+#include "core/team_view.h"
 #include "kernels/ll/arguments.h"
 
 namespace crossdock {
@@ -16,7 +16,7 @@ struct LlArena {
     LlGeometry geometry;
     std::unique_ptr<SymmetricMemory> memory;
     DeviceMemory state;  // LlArenaState
-    DomainView domain;
+    TeamView team;
     uint32_t pending_splits = 0;
 
     // Collective.

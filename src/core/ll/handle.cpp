@@ -63,8 +63,8 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     LlCommon common{};
     common.arena = arena_->geometry;
     common.offsets = LlOffsets::of(arena_->geometry);
-    common.peers = arena_->domain.peers;
-    common.reach = arena_->domain.reach;
+    common.peers = arena_->team.peers;
+    common.reach = arena_->team.reach;
     common.outbox = LlOutbox::of(arena_->geometry);
     common.rank = group_->rank();
     common.halves = send_only ? kSendHalf : kSendHalf | kReceiveHalf;

@@ -130,7 +130,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     warp_layout.receive_warps = warp_layout.warps_per_block;
     args.segments = (args.row_bytes + args.segment_bytes - 1) / args.segment_bytes;
     uint32_t blocks = blocks_for(group, group.config().combine_sms, plain ? common.num_tokens : 2 * common.num_tokens);
-    if (group.config().has_several_domains()) {
+    if (group.config().has_several_teams()) {
         // Every stage has rows of its own in the outbox.
         blocks = std::min(blocks, common.outbox.num_rows);
         warp_layout.num_stages = std::min(warp_layout.num_stages, common.outbox.num_rows / blocks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why NCCL gives kernels no network between load/store domains, or another one than was asked for. Looks at the
+// Why NCCL gives kernels no network between LSA teams, or another one than was asked for. Looks at the
 // environment and at the plugin's file; needs neither GPU nor NCCL.
 #pragma once
 

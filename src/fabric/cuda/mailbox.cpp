@@ -62,7 +62,7 @@ void Mailbox::send_far(size_t half, size_t bytes, uint64_t round, cudaStream_t s
     put.network.device_comm = device_comm_;
     put.network.window = memory_->window();
     put.num_ranks = self_.num_ranks;
-    put.first_near = self_.first_of_domain();
+    put.first_near = self_.first_of_team();
     put.end_near = put.first_near + self_.lsa_team_size;
     put.slot = layout.slot(half, static_cast<size_t>(self_.rank));
     put.bytes = bytes;

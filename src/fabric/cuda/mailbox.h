@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A small all-gather of host bytes over symmetric GPU memory, done by copies; between load/store domains by puts.
+// A small all-gather of host bytes over symmetric GPU memory, done by copies; between LSA teams by puts.
 #pragma once
 
 #include <memory>
@@ -14,13 +14,13 @@ namespace crossdock {
 // and flags have names.
 //
 // Memory of a rank: 2 x num_ranks slots, then as many 64-bit flags. Round n uses half n % 2: rank r copies its bytes
-// into slot r of every rank, then n into flag r; in other domains a kernel of one block puts both. Whoever has seen all
+// into slot r of every rank, then n into flag r; in other teams a kernel of one block puts both. Whoever has seen all
 // flags of round n has its bytes; it enters round n
 // + 1 only after reading them, and no rank can enter round n + 2 and so come back to this half before all have entered
 // round n + 1.
 class Mailbox {
   public:
-    // Collective. device_comm: null where there is one domain.
+    // Collective. device_comm: null where there is one team.
     Mailbox(const NcclRank& self, CudaRuntime& runtime, const void* device_comm, const char* what, Deadline deadline);
     ~Mailbox();
     Mailbox(const Mailbox&) = delete;

@@ -7,11 +7,11 @@
 
 namespace crossdock {
 
-// This rank's bytes of a round, and its flag, to every rank of other domains.
+// This rank's bytes of a round, and its flag, to every rank of other teams.
 struct MailboxPut {
     NetworkHandle network;
     int num_ranks;
-    int first_near;  // ranks [first, end) share this rank's domain
+    int first_near;  // ranks [first, end) share this rank's team
     int end_near;
     uint64_t slot;  // offset in every rank's memory
     uint64_t bytes;

@@ -94,7 +94,7 @@ class NcclCommunicator final : public Communicator {
     mutable std::unique_ptr<Mailbox> mailbox_;  // made by connect(), like the next
     mutable int ranks_on_device_ = 0;
     mutable uint64_t longest_timeout_ns_ = 0;     // that a caller has given
-    mutable std::unique_ptr<GinConnection> gin_;  // made when several domains are first needed
+    mutable std::unique_ptr<GinConnection> gin_;  // made when several teams are first needed
     struct SeenWindow {
         WindowView view;
         uintptr_t end_of_first_piece = 0;
@@ -196,7 +196,7 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
 
 void NcclCommunicator::expect_device_api() const {
     const ncclCommProperties_t properties = properties_of(self_);
-    // NCCL 2.30 without a GPU-initiated network offers nothing where there are several domains.
+    // NCCL 2.30 without a GPU-initiated network offers nothing where there are several teams.
     require(properties.deviceApiSupport || properties.nLsaTeams == 1, ncclInvalidUsage,
             "the communicator's {} ranks form {} LSA teams of {} ranks, and NCCL has no network for kernels "
             "between them: {}; or run all ranks on one host (or one NVLink domain), and unset NCCL_LSA_TEAM_SIZE and "

@@ -22,7 +22,7 @@ ncclCommProperties_t properties_of(const NcclRank& self) {
 
 std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int near_rank) {
     void* pointer = nullptr;
-    const int rank_of_team = near_rank - self.first_of_domain();
+    const int rank_of_team = near_rank - self.first_of_team();
     self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, rank_of_team, &pointer), self.comm,
                      "ncclGetLsaDevicePointer");
     return static_cast<std::byte*>(pointer);
@@ -30,7 +30,7 @@ std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int near
 
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window) {
     PeerMap peers;
-    const int first = self.first_of_domain();
+    const int first = self.first_of_team();
     peers.base = address_in_window(self, window, first);
     if (self.lsa_team_size == 1) return {peers.base, 0};
     peers.stride = static_cast<uint64_t>(address_in_window(self, window, first + 1) - peers.base);

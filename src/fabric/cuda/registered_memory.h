@@ -19,14 +19,14 @@ struct NcclRank {
     int device = 0;
     int lsa_team_size = 0;  // of NCCL's load/store (LSA) team
 
-    int first_of_domain() const { return rank / lsa_team_size * lsa_team_size; }
+    int first_of_team() const { return rank / lsa_team_size * lsa_team_size; }
     bool is_near(int peer) const { return peer / lsa_team_size == rank / lsa_team_size; }
 };
 
 // Local. What NCCL says of the communicator.
 ncclCommProperties_t properties_of(const NcclRank& self);
 
-// A rank's piece, or those of all ranks of this domain, as this rank's GPU sees them. Local, host only.
+// A rank's piece, or those of all ranks of this team, as this rank's GPU sees them. Local, host only.
 std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int near_rank);
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window);
 

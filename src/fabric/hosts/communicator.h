@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Communicators whose ranks are processes of one or several hosts. Ranks of a host share memory, and are a load/store
-// domain; others are reached through the network.
+// team; others are reached through the network.
 #pragma once
 
 #include <memory>

@@ -19,7 +19,7 @@ namespace crossdock {
 struct HtState {
     uint64_t clock;       // epoch, and tickets taken (kHtTicketBits)
     uint32_t arrived[2];  // blocks of the running kernel at its barriers; zero between kernels
-    uint32_t announced;   // several domains: those of an update that have announced their tokens; zero between kernels
+    uint32_t announced;   // several teams: those of an update that have announced their tokens; zero between kernels
     uint32_t claimed[2];  // by epoch % 2: work that warps of all blocks have taken; cleared by the operation before
     uint64_t signs;       // of life that waits have given; only grows
 };
@@ -31,7 +31,7 @@ static_assert(64 - kHtTicketBits >= kEpochBits, "the clock counts epochs as far 
 struct HtTables {
     HtRouting* routing;
     int32_t* ids;             // [tokens][topk] global expert ids, -1: dropped
-    uint32_t* bases;          // [ranks] lanes (domains.h): number of the home's first row at the near rank
+    uint32_t* bases;          // [ranks] lanes (teams.h): number of the home's first row at the near rank
     uint32_t* source_tokens;  // [ranks]
     uint32_t* expert_rows;    // [local experts] received rows
     uint32_t* zones;          // [local experts + 1] expert-major: first slots; the last: padded total
@@ -41,12 +41,12 @@ struct HtTables {
     uint32_t* firsts;         // [1 + local experts][ranks][chunks] number of the chunk's first row, among all rows
                               // (column 0) or among those of an expert
     uint64_t* bitmaps;        // [ranks][tokens][words] the local experts of a token
-    // Several domains.
-    uint32_t* rail_masks;      // [ranks][chunks] lanes: which of a far home's tokens go to the near rank
-    uint32_t* rail_firsts;     // [ranks][chunks + 1]
-    uint32_t* crossing_masks;  // [2][domains][chunks] which own tokens go to that domain; which of the tokens that this
-                               // rank forwards come from there
-    uint32_t* crossing_firsts;  // [2][domains][chunks + 1]
+    // Several teams.
+    uint32_t* rail_masks;       // [ranks][chunks] lanes: which of a far home's tokens go to the near rank
+    uint32_t* rail_firsts;      // [ranks][chunks + 1]
+    uint32_t* crossing_masks;   // [2][teams][chunks] which own tokens go to that team; which of the tokens that this
+                                // rank forwards come from there
+    uint32_t* crossing_firsts;  // [2][teams][chunks + 1]
     uint32_t chunks;
     uint32_t words;
 
@@ -111,9 +111,9 @@ struct HtOffsets {
 struct HtCommon {
     HtGeometry arena;
     HtOffsets offsets;  // of arena
-    PeerMap peers;      // the arenas of the domain's ranks
+    PeerMap peers;      // the arenas of the team's ranks
     Reach reach;        // of the other ranks
-    HtOutbox outbox;    // several domains
+    HtOutbox outbox;    // several teams
     int rank;
     HtState* state;
     HtTables tables;
@@ -170,12 +170,12 @@ struct HtSlots {
     uint32_t num;
 };
 
-// Offsets in a block's shared memory. Groups of several domains have counters behind the block's head, two for each of
+// Offsets in a block's shared memory. Groups of several teams have counters behind the block's head, two for each of
 // its far rings (FarRing).
 inline constexpr uint32_t kFarCountersOffset = 32;
 
-CROSSDOCK_HOST_DEVICE constexpr uint32_t num_far_counters(uint32_t ranks, uint32_t domains) {
-    return domains > 1 ? 2 * (domains + ranks) : 0;
+CROSSDOCK_HOST_DEVICE constexpr uint32_t num_far_counters(uint32_t ranks, uint32_t teams) {
+    return teams > 1 ? 2 * (teams + ranks) : 0;
 }
 
 struct HtShared {
@@ -200,7 +200,7 @@ struct HtCrew {
     uint32_t producer_stages;  // of a warp: 1 or 2
     uint32_t consumer_stages;
     uint32_t chunk_bytes;     // of a row in one trip through a stage
-    uint32_t crossers = 0;    // several domains, the last warps: these send to other domains,
+    uint32_t crossers = 0;    // several teams, the last warps: these send to other teams,
     uint32_t forwarders = 0;  // and these pass on what comes from there, or sum what goes there
     // The block's first warps may be a pipeline (sum_pipeline.h): a planner, a loader, so many of these. They are the
     // producers where those send sums, and are there besides where rows in windows are summed.
@@ -224,7 +224,7 @@ struct HtDispatchArgs {
     HtCrew crew;
     HtShared shared;
     HtSlots rows;
-    HtSlots far_rows;  // between domains
+    HtSlots far_rows;  // between teams
     HtSlots labels;
     bool is_labelled;  // forward: weights travel, too
     bool global_ids;
@@ -247,7 +247,7 @@ struct HtDispatchArgs {
     HtCounters counters;  // what Update found, again
 };
 
-// What rows are like on the wire of a combine: as they are, or bf16 rows quantised (mxfp8.h; expert-major, one domain).
+// What rows are like on the wire of a combine: as they are, or bf16 rows quantised (mxfp8.h; expert-major, one team).
 enum class HtWire : uint32_t { kRows, kMxfp8 };
 
 struct HtCombineArgs {
@@ -255,7 +255,7 @@ struct HtCombineArgs {
     HtCrew crew;
     HtShared shared;
     HtSlots rows;
-    HtSlots far_rows;  // between domains
+    HtSlots far_rows;  // between teams
     HtSlots labels;
     DType dtype;
     HtWire wire;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine: one kernel. Here its receive half: a warp takes a token and sums the one row that each of
-// its ranks (of another domain: the domain) has for it, in ascending order, in fp32 with one rounding. contract:
+// its ranks (of another team: the team) has for it, in ascending order, in fp32 with one rounding. contract:
 // nccl_ep.h, ncclEpCombine; protocol: docs/protocol.md.
 #pragma once
 
@@ -47,15 +47,15 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
     }
 }
 
-// Who may have a row of a sum, in ascending order: the ranks of this domain, and the other domains as wholes.
+// Who may have a row of a sum, in ascending order: the ranks of this team, and the other teams as wholes.
 struct Summand {
-    int rank;    // -1: a domain
-    int domain;  // -1: a rank
+    int rank;  // -1: a team
+    int team;  // -1: a rank
 
-    CROSSDOCK_DEVICE static int num(const HtCommon& c) { return num_near(c) + num_domains(c) - 1; }
+    CROSSDOCK_DEVICE static int num(const HtCommon& c) { return num_near(c) + num_teams(c) - 1; }
     CROSSDOCK_DEVICE static Summand of(const HtCommon& c, int i) {
         if constexpr (!kHasGinPeers) return {i, -1};
-        const int own = own_domain(c);
+        const int own = own_team(c);
         if (i >= own && i < own + num_near(c)) return {first_near(c) + i - own, -1};
         return {-1, i < own ? i : i - num_near(c) + 1};
     }
@@ -77,9 +77,9 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         const Summand term = is_term ? Summand::of(c, i) : Summand{0, -1};
         const std::byte* row = nullptr;
         SentRow sent{false, 0, 0};
-        if (is_term && term.domain >= 0) {
-            sent = crossing_row(c, Crossing::kOut, term.domain, token, share);
-            const FarRing ring = FarRing::of_rows(c, term.domain, channel);
+        if (is_term && term.team >= 0) {
+            sent = crossing_row(c, Crossing::kOut, term.team, token, share);
+            const FarRing ring = FarRing::of_rows(c, term.team, channel);
             if (sent.exists && ring.wait_packet(ctx, operation, args.far_rows, sent.packet))
                 row = ring.incoming(args.far_rows, sent.packet);
         } else if (is_term && states[term.rank] != kAbsent) {
@@ -103,8 +103,8 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
         const Summand term = Summand::of(c, static_cast<int>(plan.origins[i]));
-        if (term.domain >= 0) {
-            FarRing::of_rows(c, term.domain, channel).give_credit(ctx, operation, args.far_rows, plan.slots[i]);
+        if (term.team >= 0) {
+            FarRing::of_rows(c, term.team, channel).give_credit(ctx, operation, args.far_rows, plan.slots[i]);
         } else if (states[term.rank] == kEntered) {
             give_credit(ctx, c, c.offsets.rows, operation, term.rank, c.rank, channel,
                         Ring::of(c, c.offsets.rows, c.rank, term.rank, channel), plan.slots[i], args.rows.num);

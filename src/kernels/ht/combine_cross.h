@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine between domains: the rows that a domain's ranks have for a far token are summed by the home's
+// High-throughput combine between teams: the rows that a team's ranks have for a far token are summed by the home's
 // rail peer there, in ascending order of ranks, and one row crosses home.
 #pragma once
 
@@ -25,23 +25,23 @@ class RowGatherer {
         CROSSDOCK_ROLLED
         for (uint32_t at = warp; at < end; at += warps) {
             CROSSDOCK_ROLLED
-            for (int i = 1; i < num_domains(c); ++i) {
-                const int domain = (own_domain(c) + i) % num_domains(c);
-                const Share share = token_share(c, rail_peer(c, domain), channel_);
-                if (at < share.size() && !gather(ctx, domain, share.first + at, share)) return;
+            for (int i = 1; i < num_teams(c); ++i) {
+                const int team = (own_team(c) + i) % num_teams(c);
+                const Share share = token_share(c, rail_peer(c, team), channel_);
+                if (at < share.size() && !gather(ctx, team, share.first + at, share)) return;
             }
         }
     }
 
   private:
     // False: the group has failed.
-    CROSSDOCK_DEVICE bool gather(const Ctx& ctx, int domain, uint32_t token, const Share& share) const {
+    CROSSDOCK_DEVICE bool gather(const Ctx& ctx, int team, uint32_t token, const Share& share) const {
         const HtCommon& c = args_.common;
-        const SentRow sum = crossing_row(c, Crossing::kIn, domain, token, share);
+        const SentRow sum = crossing_row(c, Crossing::kIn, team, token, share);
         if (!sum.exists) return true;
         uint32_t num = 0;
-        if (!find_rows(ctx, domain, token, share, num)) return false;  // no sum may come home that lacks a row
-        const FarRing ring = FarRing::of_rows(c, domain, channel_);
+        if (!find_rows(ctx, team, token, share, num)) return false;  // no sum may come home that lacks a row
+        const FarRing ring = FarRing::of_rows(c, team, channel_);
         const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.far_rows, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
         sum_rows<kDType>(ctx, PointerTerms{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
@@ -49,9 +49,9 @@ class RowGatherer {
         ctx.warp_sync();
         if (is_leader(ctx)) {
             ring.send(ctx, operation_, args_.far_rows, sum.packet, args_.row_bytes);
-            count_rows(ctx, c.reach, rail_peer(c, domain), 1, 0);
+            count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
         }
-        const int home = rail_peer(c, domain);
+        const int home = rail_peer(c, team);
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
             const int peer = static_cast<int>(plan_.origins[i]);
@@ -64,11 +64,10 @@ class RowGatherer {
         return true;
     }
 
-    // Rows of this domain's ranks for the token, into the plan, and how many. False: one does not come.
-    CROSSDOCK_DEVICE bool find_rows(const Ctx& ctx, int domain, uint32_t token, const Share& share,
-                                    uint32_t& num) const {
+    // Rows of this team's ranks for the token, into the plan, and how many. False: one does not come.
+    CROSSDOCK_DEVICE bool find_rows(const Ctx& ctx, int team, uint32_t token, const Share& share, uint32_t& num) const {
         const HtCommon& c = args_.common;
-        const int home = rail_peer(c, domain);
+        const int home = rail_peer(c, team);
         bool are_here = true;
         CROSSDOCK_ROLLED
         for (int base = first_near(c); base < end_near(c); base += kLanes) {

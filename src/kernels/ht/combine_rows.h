@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine: where the rows of a sum are. Sums are made at a token's home and, between domains, at its
+// High-throughput combine: where the rows of a sum are. Sums are made at a token's home and, between teams, at its
 // agent.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// The row that a rank of this domain returns for a token of `home`, whose agent this rank is: where it lies, or in its
+// The row that a rank of this team returns for a token of `home`, whose agent this rank is: where it lies, or in its
 // packet once that has come; stays null where there is none: it is not sent, or does not travel, or this rank's own
 // tensor ends before it. The calling lane; false: it does not come.
 CROSSDOCK_DEVICE bool find_near_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int home,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput dispatch between domains: a row crosses once to each domain that wants it, to the rail peer there,
-// which forwards it to the ranks of its experts as if it were their domain's own. Both halves work in the order of
+// High-throughput dispatch between teams: a row crosses once to each team that wants it, to the rail peer there,
+// which forwards it to the ranks of its experts as if it were their team's own. Both halves work in the order of
 // tokens within their channel, like all others.
 #pragma once
 
@@ -20,11 +20,11 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
     CROSSDOCK_ROLLED
     for (uint32_t token = share.first + warp; token < share.end; token += warps) {
         CROSSDOCK_ROLLED
-        for (int i = 1; i < num_domains(c); ++i) {
-            const int domain = (own_domain(c) + i) % num_domains(c);
-            const SentRow row = crossing_row(c, Crossing::kOut, domain, token, share);
+        for (int i = 1; i < num_teams(c); ++i) {
+            const int team = (own_team(c) + i) % num_teams(c);
+            const SentRow row = crossing_row(c, Crossing::kOut, team, token, share);
             if (!row.exists) continue;
-            const FarRing ring = FarRing::of_rows(c, domain, channel);
+            const FarRing ring = FarRing::of_rows(c, team, channel);
             const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.far_rows, row.packet);
             if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
             std::byte* const packet = ring.outgoing(args.far_rows, row.packet);
@@ -39,14 +39,14 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
             wait_row_copies(ctx);
             if (is_leader(ctx)) {
                 ring.send(ctx, operation, args.far_rows, row.packet, row_bytes + args.scale_bytes);
-                count_rows(ctx, c.reach, rail_peer(c, domain), 1, 0);
+                count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
             }
             ctx.warp_sync();
         }
     }
 }
 
-// What far homes send here, on to the ranks of this domain.
+// What far homes send here, on to the ranks of this team.
 class RowForwarder {
   public:
     CROSSDOCK_DEVICE RowForwarder(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation)
@@ -59,38 +59,38 @@ class RowForwarder {
         CROSSDOCK_ROLLED
         for (uint32_t at = warp; at < end; at += warps) {
             CROSSDOCK_ROLLED
-            for (int i = 1; i < num_domains(c); ++i) {
-                const int domain = (own_domain(c) + num_domains(c) - i) % num_domains(c);
-                const Share share = token_share(c, rail_peer(c, domain), channel_);
-                if (at < share.size() && !forward(ctx, domain, share.first + at, share)) return;
+            for (int i = 1; i < num_teams(c); ++i) {
+                const int team = (own_team(c) + num_teams(c) - i) % num_teams(c);
+                const Share share = token_share(c, rail_peer(c, team), channel_);
+                if (at < share.size() && !forward(ctx, team, share.first + at, share)) return;
             }
         }
     }
 
   private:
     // False: the group has failed.
-    CROSSDOCK_DEVICE bool forward(const Ctx& ctx, int domain, uint32_t token, const Share& share) const {
+    CROSSDOCK_DEVICE bool forward(const Ctx& ctx, int team, uint32_t token, const Share& share) const {
         const HtCommon& c = args_.common;
-        const SentRow row = crossing_row(c, Crossing::kIn, domain, token, share);
+        const SentRow row = crossing_row(c, Crossing::kIn, team, token, share);
         if (!row.exists) return true;
-        const FarRing from = FarRing::of_rows(c, domain, channel_);
+        const FarRing from = FarRing::of_rows(c, team, channel_);
         const bool is_here = is_leader(ctx) && from.wait_packet(ctx, operation_, args_.far_rows, row.packet);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) return false;
         const std::byte* const packet = from.incoming(args_.far_rows, row.packet);
         CROSSDOCK_ROLLED
         for (int peer = first_near(c); peer < end_near(c); ++peer) {
-            if (!pass_on(ctx, domain, peer, token, share, packet)) return false;
+            if (!pass_on(ctx, team, peer, token, share, packet)) return false;
         }
         if (is_leader(ctx)) from.give_credit(ctx, operation_, args_.far_rows, row.packet);
         ctx.warp_sync();
         return true;
     }
 
-    // To one of the domain's ranks, if it wants the row: to its place or into a packet.
-    CROSSDOCK_DEVICE bool pass_on(const Ctx& ctx, int domain, int peer, uint32_t token, const Share& share,
+    // To one of the team's ranks, if it wants the row: to its place or into a packet.
+    CROSSDOCK_DEVICE bool pass_on(const Ctx& ctx, int team, int peer, uint32_t token, const Share& share,
                                   const std::byte* packet) const {
         const HtCommon& c = args_.common;
-        const int home = rail_peer(c, domain);
+        const int home = rail_peer(c, team);
         const int lane = lane_of(c, home, peer);
         const SentRow row = rail_row(c, lane, token, share);
         const uint64_t number = uint64_t{c.tables.bases[lane]} + row.number;

@@ -129,7 +129,7 @@ class RowSender {
     }
     CROSSDOCK_DEVICE void flush(const Ctx& ctx) { batch_.flush(ctx, args_.common, operation_, args_.rows.num); }
 
-    // The lane's peer, of those of this domain.
+    // The lane's peer, of those of this team.
     CROSSDOCK_DEVICE int peer_of(const Ctx& ctx, const SendStep& step) const {
         return first_near(args_.common) + static_cast<int>(step.base) + ctx.lane();
     }

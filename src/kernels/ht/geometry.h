@@ -113,7 +113,7 @@ inline constexpr uint64_t kHtRoutingMagic = 0x474E4954554F5254;
 
 struct HtHandleGeometry {
     uint32_t num_ranks;
-    uint32_t lsa_team_size;  // of a load/store domain
+    uint32_t lsa_team_size;  // of an LSA team
     uint32_t experts_per_rank;
     uint32_t max_tokens;
     uint32_t topk;
@@ -123,7 +123,7 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t column_entries() const { return uint64_t{num_ranks} * chunks(); }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t columns() const { return 1 + experts_per_rank; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }
-    CROSSDOCK_HOST_DEVICE constexpr uint32_t domains() const { return num_ranks / lsa_team_size; }
+    CROSSDOCK_HOST_DEVICE constexpr uint32_t teams() const { return num_ranks / lsa_team_size; }
 
     static_assert(sizeof(HtRouting) <= 64, "HtRouting lies before the ids");
     CROSSDOCK_HOST_DEVICE constexpr uint64_t ids_offset() const { return 64; }  // i32 [tokens][topk], -1: dropped
@@ -154,22 +154,21 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // u64 [ranks][tokens][words]
         return align_up(firsts_offset() + 4 * columns() * column_entries(), 16);
     }
-    // What follows is there in groups of several domains.
+    // What follows is there in groups of several teams.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_masks_offset() const {  // u32 [ranks][chunks]
         return align_up(bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 16);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_firsts_offset() const {  // u32 [ranks][chunks + 1]
         return align_up(rail_masks_offset() + 4 * column_entries(), 16);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_masks_offset() const {  // u32 [2][domains][chunks]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_masks_offset() const {  // u32 [2][teams][chunks]
         return align_up(rail_firsts_offset() + 4 * (column_entries() + num_ranks), 16);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_firsts_offset() const {  // u32 [2][domains][chunks + 1]
-        return align_up(crossing_masks_offset() + 8 * uint64_t{domains()} * chunks(), 16);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t crossing_firsts_offset() const {  // u32 [2][teams][chunks + 1]
+        return align_up(crossing_masks_offset() + 8 * uint64_t{teams()} * chunks(), 16);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
-        return domains() == 1 ? rail_masks_offset()
-                              : crossing_firsts_offset() + 8 * uint64_t{domains()} * (chunks() + 1);
+        return teams() == 1 ? rail_masks_offset() : crossing_firsts_offset() + 8 * uint64_t{teams()} * (chunks() + 1);
     }
 };
 

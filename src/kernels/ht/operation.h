@@ -2,7 +2,7 @@
 // What the high-throughput operations share: their beginning, who goes where, and the rings.
 #pragma once
 
-#include "kernels/ht/domains.h"
+#include "kernels/ht/teams.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
@@ -95,9 +95,9 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
 CROSSDOCK_DEVICE uint32_t rows_of_lane(const HtCommon& c, int lane) {
     const HtTables& t = c.tables;
     const uint64_t at = static_cast<uint64_t>(lane) * (t.chunks + 1);
-    const int domain = lane / num_near(c);
-    if (domain == own_domain(c)) return t.sent_firsts[at + num_chunks(t.routing->num_tokens)];
-    return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, domain)])];
+    const int team = lane / num_near(c);
+    if (team == own_team(c)) return t.sent_firsts[at + num_chunks(t.routing->num_tokens)];
+    return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, team)])];
 }
 
 // Both ends have windows. They must lie alike, and rows for which the peer has told the places must be inside, or none
@@ -109,7 +109,7 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
         record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees,
                           theirs == c.window_offset ? PeerNumber::kWindows : PeerNumber::kWindowOffset, peer,
                           c.window_offset, theirs);
-        // Who has no window, or is in another domain, has not seen it.
+        // Who has no window, or is in another team, has not seen it.
         leave_peer(ctx, c, operation, peer, Blame{true, true, c.rank, peer}.pack());
         return false;
     }
@@ -161,7 +161,7 @@ CROSSDOCK_DEVICE bool wait_far(const Ctx& ctx, const HtCommon& c, const Operatio
         [&](uint64_t epoch) { return epoch >= operation.epoch; });
 }
 
-// The same for all peers at once, into shared memory. How rows of a far home go inside this domain is a matter between
+// The same for all peers at once, into shared memory. How rows of a far home go inside this team is a matter between
 // its agent and this rank. Ends with a barrier of the block.
 CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers,
                                        bool own_is_direct) {
@@ -317,17 +317,17 @@ CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t token, c
                        t.sent_firsts + static_cast<uint32_t>(peer) * (t.chunks + 1), token, share);
 }
 
-// Of a far home's token, for which this rank is the agent, to a rank of this domain.
+// Of a far home's token, for which this rank is the agent, to a rank of this team.
 CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, int lane, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
     const uint32_t at = static_cast<uint32_t>(lane);
     return SentRow::of(t.rail_masks + at * t.chunks, t.rail_firsts + at * (t.chunks + 1), token, share);
 }
 
-// Of a token between its home and an agent in another domain.
-CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, int domain, uint32_t token,
+// Of a token between its home and an agent in another team.
+CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, int team, uint32_t token,
                                       const Share& share) {
-    return SentRow::of(crossing_masks(c, direction, domain), crossing_firsts(c, direction, domain), token, share);
+    return SentRow::of(crossing_masks(c, direction, team), crossing_firsts(c, direction, team), token, share);
 }
 
 // A row that comes from a source, or goes back to it.
@@ -443,7 +443,7 @@ CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chu
 
 // The ring from a sender to a receiver, in the receiver's memory; its credits lie in the sender's. Both number their
 // rings by whom they are for: dispatch's at the receiver and combine's credits by the rows' home, dispatch's credits
-// and combine's rings by lanes. In one domain these are the peers' ranks. (Unsigned, they would cost combine
+// and combine's rings by lanes. In one team these are the peers' ranks. (Unsigned, they would cost combine
 // registers.)
 struct Ring {
     std::byte* packets;

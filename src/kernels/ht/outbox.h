@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a high-throughput arena has besides its words and rings in groups of several load/store domains: signals, rings
-// between rail peers (ranks of different domains with the same place in theirs), and the outbox, from which rows,
+// What a high-throughput arena has besides its words and rings in groups of several LSA teams: signals, rings
+// between rail peers (ranks of different teams with the same place in theirs), and the outbox, from which rows,
 // weights and routing are put. A ring's slots lie twice: in the outbox of its sender and at its receiver.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace crossdock {
 
-// One kind of rings between domains; offsets in every rank's arena. Flags and credits are words that the other end
+// One kind of rings between teams; offsets in every rank's arena. Flags and credits are words that the other end
 // raises; what this rank has raised at the other end it keeps in words of its own.
 struct HtFarRings {
     uint64_t flags;           // u64 [ends][channels][slots]
@@ -31,12 +31,12 @@ struct HtOutbox {
     uint64_t rail_masks;    // u32 [ranks][chunks]: put by rail peers
     uint64_t sent_masks;    // u32 [ranks][chunks]: to be put
     uint64_t sent_bitmaps;  // TaggedWord [ranks][tokens][words]: to be put
-    HtFarRings rows;        // ends: domains
+    HtFarRings rows;        // ends: teams
     HtFarRings labels;      // ends: ranks; flags, credits and packets are those of near ranks, too
     uint64_t bytes;         // of the arena with all that
 
     // rows_bytes: of a ring of rows.
-    static constexpr HtOutbox of(const HtGeometry& arena, uint32_t domains, uint32_t rows_bytes) {
+    static constexpr HtOutbox of(const HtGeometry& arena, uint32_t teams, uint32_t rows_bytes) {
         HtOutbox outbox{};
         uint64_t at = arena.arena_bytes();
         const auto take = [&](uint64_t bytes) {
@@ -54,7 +54,7 @@ struct HtOutbox {
         outbox.rail_masks = take(4 * ranks * chunks);
         outbox.sent_masks = take(4 * ranks * chunks);
         outbox.sent_bitmaps = take(16 * ranks * arena.max_tokens * arena.bitmap_words());
-        const uint64_t rail_rings = uint64_t{domains} * arena.channels;
+        const uint64_t rail_rings = uint64_t{teams} * arena.channels;
         const uint64_t rail_words = 8 * rail_rings * kMaxRingSlots;
         outbox.rows.flags = take(rail_words);
         outbox.rows.credits = take(rail_words);

@@ -405,7 +405,7 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
     CROSSDOCK_ROLLED
     for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
          i += static_cast<uint32_t>(num_threads(ctx))) {
-        // The lane's: in one domain the peer is rank i.
+        // The lane's: in one team the peer is rank i.
         const int peer = first_near(c) + static_cast<int>(i) % num_near(c);
         uint64_t base = 0;
         const bool came = is_active(ctx, c.scope, peer) &&

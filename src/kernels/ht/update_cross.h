@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput update between domains: far ranks are told in a few large puts, and rail peers which tokens they will
+// High-throughput update between teams: far ranks are told in a few large puts, and rail peers which tokens they will
 // forward to whom.
 #pragma once
 
@@ -15,7 +15,7 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
     if constexpr (!kHasGinPeers) return;
     const HtCommon& c = args.common;
     const bool is_last = is_last_at(ctx, &c.state->announced);
-    const uint64_t a_domain = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
+    const uint64_t team_bytes = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); is_last && peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
         if (!is_remote(c.reach, peer) || peers[peer] == kAbsent) continue;
@@ -25,10 +25,10 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
             put(ctx, c.reach, peer, c.offsets.bitmaps + bitmap_offset(c, c.rank, 0),
                 c.outbox.sent_bitmaps + bitmap_offset(c, peer, 0), bytes);
         }
-        const int domain = peer / num_near(c);
-        if (peer == rail_peer(c, domain)) {
-            put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_domain(c)) * a_domain,
-                c.outbox.sent_masks + static_cast<uint64_t>(domain) * a_domain, a_domain);
+        const int team = peer / num_near(c);
+        if (peer == rail_peer(c, team)) {
+            put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_team(c)) * team_bytes,
+                c.outbox.sent_masks + static_cast<uint64_t>(team) * team_bytes, team_bytes);
         }
         put_value_and_raise(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens,
                             raise_of(c.reach, Signal::kData, peer, operation.epoch));
@@ -36,11 +36,11 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
     ctx.block_sync();
 }
 
-// What of this rank's tokens, or of those of the far rail peer, goes to any rank of a domain; and as lanes, what of the
+// What of this rank's tokens, or of those of the far rail peer, goes to any rank of a team; and as lanes, what of the
 // latter goes to whom. One warp; i: below num_crossing_tasks.
 CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 0;
-    return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_domains(c));
+    return c.arena.num_ranks + 2 * static_cast<uint32_t>(num_teams(c));
 }
 CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                       const UpdateShared& shared, uint32_t i) {
@@ -48,15 +48,15 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
     const HtTables& t = c.tables;
     uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
     if (i < c.arena.num_ranks) {
-        const int domain = static_cast<int>(i) / num_near(c);
-        if (domain == own_domain(c)) return;
-        const uint32_t tokens = shared.tokens[rail_peer(c, domain)];
+        const int team = static_cast<int>(i) / num_near(c);
+        if (team == own_team(c)) return;
+        const uint32_t tokens = shared.tokens[rail_peer(c, team)];
         CROSSDOCK_ROLLED
         for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < num_chunks(tokens); chunk += kLanes) {
             const uint32_t mask = ctx.load_relaxed_device(rail_masks + i * t.chunks + chunk);
             const uint32_t possible = tokens_of_chunk(tokens, chunk);
             if ((mask & ~possible) != 0)
-                refuse_number(ctx, c, operation, PeerNumber::kMask, rail_peer(c, domain), possible, mask);
+                refuse_number(ctx, c, operation, PeerNumber::kMask, rail_peer(c, team), possible, mask);
             t.rail_masks[i * t.chunks + chunk] = mask & possible;
         }
         ctx.warp_sync();
@@ -64,14 +64,14 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
         return;
     }
     const int at = static_cast<int>(i - c.arena.num_ranks);
-    const Crossing direction = at < num_domains(c) ? Crossing::kOut : Crossing::kIn;
-    const int domain = at % num_domains(c);
-    if (domain == own_domain(c)) return;
+    const Crossing direction = at < num_teams(c) ? Crossing::kOut : Crossing::kIn;
+    const int team = at % num_teams(c);
+    if (team == own_team(c)) return;
     const bool is_out = direction == Crossing::kOut;
-    const uint32_t tokens = is_out ? c.num_tokens : shared.tokens[rail_peer(c, domain)];
+    const uint32_t tokens = is_out ? c.num_tokens : shared.tokens[rail_peer(c, team)];
     const uint32_t chunks = num_chunks(tokens);
-    uint32_t* from = (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(domain * num_near(c)) * t.chunks;
-    uint32_t* masks = crossing_masks(c, direction, domain);
+    uint32_t* from = (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(team * num_near(c)) * t.chunks;
+    uint32_t* masks = crossing_masks(c, direction, team);
     CROSSDOCK_ROLLED
     for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes) {
         uint32_t mask = 0;
@@ -81,7 +81,7 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
         masks[chunk] = mask & tokens_of_chunk(tokens, chunk);
     }
     ctx.warp_sync();
-    number_chunks(ctx, masks, crossing_firsts(c, direction, domain), chunks);
+    number_chunks(ctx, masks, crossing_firsts(c, direction, team), chunks);
 }
 
 // The calling lane.

@@ -81,7 +81,7 @@ class Scheduler {
     // The caller's copies take what their sources hold now; when they land stays as it is.
     void read_sources();
 
-    // Between load/store domains. What a killed rank sends is lost.
+    // Between LSA teams. What a killed rank sends is lost.
     void put(int peer, void* target, const void* source, size_t bytes);
     void put_value(int peer, uint64_t* target, uint64_t value);
     void signal(int peer, uint64_t* word, uint64_t increase);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulation's network between load/store domains: puts and signals of all ranks on their way. Every
+// The simulation's network between LSA teams: puts and signals of all ranks on their way. Every
 // message takes its own time, so puts overtake each other, and so do signals; only a strong signal stays behind the
 // earlier puts of its rank to that peer. A rank's messages share its link.
 #pragma once

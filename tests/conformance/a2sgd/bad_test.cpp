@@ -43,8 +43,8 @@ const Row kRows[] = {
     {"config's magic", [](CreateCall& c) { c.config.magic = 1; }, "magic"},
     {"unknown sums", [](CreateCall& c) { c.config.sums = static_cast<crossdockA2sgdSums_t>(2); }, "sums"},
     {"unknown skip", [](CreateCall& c) { c.config.skip_nonfinite = 2; }, "skip_nonfinite"},
-    {"negative domain", [](CreateCall& c) { c.config.lsa_team_size = -1; }, "lsa_team_size"},
-    {"uneven domain", [](CreateCall& c) { c.config.lsa_team_size = 4096; }, "lsa_team_size"},
+    {"negative team", [](CreateCall& c) { c.config.lsa_team_size = -1; }, "lsa_team_size"},
+    {"uneven team", [](CreateCall& c) { c.config.lsa_team_size = 4096; }, "lsa_team_size"},
 };
 
 TEST(BadA2sgd, CreationIsRefused) {

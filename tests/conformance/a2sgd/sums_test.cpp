@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "conformance/a2sgd/support.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 #include "reference/formats.h"
 
 namespace crossdock::testing {
@@ -161,11 +161,11 @@ TEST(A2sgd, NanAndInfinityAreReported) {
     });
 }
 
-TEST(A2sgd, LoadStoreDomainsDoNotMatter) {
+TEST(A2sgd, LsaTeamsDoNotMatter) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         if (is_cuda(spec.kind) || spec.kind == Backend::kHosts) return;
-        for (const int domain : {1, 2}) {
-            const WithDomain with_domain(domain);
+        for (const int lsa_team_size : {1, 2}) {
+            const WithLsaTeam team(lsa_team_size);
             expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
                 A2sgdRank rank(context, kShapes[3], a2sgd_config());
                 for (int step = 0; step < 10; ++step) rank.step(gradients_of(context, kShapes[3], 12, step));
@@ -178,7 +178,7 @@ TEST(A2sgd, SeedsAreClean) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const Seeds seeds = seeds_or(1, 150);
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-            const WithDomain with_domain(seed % 3 == 0 ? 1 : 0);
+            const WithLsaTeam team(seed % 3 == 0 ? 1 : 0);
             BackendSpec spec = backend;
             spec.deterministic.seed = seed;
             expect_clean(spec, ranks_or(2 + static_cast<int>(seed % 3)), seed, [seed](RankContext& context) {
@@ -196,7 +196,7 @@ TEST(A2sgd, NonsenseIsSurvived) {
         const Seeds seeds = seeds_or(1, 300);
         uint64_t clean = 0;
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
-            const WithDomain with_domain(seed % 2 == 0 ? 1 : 0);
+            const WithLsaTeam team(seed % 2 == 0 ? 1 : 0);
             const bool is_clean = survives_nonsense(backend, ranks_or(3), seed, [seed](RankContext& context) {
                 const A2sgdShape shape{{ncclFloat32, 100}, {ncclBfloat16, 20 * (seed % 100)}};
                 A2sgdRank rank(context, shape, a2sgd_config(seed % 3 == 0));

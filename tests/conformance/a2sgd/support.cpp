@@ -49,7 +49,7 @@ A2sgdRank::A2sgdRank(RankContext& context, const A2sgdShape& shape, const crossd
         names_.push_back(fmt::format("layer{}.weight", p));
     }
     crossdockA2sgdConfig_t config = caller;
-    config.lsa_team_size = domain_for(context.num_ranks());
+    config.lsa_team_size = lsa_team_for(context.num_ranks());
     const std::vector<crossdockA2sgdPiece_t> own = pieces();
     RANK_OK(context, crossdockA2sgdCreate(&a2sgd_, context.comm(), own.data(), own.size(), &config));
 }

@@ -8,7 +8,7 @@
 #include "conformance/ht/random_problem.h"
 #include "conformance/support/bad_call.h"
 #include "conformance/support/scoped_arena.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -261,13 +261,13 @@ void disagree(RankContext& context, ncclEpLayout_t layout, const Difference& dif
     }
 }
 
-void all_disagree(const BackendSpec& spec, int num_ranks, bool one_domain) {
+void all_disagree(const BackendSpec& spec, int num_ranks, bool one_team) {
     for (const Difference& difference : kDifferences) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             for (const bool windows : {false, true}) {
                 if (windows && layout != NCCL_EP_LAYOUT_FLAT) continue;
                 // Only who reaches another's window learns where that lies.
-                if (difference.odd.window_shift > 0 && (!windows || !one_domain)) continue;
+                if (difference.odd.window_shift > 0 && (!windows || !one_team)) continue;
                 const int odd_rank = static_cast<int>(&difference - kDifferences) % num_ranks;
                 expect_clean(spec, num_ranks, std::nullopt,
                              [&](RankContext& context) { disagree(context, layout, difference, odd_rank, windows); });
@@ -325,10 +325,10 @@ TEST(HtAgreement, WindowsThatLieOtherwiseAreNoticed) {
     });
 }
 
-// Between domains, of which the odd rank is in one.
-TEST(HtAgreement, ItDoesBetweenDomains) {
+// Between teams, of which the odd rank is in one.
+TEST(HtAgreement, ItDoesBetweenLsaTeams) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
-        const WithDomain domain(2);
+        const WithLsaTeam team(2);
         all_disagree(spec, 4, false);
     });
 }

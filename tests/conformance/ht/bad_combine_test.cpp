@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "conformance/ht/bad_call.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -84,13 +84,13 @@ const Row kQuantisedFlat[] = {
 };
 
 TEST(HtBadCombine, QuantisedRows) {
-    if (is_one_domain(ranks_or(2))) check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, kQuantised);
+    if (is_one_lsa_team(ranks_or(2))) check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, kQuantised);
     check_on_each_backend(NCCL_EP_LAYOUT_FLAT, kQuantisedFlat);
 }
 
-// Between domains rows are summed on their way, so they cross as they are.
-TEST(HtBadCombine, QuantisedRowsStayInADomain) {
-    const WithDomain domain(1);
+// Between teams rows are summed on their way, so they cross as they are.
+TEST(HtBadCombine, QuantisedRowsStayInATeam) {
+    const WithLsaTeam team(1);
     const Row rows[] = {
         {"MXFP8", [](Call c) { c.config.quant_recipe = NCCL_EP_COMB_QUANT_MXFP8; }, "one LSA team", ncclInvalidUsage},
     };

@@ -104,7 +104,7 @@ TEST(HtCompatibility, KMayComeWithTheUpdate) {
 // Rows of a combine as MXFP8, forward and backward; the recipe may change from call to call.
 TEST(HtCompatibility, CombinesMayBeQuantised) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
-        if (!is_one_domain(ranks_or(3))) return;
+        if (!is_one_lsa_team(ranks_or(3))) return;
         for (const size_t hidden : {32, 96, 512, 2048, 7168}) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 HtProblem problem = plain_ht_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, hidden);

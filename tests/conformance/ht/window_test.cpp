@@ -34,7 +34,7 @@ TEST(HtWindow, EveryPathGivesTheSameBits) {
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(reference::random_bits(seed, 7) % 4));
             const HtProblem problem = random_ht_problem(
-                seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = is_one_domain(num_ranks)});
+                seed, {.num_ranks = num_ranks, .most_row_bytes = 1024, .mxfp8 = is_one_lsa_team(num_ranks)});
             SCOPED_TRACE(problem.describe());
             BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;

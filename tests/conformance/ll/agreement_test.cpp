@@ -7,7 +7,7 @@
 
 #include "conformance/support/bad_call.h"
 #include "conformance/support/scoped_arena.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -337,10 +337,10 @@ TEST(Agreement, WindowsThatNobodyReachesMayLieAnywhere) {
     });
 }
 
-// Between domains, of which the odd rank is in one.
-TEST(Agreement, ItDoesBetweenDomains) {
+// Between teams, of which the odd rank is in one.
+TEST(Agreement, ItDoesBetweenLsaTeams) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
-        const WithDomain domain(2);
+        const WithLsaTeam team(2);
         all_disagree(spec, 4);
     });
 }

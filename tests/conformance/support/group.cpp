@@ -43,7 +43,7 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const HtProblem& prob
 ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
                           const ncclEpGroupConfig_t* config) {
     crossdockGroupOptions_t group_options = CROSSDOCK_GROUP_OPTIONS_INIT;
-    group_options.lsa_team_size = domain_for(context.num_ranks());
+    group_options.lsa_team_size = lsa_team_for(context.num_ranks());
     if (group_options.lsa_team_size == 0) return ncclEpCreateGroup(group, comm, config);
     return crossdockCreateGroup(group, comm, config, &group_options);
 }

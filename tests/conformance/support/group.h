@@ -20,7 +20,7 @@ ncclEpGroupConfig_t group_config_for(RankContext& context, const HtProblem& prob
 ncclResult_t create_group(RankContext& context, ncclEpGroup_t* group, ncclComm_t comm,
                           const ncclEpGroupConfig_t* config);
 
-// What the group says of its domains and of what it has sent.
+// What the group says of its teams and of what it has sent.
 crossdockTraffic_t traffic_of(RankContext& context, ncclEpGroup_t group);
 
 class Group {

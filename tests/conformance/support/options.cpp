@@ -41,13 +41,13 @@ uint64_t seeds_in(Backend kind, uint64_t count) {
 
 int ranks_or(int wanted) { return options().num_ranks.value_or(wanted); }
 
-int domain_for(int num_ranks) {
-    int domain = std::min(options().lsa_team_size.value_or(0), num_ranks);
-    while (domain > 0 && num_ranks % domain != 0) --domain;
-    return domain;
+int lsa_team_for(int num_ranks) {
+    int team = std::min(options().lsa_team_size.value_or(0), num_ranks);
+    while (team > 0 && num_ranks % team != 0) --team;
+    return team;
 }
 
-bool is_one_domain(int num_ranks) { return domain_for(num_ranks) == 0 || domain_for(num_ranks) == num_ranks; }
+bool is_one_lsa_team(int num_ranks) { return lsa_team_for(num_ranks) == 0 || lsa_team_for(num_ranks) == num_ranks; }
 
 bool backend_is_selected(Backend kind) {
     const std::vector<Backend>& backends = options().backends;
@@ -66,7 +66,7 @@ std::string replay_line(Backend kind, int num_ranks, std::optional<uint64_t> see
 RunReport expect_clean(const BackendSpec& spec, int num_ranks, std::optional<uint64_t> seed,
                        const RankProgram& program) {
     BackendSpec shaped = spec;
-    shaped.ranks_per_host = domain_for(num_ranks);
+    shaped.ranks_per_host = lsa_team_for(num_ranks);
     RunReport report = run_ranks(shaped, num_ranks, program);
     if (!report.ok()) {
         std::string text;

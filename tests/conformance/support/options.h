@@ -37,8 +37,8 @@ int ranks_or(int wanted);
 
 // The ranks of an LSA team in a group of so many: the largest even share that --lsa-team allows. 0:
 // as the communicator has it.
-int domain_for(int num_ranks);
-bool is_one_domain(int num_ranks);
+int lsa_team_for(int num_ranks);
+bool is_one_lsa_team(int num_ranks);
 
 // Whether the test may run on a backend, and with how many ranks at most.
 bool backend_is_selected(Backend kind);

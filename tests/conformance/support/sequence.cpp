@@ -231,7 +231,7 @@ class Sequence {
 
     void make_ht_group() {
         HtLimits limits = shape_.ht_limits;
-        limits.mxfp8 = is_one_domain(context_.num_ranks());
+        limits.mxfp8 = is_one_lsa_team(context_.num_ranks());
         const auto room = random_.pick({Room::kEnough, Room::kDropping, Room::kEager});
         std::vector<HtProblem> problems = random_problems(limits, random_ht_problem);
         const int max_tokens = problems[0].max_tokens;

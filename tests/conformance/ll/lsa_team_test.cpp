@@ -8,7 +8,7 @@
 #include <set>
 
 #include "conformance/support/fault_support.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -16,8 +16,8 @@ namespace {
 RankProgram trips(const Problem& problem) {
     return [problem](RankContext& context) {
         Group group(context, problem);
-        RANK_CHECK(context, traffic_of(context, group.get()).lsa_team_size == domain_for(context.num_ranks()),
-                   "domains of {} ranks", traffic_of(context, group.get()).lsa_team_size);
+        RANK_CHECK(context, traffic_of(context, group.get()).lsa_team_size == lsa_team_for(context.num_ranks()),
+                   "teams of {} ranks", traffic_of(context, group.get()).lsa_team_size);
         Layer layer(context, group.get(), problem);
         layer.round_trip();
         layer.route(rerouted(problem, problem.seed + 1000));
@@ -26,7 +26,7 @@ RankProgram trips(const Problem& problem) {
 }
 
 // 1 x 8, 2 x 4, 4 x 2 and 8 x 1 are the same to a caller.
-TEST(Domain, EveryShapeGivesTheSameBits) {
+TEST(LsaTeam, EveryShapeGivesTheSameBits) {
     on_each_backend(kBackends, [](const BackendSpec& spec) {
         const uint64_t num_seeds = seeds_or(71, 6).count;
         for (uint64_t seed = 71; seed < 71 + num_seeds; ++seed) {
@@ -37,10 +37,10 @@ TEST(Domain, EveryShapeGivesTheSameBits) {
             problem.sums = seed % 4 == 0 ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT;
             std::vector<uint64_t> first;
             for (const int lsa_team_size : {8, 4, 2, 1}) {
-                const WithDomain domain(lsa_team_size);
+                const WithLsaTeam team(lsa_team_size);
                 const RunReport report = expect_clean(spec, 8, seed, trips(problem));
                 if (first.empty()) first = report.digests;
-                EXPECT_EQ(report.digests, first) << "domains of " << lsa_team_size << ", " << problem.describe();
+                EXPECT_EQ(report.digests, first) << "teams of " << lsa_team_size << ", " << problem.describe();
             }
         }
     });
@@ -91,10 +91,10 @@ struct Expected {
 };
 
 // Bytes and messages are those of the model in docs/scaling.md.
-TEST(Domain, TrafficIsWhatTheModelSays) {
+TEST(LsaTeam, TrafficIsWhatTheModelSays) {
     on_each_backend(kBackends, [](const BackendSpec& spec) {
         for (const int lsa_team_size : {1, 2, 3, 6}) {
-            const WithDomain domain(lsa_team_size);
+            const WithLsaTeam team(lsa_team_size);
             Problem problem = busy_problem(6, NCCL_EP_LAYOUT_RANK_MAJOR, 8);
             problem.num_topk = 2;
             problem = rerouted(problem, 5);
@@ -111,7 +111,7 @@ TEST(Domain, TrafficIsWhatTheModelSays) {
                 Layer layer(context, group.get(), problem);
                 layer.round_trip();
                 crossdockTraffic_t expected = Expected(problem, context.rank(), lsa_team_size).traffic;
-                if (lsa_team_size == 6) expected.rows_inside = expected.bytes_inside = 0;  // one domain counts nothing
+                if (lsa_team_size == 6) expected.rows_inside = expected.bytes_inside = 0;  // one team counts nothing
                 const crossdockTraffic_t seen = traffic_of(context, group.get());
                 RANK_CHECK(context, seen.lsa_team_size == lsa_team_size, "{}", seen.lsa_team_size);
                 RANK_CHECK(context, seen.rows_inside == expected.rows_inside, "{}, expected {}", seen.rows_inside,
@@ -131,10 +131,10 @@ TEST(Domain, TrafficIsWhatTheModelSays) {
 }
 
 // With masks, everybody goes on with those that it still reaches.
-TEST(Domain, SurvivorsOfACutGoOn) {
+TEST(LsaTeam, SurvivorsOfACutGoOn) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
-        const WithDomain domain(2);
+        const WithLsaTeam team(2);
         struct Case {
             ncclEpLayout_t layout;
             crossdockSums_t sums;
@@ -155,9 +155,9 @@ TEST(Domain, SurvivorsOfACutGoOn) {
 }
 
 // Networks that are very slow or very late change nothing.
-TEST(Domain, TheNetworksSpeedDoesNotMatter) {
+TEST(LsaTeam, TheNetworksSpeedDoesNotMatter) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
-        const WithDomain domain(2);
+        const WithLsaTeam team(2);
         for (const uint64_t delay_ns : {1u, 300u, 3'000'000u}) {
             for (const uint64_t ns_per_kib : {1u, 20'000u}) {
                 for (uint64_t seed = 1; seed <= seeds_or(1, 10).count; ++seed) {
@@ -173,9 +173,9 @@ TEST(Domain, TheNetworksSpeedDoesNotMatter) {
 }
 
 // A handle with a pending send_only operation may go at any time: nothing that is still under way meets a later one.
-TEST(Domain, PendingOperationsMayBeGivenUp) {
+TEST(LsaTeam, PendingOperationsMayBeGivenUp) {
     on_each_backend(kBackends, [](const BackendSpec& backend) {
-        const WithDomain domain(1);
+        const WithLsaTeam team(1);
         for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
             BackendSpec spec = backend;
             spec.deterministic.seed = seed;
@@ -201,9 +201,9 @@ TEST(Domain, PendingOperationsMayBeGivenUp) {
 
 // The same where nobody waits for those whose rows are still under way: sums at home, in the very buffer that was given
 // up.
-TEST(Domain, LateRowsMeetNoSums) {
+TEST(LsaTeam, LateRowsMeetNoSums) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
-        const WithDomain domain(1);
+        const WithLsaTeam team(1);
         constexpr int kRanks = 3;
         const Problem far = busy_problem(kRanks, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
         Problem near = busy_problem(kRanks, NCCL_EP_LAYOUT_RANK_MAJOR, 2);
@@ -237,7 +237,7 @@ TEST(Domain, LateRowsMeetNoSums) {
     });
 }
 
-TEST(Domain, WrongDomainsAreRefused) {
+TEST(LsaTeam, WrongTeamSizesAreRefused) {
     on_each_backend({Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(4, NCCL_EP_LAYOUT_RANK_MAJOR, 1);
@@ -257,7 +257,7 @@ TEST(Domain, WrongDomainsAreRefused) {
             wrong.lsa_team_size = context.rank() == 2 ? 1 : 2;
             RANK_REFUSED(context, ncclInvalidUsage, "lsa_team_size differs", create());
 
-            // Options of before there were domains.
+            // Options of before there were teams.
             wrong.size = offsetof(crossdockGroupOptions_t, lsa_team_size);
             RANK_OK(context, create());
             RANK_CHECK(context, traffic_of(context, group).lsa_team_size == 4, "a field past the struct was read");
@@ -271,7 +271,7 @@ TEST(Domain, WrongDomainsAreRefused) {
 }
 
 // CROSSDOCK_LSA_TEAM_SIZE overrides the option, and is judged like it; CROSSDOCK_DOMAIN_RANKS, its earlier name, works.
-TEST(Domain, TheEnvironmentDecides) {
+TEST(LsaTeam, TheEnvironmentDecides) {
     on_each_backend({Backend::kProcesses, Backend::kSimulation}, [](const BackendSpec& spec) {
         const auto run_with = [&](const char* name, const char* value, int expected) {
             setenv(name, value, 1);

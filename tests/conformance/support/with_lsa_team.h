@@ -6,14 +6,14 @@
 namespace crossdock::testing {
 
 // For a part of a test, as if --lsa-team said so.
-class WithDomain {
+class WithLsaTeam {
   public:
-    explicit WithDomain(int lsa_team_size) : before_(options().lsa_team_size) {
+    explicit WithLsaTeam(int lsa_team_size) : before_(options().lsa_team_size) {
         options().lsa_team_size = lsa_team_size;
     }
-    ~WithDomain() { options().lsa_team_size = before_; }
-    WithDomain(const WithDomain&) = delete;
-    WithDomain& operator=(const WithDomain&) = delete;
+    ~WithLsaTeam() { options().lsa_team_size = before_; }
+    WithLsaTeam(const WithLsaTeam&) = delete;
+    WithLsaTeam& operator=(const WithLsaTeam&) = delete;
 
   private:
     std::optional<int> before_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank sees one symmetric allocation of its group: the ranks of its load/store domain by pointers, the others
+// How a rank sees one symmetric allocation of its group: the ranks of its LSA team by pointers, the others
 // through the network.
 #pragma once
 
@@ -10,13 +10,13 @@
 
 namespace crossdock {
 
-struct DomainView {
-    PeerMap peers;  // of the domain; whoever loads or stores outside of it is to fault
+struct TeamView {
+    PeerMap peers;  // of the team; whoever loads or stores outside of it is to fault
     Reach reach;    // of the others; where its words are in the allocation, the owner of that says
 
-    DomainView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory);
-    DomainView(const DomainView&) = delete;
-    DomainView& operator=(const DomainView&) = delete;
+    TeamView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory);
+    TeamView(const TeamView&) = delete;
+    TeamView& operator=(const TeamView&) = delete;
 
   private:
     std::vector<std::byte*> reachable_;  // what peers refers to, where it is less than the communicator's

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput in groups of several LSA teams (nodes): rows arrive where they would in one domain, sums are
-// those of the domains' sums, and what crosses is what docs/scaling.md says.
+// High throughput in groups of several LSA teams (nodes): rows arrive where they would in one team, sums are
+// those of the teams' sums, and what crosses is what docs/scaling.md says.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -9,7 +9,7 @@
 #include "conformance/ht/random_problem.h"
 #include "conformance/support/fault_support.h"
 #include "conformance/support/scoped_arena.h"
-#include "conformance/support/with_domain.h"
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 namespace {
@@ -32,13 +32,13 @@ RankProgram trips(const HtProblem& problem, const HtProblem& next) {
 }
 
 // 1 x 8, 2 x 4, 4 x 2 and 8 x 1: the reference says what each has to give.
-TEST(HtDomain, EveryShapeMatchesTheReference) {
+TEST(HtLsaTeam, EveryShapeMatchesTheReference) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         const uint64_t num_seeds = seeds_or(81, 4).count;
         for (uint64_t seed = 81; seed < 81 + num_seeds; ++seed) {
             const HtProblem problem = random_ht_problem(seed, {.num_ranks = 8, .most_row_bytes = 512});
             for (const int lsa_team_size : {8, 4, 2, 1}) {
-                const WithDomain domain(lsa_team_size);
+                const WithLsaTeam team(lsa_team_size);
                 expect_clean(spec, 8, seed, trips(problem, rerouted(problem, seed + 1000)));
             }
         }
@@ -46,10 +46,10 @@ TEST(HtDomain, EveryShapeMatchesTheReference) {
 }
 
 // Many nodes: 16 ranks as 4 x 4, 64 as 8 x 8.
-TEST(HtDomain, ManyNodesMatchTheReference) {
+TEST(HtLsaTeam, ManyNodesMatchTheReference) {
     on_each_backend({Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         for (const int lsa_team_size : {4, 8}) {
-            const WithDomain domain(lsa_team_size);
+            const WithLsaTeam team(lsa_team_size);
             for (const ncclEpLayout_t layout : kHtLayouts) {
                 const HtProblem problem = plain_ht_problem(lsa_team_size * lsa_team_size, layout, 3);
                 expect_clean(spec, lsa_team_size * lsa_team_size, 3, [problem](RankContext& context) {
@@ -62,17 +62,17 @@ TEST(HtDomain, ManyNodesMatchTheReference) {
     });
 }
 
-// A token's ranks, and its domains but the one of its home.
+// A token's ranks, and its teams but the one of its home.
 struct Destinations {
     std::set<int> ranks;
-    std::set<int> far_domains;
+    std::set<int> other_teams;
 
     Destinations(const HtProblem& problem, int home, int token, int lsa_team_size) {
         for (int k = 0; k < problem.num_topk; ++k) {
             const int rank = problem.target_rank(home, token, k);
             if (rank < 0) continue;
             ranks.insert(rank);
-            if (rank / lsa_team_size != home / lsa_team_size) far_domains.insert(rank / lsa_team_size);
+            if (rank / lsa_team_size != home / lsa_team_size) other_teams.insert(rank / lsa_team_size);
         }
     }
 };
@@ -88,15 +88,15 @@ struct Crossing {
                 : lsa_team_size == 1         ? 1
                                              : 2) {}
 
-    // For a home's tokens that cross to a domain.
-    uint64_t credits(const HtProblem& problem, int home, int domain, int lsa_team_size) const {
+    // For a home's tokens that cross to a team.
+    uint64_t credits(const HtProblem& problem, int home, int team, int lsa_team_size) const {
         const int tokens = problem.ranks[home].num_tokens;
         uint64_t num = 0;
         for (int channel = 0, token = 0; channel < channels; ++channel) {
             const int end = token + tokens / channels + (channel < tokens % channels ? 1 : 0);
             int rows = 0;
             for (; token < end; ++token)
-                rows += static_cast<int>(Destinations(problem, home, token, lsa_team_size).far_domains.count(domain));
+                rows += static_cast<int>(Destinations(problem, home, token, lsa_team_size).other_teams.count(team));
             num += static_cast<uint64_t>(rows / batch);
         }
         return num;
@@ -108,7 +108,7 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int lsa_
     crossdockTraffic_t traffic = CROSSDOCK_TRAFFIC_INIT;
     traffic.lsa_team_size = lsa_team_size;
     const int num_ranks = problem.num_ranks;
-    const int domain = rank / lsa_team_size;
+    const int team = rank / lsa_team_size;
     const uint64_t words = (static_cast<uint64_t>(problem.local_experts()) + 63) / 64;
     const uint64_t tokens = static_cast<uint64_t>(problem.ranks[rank].num_tokens);
     const auto put = [&](uint64_t bytes) {
@@ -125,7 +125,7 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int lsa_
         traffic.signals += num;
         traffic.bytes_crossed += 8 * num;
     };
-    const auto is_far = [&](int peer) { return peer / lsa_team_size != domain; };
+    const auto is_far = [&](int peer) { return peer / lsa_team_size != team; };
     const uint64_t weights_of_row = 4 * ((std::min<uint64_t>(problem.num_topk, problem.local_experts()) + 3) / 4 * 4);
     for (int peer = 0; peer < num_ranks; ++peer) {
         if (!is_far(peer)) continue;
@@ -142,28 +142,28 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int lsa_
             put_and_raise(weights_of_row * rows);
         }
         // Rows that came have been read, and sums; weights are too few for a credit.
-        if (is_rail) raise(crossing.credits(problem, peer, domain, lsa_team_size));
+        if (is_rail) raise(crossing.credits(problem, peer, team, lsa_team_size));
         if (is_rail) raise(crossing.credits(problem, rank, peer / lsa_team_size, lsa_team_size));
         for (int token = 0; is_rail && token < problem.ranks[peer].num_tokens; ++token) {
-            if (Destinations(problem, peer, token, lsa_team_size).far_domains.count(domain) == 0) continue;
+            if (Destinations(problem, peer, token, lsa_team_size).other_teams.count(team) == 0) continue;
             put_and_raise(problem.combine_row_bytes());  // the sum
             traffic.rows_crossed += 1;
         }
     }
     for (int token = 0; token < problem.ranks[rank].num_tokens; ++token) {
-        const uint64_t rows = Destinations(problem, rank, token, lsa_team_size).far_domains.size();
+        const uint64_t rows = Destinations(problem, rank, token, lsa_team_size).other_teams.size();
         traffic.rows_crossed += rows;
         for (uint64_t i = 0; i < rows; ++i) put_and_raise(problem.token_row_bytes() + problem.scale_row_bytes());
     }
     return traffic;
 }
 
-// A row crosses once a domain and direction, whatever the number of its ranks there; all messages are those of the
+// A row crosses once a team and direction, whatever the number of its ranks there; all messages are those of the
 // model.
-TEST(HtDomain, TrafficIsWhatTheModelSays) {
+TEST(HtLsaTeam, TrafficIsWhatTheModelSays) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {
         for (const int lsa_team_size : {1, 2, 3}) {
-            const WithDomain domain(lsa_team_size);
+            const WithLsaTeam team(lsa_team_size);
             for (const ncclEpLayout_t layout : kHtLayouts) {
                 const HtProblem problem = plain_ht_problem(6, layout, 7);
                 expect_clean(spec, 6, std::nullopt, [=](RankContext& context) {
@@ -188,9 +188,9 @@ TEST(HtDomain, TrafficIsWhatTheModelSays) {
 }
 
 // Networks that are very slow or very late change nothing.
-TEST(HtDomain, TheNetworksSpeedDoesNotMatter) {
+TEST(HtLsaTeam, TheNetworksSpeedDoesNotMatter) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
-        const WithDomain domain(2);
+        const WithLsaTeam team(2);
         for (const uint64_t delay_ns : {1u, 300u, 3'000'000u}) {
             for (const uint64_t ns_per_kib : {1u, 20'000u}) {
                 for (uint64_t seed = 1; seed <= seeds_or(1, 6).count; ++seed) {
@@ -206,7 +206,7 @@ TEST(HtDomain, TheNetworksSpeedDoesNotMatter) {
     });
 }
 
-TEST(HtDomain, MasksAreRefused) {
+TEST(HtLsaTeam, MasksAreRefused) {
     on_each_backend({Backend::kThreads}, [](const BackendSpec& spec) {
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             const HtProblem problem = plain_ht_problem(4, NCCL_EP_LAYOUT_FLAT, 1);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput in several load/store domains: who acts for whom, and the rings between domains.
+// High throughput in several LSA teams: who acts for whom, and the rings between teams.
 //
-// A token crosses once to each far domain that has one of its experts: to the rail peer there, the rank with the same
-// place in its domain, which forwards the row to the ranks of the experts. On the way back the same rank sums the rows
-// of its domain, and one row crosses home. So inside a domain the rail peer acts for the far home: it is its *agent*,
+// A token crosses once to each far team that has one of its experts: to the rail peer there, the rank with the same
+// place in its team, which forwards the row to the ranks of the experts. On the way back the same rank sums the rows
+// of its team, and one row crosses home. So inside a team the rail peer acts for the far home: it is its *agent*,
 // and a near home's agent is that home itself. A *lane* numbers the pairs (home, near rank) of an agent, its own pairs
 // like the ranks.
 #pragma once
@@ -15,21 +15,21 @@ inline namespace CROSSDOCK_VARIANT {
 
 // ---- who acts for whom ----
 
-// The ranks of this domain: [first, end).
+// The ranks of this team: [first, end).
 CROSSDOCK_DEVICE int first_near(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 0;
-    return c.reach.first_of_domain;
+    return c.reach.first_of_team;
 }
 CROSSDOCK_DEVICE int end_near(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return static_cast<int>(c.arena.num_ranks);
-    return c.reach.end_of_domain;
+    return c.reach.end_of_team;
 }
 CROSSDOCK_DEVICE int num_near(const HtCommon& c) { return end_near(c) - first_near(c); }
-CROSSDOCK_DEVICE int num_domains(const HtCommon& c) {
+CROSSDOCK_DEVICE int num_teams(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 1;
     return static_cast<int>(c.arena.num_ranks) / num_near(c);
 }
-CROSSDOCK_DEVICE int own_domain(const HtCommon& c) { return first_near(c) / num_near(c); }
+CROSSDOCK_DEVICE int own_team(const HtCommon& c) { return first_near(c) / num_near(c); }
 
 CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int home) {
     if constexpr (!kHasGinPeers) return home;
@@ -39,8 +39,8 @@ CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int home, int near_rank) {
     if constexpr (!kHasGinPeers) return near_rank;
     return home / num_near(c) * num_near(c) + near_rank - first_near(c);
 }
-// The home of a domain for which this rank is the agent.
-CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int domain) { return domain * num_near(c) + c.rank - first_near(c); }
+// The home of a team for which this rank is the agent.
+CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int team) { return team * num_near(c) + c.rank - first_near(c); }
 
 // What this rank puts, or what has been put to it, at an offset of its own arena.
 template <typename T>
@@ -51,22 +51,22 @@ CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
 // ---- what crosses ----
 
 enum class Crossing : uint32_t {
-    kOut,  // own tokens, on their way to another domain
-    kIn    // those of the rail peer of another domain, to this one
+    kOut,  // own tokens, on their way to another team
+    kIn    // those of the rail peer of another team, to this one
 };
 
-CROSSDOCK_DEVICE uint32_t* crossing_masks(const HtCommon& c, Crossing direction, int domain) {
+CROSSDOCK_DEVICE uint32_t* crossing_masks(const HtCommon& c, Crossing direction, int team) {
     return c.tables.crossing_masks +
-           static_cast<uint32_t>(static_cast<int>(direction) * num_domains(c) + domain) * c.tables.chunks;
+           static_cast<uint32_t>(static_cast<int>(direction) * num_teams(c) + team) * c.tables.chunks;
 }
-CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction, int domain) {
+CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction, int team) {
     return c.tables.crossing_firsts +
-           static_cast<uint32_t>(static_cast<int>(direction) * num_domains(c) + domain) * (c.tables.chunks + 1);
+           static_cast<uint32_t>(static_cast<int>(direction) * num_teams(c) + team) * (c.tables.chunks + 1);
 }
 
-// ---- rings between domains ----
+// ---- rings between teams ----
 
-// This rank's end of a ring to and from a rank of another domain: what goes there, and what comes from there. Offsets
+// This rank's end of a ring to and from a rank of another team: what goes there, and what comes from there. Offsets
 // are those of one channel's first slot.
 // A credit is for a batch of packets, half the slots, of which there is an even number. The warp gives it that has
 // taken the last of them; who that is a counter in the block's shared memory says. Two counters and two credit words do
@@ -87,16 +87,16 @@ class FarRing {
           packets_there_(rings.packets + bytes_of(rings, own_place, channel)),
           rings_(rings) {}
 
-    static CROSSDOCK_DEVICE FarRing of_rows(const HtCommon& c, int domain, uint32_t channel) {
-        return FarRing(c, c.outbox.rows, rail_peer(c, domain), domain, own_domain(c), channel, 0);
+    static CROSSDOCK_DEVICE FarRing of_rows(const HtCommon& c, int team, uint32_t channel) {
+        return FarRing(c, c.outbox.rows, rail_peer(c, team), team, own_team(c), channel, 0);
     }
     static CROSSDOCK_DEVICE FarRing of_labels(const HtCommon& c, int peer, uint32_t channel) {
-        return FarRing(c, c.outbox.labels, peer, peer, c.rank, channel, 2 * num_domains(c));
+        return FarRing(c, c.outbox.labels, peer, peer, c.rank, channel, 2 * num_teams(c));
     }
     // Followed by a barrier of the block.
     static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {
         if constexpr (!kHasGinPeers) return;
-        const uint32_t num = num_far_counters(c.arena.num_ranks, static_cast<uint32_t>(num_domains(c)));
+        const uint32_t num = num_far_counters(c.arena.num_ranks, static_cast<uint32_t>(num_teams(c)));
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += static_cast<uint32_t>(num_threads(ctx)))
             counters(ctx)[i] = 0;
