@@ -170,12 +170,12 @@ class Session {
     void report_a2sgd(const A2sgd& chosen);
     void use_a2sgd();
 
-    // session_label_calls.cpp: on host memory.
+    // session_routing_calls.cpp: on host memory.
     template <class Struct>
     void choose_place(Struct& whole);
-    void use_labels();
-    void unpack_labels(const crossdockLabelsSent_t& sent, uint32_t words, uint32_t rank_experts);
-    void expand_rows(const crossdockLabelsReceived_t& labels);
+    void use_routing();
+    void unpack_routing(const crossdockRoutingSent_t& sent, uint32_t words, uint32_t rank_experts);
+    void expand_rows(const crossdockRoutingReceived_t& routing);
 
     static constexpr int kMaxSteps = 48;
     static constexpr size_t kWindowBytes = 32768;

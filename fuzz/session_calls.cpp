@@ -52,7 +52,7 @@ void Session::step() {
         {180, &Session::update_handle},  {192, &Session::init_handle},       {200, &Session::create_handle},
         {208, &Session::destroy_handle}, {216, &Session::create_group},      {220, &Session::destroy_group},
         {230, &Session::use_masks},      {235, &Session::handle_mem_size},   {240, &Session::allocate_tensor},
-        {246, &Session::inspect},        {250, &Session::use_communicators}, {253, &Session::use_labels},
+        {246, &Session::inspect},        {250, &Session::use_communicators}, {253, &Session::use_routing},
         {256, &Session::use_a2sgd}};
     if (is_about_a2sgd_ && choice < 192) {
         use_a2sgd();

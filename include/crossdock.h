@@ -6,7 +6,7 @@
  *   - symmetric memory and windows for them (what ncclMemAlloc and ncclCommWindowRegister are on GPUs);
  *   - the message that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
- *   - routing in numbers, and labels of rows, for layers on top, and rows by expert (crossdock/rows_by_expert.h);
+ *   - routing counts and packed routing, for layers on top, and rows by expert (crossdock/rows_by_expert.h);
  *   - A2SGD: gradient averaging for data parallelism with 64 bits a rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
@@ -32,6 +32,9 @@ extern "C" {
 #endif
 #if defined(__GNUC__)
 #pragma GCC visibility push(default)
+#define CROSSDOCK_DEPRECATED(advice) __attribute__((deprecated(advice)))
+#else
+#define CROSSDOCK_DEPRECATED(advice)
 #endif
 
 /* ---- Version ---- */
@@ -291,7 +294,7 @@ ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count
 ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
                                     cudaStream_t stream);
 
-/* ---- Routing in numbers, and labels that travel beside rows ---- */
+/* ---- Routing counts, and routing that travels beside rows ---- */
 
 /* What layers on top, such as crossdock.deep_ep, need to know of a routing, in one kernel each.
  * Local, without a group. device: the GPU that all memory is on, the call is enqueued on its stream and capturable; -1:
@@ -320,10 +323,10 @@ typedef struct {
  * there. */
 ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaStream_t stream);
 
-/* A token's label is an array of W 4-byte words: its number, its K experts, K weights (where has_weights), S scales,
- * and zeros. It travels as one row of scales (recipe FWD). */
+/* Packed routing has W 4-byte words per token: its number, its K expert ids, K routing weights (where has_weights), S
+ * scales, and zeros. It travels as one row of scales (recipe FWD). */
 typedef struct {
-    unsigned int size;  /* sizeof(crossdockLabelsSent_t) */
+    unsigned int size;  /* sizeof(crossdockRoutingSent_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
     int device;         /* as above, and so are the next five */
     ncclDataType_t id_type;
@@ -333,7 +336,7 @@ typedef struct {
     uint64_t num_tokens;
     unsigned int num_topk;     /* 0: there are no experts, topk_idx may be NULL */
     unsigned int num_scales;   /* S */
-    const float* weights;      /* in [T, K], or NULL: labels have none */
+    const float* weights;      /* in [T, K], or NULL: none are packed */
     int64_t weight_strides[2]; /* from token to token, and from column to column */
     const uint32_t* scales;    /* in [T, S], or NULL without scales */
     int64_t scale_strides[2];  /* from token to token, and from column to column */
@@ -348,15 +351,15 @@ typedef struct {
     unsigned int num_ranks;    /* R, with is_in_rank */
     unsigned int num_zeros;
     int32_t* zeros; /* out: so many words are set to 0, e.g. what the receiving call counts in; or NULL */
-} crossdockLabelsSent_t;
+} crossdockRoutingSent_t;
 
-/* InvalidArgument: as above, or W is less than the words of a label. */
-ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* labels, cudaStream_t stream);
+/* InvalidArgument: as above, or W is less than the words of a token. */
+ncclResult_t crossdockPackRouting(const crossdockRoutingSent_t* routing, cudaStream_t stream);
 
-/* Labels that came, as the arrays that they were made of, with experts as a rank numbers its own. Outputs that are NULL
- * are not written. */
+/* Packed routing that came, as the arrays that it was made of, with expert ids as a rank numbers its own. Outputs that
+ * are NULL are not written. */
 typedef struct {
-    unsigned int size;  /* sizeof(crossdockLabelsReceived_t) */
+    unsigned int size;  /* sizeof(crossdockRoutingReceived_t) */
     unsigned int magic; /* NCCL_EP_MAGIC */
     int device;
     ncclDataType_t id_type;    /* of ids: ncclInt32 or ncclInt64 */
@@ -367,7 +370,7 @@ typedef struct {
     unsigned int num_words;    /* W */
     unsigned int num_topk;     /* K */
     unsigned int num_scales;   /* S */
-    int has_weights;           /* labels have weights */
+    int has_weights;           /* weights are packed, too */
     unsigned int first_expert; /* of this rank */
     unsigned int rank_experts; /* L */
     void* ids;                 /* out [rows, K]: 0 .. L - 1, or -1: no expert of this rank */
@@ -387,10 +390,18 @@ typedef struct {
     int32_t* rank_ends;        /* out [R]: rows with numbers below (r + 1) * rank_numbers, where numbers ascend */
     unsigned int num_ranks;    /* R */
     unsigned int rank_numbers; /* how many numbers each rank has */
-} crossdockLabelsReceived_t;
+} crossdockRoutingReceived_t;
 
 /* InvalidArgument: as above, weights without has_weights, or counts without ends. */
-ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* labels, cudaStream_t stream);
+ncclResult_t crossdockUnpackRouting(const crossdockRoutingReceived_t* routing, cudaStream_t stream);
+
+/* Deprecated: earlier names of these. */
+typedef crossdockRoutingSent_t crossdockLabelsSent_t;
+typedef crossdockRoutingReceived_t crossdockLabelsReceived_t;
+CROSSDOCK_DEPRECATED("use crossdockPackRouting")
+ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* routing, cudaStream_t stream);
+CROSSDOCK_DEPRECATED("use crossdockUnpackRouting")
+ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* routing, cudaStream_t stream);
 
 /* ---- A2SGD: two-level gradient averaging ---- */
 

@@ -29,7 +29,7 @@ struct Types {
 
   private:
     Types()
-        : lease(nb::module_::import_("crossdock.deep_ep.low_latency").attr("Trip")),
+        : lease(nb::module_::import_("crossdock.deep_ep.low_latency").attr("RoundTrip")),
           handle(nb::module_::import_("crossdock.deep_ep.low_latency").attr("LowLatencyHandle")) {}
 };
 

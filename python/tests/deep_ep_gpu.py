@@ -25,10 +25,10 @@ from deep_ep_checks import Problem, arguments_of
 
 import crossdock as ep
 import crossdock.deep_ep as deep_ep
-from crossdock._core import unpack_labels
+from crossdock._core import unpack_routing
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.expand import Expansion
-from crossdock.deep_ep.labels import Labels
+from crossdock.deep_ep.packed_routing import PackedRouting
 from crossdock.deep_ep.utils.math import calc_diff, per_token_cast_back, per_token_cast_to_fp8
 
 REPLAYS = 50
@@ -156,18 +156,18 @@ def low_latency(rank: int, size: int) -> dict[str, float]:
 
 
 def normal(rank: int, size: int) -> dict[str, float]:
-    """4096 tokens: rows, labels and sums are exact; cached, worst-case in a graph, asynchronous; C API beside."""
+    """4096 tokens: rows, weights, ids and sums are exact; cached, worst-case in a graph, asynchronous; C API beside."""
     problem = on_gpu(Problem(size, [4096] * size, 7168, 8, max(2, 64 // size)))
     x, ids, weights = problem.x[rank], problem.ids[rank], problem.weights[rank]
     buffer: Any = deep_ep.Buffer(dist.group.WORLD, explicitly_destroy=True)
     arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
-    labels = {"topk_idx": ids, "topk_weights": weights}
+    routing = {"topk_idx": ids, "topk_weights": weights}
     expected = problem.received(rank)
     times = arguments["is_token_in_rank"].sum(dim=1, keepdim=True)
     for is_async in (False, True):
         previous = buffer.capture() if is_async else None
         rows, local_ids, local_weights, counts, handle, event = buffer.dispatch(
-            x, **arguments, **labels, previous_event=previous, async_finish=is_async, allocate_on_comm_stream=is_async
+            x, **arguments, **routing, previous_event=previous, async_finish=is_async, allocate_on_comm_stream=is_async
         )
         if is_async:
             event.current_stream_wait()
@@ -177,11 +177,11 @@ def normal(rank: int, size: int) -> dict[str, float]:
         assert torch.equal(sums, (x.float() * times).bfloat16())
         assert torch.equal(home, torch.where(ids >= 0, weights, 0))
     values, scales = per_token_cast_to_fp8(x)
-    quantised = buffer.dispatch((values, scales.t().contiguous().t()), **arguments, **labels)[0]
+    quantised = buffer.dispatch((values, scales.t().contiguous().t()), **arguments, **routing)[0]
     assert torch.equal(per_token_cast_back(*quantised), per_token_cast_back(*per_token_cast_to_fp8(expected[0])))
 
     def worst() -> Any:
-        rows, found_ids, _, _, handle, _ = buffer.dispatch(x, **arguments, **labels, num_worst_tokens=4096 * size)
+        rows, found_ids, _, _, handle, _ = buffer.dispatch(x, **arguments, **routing, num_worst_tokens=4096 * size)
         return rows, found_ids, buffer.combine(rows, handle)[0]
 
     graph, (rows, found_ids, sums) = captured(worst)
@@ -200,7 +200,7 @@ def normal(rank: int, size: int) -> dict[str, float]:
         own.combine(rows, sums)
 
     found["normal pair, C API, graph, us"] = period_us(captured(plain)[0])
-    found["normal dispatch, fresh, host, us"] = host_us(lambda: buffer.dispatch(x, **arguments, **labels))
+    found["normal dispatch, fresh, host, us"] = host_us(lambda: buffer.dispatch(x, **arguments, **routing))
     found["normal dispatch, cached, host, us"] = host_us(lambda: buffer.dispatch(x, handle=handle))
     found["normal combine, host, us"] = host_us(lambda: buffer.combine(rows, handle))
     cached_async = partial(buffer.dispatch, x, handle=handle, async_finish=True)
@@ -246,8 +246,8 @@ def elastic(rank: int, size: int) -> dict[str, float]:
     return found
 
 
-def labels(rank: int, size: int) -> dict[str, float]:
-    """Counts, labels, rows by expert of a GPU are those of the CPU, which other tests check; times of whole calls."""
+def routing(rank: int, size: int) -> dict[str, float]:
+    """Counts, packed routing and rows by expert are those of the CPU, which other tests check; times of whole calls."""
     random = torch.Generator().manual_seed(rank)
     for tokens, topk, num_experts, num_ranks in ((0, 2, 8, 4), (1, 1, 4, 4), (777, 8, 96, 8), (4096, 9, 256, 64)):
         ids = torch.randint(-2, num_experts, (topk, tokens), generator=random).t()
@@ -263,7 +263,7 @@ def labels(rank: int, size: int) -> dict[str, float]:
                 counts = layout.counts_of(ids_here, num_experts, num_ranks, 2)
                 counting = torch.full((zeros,), 7, dtype=torch.int32, device=device)
                 sent = [
-                    Labels.of(on(scales), ids_here, on(weights), on(scales), 9, local, mask, counting)
+                    PackedRouting.of(on(scales), ids_here, on(weights), on(scales), 9, local, mask, counting)
                     for mask in (None, counts.is_in_rank)
                 ]
                 words, received = sent[0].words, torch.tensor([max(0, tokens - 3)], dtype=torch.int32, device=device)
@@ -272,9 +272,9 @@ def labels(rank: int, size: int) -> dict[str, float]:
                 outs += [torch.empty(shape, dtype=torch.int32, device=device) for shape in (tokens, local, num_ranks)]
                 outs += [torch.empty(tokens, topk + 2, dtype=torch.int32, device=device)]
                 own_ids, more_ids, own_weights, own_scales, numbers, ends, rank_ends, sources = outs
-                labelled = words, tokens, received, topk, True, local, local, own_ids, more_ids, own_weights, True
+                packed = words, tokens, received, topk, True, local, local, own_ids, more_ids, own_weights, True
                 counted = sources, counting, ends, True, 16, rank_ends, 100
-                unpack_labels(*labelled, numbers, own_scales, *counted)
+                unpack_routing(*packed, numbers, own_scales, *counted)
                 assert counts.per_node is not None
                 outs += [counting[:local], counts.per_rank, counts.per_node, counts.per_expert, counts.is_in_rank]
                 outs += [*sent[0], sent[1].targets]
@@ -292,9 +292,9 @@ def labels(rank: int, size: int) -> dict[str, float]:
                 assert torch.equal(host, device_made), f"{place} of {tokens} tokens, {dtype}"
     ids, counting = torch.randint(0, 64 * size, (4096, 8)).cuda(), torch.empty(65, dtype=torch.int32, device="cuda")
     x, weights = torch.empty(4096, 1, device="cuda"), torch.rand(4096, 8, device="cuda")
-    pack = partial(Labels.of, x, ids, weights, None, 0, 64, None, counting)
+    pack = partial(PackedRouting.of, x, ids, weights, None, 0, 64, None, counting)
     words, kept = pack().words, torch.empty_like(ids)
-    unpack = partial(unpack_labels, words, 4096, 4096, 8, True, 0, 64, kept, None, weights, True, None, None)
+    unpack = partial(unpack_routing, words, 4096, 4096, 8, True, 0, 64, kept, None, weights, True, None, None)
     unpack()
     own, rows = kept.int(), torch.randn(4096, 7168, device="cuda").bfloat16()
     each = torch.bincount(kept[kept >= 0], minlength=64).int()
@@ -317,7 +317,7 @@ def run_rank(options: argparse.Namespace) -> None:
     torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("gloo")
     found: dict[str, float] = {}
-    for check in (labels, low_latency, normal, elastic):
+    for check in (routing, low_latency, normal, elastic):
         found |= check(rank, size)
         if rank == 0:
             print(f"ok      {check.__name__}", flush=True)

@@ -107,7 +107,7 @@ def test_layout_counts_what_is_there(num_nodes: int) -> None:
 @pytest.mark.parametrize("hidden", [256, 100, 9])
 @pytest.mark.parametrize("tokens", [[40, 33, 35], [0, 200, 1], [0, 0, 0]])
 def test_normal_mode(hidden: int, tokens: list[int]) -> None:
-    """Fresh, cached and worst-case calls of every form of x; rows, labels, lists and sums are exact."""
+    """Fresh, cached and worst-case calls of every form of x; rows, weights, ids, lists and sums are exact."""
     problem = Problem(RANKS, tokens, hidden=hidden, repeats=True)
 
     def program(comm: ep.Communicator) -> None:
@@ -118,9 +118,9 @@ def test_normal_mode(hidden: int, tokens: list[int]) -> None:
         num = len(local_ids)
         for name, form in forms_of(x).items():
             expected = expected_of(problem, name, rank)
-            labels = {"topk_idx": ids, "topk_weights": weights}
+            routing = {"topk_idx": ids, "topk_weights": weights}
             received, found_ids, found_weights, counts, handle, event = buffer.dispatch(
-                form, **arguments, **labels, expert_alignment=4, async_finish=True
+                form, **arguments, **routing, expert_alignment=4, async_finish=True
             )
             event.current_stream_wait()
             assert isinstance(received, tuple) == isinstance(form, tuple)
@@ -136,13 +136,13 @@ def test_normal_mode(hidden: int, tokens: list[int]) -> None:
             again, *nothing, event = buffer.dispatch(form, handle=handle)
             assert equal(again, expected) and nothing == [None] * 4 and event.event is None
 
-            unlabelled, *nothing, counts, _, _ = buffer.dispatch(form, **arguments)
-            assert equal(unlabelled, expected) and nothing == [None, None]
+            without_weights, *nothing, counts, _, _ = buffer.dispatch(form, **arguments)
+            assert equal(without_weights, expected) and nothing == [None, None]
             assert counts == problem.counts(rank).tolist()
 
             worst = sum(tokens) + 5
             padded, found_ids, found_weights, counts, worst_handle, _ = buffer.dispatch(
-                form, **arguments, **labels, num_worst_tokens=worst
+                form, **arguments, **routing, num_worst_tokens=worst
             )
             padded_rows = padded[0] if isinstance(padded, tuple) else padded
             assert padded_rows.shape[0] == worst and counts == [] and torch.equal(found_ids[:num], local_ids)
@@ -431,9 +431,9 @@ def test_wrong_use() -> None:
         x, ids, weights = problem.x[comm.rank], problem.ids[comm.rank], problem.weights[comm.rank]
         arguments = arguments_of(buffer.get_dispatch_layout(ids, problem.num_experts))
         handle = buffer.dispatch(x, **arguments)[4]
-        trip = buffer.low_latency_dispatch(x, ids, 6, problem.num_experts, use_fp8=False)[2]
+        sent = buffer.low_latency_dispatch(x, ids, 6, problem.num_experts, use_fp8=False)[2]
         rows = torch.zeros(problem.local, 12, 256, dtype=torch.bfloat16)
-        labels = {"topk_idx": ids, "topk_weights": weights}
+        routing = {"topk_idx": ids, "topk_weights": weights}
         dispatch, low_latency, combine = buffer.dispatch, buffer.low_latency_dispatch, buffer.low_latency_combine
         cases: list[tuple[Callable[[], Any], str]] = [
             (lambda: buffer.get_dispatch_layout(ids, 5), "num_experts is 5, allowed: positive multiples"),
@@ -444,10 +444,10 @@ def test_wrong_use() -> None:
             (lambda: dispatch((x, x), **arguments), "the scales of x are .* of 4-byte elements"),
             (lambda: dispatch(x, **arguments, topk_idx=ids), "one of topk_idx and topk_weights is None"),
             (
-                lambda: dispatch(x, **arguments, **labels | {"topk_weights": weights.half()}),
+                lambda: dispatch(x, **arguments, **routing | {"topk_weights": weights.half()}),
                 "topk_weights is .*float16",
             ),
-            (lambda: dispatch(x, handle=handle, **labels), "not allowed with a handle"),
+            (lambda: dispatch(x, handle=handle, **routing), "not allowed with a handle"),
             (lambda: dispatch(x[:3], handle=handle), "x has 3 rows, expected those of the dispatch .*: 6"),
             (lambda: dispatch(x, handle=(1, 2)), "handle is of type tuple, expected one that a fresh"),
             (lambda: dispatch(x, **arguments, num_worst_tokens=9), "topk_idx is None, expected with num_worst_tokens"),
@@ -461,11 +461,11 @@ def test_wrong_use() -> None:
                 lambda: low_latency(x, ids, 6, 4, async_finish=True, return_recv_hook=True),
                 "async_finish and return_recv_hook are both True",
             ),
-            (lambda: combine(x, ids, weights, trip), r"x is \[6, 256\] .*, expected a contiguous \[2, 12, 256\]"),
+            (lambda: combine(x, ids, weights, sent), r"x is \[6, 256\] .*, expected a contiguous \[2, 12, 256\]"),
             (lambda: combine(rows, ids, weights, handle), "handle is of type DispatchHandle, expected one"),
-            (lambda: combine(rows, ids, weights, trip, zero_copy=True), "get_next_low_latency_combine_buffer was not"),
-            (lambda: combine(rows, ids, weights, trip, out=x.float()), "out is .* expected a contiguous"),
-            (lambda: combine(rows, ids[:2], weights, trip), r"topk_idx is \[2, 3\] .*, expected \[6, 3\]"),
+            (lambda: combine(rows, ids, weights, sent, zero_copy=True), "get_next_low_latency_combine_buffer was not"),
+            (lambda: combine(rows, ids, weights, sent, out=x.float()), "out is .* expected a contiguous"),
+            (lambda: combine(rows, ids[:2], weights, sent), r"topk_idx is \[2, 3\] .*, expected \[6, 3\]"),
             (lambda: other.low_latency_dispatch(x, ids, 6, 4), "low_latency_mode is False"),
             (lambda: buffer.low_latency_update_mask_buffer(0, True), "enable_shrink is False"),
             (lambda: other.destroy(), "explicitly_destroy is False"),

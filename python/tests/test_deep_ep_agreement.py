@@ -96,7 +96,7 @@ def test_low_latency_combine_goes_by_its_own_choices() -> None:
 
 
 def test_a_fresh_dispatch_goes_by_is_token_in_rank() -> None:
-    """Rows go where it says, whatever the experts in topk_idx, which only label them."""
+    """Rows go where it says, whatever the experts in topk_idx, which only describe them."""
     problem = Problem(RANKS, [9, 4, 7], dropped=0)
 
     def program(comm: ep.Communicator) -> None:

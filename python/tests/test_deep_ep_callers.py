@@ -278,7 +278,7 @@ def test_sglang(use_hook: bool) -> None:
             torch.testing.assert_close(result.float(), expected_of(problem, rank), **TOLERANCE)
 
             buffer.clean_low_latency_buffer(num_max, 512, problem.num_experts)
-            rows, counts, trip, event, hook = buffer.low_latency_dispatch(
+            rows, counts, sent, event, hook = buffer.low_latency_dispatch(
                 x,
                 ids,
                 num_max,
@@ -292,7 +292,7 @@ def test_sglang(use_hook: bool) -> None:
                 x=experts_by_slot(problem, rank, rows),
                 topk_idx=ids,
                 topk_weights=weights,
-                handle=trip,
+                handle=sent,
                 async_finish=not use_hook,
                 return_recv_hook=use_hook,
             )

@@ -76,13 +76,13 @@ def test_values_that_are_wrong_or_too_many_are_left_to_python(one: OneRank) -> N
 
 def test_a_handle_goes_back_once_nobody_needs_it_and_not_while_its_hook_is_missing(one: OneRank) -> None:
     _, _, handle, _, _ = one.dispatch()
-    own = handle.trip.handle
+    own = handle.round_trip.handle
     assert one.free() == [] and list(handle)[2:] == [TOKENS, HIDDEN, NUM_EXPERTS] and len(handle) == 5
     assert handle[0] is handle[:2][0] and handle[-4] is handle[1] and handle[1].shape == (NUM_EXPERTS, 1)
     del handle
     assert one.free() == [own]
     _, _, handle, _, hook = one.dispatch(return_recv_hook=True)
-    assert handle.trip.handle is own
+    assert handle.round_trip.handle is own
     del handle  # the hook keeps it
     assert one.free() == []
     hook()
@@ -124,7 +124,7 @@ def test_combines_that_differ_are_left_to_python(one: OneRank) -> None:
     one.buffer.destroy()
     assert low_latency_combine(pools, *given, None, False) is None
     with pytest.raises(AssertionError, match="the buffer of this handle is destroyed"):
-        _ = handle.trip.handle
+        _ = handle.round_trip.handle
 
 
 def test_events_of_calls_without_one_are_their_callers_own() -> None:

@@ -73,7 +73,7 @@ for nodes in 1, size:
     per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, size)
     assert per_node is None if nodes == 1 else per_node.tolist() == [3] * nodes
     for worst in 0, 4 * size:
-        rows, local, labels, counts, handle, event = buffer.dispatch(
+        rows, local, weights_received, counts, handle, event = buffer.dispatch(
             x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_node,
             is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, num_worst_tokens=worst, async_finish=True)
         event.current_stream_wait()
@@ -83,8 +83,8 @@ for nodes in 1, size:
         if nodes > 1:
             assert handle[-4].tolist() == [3 * (source + 1) for source in range(size)]
             assert torch.equal(handle[0], in_rank)
-        sums, home, _ = buffer.combine(rows, handle, topk_weights=labels)
-        assert torch.equal(sums, x * size) and torch.equal(home, weights)
+        sums, returned, _ = buffer.combine(rows, handle, topk_weights=weights_received)
+        assert torch.equal(sums, x * size) and torch.equal(returned, weights)
     rows, counts, handle, _, hook = buffer.low_latency_dispatch(x, ids, 4, size, use_fp8=False, return_recv_hook=True)
     hook()
     sums, _, _ = buffer.low_latency_combine(rows, ids, torch.ones(3, size), handle)

@@ -33,7 +33,7 @@ def test_arguments_are_named() -> None:
         rows, _, _, _, handle, _ = buffer.dispatch(x, **arguments)
         of_elastic = elastic.dispatch(x, topk_idx=ids, num_experts=E)[3]
         low_latency, combine = buffer.low_latency_dispatch, buffer.low_latency_combine
-        experts_rows, _, trip, _, _ = low_latency(x, ids, M, E, use_fp8=False)
+        experts_rows, _, sent, _, _ = low_latency(x, ids, M, E, use_fp8=False)
         there = torch.zeros(1, dtype=torch.int32)
         cases: list[tuple[Callable[[], Any], str]] = [
             (lambda: buffers.set_num_sms("a"), "num_sms is 'a', allowed: positive even numbers"),
@@ -70,9 +70,9 @@ def test_arguments_are_named() -> None:
             (lambda: low_latency(x, far["ids"], M, E), "topk_idx is on device meta, expected cpu"),
             (lambda: low_latency(x, ids, "a", E), "num_max_dispatch_tokens_per_rank is 'a', allowed: 1 and more"),
             (lambda: low_latency(x, ids, M, None), "num_experts is None, allowed: 1 and more"),
-            (lambda: combine(experts_rows, ids, far["weights"], trip), "topk_weights is on device meta, expected cpu"),
-            (lambda: combine(experts_rows, [[0]], weights, trip), "topk_idx is of type list, expected a torch.Tensor"),
-            (lambda: combine(experts_rows, ids, weights, trip, out=far["x"]), "out is on device meta, expected cpu"),
+            (lambda: combine(experts_rows, ids, far["weights"], sent), "topk_weights is on device meta, expected cpu"),
+            (lambda: combine(experts_rows, [[0]], weights, sent), "topk_idx is of type list, expected a torch.Tensor"),
+            (lambda: combine(experts_rows, ids, weights, sent, out=far["x"]), "out is on device meta, expected cpu"),
             (lambda: buffer.low_latency_update_mask_buffer("a"), "rank_to_mask is 'a', allowed: 0..0"),
             (lambda: buffer.low_latency_query_mask_buffer([0]), "mask_status is of type list, expected"),
             (lambda: elastic.dispatch(x, far["ids"], num_experts=E), "topk_idx is on device meta, expected cpu"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the binding knows for crossdock.deep_ep: forms of arguments, routing in numbers, labels, rows as bytes."""
+"""What the binding knows for crossdock.deep_ep: forms of arguments, routing counts, packed routing, rows as bytes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from crossdock._core import (  # noqa: E402
     count_routing,
     host_bytes,
     largest_id,
-    unpack_labels,
+    unpack_routing,
 )
-from crossdock.deep_ep.labels import Labels  # noqa: E402
+from crossdock.deep_ep.packed_routing import PackedRouting  # noqa: E402
 
 
 class Tagged(torch.Tensor):  # type: ignore[name-defined]
@@ -92,28 +92,28 @@ def test_bytes_of_the_host() -> None:
 
 @pytest.mark.parametrize("kind", [torch.Tensor, Tagged])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_labels_come_back_as_they_went(dtype: Any, kind: Any) -> None:
+def test_packed_routing_comes_back_as_it_went(dtype: Any, kind: Any) -> None:
     """Out of tensors of any strides, of torch's own type or not."""
     tokens, topk, scales = 5, 3, torch.arange(10.0).view(2, 5).t()
     ids = torch.tensor([[0, 5, -1], [4, 4, 4], [3, -1, 2], [1, 0, 5], [-1, -1, -1]], dtype=dtype)
     weights = torch.arange(15.0).view(3, 5).t()
     parts: list[Any] = [part.as_subclass(kind) for part in (ids, weights, scales)]
-    labels = Labels.of(torch.zeros(tokens, 1), parts[0], parts[1], parts[2], 50, 2, None)
-    assert labels.words.shape == (5, 12)
-    assert labels.targets.tolist() == [[0, 2, -1], [2, 2, 2], [1, -1, 1], [0, 0, 2], [-1, -1, -1]]
+    routing = PackedRouting.of(torch.zeros(tokens, 1), parts[0], parts[1], parts[2], 50, 2, None)
+    assert routing.words.shape == (5, 12)
+    assert routing.targets.tolist() == [[0, 2, -1], [2, 2, 2], [1, -1, 1], [0, 0, 2], [-1, -1, -1]]
     mask = torch.tensor([[True, False, True]] * tokens)
-    assert Labels.of(ids, None, None, None, 0, 2, mask).targets.tolist() == [[0, 2, -1]] * tokens
+    assert PackedRouting.of(ids, None, None, None, 0, 2, mask).targets.tolist() == [[0, 2, -1]] * tokens
 
     found, numbers = torch.zeros(4, topk, dtype=dtype), torch.zeros(4, dtype=torch.int32)
     own, back = torch.zeros(4, topk), torch.zeros(4, 2)
-    unpack_labels(labels.words, 4, 3, topk, True, 4, 2, found, None, own, True, numbers, back)
+    unpack_routing(routing.words, 4, 3, topk, True, 4, 2, found, None, own, True, numbers, back)
     assert found.tolist() == [[-1, 1, -1], [0, 0, 0], [-1, -1, -1], [-1, -1, -1]]
     assert own.tolist() == [[0, 5, 0], [1, 6, 11], [0, 0, 0], [0, 0, 0]]
     assert numbers.tolist() == [50, 51, 52, 53] and torch.equal(back, scales[:4])
     with pytest.raises(ep.InvalidArgument, match="ids is no dense tensor of 15 elements"):
-        unpack_labels(labels.words, 5, 3, topk, True, 4, 2, found, None, None, True, None, None)
+        unpack_routing(routing.words, 5, 3, topk, True, 4, 2, found, None, None, True, None, None)
     with pytest.raises(ep.InvalidArgument, match="weights has other columns than topk_idx"):
-        Labels.of(ids, ids, scales, None, 0, 2, None)
+        PackedRouting.of(ids, ids, scales, None, 0, 2, None)
 
 
 def test_rows_of_any_type_go_as_bytes() -> None:

@@ -142,7 +142,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
     require(!is_ht || given.max_recv_tokens_per_rank != 0 || eager_rows <= INT32_MAX, ncclInvalidUsage,
             "config->max_recv_tokens_per_rank is 0 (eager): {} rows may come, allowed: at most {}", eager_rows,
             INT32_MAX);
-    // Row numbers of one operation are 32-bit, a source's counts travel in 24 bits. What a row's label holds is larger.
+    // Row numbers of one operation are 32-bit, a source's counts travel in 24 bits. Token numbers have more bits.
     static_assert(kMaxPayload / kMaxTopk <= kMaxTokensOfRank && kMaxPayload <= kMaxChoicesOfRank);
     const uint64_t slots = uint64_t{given.max_dispatch_tokens_per_rank} * num_ranks;
     require(is_ht || (slots <= INT32_MAX && uint64_t{given.max_dispatch_tokens_per_rank} * kMaxTopk <= kMaxPayload),

@@ -23,9 +23,9 @@ LayerOptions random_options(uint64_t seed) {
     return options;
 }
 
-// Trips with one handle, each with another routing; before a third one an update that nothing follows.
+// Round trips with one handle, each with another routing; before a third one an update that nothing follows.
 template <typename Mode>
-RankProgram trips(const typename Mode::Problem& problem, bool windows = false, uint64_t num_trips = 2) {
+RankProgram round_trips(const typename Mode::Problem& problem, bool windows = false, uint64_t num_round_trips = 2) {
     return [=](RankContext& context) {
         std::optional<ScopedArena> arena;
         if (windows) arena.emplace(context, kHtWindowBytes);
@@ -38,7 +38,7 @@ RankProgram trips(const typename Mode::Problem& problem, bool windows = false, u
             Group group(context, problem);
             typename Mode::Layer layer(context, group.get(), problem, options);
             layer.round_trip();
-            for (uint64_t step = 1; step < num_trips; ++step) {
+            for (uint64_t step = 1; step < num_round_trips; ++step) {
                 layer.route(rerouted(problem, problem.seed + step * 1'000'000));
                 if (step == 2) layer.route(rerouted(problem, problem.seed + 7'000'000));
                 layer.round_trip();
@@ -65,7 +65,7 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, typename Mode::Limits limit
         BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;
         const bool windows = Mode::kIsHt && reference::random_bits(seed, 8) % 2 == 1;
-        expect_clean(seeded, limits.num_ranks, seed, trips<Mode>(problem, windows, Mode::kIsHt ? 3 : 2));
+        expect_clean(seeded, limits.num_ranks, seed, round_trips<Mode>(problem, windows, Mode::kIsHt ? 3 : 2));
     }
 }
 
@@ -104,7 +104,7 @@ TEST_BOTH_MODES(Random, ADeepSeekStepMatchesTheReference) {
             problem.hidden = problem.combine_hidden = 7168;
             problem.layout = layout;
             if constexpr (Mode::kIsHt) problem.budget = problem.most_rows();
-            expect_clean(spec, problem.num_ranks, std::nullopt, trips<Mode>(rerouted(problem, 77)));
+            expect_clean(spec, problem.num_ranks, std::nullopt, round_trips<Mode>(rerouted(problem, 77)));
         }
     });
 }
@@ -146,7 +146,7 @@ TEST(Random, HugeRowsMatchTheReference) {
         problem.hidden = problem.combine_hidden = 16384;
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             problem.layout = layout;
-            expect_clean(spec, problem.num_ranks, std::nullopt, trips<LowLatency>(rerouted(problem, 5)));
+            expect_clean(spec, problem.num_ranks, std::nullopt, round_trips<LowLatency>(rerouted(problem, 5)));
         }
     });
 }
@@ -210,8 +210,8 @@ TEST(Random, RunsAndBackendsAgreeBitForBit) {
         for (uint64_t seed = 501; seed < 504; ++seed) {
             Problem problem = random_problem(seed, limits);
             problem.sums = CROSSDOCK_SUMS_SENDER;
-            const RunReport one = expect_clean(spec, num_ranks, seed, trips<LowLatency>(problem));
-            const RunReport other = expect_clean(spec, num_ranks, seed, trips<LowLatency>(problem));
+            const RunReport one = expect_clean(spec, num_ranks, seed, round_trips<LowLatency>(problem));
+            const RunReport other = expect_clean(spec, num_ranks, seed, round_trips<LowLatency>(problem));
             EXPECT_EQ(one.digests, other.digests) << "seed " << seed << ", " << problem.describe();
             if (seed != 501) continue;
             if (first.empty()) first = one.digests;
@@ -298,7 +298,8 @@ TEST(HtRandom, LongRowsMatchTheReference) {
             problem.layout = NCCL_EP_LAYOUT_EXPERT_MAJOR;
             problem.budget = problem.most_rows();
             problem.seed = hidden;
-            expect_clean(spec, problem.num_ranks, std::nullopt, trips<HighThroughput>(rerouted(problem, hidden + 1)));
+            expect_clean(spec, problem.num_ranks, std::nullopt,
+                         round_trips<HighThroughput>(rerouted(problem, hidden + 1)));
         }
     });
 }

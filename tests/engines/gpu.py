@@ -264,7 +264,7 @@ def parts_of(root: Path) -> list[Part]:
             listed(root, "gpu_transformer_engine.py"),
             loading="LAZY",
         ),
-        Part("DeepEP's classes", "deep_ep_gpu.py", [], ["labels", "low_latency", "normal", "elastic"]),
+        Part("DeepEP's classes", "deep_ep_gpu.py", [], ["routing", "low_latency", "normal", "elastic"]),
     ]
 
 

@@ -40,7 +40,7 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
 void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
     const HtGeometry& geometry = arena.geometry;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);
-    const uint64_t words = geometry.label_rings_offset() / 8;
+    const uint64_t words = geometry.weight_rings_offset() / 8;
     const uint64_t routing = geometry.tokens_offset() / 8;
     const uint64_t routing_end = geometry.flags_offset() / 8;
     // The epochs of the two operations that a rank may be in, from what it has been told.

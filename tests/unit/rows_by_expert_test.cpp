@@ -10,9 +10,9 @@
 
 #include "crossdock.h"
 #include "device/numeric.h"
-#include "kernels/labels/expand.h"
-#include "kernels/labels/place.h"
-#include "kernels/labels/reduce.h"
+#include "kernels/routing/expand.h"
+#include "kernels/routing/place.h"
+#include "kernels/routing/reduce.h"
 #include "runtime/cpu/local_executor.h"
 
 namespace crossdock {

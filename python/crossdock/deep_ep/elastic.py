@@ -93,7 +93,7 @@ class ElasticBuffer:
                 allow_multiple_reduction,
             )
         self.runtime: Runtime | None = Runtime(group)
-        self._labels = Forms()  # that have been found right
+        self._routing_forms = Forms()  # that have been found right
         ranks = self.runtime.ranks
         self.rank_idx, self.num_ranks = ranks.rank, ranks.size
         self.num_scaleout_ranks, self.num_scaleup_ranks = 1, ranks.size
@@ -227,7 +227,7 @@ class ElasticBuffer:
         )
         if handle is not None:
             self._check_again(handle, topk_idx, do_cpu_sync, num_experts, expert_alignment, do_expand)
-            self._check_labels(handle.topk_idx, topk_weights, tokens, call.statistics, handle.num_experts)
+            self._check_routing(handle.topk_idx, topk_weights, tokens, call.statistics, handle.num_experts)
             state_of(handle, runtime.elastic.exchange)
             known, also_read = handle, handle.read_again()
 
@@ -238,7 +238,7 @@ class ElasticBuffer:
             require(topk_idx is not None, "topk_idx is None, expected [tokens, top-k] (or a handle)")
             require(num_experts is not None, "num_experts is None, expected a number (or a handle)")
             assert topk_idx is not None and num_experts is not None
-            self._check_labels(topk_idx, topk_weights, tokens, call.statistics, num_experts)
+            self._check_routing(topk_idx, topk_weights, tokens, call.statistics, num_experts)
             layout.check_values(topk_idx, num_experts)
             alignment = 1 if expert_alignment is None else expert_alignment
             fits = layout.is_whole(alignment, 1, INT32_MAX)
@@ -306,7 +306,7 @@ class ElasticBuffer:
         )
         require(do_expand == handle.do_expand, lambda: f"do_expand is {do_expand}, the handle's is {handle.do_expand}")
 
-    def _check_labels(
+    def _check_routing(
         self,
         topk_idx: torch.Tensor,
         topk_weights: torch.Tensor | None,
@@ -316,7 +316,7 @@ class ElasticBuffer:
     ) -> None:
         """All but the values of topk_idx."""
         form = topk_idx, topk_weights, tokens.values, statistics, num_experts
-        if self._labels.find(*form) is not None:
+        if self._routing_forms.find(*form) is not None:
             return
         layout.check_count("num_experts", num_experts, 1)
         layout.check_form(topk_idx, num_experts, self.num_ranks)
@@ -342,7 +342,7 @@ class ElasticBuffer:
             statistics is None or (tuple(statistics.shape) == (local,) and statistics.dtype == torch.int32),
             lambda: f"cumulative_local_expert_recv_stats is {describe(statistics)}, expected [{local}] of torch.int32",
         )
-        self._labels.keep(True, *form)
+        self._routing_forms.keep(True, *form)
 
     def combine(
         self,

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from crossdock._core import copy_of, unpack_labels
+from crossdock._core import copy_of, unpack_routing
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.expand import Expansion
-from crossdock.deep_ep.labels import MOST_TARGETS, Labels, num_words
+from crossdock.deep_ep.packed_routing import MOST_TARGETS, PackedRouting, num_words
 from crossdock.deep_ep.layout import check_device, describe
 from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.normal import Tokens, add_up_with, check_bias
@@ -149,10 +149,10 @@ class Elastic:
             )
             num_expanded = sum(aligned) if is_exact else align(most, alignment)
         counting, first = make.int32(local + 1), ranks.rank * max_tokens
-        labels = Labels.of(x, topk_idx, weights, scales, first, local, is_in_rank, counting)
+        routing = PackedRouting.of(x, topk_idx, weights, scales, first, local, is_in_rank, counting)
         words = num_words(topk, num_scales)
-        route = self.exchange.route(labels.targets, most_tokens, row_bytes, words, budget, expected)
-        values, came = self.exchange.send(route, x, labels.words)
+        route = self.exchange.route(routing.targets, most_tokens, row_bytes, words, budget, expected)
+        values, came = self.exchange.send(route, x, routing.words)
 
         num_rows = route.num_rows
         make_ids = make.int32 if call.do_expand else maker_of(topk_idx.dtype, x.device)
@@ -160,7 +160,7 @@ class Elastic:
         sources, ends, rank_ends = make.int32(num_rows, topk + 2), make.int32(local), make.int32(ranks.size)
         came_weights = None if weights is None else make.float32(num_rows, topk)
         came_scales = None if scales is None else maker_of(scales.dtype, x.device)(num_rows, num_scales)
-        unpack_labels(
+        unpack_routing(
             came,
             num_rows,
             route.received,

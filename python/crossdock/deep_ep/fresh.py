@@ -49,7 +49,7 @@ def expect_alike(tokens: Tokens, per_rank: torch.Tensor, is_in_rank: torch.Tenso
         require(False, f"num_tokens_per_rank is {per_rank.tolist()}, is_token_in_rank has {found} for the ranks")
 
 
-def check_labels(
+def check_routing(
     topk_idx: torch.Tensor | None,
     topk_weights: torch.Tensor | None,
     values: torch.Tensor,

@@ -15,7 +15,7 @@ from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import Config
 from crossdock.deep_ep.errors import WrongArgument, require, require_state, translated
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.fresh import check_counts, check_labels, expect_alike
+from crossdock.deep_ep.fresh import check_counts, check_routing, expect_alike
 from crossdock.deep_ep.layout import check_count, check_device, check_tensor, describe, is_whole
 from crossdock.deep_ep.low_latency import LowLatency
 from crossdock.deep_ep.normal import DispatchHandle, Normal, Tokens, biases_of
@@ -265,7 +265,7 @@ class Buffer:
         form = *tokens, topk_idx, topk_weights, per_rank, in_rank, per_expert, expert_alignment, num_worst_tokens
         if runtime.fresh.find(*form) is None:
             check_counts(tokens, per_rank, in_rank, per_expert, self.group_size)
-            check_labels(topk_idx, topk_weights, tokens.values, per_expert.shape[0], self.group_size)
+            check_routing(topk_idx, topk_weights, tokens.values, per_expert.shape[0], self.group_size)
             check_count("expert_alignment", expert_alignment, 1)
             check_count("num_worst_tokens", num_worst_tokens, 0)
             require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")

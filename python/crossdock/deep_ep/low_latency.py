@@ -84,7 +84,7 @@ class Form(LowLatencyForm):
         self.packed_scales = of_scales if scales == "packed" else None
 
 
-class Trip(LowLatencyLease):
+class RoundTrip(LowLatencyLease):
     """One dispatch and the combines that follow it."""
 
     __slots__ = ()
@@ -122,14 +122,14 @@ class Trip(LowLatencyLease):
 class LowLatencyHandle(tuple[Any, ...]):
     """What a low-latency dispatch returns: (src_info, layout_range, M, H, E).
 
-    The first two are looked up when somebody reads them, in the Trip that stands in their places.
+    The first two are looked up when somebody reads them, in the RoundTrip that stands in their places.
     """
 
     __slots__ = ()
 
     @property
-    def trip(self) -> Trip:
-        found: Trip = super().__getitem__(0)
+    def round_trip(self) -> RoundTrip:
+        found: RoundTrip = super().__getitem__(0)
         return found
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,9 +137,9 @@ class LowLatencyHandle(tuple[Any, ...]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return (*self.trip.look(), *super().__getitem__(slice(2, None)))[index]
+            return (*self.round_trip.look(), *super().__getitem__(slice(2, None)))[index]
         found = super().__getitem__(index)
-        return self.trip.look()[index % len(self)] if found is self.trip else found
+        return self.round_trip.look()[index % len(self)] if found is self.round_trip else found
 
 
 class LowLatency:
@@ -274,7 +274,7 @@ class LowLatency:
             packed = Packed(recv_x[1], form.packed_scales)
             recv_x = recv_x[0], packed.tensor
         if packed is not None or statistics is not None or waiting is not None:
-            finish = partial(self._finish, handle.trip, counts, packed, statistics, waiting, is_split)
+            finish = partial(self._finish, handle.round_trip, counts, packed, statistics, waiting, is_split)
             if not is_split:
                 finish()
                 finish = None
@@ -284,7 +284,7 @@ class LowLatency:
 
     def _finish(
         self,
-        trip: Trip,
+        round_trip: RoundTrip,
         counts: torch.Tensor,
         packed: Packed | None,
         statistics: torch.Tensor | None,
@@ -292,7 +292,7 @@ class LowLatency:
         is_split: bool,
     ) -> None:
         """What is left of a dispatch once it has sent."""
-        self._receive(trip, is_split, waiting)
+        self._receive(round_trip, is_split, waiting)
         if packed is not None:
             packed.finish()
         if statistics is not None:
@@ -326,47 +326,50 @@ class LowLatency:
         is_split: bool,
     ) -> tuple[torch.Tensor, EventOverlap, Finish | None]:
         """(combined_x, an empty event, the receive half if is_split)."""
-        trip = self.trip_of(handle)
+        round_trip = self.round_trip_of(handle)
         if zero_copy:
             require_state(
-                trip.combine_buffer is not None,
+                round_trip.combine_buffer is not None,
                 "zero_copy is True, but get_next_low_latency_combine_buffer was not called for this handle",
             )
-            assert trip.combine_buffer is not None
-            require(x.shape == trip.combine_buffer.shape, lambda: f"x is {describe(x)}, expected as the combine buffer")
-            x = trip.combine_buffer
-        form = trip.form
+            assert round_trip.combine_buffer is not None
+            require(
+                x.shape == round_trip.combine_buffer.shape,
+                lambda: f"x is {describe(x)}, expected as the combine buffer",
+            )
+            x = round_trip.combine_buffer
+        form = round_trip.form
         if form.combines.find(x, topk_idx, topk_weights, out, waiting) is None:
             _check_combine(form, x, topk_idx, topk_weights, out, waiting, self.ranks.size)
             form.combines.keep(True, x, topk_idx, topk_weights, out, waiting)
         if out is None:
             out = form.make_sums()
-        if not is_same_memory(topk_idx, trip.topk_idx):
-            ids, topk_weights = as_dispatched(trip.topk_idx, topk_idx, topk_weights)
-            trip.bind(ids)
+        if not is_same_memory(topk_idx, round_trip.topk_idx):
+            ids, topk_weights = as_dispatched(round_trip.topk_idx, topk_idx, topk_weights)
+            round_trip.bind(ids)
         else:
-            trip.bind(trip.topk_idx)
+            round_trip.bind(round_trip.topk_idx)
         try:
-            trip.handle.combine_weighted(x, topk_weights.contiguous(), out, is_split)
+            round_trip.handle.combine_weighted(x, topk_weights.contiguous(), out, is_split)
         except Error as error:
             raise translated(error) from error
-        trip.is_pending = is_split
+        round_trip.is_pending = is_split
         if is_split:
-            finish: Finish = partial(self._receive, trip, True, waiting)
+            finish: Finish = partial(self._receive, round_trip, True, waiting)
             return out, EventOverlap(), finish if form.is_cpu else on_this_stream(form.device, finish)
         if waiting is not None:
-            self._receive(trip, False, waiting)
+            self._receive(round_trip, False, waiting)
         else:
-            trip.forget()
+            round_trip.forget()
         return out, EventOverlap(), None
 
-    def _receive(self, trip: Trip, is_split: bool, waiting: torch.Tensor | None) -> None:
+    def _receive(self, round_trip: RoundTrip, is_split: bool, waiting: torch.Tensor | None) -> None:
         """The receive half. On CPUs its time, in nanoseconds, is added to waiting for all other ranks."""
         begin = 0 if waiting is None else time.perf_counter_ns()
         if is_split:
-            trip.handle.complete()
-            trip.is_pending = False
-        trip.forget()
+            round_trip.handle.complete()
+            round_trip.is_pending = False
+        round_trip.forget()
         if waiting is not None and waiting.is_cpu:
             elapsed, rank = time.perf_counter_ns() - begin, self.ranks.rank
             own = waiting if waiting.dim() == 1 else waiting[rank]
@@ -374,20 +377,20 @@ class LowLatency:
             own[rank + 1 :] += elapsed
 
     def combine_buffer(self, handle: Any) -> torch.Tensor:
-        trip = self.trip_of(handle)
-        made = torch.empty(trip.form.shape, dtype=torch.bfloat16, device=trip.topk_idx.device)
-        trip.combine_buffer = made
+        round_trip = self.round_trip_of(handle)
+        made = torch.empty(round_trip.form.shape, dtype=torch.bfloat16, device=round_trip.topk_idx.device)
+        round_trip.combine_buffer = made
         return made
 
-    def trip_of(self, handle: Any) -> Trip:
+    def round_trip_of(self, handle: Any) -> RoundTrip:
         if not isinstance(handle, LowLatencyHandle):
             kind = type(handle).__name__
             require(False, f"handle is of type {kind}, expected one that low_latency_dispatch returned")
-        trip: Trip = handle.trip
+        round_trip: RoundTrip = handle.round_trip
         require_state(
-            trip.form.pool in self.pools, "handle is of another buffer: pass it to the buffer that dispatched"
+            round_trip.form.pool in self.pools, "handle is of another buffer: pass it to the buffer that dispatched"
         )
-        return trip
+        return round_trip
 
     def close(self) -> None:
         for pool in self.pools:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from crossdock._core import Forms, unpack_labels
+from crossdock._core import Forms, unpack_routing
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.errors import require, require_state
-from crossdock.deep_ep.labels import Labels, num_words
+from crossdock.deep_ep.packed_routing import PackedRouting, num_words
 from crossdock.deep_ep.layout import check_device, describe
 from crossdock.deep_ep.lazy import Later, LazyTuple
 from crossdock.deep_ep.makers import maker_of, makers_of
@@ -134,13 +134,13 @@ class Normal:
         agreed = Agreement(ranks, same, x.shape[0], num_worst_tokens, counts)
         expected = agreed.rows_here() if counts is not None else None
         local = num_experts // ranks.size
-        labels = Labels.of(x, topk_idx, topk_weights, scales, 0, local, is_token_in_rank)
+        routing = PackedRouting.of(x, topk_idx, topk_weights, scales, 0, local, is_token_in_rank)
         words = num_words(topk, num_scales)
-        route = self.exchange.route(labels.targets, agreed.most_tokens, row_bytes, words, agreed.most_rows, expected)
+        route = self.exchange.route(routing.targets, agreed.most_tokens, row_bytes, words, agreed.most_rows, expected)
         if num_worst_tokens > 0:
             route.num_rows = num_worst_tokens
 
-        received, came = self.exchange.send(route, x, labels.words)
+        received, came = self.exchange.send(route, x, routing.words)
         num_rows, make = route.num_rows, makers_of(device)
         numbers, ids, weights, own_scales = make.int32(num_rows), None, None, None
         if topk_idx is not None:
@@ -148,7 +148,7 @@ class Normal:
         if scales is not None:
             own_scales = maker_of(scales.dtype, device)(num_rows, num_scales)
         # Local ids or -1, and weights, 0 where there is no local id; -1 in rows that are not there.
-        unpack_labels(
+        unpack_routing(
             came,
             num_rows,
             route.received,

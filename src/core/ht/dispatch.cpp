@@ -68,7 +68,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
         expect_absent(outputs.topk_weights, "outputs->topk_weights", "in a backward pass");
         expect_absent(outputs.topk_idx, "outputs->topk_idx", "in a backward pass");
     } else {
-        read_dispatch_labels(inputs, outputs, args, memory);
+        read_dispatch_weights(inputs, outputs, args, memory);
         const unsigned int id_kind = is_expert_major() ? 0u : enum_bits(info.recv_topk_idx_kind);
         require(id_kind <= NCCL_EP_EXPERT_ID_GLOBAL, ncclInvalidArgument,
                 "layout_info->recv_topk_idx_kind is {}, allowed: 0 (auto), 1 (local), 2 (global)", id_kind);
@@ -179,8 +179,8 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         args.common.window_rows = std::min(args.common.window_rows, scale_window_bytes / args.scale_bytes);
 }
 
-void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                    HtDispatchArgs& args, CallMemory& memory) {
+void HtHandle::read_dispatch_weights(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                                     HtDispatchArgs& args, CallMemory& memory) {
     Communicator& communicator = group_->communicator();
     const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
     expect_dtype(weights, {ncclFloat32});
@@ -188,7 +188,7 @@ void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const 
                  "[rows of topk_idx, the handle's top-k]");
     const Tensor out_weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
     expect_dtype(out_weights, {ncclFloat32});
-    // With a budget, labels have as many rows as that; a version 1 caller's tokens may have none.
+    // With a budget, weights and ids have as many rows as that; a version 1 caller's tokens may have none.
     require(!is_eager() || (args.token_rows == 0) == (out_weights.num_elements() == 0), ncclInvalidArgument,
             "outputs->tokens has {} rows, outputs->topk_weights {} elements: either both are empty or neither",
             args.token_rows, out_weights.num_elements());
@@ -206,14 +206,14 @@ void HtHandle::read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const 
         memory.writes(out_ids);
         args.out_topk_idx = reinterpret_cast<int64_t*>(out_ids.data);
     }
-    // Labels have as many rows as the budget even for callers whose tokens may have fewer.
+    // Weights and ids have as many rows as the budget even for callers whose tokens may have fewer.
     expect_rows(out_weights, !is_eager());
-    args.label_rows = out_weights.num_elements() == 0 ? 0 : out_weights.sizes[0];
+    args.weight_rows = out_weights.num_elements() == 0 ? 0 : out_weights.sizes[0];
     memory.reads(weights);
     memory.writes(out_weights);
     args.topk_weights = reinterpret_cast<const float*>(weights.data);
     args.out_weights = reinterpret_cast<float*>(out_weights.data);
-    args.is_labelled = true;
+    args.with_weights = true;
 }
 
 }  // namespace crossdock

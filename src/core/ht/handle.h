@@ -62,8 +62,8 @@ class HtHandle final : public Handle {
     HtCounters read_counters(const ncclEpLayoutInfo_t& info, CallMemory& memory) const;
     void read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                bool with_scales, HtDispatchArgs& args, bool needs_all_rows, CallMemory& memory);
-    void read_dispatch_labels(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              HtDispatchArgs& args, CallMemory& memory);
+    void read_dispatch_weights(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
+                               HtDispatchArgs& args, CallMemory& memory);
     void expect_rows(const Tensor& tensor, bool needs_all_rows);
 
     uint32_t alignment_ = 1;

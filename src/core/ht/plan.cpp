@@ -17,9 +17,9 @@ constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
 constexpr uint32_t kGpuSummers = 7;
-constexpr uint32_t kGpuSenders = 5;     // of sums that go home
-constexpr uint32_t kGpuOwnSenders = 3;  // of sums of own tokens
-constexpr uint32_t kGpuLabellers = 2;   // of a combine whose other warps have enough to do
+constexpr uint32_t kGpuSenders = 5;      // of sums that go home
+constexpr uint32_t kGpuOwnSenders = 3;   // of sums of own tokens
+constexpr uint32_t kGpuWeightWarps = 2;  // of a combine whose other warps have enough to do
 constexpr uint32_t kGpuMostSharedStages = 32;
 constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
 // Of a device, that send rows straight to their places, and stages of each: with fewer the links are idle, with more
@@ -31,26 +31,28 @@ constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: 
 
 // On CPUs a warp of each kind: they are fibers of one thread. Between teams a warp of each more; the others are so
 // many fewer.
-HtCrew crew_for(const Group& group, HtCrew gpu, uint32_t crossers) {
+HtWarpLayout warp_layout_for(const Group& group, HtWarpLayout gpu, uint32_t crossers) {
     const uint32_t fixed_warps = group.communicator().backend().warps_per_role;
     const uint32_t warps = std::max(fixed_warps, 1u);
-    HtCrew crew = gpu;
+    HtWarpLayout warp_layout = gpu;
     if (fixed_warps > 0) {
-        crew = {warps, warps, std::min(gpu.labellers, 1u), gpu.producer_stages, gpu.consumer_stages, gpu.chunk_bytes};
+        warp_layout = {warps,          warps, std::min(gpu.weight_warps, 1u), gpu.producer_stages, gpu.consumer_stages,
+                       gpu.chunk_bytes};
     }
     if (gpu.summers > 0 && fixed_warps > 1) {
-        crew.summers = warps;
-        crew.senders = warps;
-        if (gpu.producers == gpu.pipeline()) crew.producers = crew.pipeline();
-        crew.consumers = std::max(crew.consumers, crew.pipeline() - crew.producers);
+        warp_layout.summers = warps;
+        warp_layout.senders = warps;
+        if (gpu.producers == gpu.pipeline()) warp_layout.producers = warp_layout.pipeline();
+        warp_layout.consumers = std::max(warp_layout.consumers, warp_layout.pipeline() - warp_layout.producers);
     } else if (gpu.summers > 0 && fixed_warps > 0) {
-        crew.producer_stages = std::max(gpu.producer_stages, 1u);  // one warp does it all
+        warp_layout.producer_stages = std::max(gpu.producer_stages, 1u);  // one warp does it all
     }
-    if (!group.config().has_several_teams()) return crew;
-    crew.crossers = crossers * warps;
-    crew.forwarders = warps;
-    while (crew.warps() > kMostWarps) --(crew.consumers > crew.producers ? crew.consumers : crew.producers);
-    return crew;
+    if (!group.config().has_several_teams()) return warp_layout;
+    warp_layout.crossers = crossers * warps;
+    warp_layout.forwarders = warps;
+    while (warp_layout.warps() > kMostWarps)
+        --(warp_layout.consumers > warp_layout.producers ? warp_layout.consumers : warp_layout.producers);
+    return warp_layout;
 }
 
 HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
@@ -76,25 +78,26 @@ HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_dee
     return slots;
 }
 
-HtSlots slots_of_labels(const HtCommon& common) {
+HtSlots slots_of_weights(const HtCommon& common) {
     const uint32_t weights = weights_per_row(common.topk, common.arena.experts_per_rank);
-    return far_slots_for(kLabelRingBytes, sizeof(float) * kChunkTokens * weights);
+    return far_slots_for(kWeightRingBytes, sizeof(float) * kChunkTokens * weights);
 }
-static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kLabelRingBytes);
+static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kWeightRingBytes);
 
 // As many as there is room for behind `bytes`, and as the warps have of their own.
-uint32_t shared_stages(const Group& group, const HtCrew& crew, uint32_t stage_bytes, uint64_t bytes) {
-    if (crew.summers == 0) return 0;
+uint32_t shared_stages(const Group& group, const HtWarpLayout& warp_layout, uint32_t stage_bytes, uint64_t bytes) {
+    if (warp_layout.summers == 0) return 0;
     const uint32_t fixed = group.communicator().backend().pipeline_stages;
     const uint64_t free = group.max_shared_bytes() - std::min<uint64_t>(bytes, group.max_shared_bytes());
     const uint32_t stages =
         static_cast<uint32_t>(std::clamp<uint64_t>(free / stage_bytes, 1, fixed > 0 ? fixed : kGpuMostSharedStages));
-    return std::max(stages, crew.producers * crew.producer_stages);
+    return std::max(stages, warp_layout.producers * warp_layout.producer_stages);
 }
 
 // With as many warps as their stages fit, of at most those wanted; of senders and receivers in about the same relation.
 // A pipeline takes what stages there is room for.
-HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint32_t tail_bytes, const char* what) {
+HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_layout, uint32_t tail_bytes,
+                 const char* what) {
     HtShared shared{};
     const auto compute = [&] {
         const uint32_t teams = static_cast<uint32_t>(group.config().num_ranks / group.config().lsa_team_size);
@@ -103,32 +106,34 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtCrew& crew, uint3
         at = align_up(at + 4 * uint64_t{common.arena.num_ranks}, 16);
         shared.plans = static_cast<uint32_t>(at);
         shared.plan_bytes = HtPlan::bytes(common.topk);
-        at = align_up(at + uint64_t{shared.plan_bytes} * crew.warps(), 16);
+        at = align_up(at + uint64_t{shared.plan_bytes} * warp_layout.warps(), 16);
         shared.unflagged = static_cast<uint32_t>(at);
         const uint32_t lanes = group.communicator().backend().lanes;
-        at = align_up(at + uint64_t{8} * kFlagBatch * lanes * crew.producers, 16);
+        at = align_up(at + uint64_t{8} * kFlagBatch * lanes * warp_layout.producers, 16);
         shared.plan_heads = static_cast<uint32_t>(at);
-        at = align_up(at + (crew.summers > 0 ? kSumPlanHeadBytes : 0), 16);
+        at = align_up(at + (warp_layout.summers > 0 ? kSumPlanHeadBytes : 0), 16);
         shared.plan_terms = static_cast<uint32_t>(at);
         const uint32_t planned = 2 * planned_rows(common.topk) * common.topk;
-        at = align_up(at + (crew.summers > 0 ? sizeof(void*) * planned : 0), 128);
+        at = align_up(at + (warp_layout.summers > 0 ? sizeof(void*) * planned : 0), 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.stage_bytes =
-            static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + crew.chunk_bytes + tail_bytes, 128));
-        crew.shared_stages = shared_stages(group, crew, shared.stage_bytes, at);
-        const uint64_t bytes = at + uint64_t{shared.stage_bytes} * crew.stages();
+            static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes + tail_bytes, 128));
+        warp_layout.shared_stages = shared_stages(group, warp_layout, shared.stage_bytes, at);
+        const uint64_t bytes = at + uint64_t{shared.stage_bytes} * warp_layout.stages();
         shared.bytes = static_cast<uint32_t>(std::min<uint64_t>(bytes, UINT32_MAX));
         return shared.bytes;
     };
-    const HtCrew wanted = crew;
-    while (compute() > group.max_shared_bytes() && crew.summers == 0 && (crew.producers > 1 || crew.consumers > 1)) {
-        const bool sheds_receivers = crew.consumer_stages > 0 && crew.consumers > 1 &&
-                                     crew.consumers * wanted.producers > crew.producers * wanted.consumers;
-        --(sheds_receivers || crew.producers == 1 ? crew.consumers : crew.producers);
+    const HtWarpLayout wanted = warp_layout;
+    while (compute() > group.max_shared_bytes() && warp_layout.summers == 0 &&
+           (warp_layout.producers > 1 || warp_layout.consumers > 1)) {
+        const bool sheds_receivers =
+            warp_layout.consumer_stages > 0 && warp_layout.consumers > 1 &&
+            warp_layout.consumers * wanted.producers > warp_layout.producers * wanted.consumers;
+        --(sheds_receivers || warp_layout.producers == 1 ? warp_layout.consumers : warp_layout.producers);
     }
     require(shared.bytes <= group.max_shared_bytes(), ncclInvalidArgument,
             "{}: a block needs {} bytes of shared memory for stages of {} bytes, the device has {}", what, shared.bytes,
-            crew.chunk_bytes + tail_bytes, group.max_shared_bytes());
+            warp_layout.chunk_bytes + tail_bytes, group.max_shared_bytes());
     return shared;
 }
 
@@ -139,20 +144,20 @@ uint32_t part_bytes(uint32_t row_bytes, uint32_t most) {
     return static_cast<uint32_t>(align_up((row_bytes + parts - 1) / parts, 16));
 }
 
-// Of a row in one trip through a stage.
+// Of a row per pass through a stage.
 uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
     return group.communicator().backend().splits_rows ? part_bytes(row_bytes, most) : row_bytes;
 }
 
 // A sender must not come to a part's barrier before the part that had it before is summed: it has seen the last part of
 // its own last row summed, so all parts from there on must have a stage each.
-void limit_senders(HtCrew& crew, uint32_t row_bytes) {
-    if (crew.summers == 0) return;
-    const uint32_t parts = (row_bytes + crew.chunk_bytes - 1) / crew.chunk_bytes;
-    const bool are_producers = crew.producers == crew.pipeline();
-    while (crew.senders > 1 && (crew.senders - 1) * parts >= crew.shared_stages) {
-        --crew.senders;
-        if (are_producers) --crew.producers, ++crew.consumers;
+void limit_senders(HtWarpLayout& warp_layout, uint32_t row_bytes) {
+    if (warp_layout.summers == 0) return;
+    const uint32_t parts = (row_bytes + warp_layout.chunk_bytes - 1) / warp_layout.chunk_bytes;
+    const bool are_producers = warp_layout.producers == warp_layout.pipeline();
+    while (warp_layout.senders > 1 && (warp_layout.senders - 1) * parts >= warp_layout.shared_stages) {
+        --warp_layout.senders;
+        if (are_producers) --warp_layout.producers, ++warp_layout.consumers;
     }
 }
 
@@ -163,11 +168,12 @@ uint32_t summers_for(uint32_t row_bytes) {
 }
 
 // Parts, and what a summer sees to of them, are multiples of `granule`, of which kSummedBytes is one.
-void divide_rows(HtCrew& crew, uint32_t row_bytes, uint32_t granule) {
-    if (crew.summers == 0) return;
-    const uint64_t part = align_up(part_bytes(row_bytes, crew.summers * kSummedBytes), granule);
-    crew.chunk_bytes = std::max(granule, static_cast<uint32_t>(part));
-    crew.summed_bytes = (crew.chunk_bytes / granule + crew.summers - 1) / crew.summers * granule;
+void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, uint32_t granule) {
+    if (warp_layout.summers == 0) return;
+    const uint64_t part = align_up(part_bytes(row_bytes, warp_layout.summers * kSummedBytes), granule);
+    warp_layout.chunk_bytes = std::max(granule, static_cast<uint32_t>(part));
+    warp_layout.summed_bytes =
+        (warp_layout.chunk_bytes / granule + warp_layout.summers - 1) / warp_layout.summers * granule;
 }
 
 constexpr uint32_t kVectorBytes = 16;
@@ -175,7 +181,7 @@ constexpr uint32_t kMxfp8BlockBytes = kMxfp8Block * dtype_bytes(DType::kBf16);
 static_assert(kSummedBytes % kVectorBytes == 0 && kSummedBytes % kMxfp8BlockBytes == 0);
 
 // Rows go straight to their places; a receiver sees to those of ranks without windows.
-HtCrew placing_crew(uint32_t channels, uint32_t chunk) {
+HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
     constexpr uint32_t kMostSenders = 11;
     const uint32_t senders = std::clamp((kGpuDirectSenders + channels / 2) / channels, 1u, kMostSenders);
     const uint32_t stages = chunk <= kGpuChunkBytes / 2 ? kGpuDirectStagesOfSmall : kGpuDirectStages;
@@ -183,37 +189,38 @@ HtCrew placing_crew(uint32_t channels, uint32_t chunk) {
 }
 
 // Expert-major: sums go home.
-HtCrew summing_crew(const Group& group, uint32_t row_bytes, HtWire wire, uint32_t labellers) {
-    HtCrew crew{};
-    crew.summers = summers_for(row_bytes);
-    crew.senders = kGpuSenders;
-    crew.producers = crew.pipeline();
-    crew.consumers = kMostWarps - crew.producers - labellers;
-    crew.labellers = labellers;
-    crew.chunk_bytes = row_bytes;
-    crew = crew_for(group, crew, 0);
-    if (crew.summers > 0) crew.senders = crew.producers - 2 - crew.summers;
-    divide_rows(crew, row_bytes, wire == HtWire::kMxfp8 ? kMxfp8BlockBytes : kVectorBytes);
-    return crew;
+HtWarpLayout summing_warps(const Group& group, uint32_t row_bytes, HtWire wire, uint32_t weight_warps) {
+    HtWarpLayout warp_layout{};
+    warp_layout.summers = summers_for(row_bytes);
+    warp_layout.senders = kGpuSenders;
+    warp_layout.producers = warp_layout.pipeline();
+    warp_layout.consumers = kMostWarps - warp_layout.producers - weight_warps;
+    warp_layout.weight_warps = weight_warps;
+    warp_layout.chunk_bytes = row_bytes;
+    warp_layout = warp_layout_for(group, warp_layout, 0);
+    if (warp_layout.summers > 0) warp_layout.senders = warp_layout.producers - 2 - warp_layout.summers;
+    divide_rows(warp_layout, row_bytes, wire == HtWire::kMxfp8 ? kMxfp8BlockBytes : kVectorBytes);
+    return warp_layout;
 }
 
 // Flat rows in windows: home ranks read them themselves, by a pipeline if all rows lie so; only homes without windows
 // are sent theirs.
-HtCrew reading_crew(const Group& group, uint32_t row_bytes, bool with_weights) {
-    HtCrew crew{};
-    crew.summers = group.config().has_several_teams() ? 0 : summers_for(row_bytes);
-    crew.senders = kGpuOwnSenders;
-    crew.producers = 1;
-    crew.producer_stages = 2;
-    if (with_weights) crew.labellers = crew.summers > 0 ? kMostWarps - crew.pipeline() : kGpuLabellers;
-    crew.consumers = kMostWarps - crew.producers - crew.labellers;
-    crew.chunk_bytes = chunk_bytes(group, row_bytes, kGpuChunkBytes);
-    crew = crew_for(group, crew, 0);
-    divide_rows(crew, row_bytes, kVectorBytes);
-    return crew;
+HtWarpLayout reading_warps(const Group& group, uint32_t row_bytes, bool with_weights) {
+    HtWarpLayout warp_layout{};
+    warp_layout.summers = group.config().has_several_teams() ? 0 : summers_for(row_bytes);
+    warp_layout.senders = kGpuOwnSenders;
+    warp_layout.producers = 1;
+    warp_layout.producer_stages = 2;
+    if (with_weights)
+        warp_layout.weight_warps = warp_layout.summers > 0 ? kMostWarps - warp_layout.pipeline() : kGpuWeightWarps;
+    warp_layout.consumers = kMostWarps - warp_layout.producers - warp_layout.weight_warps;
+    warp_layout.chunk_bytes = chunk_bytes(group, row_bytes, kGpuChunkBytes);
+    warp_layout = warp_layout_for(group, warp_layout, 0);
+    divide_rows(warp_layout, row_bytes, kVectorBytes);
+    return warp_layout;
 }
 
-LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, const HtShared& shared,
+LaunchShape shape_of(const Group& group, HtCommon& common, const HtWarpLayout& warp_layout, const HtShared& shared,
                      uint32_t row_bytes) {
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_teams();
@@ -221,12 +228,12 @@ LaunchShape shape_of(const Group& group, HtCommon& common, const HtCrew& crew, c
     // without such blocks it costs some that end at once.
     const uint32_t paired = group.communicator().backend().paired_blocks;
     const uint32_t sms = static_cast<uint32_t>(group.runtime().num_sms());
-    if (is_alone && (!common.has_windows || crew.summers > 0) && common.channels + paired <= sms)
+    if (is_alone && (!common.has_windows || warp_layout.summers > 0) && common.channels + paired <= sms)
         common.unused_blocks = paired;
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     return {static_cast<int>(common.channels),
-            static_cast<int>(crew.warps()),
+            static_cast<int>(warp_layout.warps()),
             shared.bytes,
             is_alone,
             moved > kCpuCacheBytes,
@@ -246,40 +253,41 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     HtCommon& common = args.common;
     args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
     args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
-    args.labels = slots_of_labels(common);
+    args.weight_slots = slots_of_weights(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // In rings own rows are placed by who sends, so with one peer there is less to receive than to send.
     const bool is_pair = common.arena.num_ranks <= 2;
-    args.crew = crew_for(group,
-                         common.has_windows ? placing_crew(common.channels, chunk)
-                         : is_pair          ? HtCrew{10, 4, 4, 1, 1, chunk}
-                                            : HtCrew{7, 7, 4, 1, 1, chunk},
-                         1);
-    args.shared = lay_out(group, common, args.crew, args.scale_bytes, "dispatch");
-    return shape_of(group, common, args.crew, args.shared, args.row_bytes);
+    args.warp_layout = warp_layout_for(group,
+                                       common.has_windows ? placing_warps(common.channels, chunk)
+                                       : is_pair          ? HtWarpLayout{10, 4, 4, 1, 1, chunk}
+                                                          : HtWarpLayout{7, 7, 4, 1, 1, chunk},
+                                       1);
+    args.shared = lay_out(group, common, args.warp_layout, args.scale_bytes, "dispatch");
+    return shape_of(group, common, args.warp_layout, args.shared, args.row_bytes);
 }
 
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
-    const uint32_t labellers = args.with_weights ? kGpuLabellers : 0;
+    const uint32_t weight_warps = args.with_weights ? kGpuWeightWarps : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
     // Between teams rows cross on their way home when they are summed.
-    args.crew = common.expert_major  ? summing_crew(group, args.row_bytes, args.wire, labellers)
-                : common.has_windows ? reading_crew(group, args.row_bytes, args.with_weights)
-                                     : crew_for(group, {8, 12 - labellers, labellers, 2, 0, chunk}, 0);
+    args.warp_layout = common.expert_major ? summing_warps(group, args.row_bytes, args.wire, weight_warps)
+                       : common.has_windows
+                           ? reading_warps(group, args.row_bytes, args.with_weights)
+                           : warp_layout_for(group, {8, 12 - weight_warps, weight_warps, 2, 0, chunk}, 0);
     args.wire_bytes = args.row_bytes;
     uint32_t tail_bytes = 0;
     if (args.wire == HtWire::kMxfp8 && args.row_bytes > 0) {
-        const uint32_t part = args.crew.chunk_bytes / dtype_bytes(DType::kBf16);
+        const uint32_t part = args.warp_layout.chunk_bytes / dtype_bytes(DType::kBf16);
         args.wire_bytes = mxfp8_wire_bytes(args.row_bytes / dtype_bytes(DType::kBf16), part);
         tail_bytes = mxfp8_part_bytes(part);
     }
     args.rows = slots_of_rows(common, args.wire_bytes, common.expert_major);
     args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
-    args.labels = slots_of_labels(common);
-    args.shared = lay_out(group, common, args.crew, tail_bytes, "combine");
-    limit_senders(args.crew, args.row_bytes);
-    return shape_of(group, common, args.crew, args.shared, args.row_bytes);
+    args.weight_slots = slots_of_weights(common);
+    args.shared = lay_out(group, common, args.warp_layout, tail_bytes, "combine");
+    limit_senders(args.warp_layout, args.row_bytes);
+    return shape_of(group, common, args.warp_layout, args.shared, args.row_bytes);
 }
 
 }  // namespace crossdock

@@ -7,8 +7,8 @@
 
 namespace crossdock {
 
-// Set crew, packets and shared memory in the arguments and return the shape. InvalidArgument where not even one stage
-// fits into a block.
+// Set the warp layout, packets and shared memory in the arguments and return the shape. InvalidArgument where not even
+// one stage fits into a block.
 LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args);
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args);
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args);

@@ -78,7 +78,7 @@ struct HtRings {
     uint64_t credits;
     uint64_t packets;
     uint32_t ring_bytes;
-    uint32_t kind;  // 0: rows, 1: labels
+    uint32_t kind;  // 0: rows, 1: weights
 };
 
 struct HtOffsets {
@@ -91,20 +91,20 @@ struct HtOffsets {
     uint64_t bitmaps;
     uint64_t done;
     HtRings rows;
-    HtRings labels;
+    HtRings weights;
 
     static constexpr HtOffsets of(const HtGeometry& arena) {
-        return {
-            arena.entered_offset(),
-            arena.terms_offset(),
-            arena.finished_offset(),
-            arena.alarms_offset(),
-            arena.tokens_offset(),
-            arena.bases_offset(),
-            arena.bitmaps_offset(),
-            arena.done_offset(),
-            {arena.flags_offset(), arena.credits_offset(), arena.rings_offset(), arena.ring_bytes, 0},
-            {arena.label_flags_offset(), arena.label_credits_offset(), arena.label_rings_offset(), kLabelRingBytes, 1}};
+        return {arena.entered_offset(),
+                arena.terms_offset(),
+                arena.finished_offset(),
+                arena.alarms_offset(),
+                arena.tokens_offset(),
+                arena.bases_offset(),
+                arena.bitmaps_offset(),
+                arena.done_offset(),
+                {arena.flags_offset(), arena.credits_offset(), arena.rings_offset(), arena.ring_bytes, 0},
+                {arena.weight_flags_offset(), arena.weight_credits_offset(), arena.weight_rings_offset(),
+                 kWeightRingBytes, 1}};
     }
 };
 
@@ -164,7 +164,7 @@ struct HtUpdateArgs {
     uint64_t update_number;
 };
 
-// The slots of a ring: a packet of rows holds a row and its scales, one of labels the weights of a chunk.
+// The slots of a ring: a packet of rows holds a row and its scales, one of weights those of a chunk.
 struct HtSlots {
     uint32_t stride;
     uint32_t num;
@@ -193,13 +193,13 @@ struct HtShared {
 inline constexpr uint32_t kFlagBatch = 4;
 inline constexpr uint32_t kSumPlanHeadBytes = 96;
 
-struct HtCrew {
+struct HtWarpLayout {
     uint32_t producers;  // the block's first warps send rows, the next ones receive them, the last ones see to weights
     uint32_t consumers;
-    uint32_t labellers;
+    uint32_t weight_warps;
     uint32_t producer_stages;  // of a warp: 1 or 2
     uint32_t consumer_stages;
-    uint32_t chunk_bytes;     // of a row in one trip through a stage
+    uint32_t chunk_bytes;     // of a row per pass through a stage
     uint32_t crossers = 0;    // several teams, the last warps: these send to other teams,
     uint32_t forwarders = 0;  // and these pass on what comes from there, or sum what goes there
     // The block's first warps may be a pipeline (sum_pipeline.h): a planner, a loader, so many of these. They are the
@@ -210,7 +210,7 @@ struct HtCrew {
     uint32_t shared_stages = 0;  // of the pipeline, or the first ones of warps' own
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t warps() const {
-        return producers + consumers + labellers + crossers + forwarders;
+        return producers + consumers + weight_warps + crossers + forwarders;
     }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t pipeline() const { return summers == 0 ? 0 : 2 + summers + senders; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t stages() const {
@@ -221,12 +221,12 @@ struct HtCrew {
 
 struct HtDispatchArgs {
     HtCommon common;
-    HtCrew crew;
+    HtWarpLayout warp_layout;
     HtShared shared;
     HtSlots rows;
     HtSlots far_rows;  // between teams
-    HtSlots labels;
-    bool is_labelled;  // forward: weights travel, too
+    HtSlots weight_slots;
+    bool with_weights;  // forward
     bool global_ids;
 
     const std::byte* tokens;  // [tokens][row_bytes]
@@ -240,7 +240,7 @@ struct HtDispatchArgs {
     float* out_weights;     // flat [rows][topk], expert-major [rows]
     int64_t* out_topk_idx;  // flat [rows][topk]
     uint64_t token_rows;    // of out_tokens; no row beyond is written
-    uint64_t label_rows;    // of out_weights and out_topk_idx
+    uint64_t weight_rows;   // of out_weights and out_topk_idx
     PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
     PeerMap scale_windows;
 
@@ -252,11 +252,11 @@ enum class HtWire : uint32_t { kRows, kMxfp8 };
 
 struct HtCombineArgs {
     HtCommon common;
-    HtCrew crew;
+    HtWarpLayout warp_layout;
     HtShared shared;
     HtSlots rows;
     HtSlots far_rows;  // between teams
-    HtSlots labels;
+    HtSlots weight_slots;
     DType dtype;
     HtWire wire;
     uint32_t wire_bytes;  // of a row

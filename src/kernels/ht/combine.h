@@ -27,23 +27,23 @@ CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args,
     for (uint32_t peer = 0; peer < c.arena.num_ranks; ++peer) {
         const uint32_t mask = c.tables.sent_masks[peer * c.tables.chunks + chunk];
         if (peer_states(ctx, args.shared)[peer] == kAbsent) continue;
-        receive_labels(ctx, c, args.labels, operation, static_cast<int>(peer), chunk - share.first, mask,
-                       [&](uint32_t bit, const float* weights) {
-                           if (weights == nullptr || bit >= tokens) return;
-                           const int32_t* ids = c.tables.ids + uint64_t{first + bit} * c.topk;
-                           const int32_t end = static_cast<int32_t>(peer + 1) * experts;
-                           uint32_t at = 0;
-                           CROSSDOCK_ROLLED
-                           for (int32_t from = static_cast<int32_t>(peer) * experts;; ++at) {
-                               const NextExpert next = NextExpert::of(c, first + bit, from, end);
-                               if (next.id < 0) return;
-                               CROSSDOCK_ROLLED
-                               for (uint32_t k = 0; k < c.topk; ++k) {
-                                   if (ids[k] == next.id) out[bit * c.topk + k] = weights[at];
-                               }
-                               from = next.id + 1;
-                           }
-                       });
+        receive_weights(ctx, c, args.weight_slots, operation, static_cast<int>(peer), chunk - share.first, mask,
+                        [&](uint32_t bit, const float* weights) {
+                            if (weights == nullptr || bit >= tokens) return;
+                            const int32_t* ids = c.tables.ids + uint64_t{first + bit} * c.topk;
+                            const int32_t end = static_cast<int32_t>(peer + 1) * experts;
+                            uint32_t at = 0;
+                            CROSSDOCK_ROLLED
+                            for (int32_t from = static_cast<int32_t>(peer) * experts;; ++at) {
+                                const NextExpert next = NextExpert::of(c, first + bit, from, end);
+                                if (next.id < 0) return;
+                                CROSSDOCK_ROLLED
+                                for (uint32_t k = 0; k < c.topk; ++k) {
+                                    if (ids[k] == next.id) out[bit * c.topk + k] = weights[at];
+                                }
+                                from = next.id + 1;
+                            }
+                        });
     }
 }
 
@@ -93,7 +93,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     if (token < c.num_tokens) {
         std::byte* const out = args.out_tokens + uint64_t{token} * args.row_bytes;
         if constexpr (kWire == HtWire::kMxfp8) {
-            sum_mxfp8_rows(ctx, plan.rows, num, args.row_bytes / 2, args.crew.chunk_bytes / 2, out);
+            sum_mxfp8_rows(ctx, plan.rows, num, args.row_bytes / 2, args.warp_layout.chunk_bytes / 2, out);
         } else {
             sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType), out);
         }
@@ -148,7 +148,7 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
     };
     // All of a chunk's come together: what nobody sends is 0.
     const auto receive = [&](uint32_t chunk) { collect_weights(ctx, args, operation, own.first + chunk, own); };
-    share_labels(warp, warps, {largest_share(c, channel, chunk_share), num_ranks}, {own.size(), 1}, send, receive);
+    share_weights(warp, warps, {largest_share(c, channel, chunk_share), num_ranks}, {own.size(), 1}, send, receive);
 }
 
 // Nobody's rows may be overwritten while peers still read them: everybody says when it has finished. One block, after
@@ -177,10 +177,10 @@ template <DType kDType, HtWire kWire = HtWire::kRows>
 CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     static_assert(kWire == HtWire::kRows || kDType == DType::kBf16, "quantised rows are bf16 before and after");
     const HtCommon& c = args.common;
-    if (args.crew.summers > 0) {
+    if (args.warp_layout.summers > 0) {
         SumPipeline<kDType, kWire>::init(ctx, args);
     } else {
-        init_stages(ctx, args.crew, args.shared);
+        init_stages(ctx, args.warp_layout, args.shared);
     }
     FarRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
@@ -189,27 +189,29 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     uint32_t* states = peer_states(ctx, args.shared);
     wait_all_entered(ctx, c, operation, states, !c.expert_major);
     const bool runs = block_goes_on(ctx, c);
-    const HtCrew& crew = args.crew;
+    const HtWarpLayout& warp_layout = args.warp_layout;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     const bool all_direct = !kHasGinPeers && are_all_direct(ctx, c, args.shared);
-    const uint32_t pipeline = c.expert_major || all_direct ? crew.pipeline() : 0;
+    const uint32_t pipeline = c.expert_major || all_direct ? warp_layout.pipeline() : 0;
     if (!runs) {
         // Nothing is sent, read or awaited.
     } else if (warp < pipeline) {
         SumPipeline<kDType, kWire>(ctx, args, operation).run(ctx, warp);
-    } else if (warp < crew.producers) {
+    } else if (warp < warp_layout.producers) {
         if (kLanes == 1 && c.expert_major) {
             SumReturner<kDType, kWire>(ctx, args, operation).run(ctx);
         } else {
             RowReturner(ctx, args, operation).run(ctx);
         }
-    } else if (warp < crew.producers + crew.consumers) {
+    } else if (warp < warp_layout.producers + warp_layout.consumers) {
         if (c.expert_major || pipeline == 0)
-            sum_tokens<kDType, kWire>(ctx, args, operation, warp - crew.producers, crew.consumers);
-    } else if (kHasGinPeers && warp >= crew.warps() - crew.forwarders) {
-        RowGatherer<kDType>(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
+            sum_tokens<kDType, kWire>(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers);
+    } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
+        RowGatherer<kDType>(ctx, args, operation)
+            .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);
     } else {
-        exchange_gradients(ctx, args, operation, warp - crew.producers - crew.consumers, crew.labellers);
+        exchange_gradients(ctx, args, operation, warp - warp_layout.producers - warp_layout.consumers,
+                           warp_layout.weight_warps);
     }
     // Tokens that the routing does not know of come home as zeros.
     const uint64_t known = c.tables.routing->num_tokens;

@@ -3,7 +3,7 @@
 // agent.
 #pragma once
 
-#include "kernels/ht/labels.h"
+#include "kernels/ht/weights.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {

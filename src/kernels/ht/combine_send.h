@@ -6,8 +6,8 @@
 #include "device/mxfp8.h"
 #include "device/sum_rows.h"
 #include "kernels/ht/flag_batch.h"
-#include "kernels/ht/labels.h"
 #include "kernels/ht/row_batches.h"
+#include "kernels/ht/weights.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
@@ -86,7 +86,7 @@ CROSSDOCK_DEVICE uint32_t num_returned_rows(const Ctx& ctx, const HtCombineArgs&
 }
 
 CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& args) {
-    return {static_cast<uint32_t>(ctx.warp_idx()), args.crew.producers, false, false, args.token_rows};
+    return {static_cast<uint32_t>(ctx.warp_idx()), args.warp_layout.producers, false, false, args.token_rows};
 }
 
 // Flat: rows go home as they are, through the warp's stages.
@@ -109,25 +109,25 @@ class RowReturner {
 
   private:
     CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
-        return stage_of_warp(ctx, args_.crew, args_.shared, round % args_.crew.producer_stages);
+        return stage_of_warp(ctx, args_.warp_layout, args_.shared, round % args_.warp_layout.producer_stages);
     }
     CROSSDOCK_DEVICE uint32_t part(uint32_t first) const {
         const uint32_t left = args_.row_bytes - first;
-        return left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+        return left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
     }
 
     // What comes next sets out for its stage while the part before is on its way home. One lane.
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, bool may_send) {
         ctx.enter(Phase::kCombineStore);
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes) {
+        for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes) {
             if (!is_begun_) load(ctx, row, first, round_);
-            const uint32_t end = first + args_.crew.chunk_bytes;
+            const uint32_t end = first + args_.warp_layout.chunk_bytes;
             const PlannedRow* const next = end < args_.row_bytes ? &row : rows_.peek();
-            is_begun_ = args_.crew.producer_stages > 1 && next != nullptr && next->num_slots > 0;
+            is_begun_ = args_.warp_layout.producer_stages > 1 && next != nullptr && next->num_slots > 0;
             if (is_begun_) load(ctx, *next, end < args_.row_bytes ? end : 0, round_ + 1);
             const RowStage from = stage(ctx, round_);
-            from.wait_loaded(ctx, round_ / args_.crew.producer_stages);
+            from.wait_loaded(ctx, round_ / args_.warp_layout.producer_stages);
             if (may_send) from.store(ctx, returns_.packet_of(ctx, row) + first, 0, part(first), true);
             RowStage::end_group(ctx);
             ++round_;
@@ -166,7 +166,7 @@ class SumReturner {
             const bool may_send = returns_.wait_for_slot(ctx, *row);
             std::byte* const packet = returns_.packet_of(ctx, *row);
             CROSSDOCK_ROLLED
-            for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes)
+            for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes)
                 send(ctx, {plan_.rows, row->num_slots}, first, may_send ? packet : nullptr);
             if (may_send) returns_.add(ctx, *row);
         }
@@ -177,22 +177,23 @@ class SumReturner {
   private:
     CROSSDOCK_DEVICE void send(const Ctx& ctx, const PointerTerms& terms, uint32_t first, std::byte* packet) {
         const uint32_t left = args_.row_bytes - first;
-        const uint32_t bytes = left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
-        const RowStage stage = stage_of_warp(ctx, args_.crew, args_.shared, round_++ % args_.crew.producer_stages);
+        const uint32_t bytes = left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
+        const RowStage stage =
+            stage_of_warp(ctx, args_.warp_layout, args_.shared, round_++ % args_.warp_layout.producer_stages);
         ctx.enter(Phase::kCombineStage);
         stage.wait_reusable(ctx);
         ctx.warp_sync();
         ctx.enter(Phase::kCombineSum);
         sum_rows<kDType>(ctx, terms, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
         if constexpr (kWire == HtWire::kMxfp8)
-            quantise_part(ctx, stage.data(), args_.crew.chunk_bytes, bytes, 0, bytes);
+            quantise_part(ctx, stage.data(), args_.warp_layout.chunk_bytes, bytes, 0, bytes);
         stage.filled();
         ctx.warp_sync();
         ctx.enter(Phase::kCombineStore);
         if (!is_leader(ctx)) return;
         if (packet != nullptr) {
             if constexpr (kWire == HtWire::kMxfp8) {
-                stage.store(ctx, packet, args_.crew.chunk_bytes, args_.wire_bytes, true);
+                stage.store(ctx, packet, args_.warp_layout.chunk_bytes, args_.wire_bytes, true);
             } else {
                 stage.store(ctx, packet + first, 0, bytes, true);
             }
@@ -213,22 +214,23 @@ CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, 
     const HtCommon& c = args.common;
     const uint32_t entry = static_cast<uint32_t>(home) * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
-    send_labels(ctx, c, args.labels, operation, home, chunk - share.first, mask, [&](uint32_t bit, float* weights) {
-        const uint64_t* bitmap = bitmap_of(c, home, chunk * kChunkTokens + bit);
-        const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
-        WeightWriter writer(weights);
-        uint32_t num = 0;
-        CROSSDOCK_ROLLED
-        for (uint32_t w = 0; w < c.tables.words; ++w) {
+    send_weights(
+        ctx, c, args.weight_slots, operation, home, chunk - share.first, mask, [&](uint32_t bit, float* weights) {
+            const uint64_t* bitmap = bitmap_of(c, home, chunk * kChunkTokens + bit);
+            const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
+            WeightWriter writer(weights);
+            uint32_t num = 0;
             CROSSDOCK_ROLLED
-            for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1, ++num) {
-                const uint64_t at = c.expert_major ? slot_of(c, 64 * w + lowest_one(bits), home, chunk, bit) : row;
-                const bool is_here = at < c.budget && at < args.token_rows;
-                writer.add(!is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num]);
+            for (uint32_t w = 0; w < c.tables.words; ++w) {
+                CROSSDOCK_ROLLED
+                for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1, ++num) {
+                    const uint64_t at = c.expert_major ? slot_of(c, 64 * w + lowest_one(bits), home, chunk, bit) : row;
+                    const bool is_here = at < c.budget && at < args.token_rows;
+                    writer.add(!is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num]);
+                }
             }
-        }
-        writer.flush();
-    });
+            writer.flush();
+        });
 }
 
 }  // namespace CROSSDOCK_VARIANT

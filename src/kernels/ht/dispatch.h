@@ -11,7 +11,7 @@ inline namespace CROSSDOCK_VARIANT {
 
 CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
-    init_stages(ctx, args.crew, args.shared);
+    init_stages(ctx, args.warp_layout, args.shared);
     FarRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
@@ -20,23 +20,26 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const bool own_is_direct = args.scale_bytes == 0 || RowStage::takes(args.out_scales);
     wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct);
     if (!block_goes_on(ctx, c)) return;
-    const HtCrew& crew = args.crew;
+    const HtWarpLayout& warp_layout = args.warp_layout;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    if (warp < crew.producers) {
+    if (warp < warp_layout.producers) {
         RowSender(ctx, args, operation).run(ctx);
-    } else if (warp < crew.producers + crew.consumers) {
+    } else if (warp < warp_layout.producers + warp_layout.consumers) {
         ctx.enter(Phase::kDispatchReceive);
-        RowReceiver(ctx, args, operation, warp - crew.producers, crew.consumers).run(ctx);
-    } else if (kHasGinPeers && warp >= crew.warps() - crew.forwarders) {
-        RowForwarder(ctx, args, operation).run(ctx, warp - (crew.warps() - crew.forwarders), crew.forwarders);
-    } else if (kHasGinPeers && warp >= crew.warps() - crew.forwarders - crew.crossers) {
-        cross_rows(ctx, args, operation, warp - (crew.warps() - crew.forwarders - crew.crossers), crew.crossers);
+        RowReceiver(ctx, args, operation, warp - warp_layout.producers, warp_layout.consumers).run(ctx);
+    } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders) {
+        RowForwarder(ctx, args, operation)
+            .run(ctx, warp - (warp_layout.warps() - warp_layout.forwarders), warp_layout.forwarders);
+    } else if (kHasGinPeers && warp >= warp_layout.warps() - warp_layout.forwarders - warp_layout.crossers) {
+        cross_rows(ctx, args, operation, warp - (warp_layout.warps() - warp_layout.forwarders - warp_layout.crossers),
+                   warp_layout.crossers);
     } else {
-        ctx.enter(Phase::kDispatchLabels);
-        const uint32_t labeller = warp - crew.producers - crew.consumers;
+        ctx.enter(Phase::kDispatchWeights);
+        const uint32_t weight_warp = warp - warp_layout.producers - warp_layout.consumers;
         const uint32_t blocks = static_cast<uint32_t>(ctx.num_blocks());
-        fill_gaps(ctx, args, labeller * blocks + static_cast<uint32_t>(ctx.block_idx()), crew.labellers * blocks);
-        if (args.is_labelled) exchange_weights(ctx, args, operation, labeller, crew.labellers);
+        fill_gaps(ctx, args, weight_warp * blocks + static_cast<uint32_t>(ctx.block_idx()),
+                  warp_layout.weight_warps * blocks);
+        if (args.with_weights) exchange_weights(ctx, args, operation, weight_warp, warp_layout.weight_warps);
     }
     ctx.enter(Phase::kDispatchEnd);
     if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters);

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "device/row_copy.h"
-#include "kernels/ht/labels.h"
+#include "kernels/ht/weights.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {

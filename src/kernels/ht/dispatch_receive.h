@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput dispatch, receive half: a warp takes a packet, brings the row to its places, and gives the slot back.
-// Rows that peers store to their places themselves need only their labels.
+// Rows that peers store to their places themselves need only their routing weights and expert ids.
 #pragma once
 
 #include "device/row_copy.h"
@@ -11,14 +11,14 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// ---- labels ----
+// ---- routing weights and expert ids ----
 
 // A received row's weights to its slots, or beside its local experts, which come in ascending order, then -1 and 0. One
 // lane.
-CROSSDOCK_DEVICE void label_row(const HtDispatchArgs& args, int source, uint32_t chunk, uint32_t bit, uint64_t row,
-                                const float* weights) {
+CROSSDOCK_DEVICE void store_routing(const HtDispatchArgs& args, int source, uint32_t chunk, uint32_t bit, uint64_t row,
+                                    const float* weights) {
     const HtCommon& c = args.common;
-    if (!c.expert_major && row >= args.label_rows) return;
+    if (!c.expert_major && row >= args.weight_rows) return;
     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
     const int64_t first_expert =
         args.global_ids ? int64_t{c.rank} * static_cast<int64_t>(c.arena.experts_per_rank) : int64_t{0};
@@ -31,7 +31,7 @@ CROSSDOCK_DEVICE void label_row(const HtDispatchArgs& args, int source, uint32_t
             const float weight = weights != nullptr ? weights[num] : 0.0f;
             if (c.expert_major) {
                 const uint32_t slot = slot_of(c, expert, source, chunk, bit);
-                if (slot < c.budget && slot < args.label_rows) args.out_weights[slot] = weight;
+                if (slot < c.budget && slot < args.weight_rows) args.out_weights[slot] = weight;
             } else {
                 args.out_topk_idx[row * c.topk + num] = first_expert + expert;
                 args.out_weights[row * c.topk + num] = weight;
@@ -51,11 +51,11 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args
     const HtCommon& c = args.common;
     const uint32_t entry = static_cast<uint32_t>(source) * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
-    receive_labels(ctx, c, args.labels, operation, source, chunk - share.first, mask,
-                   [&](uint32_t bit, const float* weights) {
-                       const uint32_t row = c.tables.firsts[entry] + ones_below(mask, bit);
-                       if (travels(c, row)) label_row(args, source, chunk, bit, row, weights);
-                   });
+    receive_weights(ctx, c, args.weight_slots, operation, source, chunk - share.first, mask,
+                    [&](uint32_t bit, const float* weights) {
+                        const uint32_t row = c.tables.firsts[entry] + ones_below(mask, bit);
+                        if (travels(c, row)) store_routing(args, source, chunk, bit, row, weights);
+                    });
 }
 
 // ---- rows ----
@@ -115,7 +115,7 @@ class RowReceiver {
                         [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
         const auto place = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
-        if (args_.crew.consumer_stages > 0) {
+        if (args_.warp_layout.consumer_stages > 0) {
             if (is_leader(ctx)) copy_staged(ctx, row, place);
         } else {
             copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, place);
@@ -130,12 +130,12 @@ class RowReceiver {
     // Through the warp's stage. One lane.
     template <typename Place>
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, Place place) {
-        const RowStage stage = stage_of_warp(ctx, args_.crew, args_.shared, 0);
+        const RowStage stage = stage_of_warp(ctx, args_.warp_layout, args_.shared, 0);
         ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
         CROSSDOCK_ROLLED
-        for (uint32_t first = 0; first < args_.row_bytes; first += args_.crew.chunk_bytes) {
+        for (uint32_t first = 0; first < args_.row_bytes; first += args_.warp_layout.chunk_bytes) {
             const uint32_t left = args_.row_bytes - first;
-            const uint32_t bytes = left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+            const uint32_t bytes = left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
             stage.wait_reusable(ctx);
             stage.load(ctx, packet_of(ctx, row) + first, bytes);
             stage.wait_loaded(ctx, round_++);
@@ -152,7 +152,7 @@ class RowReceiver {
     uint32_t round_ = 0;  // loads of the stage
 };
 
-// Rows of experts' zones that nobody sends, and labels behind the last row. All receiving warps of the grid.
+// Rows of experts' zones that nobody sends, and weights and ids behind the last row. All receiving warps of the grid.
 CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
@@ -162,11 +162,11 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
         CROSSDOCK_ROLLED
         for (uint32_t slot = t.zones[expert] + t.expert_rows[expert] + warp; slot < end; slot += warps) {
             if (slot < args.token_rows) zero_place(ctx, args, slot);
-            if (args.is_labelled && slot < args.label_rows && is_leader(ctx)) args.out_weights[slot] = 0.0f;
+            if (args.with_weights && slot < args.weight_rows && is_leader(ctx)) args.out_weights[slot] = 0.0f;
         }
     }
-    if (!args.is_labelled) return;
-    const uint64_t end = args.label_rows < c.budget ? args.label_rows : c.budget;
+    if (!args.with_weights) return;
+    const uint64_t end = args.weight_rows < c.budget ? args.weight_rows : c.budget;
     const uint64_t thread = uint64_t{warp} * kLanes + static_cast<uint32_t>(ctx.lane());
     const uint64_t threads = uint64_t{warps} * kLanes;
     const uint64_t per_row = c.expert_major ? 1 : c.topk;
@@ -198,8 +198,8 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
             if (is_leader(ctx))
                 num = list_slots(c, static_cast<int>(source), chunk, bit, row.number, args.token_rows, plan.slots);
             zero_places(ctx, args, plan.slots, ctx.warp_broadcast(num));
-            if (args.is_labelled && is_leader(ctx))
-                label_row(args, static_cast<int>(source), chunk, bit, row.number, nullptr);
+            if (args.with_weights && is_leader(ctx))
+                store_routing(args, static_cast<int>(source), chunk, bit, row.number, nullptr);
             ctx.warp_sync();
         }
     }
@@ -223,8 +223,8 @@ CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& arg
         if (i / num_ranks < share.size())
             receive_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);
     };
-    share_labels(warp, warps, {own.size(), num_ranks}, {largest_share(c, channel, chunk_share), num_ranks}, send,
-                 receive);
+    share_weights(warp, warps, {own.size(), num_ranks}, {largest_share(c, channel, chunk_share), num_ranks}, send,
+                  receive);
 }
 
 // ---- rows that peers store themselves ----

@@ -9,7 +9,7 @@
 
 #include "device/row_copy.h"
 #include "kernels/ht/flag_batch.h"
-#include "kernels/ht/labels.h"
+#include "kernels/ht/weights.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
@@ -23,10 +23,10 @@ struct SendStep {
 
     CROSSDOCK_DEVICE uint32_t bytes(const HtDispatchArgs& args) const {
         const uint32_t left = args.row_bytes - first;
-        return left < args.crew.chunk_bytes ? left : args.crew.chunk_bytes;
+        return left < args.warp_layout.chunk_bytes ? left : args.warp_layout.chunk_bytes;
     }
     CROSSDOCK_DEVICE bool is_last(const HtDispatchArgs& args) const {
-        return first + args.crew.chunk_bytes >= args.row_bytes;
+        return first + args.warp_layout.chunk_bytes >= args.row_bytes;
     }
 };
 
@@ -59,7 +59,7 @@ class RowSender {
 
     // A row sets out for its stage while the one before is on its way to its ranks, where there is a stage for it.
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
-        const bool prefetches = args_.crew.producer_stages > 1;
+        const bool prefetches = args_.warp_layout.producer_stages > 1;
         SendStep step{
             claims_ ? claim_next(ctx, args_.common, operation_) : share_.first + static_cast<uint32_t>(ctx.warp_idx()),
             0, 0};
@@ -76,7 +76,7 @@ class RowSender {
             if (step.first == 0) target = target_of(ctx, step);
             const RowStage from = stage(ctx, round);
             ctx.enter(Phase::kDispatchLoad);
-            from.wait_loaded(ctx, round / args_.crew.producer_stages);
+            from.wait_loaded(ctx, round / args_.warp_layout.producer_stages);
             ctx.enter(Phase::kDispatchStore);
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < target.num_places; ++i) {
@@ -102,18 +102,18 @@ class RowSender {
 
   private:
     CROSSDOCK_DEVICE RowStage stage(const Ctx& ctx, uint32_t round) const {
-        return stage_of_warp(ctx, args_.crew, args_.shared, round % args_.crew.producer_stages);
+        return stage_of_warp(ctx, args_.warp_layout, args_.shared, round % args_.warp_layout.producer_stages);
     }
     CROSSDOCK_DEVICE SendStep next_step(const Ctx& ctx, const SendStep& step) const {
-        if (!step.is_last(args_)) return {step.token, step.base, step.first + args_.crew.chunk_bytes};
+        if (!step.is_last(args_)) return {step.token, step.base, step.first + args_.warp_layout.chunk_bytes};
         if (step.base + kLanes < static_cast<uint32_t>(num_near(args_.common)))
             return {step.token, step.base + kLanes, 0};
-        return {claims_ ? ctx.warp_broadcast(claimed_) : step.token + args_.crew.producers, 0, 0};
+        return {claims_ ? ctx.warp_broadcast(claimed_) : step.token + args_.warp_layout.producers, 0, 0};
     }
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const SendStep& step, uint32_t round) const {
         if (step.token >= end_) return;
         const RowStage to = stage(ctx, round);
-        to.wait_reusable(ctx, args_.crew.producer_stages > 2 ? 1 : 0);
+        to.wait_reusable(ctx, args_.warp_layout.producer_stages > 2 ? 1 : 0);
         ctx.warp_sync();
         bool with_scales = args_.scale_bytes > 0 && step.is_last(args_);
         const std::byte* scales = with_scales ? args_.scales + uint64_t{step.token} * args_.scale_bytes : nullptr;
@@ -196,19 +196,20 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, c
     const HtCommon& c = args.common;
     const uint32_t mask = c.tables.sent_masks[static_cast<uint32_t>(peer) * c.tables.chunks + chunk];
     const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
-    send_labels(ctx, c, args.labels, operation, peer, chunk - share.first, mask, [&](uint32_t bit, float* weights) {
-        const uint32_t token = chunk * kChunkTokens + bit;
-        if (token >= c.num_tokens) return;
-        WeightWriter writer(weights);
-        CROSSDOCK_ROLLED
-        for (int32_t from = peer * experts;;) {
-            const NextExpert next = NextExpert::of(c, token, from, (peer + 1) * experts);
-            if (next.id < 0) break;
-            writer.add(args.topk_weights[uint64_t{token} * c.topk + next.choice]);
-            from = next.id + 1;
-        }
-        writer.flush();
-    });
+    send_weights(ctx, c, args.weight_slots, operation, peer, chunk - share.first, mask,
+                 [&](uint32_t bit, float* weights) {
+                     const uint32_t token = chunk * kChunkTokens + bit;
+                     if (token >= c.num_tokens) return;
+                     WeightWriter writer(weights);
+                     CROSSDOCK_ROLLED
+                     for (int32_t from = peer * experts;;) {
+                         const NextExpert next = NextExpert::of(c, token, from, (peer + 1) * experts);
+                         if (next.id < 0) break;
+                         writer.add(args.topk_weights[uint64_t{token} * c.topk + next.choice]);
+                         from = next.id + 1;
+                     }
+                     writer.flush();
+                 });
 }
 
 }  // namespace CROSSDOCK_VARIANT

@@ -13,10 +13,10 @@ namespace crossdock {
 
 inline constexpr uint32_t kChunkTokens = 32;
 inline constexpr uint32_t kMaxRingSlots = 64;
-inline constexpr uint32_t kLabelRingBytes = 16384;
+inline constexpr uint32_t kWeightRingBytes = 16384;
 static_assert(kChunkTokens == 32, "a chunk's mask is a uint32_t, a bit per token");
-static_assert(2 * kChunkTokens * kMaxTopk * sizeof(float) <= kLabelRingBytes,
-              "a ring of labels holds the weights of two chunks at the largest top-k");
+static_assert(2 * kChunkTokens * kMaxTopk * sizeof(float) <= kWeightRingBytes,
+              "a ring of weights holds those of two chunks at the largest top-k");
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t num_chunks(uint32_t tokens) {
     return (tokens + kChunkTokens - 1) / kChunkTokens;
@@ -67,20 +67,20 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t credits_offset() const {  // u64 [ranks][channels][slots]
         return align_up(flags_offset() + 8 * num_rings() * kMaxRingSlots, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t label_flags_offset() const {  // u64 [ranks][channels][slots]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_flags_offset() const {  // u64 [ranks][channels][slots]
         return align_up(credits_offset() + 8 * num_rings() * kMaxRingSlots, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t label_credits_offset() const {  // u64 [ranks][channels][slots]
-        return align_up(label_flags_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_credits_offset() const {  // u64 [ranks][channels][slots]
+        return align_up(weight_flags_offset() + 8 * num_rings() * kMaxRingSlots, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t done_offset() const {  // u64 [ranks][channels]
-        return align_up(label_credits_offset() + 8 * num_rings() * kMaxRingSlots, 128);
+        return align_up(weight_credits_offset() + 8 * num_rings() * kMaxRingSlots, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t label_rings_offset() const {  // [ranks][channels][kLabelRingBytes]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t weight_rings_offset() const {  // [ranks][channels][kWeightRingBytes]
         return align_up(done_offset() + 8 * num_rings(), 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rings_offset() const {  // [ranks][channels][ring bytes]
-        return label_rings_offset() + num_rings() * kLabelRingBytes;
+        return weight_rings_offset() + num_rings() * kWeightRingBytes;
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return rings_offset() + num_rings() * ring_bytes; }
 };

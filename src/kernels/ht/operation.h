@@ -255,7 +255,7 @@ CROSSDOCK_DEVICE uint32_t lowest_one(uint64_t bits) {
     return static_cast<uint32_t>(number_of_ones((bits & (~bits + 1)) - 1));
 }
 
-// A channel's share of a source's tokens, for rows, or of its chunks, for labels: [first, end).
+// A channel's share of a source's tokens, for rows, or of its chunks, for weights: [first, end).
 struct Share {
     uint32_t first;
     uint32_t end;
@@ -518,22 +518,24 @@ CROSSDOCK_DEVICE bool are_all_direct(const Ctx& ctx, const HtCommon& c, const Ht
 }
 
 // The warp's stage number i.
-CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtCrew& crew, const HtShared& shared, uint32_t i) {
+CROSSDOCK_DEVICE RowStage stage_of_warp(const Ctx& ctx, const HtWarpLayout& warp_layout, const HtShared& shared,
+                                        uint32_t i) {
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const uint32_t before =
-        warp < crew.producers ? warp * crew.producer_stages
-                              : crew.producers * crew.producer_stages + (warp - crew.producers) * crew.consumer_stages;
+    const uint32_t before = warp < warp_layout.producers
+                                ? warp * warp_layout.producer_stages
+                                : warp_layout.producers * warp_layout.producer_stages +
+                                      (warp - warp_layout.producers) * warp_layout.consumer_stages;
     return RowStage(ctx.shared_memory() + shared.stages + shared.stage_bytes * (before + i));
 }
 
 // Followed by a barrier of the block.
-CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtCrew& crew, const HtShared& shared) {
+CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtWarpLayout& warp_layout, const HtShared& shared) {
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const uint32_t stages = warp < crew.producers                    ? crew.producer_stages
-                            : warp < crew.producers + crew.consumers ? crew.consumer_stages
-                                                                     : 0;
+    const uint32_t stages = warp < warp_layout.producers                           ? warp_layout.producer_stages
+                            : warp < warp_layout.producers + warp_layout.consumers ? warp_layout.consumer_stages
+                                                                                   : 0;
     CROSSDOCK_ROLLED
-    for (uint32_t i = 0; is_leader(ctx) && i < stages; ++i) stage_of_warp(ctx, crew, shared, i).init();
+    for (uint32_t i = 0; is_leader(ctx) && i < stages; ++i) stage_of_warp(ctx, warp_layout, shared, i).init();
     RowStage::initialised();
 }
 

@@ -32,7 +32,7 @@ struct HtOutbox {
     uint64_t sent_masks;    // u32 [ranks][chunks]: to be put
     uint64_t sent_bitmaps;  // TaggedWord [ranks][tokens][words]: to be put
     HtFarRings rows;        // ends: teams
-    HtFarRings labels;      // ends: ranks; flags, credits and packets are those of near ranks, too
+    HtFarRings weights;     // ends: ranks; flags, credits and packets are those of near ranks, too
     uint64_t bytes;         // of the arena with all that
 
     // rows_bytes: of a ring of rows.
@@ -63,14 +63,14 @@ struct HtOutbox {
         outbox.rows.packets = take(rail_rings * rows_bytes);
         outbox.rows.outbox = take(rail_rings * rows_bytes);
         outbox.rows.ring_bytes = rows_bytes;
-        const uint64_t label_words = 8 * arena.num_rings() * kMaxRingSlots;
-        outbox.labels.flags = arena.label_flags_offset();
-        outbox.labels.credits = arena.label_credits_offset();
-        outbox.labels.raised_flags = take(label_words);
-        outbox.labels.raised_credits = take(label_words);
-        outbox.labels.packets = arena.label_rings_offset();
-        outbox.labels.outbox = take(arena.num_rings() * kLabelRingBytes);
-        outbox.labels.ring_bytes = kLabelRingBytes;
+        const uint64_t weight_words = 8 * arena.num_rings() * kMaxRingSlots;
+        outbox.weights.flags = arena.weight_flags_offset();
+        outbox.weights.credits = arena.weight_credits_offset();
+        outbox.weights.raised_flags = take(weight_words);
+        outbox.weights.raised_credits = take(weight_words);
+        outbox.weights.packets = arena.weight_rings_offset();
+        outbox.weights.outbox = take(arena.num_rings() * kWeightRingBytes);
+        outbox.weights.ring_bytes = kWeightRingBytes;
         outbox.bytes = at;
         return outbox;
     }

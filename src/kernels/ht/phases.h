@@ -16,7 +16,7 @@ enum class Phase : uint32_t {
     kDispatchLoad,     // waits for the row
     kDispatchStore,    // sends it on its way
     kDispatchReceive,  // all of a receiver's work
-    kDispatchLabels,   // all of a labeller's
+    kDispatchWeights,  // all of a weight warp's
     kDispatchEnd,      // waits for its stores and the block
     kCombineBegin = kMostSteps,
     kCombineSlot,    // looks rows to be returned up, waits for that or for a row's credit
@@ -29,8 +29,8 @@ enum class Phase : uint32_t {
     kCombineEnd
 };
 
-inline constexpr const char* kDispatchPhases[] = {"begin", "stage",   "target", "load",
-                                                  "store", "receive", "labels", "end"};
+inline constexpr const char* kDispatchPhases[] = {"begin", "stage",   "target",  "load",
+                                                  "store", "receive", "weights", "end"};
 inline constexpr const char* kCombinePhases[] = {"begin", "slot", "stage",  "sum", "store",
                                                  "rows",  "add",  "credit", "end"};
 static_assert(std::size(kDispatchPhases) == static_cast<uint32_t>(Phase::kDispatchEnd) + 1);

@@ -43,7 +43,7 @@ class StageTurn {
     CROSSDOCK_DEVICE StageTurn(const Ctx& ctx, const HtCombineArgs& args)
         : first_(ctx.shared_memory() + args.shared.stages),
           stage_bytes_(args.shared.stage_bytes),
-          end_(args.crew.shared_stages * args.shared.stage_bytes) {}
+          end_(args.warp_layout.shared_stages * args.shared.stage_bytes) {}
 
     CROSSDOCK_DEVICE SumStageHead& head() const { return *reinterpret_cast<SumStageHead*>(first_ + at_); }
     CROSSDOCK_DEVICE SumStageHead& head_at(uint32_t at) const { return *reinterpret_cast<SumStageHead*>(first_ + at); }
@@ -83,8 +83,8 @@ class SumPipeline {
         for (; thread_idx(ctx) == 0 && turn.round() == 0; turn.advance()) {
             turn.stage_at(turn.at()).init();
             BlockBarrier(turn.head().loaded).init(1);
-            BlockBarrier(turn.head().free).init(args.crew.summers);
-            BlockBarrier(turn.head().summed).init(args.crew.summers);
+            BlockBarrier(turn.head().free).init(args.warp_layout.summers);
+            BlockBarrier(turn.head().summed).init(args.warp_layout.summers);
         }
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; thread_idx(ctx) == 0 && i < 2; ++i) {
@@ -99,27 +99,27 @@ class SumPipeline {
           operation_(operation),
           is_home_(!kHasGinPeers && !args.common.expert_major),
           own_(own_tokens(ctx, args)),
-          num_parts_((args.row_bytes + args.crew.chunk_bytes - 1) / args.crew.chunk_bytes),
+          num_parts_((args.row_bytes + args.warp_layout.chunk_bytes - 1) / args.warp_layout.chunk_bytes),
           part_(ctx, args),
           term_(ctx, args) {}
 
     // warp: among the block's producers.
     CROSSDOCK_DEVICE void run(const Ctx& ctx, uint32_t warp) {
-        const uint32_t summers = args_.crew.summers;
+        const uint32_t summers = args_.warp_layout.summers;
         if (warp == 0) return plan_all(ctx);
         if (warp == 1) return load_all(ctx);
         const uint32_t num_rows = is_home_ ? own_.size() : num_returned_rows(ctx, args_);
         if (warp < 2 + summers) {
-            sum_all(ctx, num_rows, (warp - 2) * args_.crew.summed_bytes);
+            sum_all(ctx, num_rows, (warp - 2) * args_.warp_layout.summed_bytes);
         } else {
-            send_all(ctx, num_rows, warp - 2 - summers, args_.crew.senders);
+            send_all(ctx, num_rows, warp - 2 - summers, args_.warp_layout.senders);
         }
     }
 
   private:
     CROSSDOCK_DEVICE uint32_t part_bytes(uint32_t i) const {
-        const uint32_t left = args_.row_bytes - i * args_.crew.chunk_bytes;
-        return left < args_.crew.chunk_bytes ? left : args_.crew.chunk_bytes;
+        const uint32_t left = args_.row_bytes - i * args_.warp_layout.chunk_bytes;
+        return left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
     }
 
     CROSSDOCK_DEVICE static SumPlanHead& plan_head(const Ctx& ctx, const HtCombineArgs& args, uint32_t n) {
@@ -223,7 +223,7 @@ class SumPipeline {
 
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, const std::byte* const* terms, uint32_t i) {
         const uint32_t num = row.num_slots;
-        const uint32_t first = i * args_.crew.chunk_bytes;
+        const uint32_t first = i * args_.warp_layout.chunk_bytes;
         const uint32_t bytes = part_bytes(i);
         const std::byte* term = terms[0];
         BlockBarrier(term_.head().free).wait_for_turn(ctx, term_.round());
@@ -249,7 +249,7 @@ class SumPipeline {
     CROSSDOCK_DEVICE uint32_t last_stage(uint32_t terms) const {
         uint32_t turns = terms > 1 ? terms - 1 : 0;
         CROSSDOCK_ROLLED
-        for (; turns >= args_.crew.shared_stages; turns -= args_.crew.shared_stages) {
+        for (; turns >= args_.warp_layout.shared_stages; turns -= args_.warp_layout.shared_stages) {
         }
         return term_.at_after(turns);
     }
@@ -260,7 +260,8 @@ class SumPipeline {
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < num_parts_; ++i, part_.advance(), term_.advance()) {
                 const uint32_t left = first < part_bytes(i) ? part_bytes(i) - first : 0;
-                sum(ctx, part_bytes(i), first, left < args_.crew.summed_bytes ? left : args_.crew.summed_bytes);
+                sum(ctx, part_bytes(i), first,
+                    left < args_.warp_layout.summed_bytes ? left : args_.warp_layout.summed_bytes);
             }
         }
     }
@@ -285,7 +286,7 @@ class SumPipeline {
         }
         if constexpr (kWire == HtWire::kMxfp8) {
             ctx.warp_sync();  // a block's elements are several lanes'
-            quantise_part(ctx, term_.data(), args_.crew.chunk_bytes, part, first, bytes);
+            quantise_part(ctx, term_.data(), args_.warp_layout.chunk_bytes, part, first, bytes);
             term_.stage_at(term_.at()).filled();
         }
         ctx.warp_sync();
@@ -322,17 +323,18 @@ class SumPipeline {
                     std::byte* const to = is_home_ ? args_.out_tokens + uint64_t{row.number} * args_.row_bytes
                                                    : returns.packet_of(ctx, row);
                     if constexpr (kWire == HtWire::kMxfp8) {
-                        const uint32_t chunk = args_.crew.chunk_bytes;
+                        const uint32_t chunk = args_.warp_layout.chunk_bytes;
                         if (may_send) {
                             from.store(ctx, to + i * mxfp8_part_bytes(chunk / 2), chunk,
                                        mxfp8_part_bytes(part_bytes(i) / 2), true);
                         }
                     } else {
-                        if (may_send) from.store(ctx, to + i * args_.crew.chunk_bytes, 0, part_bytes(i), !is_home_);
+                        if (may_send)
+                            from.store(ctx, to + i * args_.warp_layout.chunk_bytes, 0, part_bytes(i), !is_home_);
                     }
                     RowStage::end_group(ctx);
                     from.wait_reusable(ctx);
-                    BlockBarrier(part_.head_at(last_stage).free).arrive(ctx, args_.crew.summers);
+                    BlockBarrier(part_.head_at(last_stage).free).arrive(ctx, args_.warp_layout.summers);
                 }
                 ctx.warp_sync();
             }

@@ -90,8 +90,8 @@ class FarRing {
     static CROSSDOCK_DEVICE FarRing of_rows(const HtCommon& c, int team, uint32_t channel) {
         return FarRing(c, c.outbox.rows, rail_peer(c, team), team, own_team(c), channel, 0);
     }
-    static CROSSDOCK_DEVICE FarRing of_labels(const HtCommon& c, int peer, uint32_t channel) {
-        return FarRing(c, c.outbox.labels, peer, peer, c.rank, channel, 2 * num_teams(c));
+    static CROSSDOCK_DEVICE FarRing of_weights(const HtCommon& c, int peer, uint32_t channel) {
+        return FarRing(c, c.outbox.weights, peer, peer, c.rank, channel, 2 * num_teams(c));
     }
     // Followed by a barrier of the block.
     static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {

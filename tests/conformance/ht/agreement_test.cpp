@@ -170,12 +170,12 @@ class Caller {
         call.inputs.tokens = &call.tokens.tensor;
         call.outputs.tokens = &call.received.tensor;
         call.config.pass_direction = passed.direction;
-        std::byte* const labels = output_.data() + kBufferBytes / 2;
+        std::byte* const routing = output_.data() + kBufferBytes / 2;
         if (passed.direction == kForward) {
             call.weights.set(ncclFloat32, {kTokens, 2}, input_.data());
-            is_flat ? call.received_weights.set(ncclFloat32, {rows(), 2}, labels)
-                    : call.received_weights.set(ncclFloat32, {rows()}, labels);
-            call.received_ids.set(ncclInt64, {rows(), 2}, labels + kBufferBytes / 4);
+            is_flat ? call.received_weights.set(ncclFloat32, {rows(), 2}, routing)
+                    : call.received_weights.set(ncclFloat32, {rows()}, routing);
+            call.received_ids.set(ncclInt64, {rows(), 2}, routing + kBufferBytes / 4);
             call.inputs.topk_weights = &call.weights.tensor;
             call.outputs.topk_weights = &call.received_weights.tensor;
             if (is_flat) call.outputs.topk_idx = &call.received_ids.tensor;

@@ -14,7 +14,7 @@
 namespace crossdock::testing {
 namespace {
 
-RankProgram trips(const HtProblem& problem, const HtProblem& next) {
+RankProgram round_trips(const HtProblem& problem, const HtProblem& next) {
     return [problem, next](RankContext& context) {
         ScopedArena arena(context, kHtWindowBytes);
         const ncclEpGroupConfig_t config = group_config_for(context, problem);
@@ -39,7 +39,7 @@ TEST(HtLsaTeam, EveryShapeMatchesTheReference) {
             const HtProblem problem = random_ht_problem(seed, {.num_ranks = 8, .most_row_bytes = 512});
             for (const int lsa_team_size : {8, 4, 2, 1}) {
                 const WithLsaTeam team(lsa_team_size);
-                expect_clean(spec, 8, seed, trips(problem, rerouted(problem, seed + 1000)));
+                expect_clean(spec, 8, seed, round_trips(problem, rerouted(problem, seed + 1000)));
             }
         }
     });
@@ -199,7 +199,7 @@ TEST(HtLsaTeam, TheNetworksSpeedDoesNotMatter) {
                     spec.deterministic.max_put_delay_ns = delay_ns;
                     spec.deterministic.put_ns_per_kib = ns_per_kib;
                     const HtProblem problem = random_ht_problem(seed, {.num_ranks = 4, .most_row_bytes = 256});
-                    expect_clean(spec, 4, seed, trips(problem, rerouted(problem, seed + 7)));
+                    expect_clean(spec, 4, seed, round_trips(problem, rerouted(problem, seed + 7)));
                 }
             }
         }

@@ -13,7 +13,7 @@
 namespace crossdock::testing {
 namespace {
 
-RankProgram trips(const Problem& problem) {
+RankProgram round_trips(const Problem& problem) {
     return [problem](RankContext& context) {
         Group group(context, problem);
         RANK_CHECK(context, traffic_of(context, group.get()).lsa_team_size == lsa_team_for(context.num_ranks()),
@@ -38,7 +38,7 @@ TEST(LsaTeam, EveryShapeGivesTheSameBits) {
             std::vector<uint64_t> first;
             for (const int lsa_team_size : {8, 4, 2, 1}) {
                 const WithLsaTeam team(lsa_team_size);
-                const RunReport report = expect_clean(spec, 8, seed, trips(problem));
+                const RunReport report = expect_clean(spec, 8, seed, round_trips(problem));
                 if (first.empty()) first = report.digests;
                 EXPECT_EQ(report.digests, first) << "teams of " << lsa_team_size << ", " << problem.describe();
             }
@@ -165,7 +165,8 @@ TEST(LsaTeam, TheNetworksSpeedDoesNotMatter) {
                     spec.deterministic.seed = seed;
                     spec.deterministic.max_put_delay_ns = delay_ns;
                     spec.deterministic.put_ns_per_kib = ns_per_kib;
-                    expect_clean(spec, 4, seed, trips(random_problem(seed, {.num_ranks = 4, .most_row_bytes = 256})));
+                    expect_clean(spec, 4, seed,
+                                 round_trips(random_problem(seed, {.num_ranks = 4, .most_row_bytes = 256})));
                 }
             }
         }

@@ -15,8 +15,8 @@ constexpr size_t kWindowBytes = 48u << 20;
 
 // Outputs still hold the last step's rows, and nothing but the library keeps a fast peer from writing the next ones
 // over them.
-void window_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t mode, Naming naming,
-                  bool keep_outputs) {
+void window_round_trips(RankContext& context, const Problem& problem, ncclEpZeroCopyMode_t mode, Naming naming,
+                        bool keep_outputs) {
     ScopedArena arena(context, kWindowBytes);
     ncclEpGroupConfig_t config = group_config_for(context, problem);
     config.zero_copy = mode;
@@ -47,8 +47,9 @@ TEST(Window, RandomProblemsMatchTheReference) {
             SCOPED_TRACE(problem.describe());
             BackendSpec seeded = spec;
             seeded.deterministic.seed = seed;
-            expect_clean(seeded, num_ranks, seed,
-                         [=](RankContext& context) { window_trips(context, problem, mode, naming, keep_outputs); });
+            expect_clean(seeded, num_ranks, seed, [=](RankContext& context) {
+                window_round_trips(context, problem, mode, naming, keep_outputs);
+            });
         }
     });
 }
@@ -58,8 +59,8 @@ TEST(Window, RankMajorRowsGoStraightIntoTheOutput) {
         for (const ncclEpZeroCopyMode_t mode : {NCCL_EP_ZERO_COPY_ON, NCCL_EP_ZERO_COPY_AUTO}) {
             for (const bool keep_outputs : {false, true}) {
                 expect_clean(spec, ranks_or(4), std::nullopt, [=](RankContext& context) {
-                    window_trips(context, plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 9), mode,
-                                 Naming::kWindowOnly, keep_outputs);
+                    window_round_trips(context, plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_RANK_MAJOR, 9), mode,
+                                       Naming::kWindowOnly, keep_outputs);
                 });
             }
         }
@@ -73,7 +74,7 @@ TEST(Window, ForwardedScalesGoAlong) {
             problem.recipe = reference::Recipe::kForward;
             problem.token_type = ncclFloat8e4m3;
             problem.num_scales = 4;
-            window_trips(context, problem, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly, true);
+            window_round_trips(context, problem, NCCL_EP_ZERO_COPY_ON, Naming::kWindowOnly, true);
         });
     });
 }

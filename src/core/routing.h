@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing in numbers, labels of rows, and rows by expert, as crossdock.h has them: looks at what callers say, and
+// Routing counts, packed routing, and rows by expert, as crossdock.h has them: looks at what callers say, and
 // launches.
 #pragma once
 
@@ -8,8 +8,8 @@
 namespace crossdock {
 
 void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream);
-void pack_labels(const crossdockLabelsSent_t* caller, cudaStream_t stream);
-void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream);
+void pack_routing(const crossdockRoutingSent_t* caller, cudaStream_t stream);
+void unpack_routing(const crossdockRoutingReceived_t* caller, cudaStream_t stream);
 void place_rows(const crossdockRowPlaces_t* caller, cudaStream_t stream);
 void expand_rows(const crossdockExpandedRows_t* caller, cudaStream_t stream);
 void reduce_rows(const crossdockReducedRows_t* caller, cudaStream_t stream);

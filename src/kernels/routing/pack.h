@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the labels that travel beside rows, and the ranks that tokens go to. A warp takes a token, a lane a word.
+// Packs the routing that travels beside rows, and the ranks that tokens go to. A warp takes a token, a lane a word.
 #pragma once
 
-#include "kernels/labels/ids.h"
+#include "kernels/routing/ids.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
 // -1 for what is no expert's: a number that does not fit into 32 bits must not be taken for another's.
-CROSSDOCK_DEVICE int64_t sent_id(const crossdockLabelsSent_t& l, int64_t token, uint32_t k) {
+CROSSDOCK_DEVICE int64_t sent_id(const crossdockRoutingSent_t& l, int64_t token, uint32_t k) {
     const int64_t id = load_id(l.topk_idx, l.id_type, token * l.token_stride + k * l.choice_stride);
     return id >= 0 && id <= INT32_MAX ? id : -1;
 }
 
-CROSSDOCK_DEVICE uint32_t label_word(const crossdockLabelsSent_t& l, int64_t token, uint32_t word) {
+CROSSDOCK_DEVICE uint32_t routing_word(const crossdockRoutingSent_t& l, int64_t token, uint32_t word) {
     if (word == 0) return static_cast<uint32_t>(l.first_number + token);
     word -= 1;
     if (word < l.num_topk) return static_cast<uint32_t>(sent_id(l, token, word));
@@ -25,7 +25,7 @@ CROSSDOCK_DEVICE uint32_t label_word(const crossdockLabelsSent_t& l, int64_t tok
     return word < l.num_scales ? l.scales[token * l.scale_strides[0] + word * l.scale_strides[1]] : 0;
 }
 
-CROSSDOCK_DEVICE void target_choices(const Ctx& ctx, const crossdockLabelsSent_t& l, int64_t token) {
+CROSSDOCK_DEVICE void target_choices(const Ctx& ctx, const crossdockRoutingSent_t& l, int64_t token) {
     CROSSDOCK_ROLLED
     for (uint32_t k = static_cast<uint32_t>(ctx.lane()); k < l.num_targets; k += kLanes) {
         const int64_t id = sent_id(l, token, k);
@@ -33,7 +33,7 @@ CROSSDOCK_DEVICE void target_choices(const Ctx& ctx, const crossdockLabelsSent_t
     }
 }
 
-CROSSDOCK_DEVICE void target_mask(const Ctx& ctx, const crossdockLabelsSent_t& l, int64_t token) {
+CROSSDOCK_DEVICE void target_mask(const Ctx& ctx, const crossdockRoutingSent_t& l, int64_t token) {
     int32_t* targets = l.targets + token * l.num_targets;
     int num_targets = static_cast<int>(l.num_targets);
     int found = 0;
@@ -49,7 +49,7 @@ CROSSDOCK_DEVICE void target_mask(const Ctx& ctx, const crossdockLabelsSent_t& l
     for (int i = found + ctx.lane(); i < num_targets; i += kLanes) targets[i] = -1;
 }
 
-CROSSDOCK_DEVICE void pack_labels(const Ctx& ctx, const crossdockLabelsSent_t& l) {
+CROSSDOCK_DEVICE void pack_routing(const Ctx& ctx, const crossdockRoutingSent_t& l) {
     const uint32_t lane = static_cast<uint32_t>(ctx.lane());
     CROSSDOCK_ROLLED
     for (uint64_t i = first_warp(ctx) * kLanes + lane; i < l.num_zeros; i += num_all_warps(ctx) * kLanes)
@@ -59,7 +59,7 @@ CROSSDOCK_DEVICE void pack_labels(const Ctx& ctx, const crossdockLabelsSent_t& l
         const int64_t token = static_cast<int64_t>(i);
         CROSSDOCK_ROLLED
         for (uint32_t word = lane; word < l.num_words; word += kLanes)
-            l.words[i * l.num_words + word] = label_word(l, token, word);
+            l.words[i * l.num_words + word] = routing_word(l, token, word);
         if (l.targets == nullptr) continue;
         l.is_in_rank == nullptr ? target_choices(ctx, l, token) : target_mask(ctx, l, token);
     }

@@ -3,7 +3,7 @@
 // to be cleared before, and no block waits for another.
 #pragma once
 
-#include "kernels/labels/ids.h"
+#include "kernels/routing/ids.h"
 
 namespace crossdock {
 

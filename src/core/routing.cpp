@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/labels.h"
+#include "core/routing.h"
 
 #include <cstdint>
 
 #include "core/structs.h"
-#include "kernels/labels/launch.h"
+#include "kernels/routing/launch.h"
 
 namespace crossdock {
 namespace {
 
 constexpr unsigned int kMostTopk = 1U << 16;
-constexpr unsigned int kMostWords = 1U << 20;  // of a label
+constexpr unsigned int kMostWords = 1U << 20;  // of a token's packed routing
 // A block counts in shared memory, of which every device that this library knows has so much.
 constexpr unsigned int kMostCounters = 32768;
 
@@ -80,8 +80,8 @@ void count_routing(const crossdockRoutingCounts_t* caller, cudaStream_t stream) 
     launch<CountRouting>(c, stream);
 }
 
-void pack_labels(const crossdockLabelsSent_t* caller, cudaStream_t stream) {
-    const auto l = mandatory_struct(caller, sizeof(crossdockLabelsSent_t), "labels");
+void pack_routing(const crossdockRoutingSent_t* caller, cudaStream_t stream) {
+    const auto l = mandatory_struct(caller, sizeof(crossdockRoutingSent_t), "routing");
     expect_device(l.device);
     expect_id_type(l.id_type);
     expect_within(l.num_topk, 0, kMostTopk, "num_topk");
@@ -95,11 +95,11 @@ void pack_labels(const crossdockLabelsSent_t* caller, cudaStream_t stream) {
         expect_within(l.rank_experts, 1, UINT32_MAX, "rank_experts");
         expect_within(l.num_targets, l.num_topk, l.num_topk, "num_targets");
     }
-    launch<PackLabels>(l, stream);
+    launch<PackRouting>(l, stream);
 }
 
-void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream) {
-    const auto l = mandatory_struct(caller, sizeof(crossdockLabelsReceived_t), "labels");
+void unpack_routing(const crossdockRoutingReceived_t* caller, cudaStream_t stream) {
+    const auto l = mandatory_struct(caller, sizeof(crossdockRoutingReceived_t), "routing");
     expect_device(l.device);
     expect_id_type(l.id_type);
     expect_within(l.num_topk, 0, kMostTopk, "num_topk");
@@ -114,7 +114,7 @@ void unpack_labels(const crossdockLabelsReceived_t* caller, cudaStream_t stream)
         expect_within(l.alignment, 1, INT32_MAX, "alignment");
         expect_array(l.ends, true, "ends");
     }
-    launch<UnpackLabels>(l, stream);
+    launch<UnpackRouting>(l, stream);
 }
 
 void place_rows(const crossdockRowPlaces_t* caller, cudaStream_t stream) {

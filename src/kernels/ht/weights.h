@@ -51,20 +51,20 @@ struct NextExpert {
 
 // Packet `number` to a peer: fill(bit, weights) by a lane a token of the mask. One warp.
 template <typename Fill>
-CROSSDOCK_DEVICE void send_labels(const Ctx& ctx, const HtCommon& c, const HtSlots& slots, const Operation& operation,
-                                  int peer, uint32_t number, uint32_t mask, Fill fill) {
+CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots, const Operation& operation,
+                                   int peer, uint32_t number, uint32_t mask, Fill fill) {
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const bool is_far = is_remote(c.reach, peer);
-    const FarRing far = FarRing::of_labels(c, peer, channel);
+    const FarRing far = FarRing::of_weights(c, peer, channel);
     bool may_send = false;
     if (is_leader(ctx)) {
         may_send = is_far ? far.wait_credit(ctx, operation, slots, number)
-                          : wait_credit(ctx, c, c.offsets.labels, operation, peer, peer, channel, number, slots.num);
+                          : wait_credit(ctx, c, c.offsets.weights, operation, peer, peer, channel, number, slots.num);
     }
     if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
-    const Ring ring = Ring::of(c, c.offsets.labels, peer, c.rank, channel);
+    const Ring ring = Ring::of(c, c.offsets.weights, peer, c.rank, channel);
     if (is_leader(ctx) && !is_far)
-        note_packet_written(ctx, c, c.offsets.labels, operation, peer, ring, number, slots.num);
+        note_packet_written(ctx, c, c.offsets.weights, operation, peer, ring, number, slots.num);
     float* weights = reinterpret_cast<float*>(is_far ? far.outgoing(slots, number)
                                                      : ring.packets + uint64_t{number % slots.num} * slots.stride);
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
@@ -86,13 +86,13 @@ CROSSDOCK_DEVICE void send_labels(const Ctx& ctx, const HtCommon& c, const HtSlo
 // Packet `number` of a sender: take(bit, weights) by a lane a token; weights are null where the packet does not come.
 // One warp.
 template <typename Take>
-CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const HtSlots& slots,
-                                     const Operation& operation, int sender, uint32_t number, uint32_t mask,
-                                     Take take) {
+CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots,
+                                      const Operation& operation, int sender, uint32_t number, uint32_t mask,
+                                      Take take) {
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
     const bool is_far = is_remote(c.reach, sender);
-    const FarRing far = FarRing::of_labels(c, sender, channel);
-    const Ring ring = Ring::of(c, c.offsets.labels, c.rank, sender, channel);
+    const FarRing far = FarRing::of_weights(c, sender, channel);
+    const Ring ring = Ring::of(c, c.offsets.weights, c.rank, sender, channel);
     bool came = false;
     if (is_leader(ctx)) {
         came = is_far ? far.wait_packet(ctx, operation, slots, number)
@@ -110,14 +110,14 @@ CROSSDOCK_DEVICE void receive_labels(const Ctx& ctx, const HtCommon& c, const Ht
         if (is_far) {
             far.give_credit(ctx, operation, slots, number);
         } else {
-            give_credit(ctx, c, c.offsets.labels, operation, sender, c.rank, channel, ring, number, slots.num);
+            give_credit(ctx, c, c.offsets.weights, operation, sender, c.rank, channel, ring, number, slots.num);
         }
     }
     ctx.warp_sync();
 }
 
 // A channel's chunks, and how many pieces of work each of them is.
-struct LabelPieces {
+struct WeightPieces {
     uint32_t chunks;
     uint32_t per_chunk;
 
@@ -127,8 +127,8 @@ struct LabelPieces {
 // Who does what among the warps that see to weights: the first half sends, the others receive; a single one does both,
 // a chunk at a time. Pieces are taken in the order of chunks, so nobody waits for a later one.
 template <typename Send, typename Receive>
-CROSSDOCK_DEVICE void share_labels(uint32_t warp, uint32_t warps, LabelPieces sent, LabelPieces received, Send send,
-                                   Receive receive) {
+CROSSDOCK_DEVICE void share_weights(uint32_t warp, uint32_t warps, WeightPieces sent, WeightPieces received, Send send,
+                                    Receive receive) {
     if (warps == 1) {
         CROSSDOCK_ROLLED
         for (uint32_t chunk = 0; chunk < sent.chunks || chunk < received.chunks; ++chunk) {

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Labels that came, as tensors again, and counts of their experts. A warp takes a row, a lane a word; the block that is
-// the last to have counted says where each expert's rows end.
+// Packed routing that came, as tensors again, and counts of their experts. A warp takes a row, a lane a word; the block
+// that is the last to have counted says where each expert's rows end.
 #pragma once
 
-#include "kernels/labels/ids.h"
+#include "kernels/routing/ids.h"
 
 namespace crossdock {
 
 // Shared memory: a counter an expert, and one more word.
-CROSSDOCK_HOST_DEVICE uint32_t shared_words(const crossdockLabelsReceived_t& l) {
+CROSSDOCK_HOST_DEVICE uint32_t shared_words(const crossdockRoutingReceived_t& l) {
     return l.counts == nullptr ? 0 : l.rank_experts + 1;
 }
 
 inline namespace CROSSDOCK_VARIANT {
 
-CROSSDOCK_DEVICE uint64_t rows_received(const crossdockLabelsReceived_t& l) {
+CROSSDOCK_DEVICE uint64_t rows_received(const crossdockRoutingReceived_t& l) {
     const uint64_t num = l.received == nullptr ? l.num_received : static_cast<uint64_t>(*l.received);
     return num < l.num_rows ? num : l.num_rows;
 }
 
-CROSSDOCK_DEVICE void unpack_choice(const Ctx& ctx, const crossdockLabelsReceived_t& l, uint64_t row, uint32_t k,
+CROSSDOCK_DEVICE void unpack_choice(const Ctx& ctx, const crossdockRoutingReceived_t& l, uint64_t row, uint32_t k,
                                     bool came) {
     const uint32_t* words = l.words + row * l.num_words + 1;
     const uint64_t place = row * l.num_topk + k;
@@ -37,7 +37,7 @@ CROSSDOCK_DEVICE void unpack_choice(const Ctx& ctx, const crossdockLabelsReceive
     if (l.counts != nullptr && is_here) ctx.add_shared(reinterpret_cast<int*>(ctx.shared_memory()) + own, 1);
 }
 
-CROSSDOCK_DEVICE void unpack_row(const Ctx& ctx, const crossdockLabelsReceived_t& l, uint64_t row, bool came) {
+CROSSDOCK_DEVICE void unpack_row(const Ctx& ctx, const crossdockRoutingReceived_t& l, uint64_t row, bool came) {
     const uint32_t lane = static_cast<uint32_t>(ctx.lane());
     const uint32_t* words = l.words + row * l.num_words;
     if (is_leader(ctx)) {
@@ -58,7 +58,7 @@ CROSSDOCK_DEVICE void unpack_row(const Ctx& ctx, const crossdockLabelsReceived_t
 }
 
 // How many of the rows that came, whose numbers ascend, have a number below the bound.
-CROSSDOCK_DEVICE int32_t rows_below(const crossdockLabelsReceived_t& l, uint64_t bound) {
+CROSSDOCK_DEVICE int32_t rows_below(const crossdockRoutingReceived_t& l, uint64_t bound) {
     uint64_t first = 0;
     uint64_t end = rows_received(l);
     CROSSDOCK_ROLLED
@@ -74,7 +74,7 @@ CROSSDOCK_DEVICE int32_t rows_below(const crossdockLabelsReceived_t& l, uint64_t
 }
 
 // Adds up the blocks' counts; true for the last block, which sees them all.
-CROSSDOCK_DEVICE bool add_counts(const Ctx& ctx, const crossdockLabelsReceived_t& l, int* shared) {
+CROSSDOCK_DEVICE bool add_counts(const Ctx& ctx, const crossdockRoutingReceived_t& l, int* shared) {
     const uint32_t thread = static_cast<uint32_t>(thread_idx(ctx));
     const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
     auto* counts = reinterpret_cast<uint32_t*>(l.counts);
@@ -93,7 +93,7 @@ CROSSDOCK_DEVICE bool add_counts(const Ctx& ctx, const crossdockLabelsReceived_t
     return *is_last != 0;
 }
 
-CROSSDOCK_DEVICE void write_ends(const Ctx& ctx, const crossdockLabelsReceived_t& l, int* shared) {
+CROSSDOCK_DEVICE void write_ends(const Ctx& ctx, const crossdockRoutingReceived_t& l, int* shared) {
     const uint32_t thread = static_cast<uint32_t>(thread_idx(ctx));
     const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
     const auto* counts = reinterpret_cast<const uint32_t*>(l.counts);
@@ -113,7 +113,7 @@ CROSSDOCK_DEVICE void write_ends(const Ctx& ctx, const crossdockLabelsReceived_t
     }
 }
 
-CROSSDOCK_DEVICE void unpack_labels(const Ctx& ctx, const crossdockLabelsReceived_t& l) {
+CROSSDOCK_DEVICE void unpack_routing(const Ctx& ctx, const crossdockRoutingReceived_t& l) {
     const uint32_t thread = static_cast<uint32_t>(thread_idx(ctx));
     const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
     int* shared = reinterpret_cast<int*>(ctx.shared_memory());

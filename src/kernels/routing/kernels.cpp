@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "kernels/labels/count.h"
-#include "kernels/labels/expand.h"
-#include "kernels/labels/launch.h"
-#include "kernels/labels/pack.h"
-#include "kernels/labels/place.h"
-#include "kernels/labels/reduce.h"
-#include "kernels/labels/unpack.h"
+#include "kernels/routing/count.h"
+#include "kernels/routing/expand.h"
+#include "kernels/routing/launch.h"
+#include "kernels/routing/pack.h"
+#include "kernels/routing/place.h"
+#include "kernels/routing/reduce.h"
+#include "kernels/routing/unpack.h"
 #include "runtime/cpu/launch.h"
 #include "runtime/cpu/local_executor.h"
 
@@ -33,14 +33,14 @@ void run_on_cpu(CountRouting, cpu::Executor& executor, const crossdockRoutingCou
 }
 
 template <Peers>
-void run_on_cpu(PackLabels, cpu::Executor& executor, const crossdockLabelsSent_t& args, const LaunchShape& shape) {
-    executor.run(shape, [&](cpu::Warp& warp) { pack_labels(Ctx(warp), args); });
+void run_on_cpu(PackRouting, cpu::Executor& executor, const crossdockRoutingSent_t& args, const LaunchShape& shape) {
+    executor.run(shape, [&](cpu::Warp& warp) { pack_routing(Ctx(warp), args); });
 }
 
 template <Peers>
-void run_on_cpu(UnpackLabels, cpu::Executor& executor, const crossdockLabelsReceived_t& args,
+void run_on_cpu(UnpackRouting, cpu::Executor& executor, const crossdockRoutingReceived_t& args,
                 const LaunchShape& shape) {
-    executor.run(shape, [&](cpu::Warp& warp) { unpack_labels(Ctx(warp), args); });
+    executor.run(shape, [&](cpu::Warp& warp) { unpack_routing(Ctx(warp), args); });
 }
 
 template <Peers>
@@ -61,8 +61,8 @@ void run_on_cpu(ReduceRows, cpu::Executor& executor, const crossdockReducedRows_
 }  // namespace CROSSDOCK_VARIANT
 
 template struct OnCpu<CountRouting, kPeers>;
-template struct OnCpu<PackLabels, kPeers>;
-template struct OnCpu<UnpackLabels, kPeers>;
+template struct OnCpu<PackRouting, kPeers>;
+template struct OnCpu<UnpackRouting, kPeers>;
 template struct OnCpu<PlaceRows, kPeers>;
 template struct OnCpu<ExpandRows, kPeers>;
 template struct OnCpu<ReduceRows, kPeers>;
@@ -76,10 +76,10 @@ LaunchShape CountRouting::shape(const Args& counts) {
             sizeof(int) * (counts.num_experts / counts.num_ranks + 2)};
 }
 
-LaunchShape PackLabels::shape(const Args& labels) { return shape_of_rows(labels.device, labels.num_tokens, 0); }
+LaunchShape PackRouting::shape(const Args& routing) { return shape_of_rows(routing.device, routing.num_tokens, 0); }
 
-LaunchShape UnpackLabels::shape(const Args& labels) {
-    return shape_of_rows(labels.device, labels.num_rows, sizeof(int) * shared_words(labels));
+LaunchShape UnpackRouting::shape(const Args& routing) {
+    return shape_of_rows(routing.device, routing.num_rows, sizeof(int) * shared_words(routing));
 }
 
 LaunchShape PlaceRows::shape(const Args& places) {

@@ -2,13 +2,13 @@
 // The GPU's entry points of routing, routing weights and expert ids, and rows by expert.
 #include <cuda_runtime.h>
 
-#include "kernels/labels/count.h"
-#include "kernels/labels/expand.h"
-#include "kernels/labels/launch.h"
-#include "kernels/labels/pack.h"
-#include "kernels/labels/place.h"
-#include "kernels/labels/reduce.h"
-#include "kernels/labels/unpack.h"
+#include "kernels/routing/count.h"
+#include "kernels/routing/expand.h"
+#include "kernels/routing/launch.h"
+#include "kernels/routing/pack.h"
+#include "kernels/routing/place.h"
+#include "kernels/routing/reduce.h"
+#include "kernels/routing/unpack.h"
 #include "runtime/cuda/cuda_check.h"
 #include "runtime/cuda/launch.cuh"
 
@@ -24,13 +24,13 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 }
 
 __global__ void __launch_bounds__(kMostThreads, 1)
-    crossdock_pack_labels(const __grid_constant__ crossdockLabelsSent_t labels) {
-    pack_labels(Ctx{}, labels);
+    crossdock_pack_routing(const __grid_constant__ crossdockRoutingSent_t routing) {
+    pack_routing(Ctx{}, routing);
 }
 
 __global__ void __launch_bounds__(kMostThreads, 1)
-    crossdock_unpack_labels(const __grid_constant__ crossdockLabelsReceived_t labels) {
-    unpack_labels(Ctx{}, labels);
+    crossdock_unpack_routing(const __grid_constant__ crossdockRoutingReceived_t routing) {
+    unpack_routing(Ctx{}, routing);
 }
 
 __global__ void __launch_bounds__(kMostPlacingThreads, 1)
@@ -64,13 +64,14 @@ void launch_on_gpu(CountRouting, const crossdockRoutingCounts_t& args, const Lau
 }
 
 template <Peers>
-void launch_on_gpu(PackLabels, const crossdockLabelsSent_t& args, const LaunchShape& shape, cudaStream_t stream) {
-    launch_on_device<crossdock_pack_labels>(args, shape, stream, PackLabels::kName);
+void launch_on_gpu(PackRouting, const crossdockRoutingSent_t& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_device<crossdock_pack_routing>(args, shape, stream, PackRouting::kName);
 }
 
 template <Peers>
-void launch_on_gpu(UnpackLabels, const crossdockLabelsReceived_t& args, const LaunchShape& shape, cudaStream_t stream) {
-    launch_on_device<crossdock_unpack_labels>(args, shape, stream, UnpackLabels::kName);
+void launch_on_gpu(UnpackRouting, const crossdockRoutingReceived_t& args, const LaunchShape& shape,
+                   cudaStream_t stream) {
+    launch_on_device<crossdock_unpack_routing>(args, shape, stream, UnpackRouting::kName);
 }
 
 template <Peers>
@@ -91,8 +92,8 @@ void launch_on_gpu(ReduceRows, const crossdockReducedRows_t& args, const LaunchS
 }  // namespace CROSSDOCK_VARIANT
 
 template struct OnGpu<CountRouting, kPeers>;
-template struct OnGpu<PackLabels, kPeers>;
-template struct OnGpu<UnpackLabels, kPeers>;
+template struct OnGpu<PackRouting, kPeers>;
+template struct OnGpu<UnpackRouting, kPeers>;
 template struct OnGpu<PlaceRows, kPeers>;
 template struct OnGpu<ExpandRows, kPeers>;
 template struct OnGpu<ReduceRows, kPeers>;

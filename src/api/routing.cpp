@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// crossdock.h: routing in numbers, labels of rows, and rows by expert.
-#include "core/labels.h"
+// crossdock.h: routing counts, packed routing, and rows by expert.
+#include "core/routing.h"
 
 #include "api/boundary.h"
 
@@ -8,12 +8,20 @@ ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaS
     return crossdock::boundary([&] { crossdock::count_routing(counts, stream); });
 }
 
-ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* labels, cudaStream_t stream) {
-    return crossdock::boundary([&] { crossdock::pack_labels(labels, stream); });
+ncclResult_t crossdockPackRouting(const crossdockRoutingSent_t* routing, cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::pack_routing(routing, stream); });
 }
 
-ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* labels, cudaStream_t stream) {
-    return crossdock::boundary([&] { crossdock::unpack_labels(labels, stream); });
+ncclResult_t crossdockUnpackRouting(const crossdockRoutingReceived_t* routing, cudaStream_t stream) {
+    return crossdock::boundary([&] { crossdock::unpack_routing(routing, stream); });
+}
+
+ncclResult_t crossdockPackLabels(const crossdockLabelsSent_t* routing, cudaStream_t stream) {
+    return crossdockPackRouting(routing, stream);
+}
+
+ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* routing, cudaStream_t stream) {
+    return crossdockUnpackRouting(routing, stream);
 }
 
 ncclResult_t crossdockPlaceRows(const crossdockRowPlaces_t* places, cudaStream_t stream) {

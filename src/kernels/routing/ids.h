@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of routing and labels share: expert numbers of either type, and which warp does what. These kernels
+// What the kernels of routing share: expert numbers of either type, and which warp does what. These kernels
 // read and write a rank's own memory alone.
 #pragma once
 

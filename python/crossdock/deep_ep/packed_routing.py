@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from crossdock._core import pack_labels
+from crossdock._core import pack_routing
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.makers import makers_of
 from crossdock.deep_ep.rows import UNIT
@@ -20,8 +20,8 @@ def num_words(topk: int, num_scales: int, has_weights: bool = True) -> int:
     return align(1 + (2 if has_weights else 1) * topk + num_scales, UNIT // 4)
 
 
-class Labels(NamedTuple):
-    """Of the tokens of a dispatch."""
+class PackedRouting(NamedTuple):
+    """The routing of a dispatch's tokens, as crossdockPackRouting writes it."""
 
     words: torch.Tensor  # [T, W] int32
     targets: torch.Tensor  # [T, N] int32: the ranks of each token, -1 where there are fewer
@@ -36,7 +36,7 @@ class Labels(NamedTuple):
         rank_experts: int,
         is_in_rank: torch.Tensor | None,
         zeros: torch.Tensor | None = None,
-    ) -> Labels:
+    ) -> PackedRouting:
         """is_in_rank [T, R]: says the ranks; None: those of topk_idx are. zeros: filled with such on the way."""
         make, num_tokens = makers_of(x.device), x.shape[0]
         topk = 0 if topk_idx is None else topk_idx.shape[1]
@@ -46,5 +46,5 @@ class Labels(NamedTuple):
         targets = make.int32(num_tokens, num_targets)
         if is_in_rank is not None:
             is_in_rank = is_in_rank.contiguous()
-        pack_labels(words, first_number, topk_idx, topk_weights, scales, targets, rank_experts, is_in_rank, zeros)
-        return Labels(words, targets)
+        pack_routing(words, first_number, topk_idx, topk_weights, scales, targets, rank_experts, is_in_rank, zeros)
+        return PackedRouting(words, targets)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A routing in numbers, labels there and back, and rows by expert: arrays are as long as the structs say, numbers
+// Routing counts, packed routing there and back, and rows by expert: arrays are as long as the structs say, numbers
 // nearly right or wrong in ways that ask for no longer ones.
 #include <algorithm>
 #include <deque>
@@ -33,7 +33,7 @@ void Session::choose_place(Struct& whole) {
                                            : ncclInt32;
 }
 
-void Session::use_labels() {
+void Session::use_routing() {
     const uint32_t tokens = input_.below(40), topk = input_.below(5), scales = input_.below(4);
     const uint32_t ranks = 1 + input_.below(4), rank_experts = 1 + input_.below(4), experts = ranks * rank_experts;
     const bool has_weights = input_.below(2) == 0;
@@ -60,7 +60,7 @@ void Session::use_labels() {
 
     const uint32_t words = 1 + topk * (has_weights ? 2 : 1) + scales + input_.below(3);
     const bool by_rank = input_.below(2) == 0;
-    Padded<crossdockLabelsSent_t> sent;
+    Padded<crossdockRoutingSent_t> sent;
     choose_place(sent.whole);
     sent.whole.topk_idx = ids;
     sent.whole.token_stride = topk;
@@ -84,68 +84,68 @@ void Session::use_labels() {
     sent.whole.num_ranks = ranks;
     sent.whole.num_zeros = rank_experts + 1;
     sent.whole.zeros = arrays.make<int32_t>(rank_experts + 1, 0xee);
-    const ncclResult_t result = crossdockPackLabels(break_struct(sent), nullptr);
-    expect(result, "crossdockPackLabels");
-    if (result == ncclSuccess) unpack_labels(sent.whole, words, rank_experts);
+    const ncclResult_t result = crossdockPackRouting(break_struct(sent), nullptr);
+    expect(result, "crossdockPackRouting");
+    if (result == ncclSuccess) unpack_routing(sent.whole, words, rank_experts);
 }
 
-void Session::unpack_labels(const crossdockLabelsSent_t& sent, uint32_t words, uint32_t rank_experts) {
+void Session::unpack_routing(const crossdockRoutingSent_t& sent, uint32_t words, uint32_t rank_experts) {
     Arrays arrays;
     const uint64_t rows = sent.num_tokens;
     const uint64_t pairs = rows * sent.num_topk;
-    Padded<crossdockLabelsReceived_t> labels;
-    choose_place(labels.whole);
-    labels.whole.words = sent.words;
-    labels.whole.num_rows = rows;
-    labels.whole.num_received = input_.or_edge(static_cast<uint32_t>(rows));
+    Padded<crossdockRoutingReceived_t> routing;
+    choose_place(routing.whole);
+    routing.whole.words = sent.words;
+    routing.whole.num_rows = rows;
+    routing.whole.num_received = input_.or_edge(static_cast<uint32_t>(rows));
     // Rows are as many words apart as they were packed with.
-    labels.whole.num_words = sent.num_words <= words ? sent.num_words : words;
-    labels.whole.num_topk = sent.num_topk;
-    labels.whole.num_scales = sent.num_scales;
-    labels.whole.has_weights = sent.weights != nullptr ? 1 : 0;
-    labels.whole.first_expert = input_.or_edge(input_.below(4) * rank_experts);
-    labels.whole.rank_experts = rank_experts;
-    labels.whole.ids = arrays.make<int64_t>(pairs);
-    labels.whole.more_ids = input_.below(2) == 0 ? nullptr : arrays.make<int64_t>(pairs);
-    labels.whole.weights = input_.below(2) == 0 ? nullptr : arrays.make<float>(pairs);
-    labels.whole.zero_foreign_weights = static_cast<int>(input_.or_edge(input_.below(2)));
-    labels.whole.numbers = arrays.make<int32_t>(rows);
-    labels.whole.sources = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(pairs + 2 * rows);
-    labels.whole.scales = arrays.make<uint32_t>(rows * sent.num_scales);
-    labels.whole.scale_strides[0] = sent.num_scales;
-    labels.whole.scale_strides[1] = 1;
-    labels.whole.counts = arrays.make<int32_t>(rank_experts + 1);
-    labels.whole.ends = input_.rarely() ? nullptr : arrays.make<int32_t>(rank_experts);
-    labels.whole.ends_of_rows = static_cast<int>(input_.below(2));
-    labels.whole.alignment = input_.rarely() ? input_.or_edge(1) : 1 + input_.below(8);
+    routing.whole.num_words = sent.num_words <= words ? sent.num_words : words;
+    routing.whole.num_topk = sent.num_topk;
+    routing.whole.num_scales = sent.num_scales;
+    routing.whole.has_weights = sent.weights != nullptr ? 1 : 0;
+    routing.whole.first_expert = input_.or_edge(input_.below(4) * rank_experts);
+    routing.whole.rank_experts = rank_experts;
+    routing.whole.ids = arrays.make<int64_t>(pairs);
+    routing.whole.more_ids = input_.below(2) == 0 ? nullptr : arrays.make<int64_t>(pairs);
+    routing.whole.weights = input_.below(2) == 0 ? nullptr : arrays.make<float>(pairs);
+    routing.whole.zero_foreign_weights = static_cast<int>(input_.or_edge(input_.below(2)));
+    routing.whole.numbers = arrays.make<int32_t>(rows);
+    routing.whole.sources = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(pairs + 2 * rows);
+    routing.whole.scales = arrays.make<uint32_t>(rows * sent.num_scales);
+    routing.whole.scale_strides[0] = sent.num_scales;
+    routing.whole.scale_strides[1] = 1;
+    routing.whole.counts = arrays.make<int32_t>(rank_experts + 1);
+    routing.whole.ends = input_.rarely() ? nullptr : arrays.make<int32_t>(rank_experts);
+    routing.whole.ends_of_rows = static_cast<int>(input_.below(2));
+    routing.whole.alignment = input_.rarely() ? input_.or_edge(1) : 1 + input_.below(8);
     int32_t received = static_cast<int32_t>(input_.or_edge(static_cast<uint32_t>(rows)));
-    labels.whole.received = input_.below(2) == 0 ? nullptr : &received;
-    labels.whole.num_ranks = 1 + input_.below(4);
-    labels.whole.rank_ends = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(labels.whole.num_ranks);
-    labels.whole.rank_numbers = input_.or_edge(1 + input_.below(8));
-    const ncclResult_t result = crossdockUnpackLabels(break_struct(labels), nullptr);
-    expect(result, "crossdockUnpackLabels");
-    if (result == ncclSuccess) expand_rows(labels.whole);
+    routing.whole.received = input_.below(2) == 0 ? nullptr : &received;
+    routing.whole.num_ranks = 1 + input_.below(4);
+    routing.whole.rank_ends = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(routing.whole.num_ranks);
+    routing.whole.rank_numbers = input_.or_edge(1 + input_.below(8));
+    const ncclResult_t result = crossdockUnpackRouting(break_struct(routing), nullptr);
+    expect(result, "crossdockUnpackRouting");
+    if (result == ncclSuccess) expand_rows(routing.whole);
 }
 
-void Session::expand_rows(const crossdockLabelsReceived_t& labels) {
+void Session::expand_rows(const crossdockRoutingReceived_t& routing) {
     Arrays arrays;
-    const uint64_t rows = labels.num_rows, pairs = rows * labels.num_topk, most = input_.below(200);
+    const uint64_t rows = routing.num_rows, pairs = rows * routing.num_topk, most = input_.below(200);
     Padded<crossdockRowPlaces_t> places;
     choose_place(places.whole);
-    places.whole.ids = labels.ids;
+    places.whole.ids = routing.ids;
     places.whole.num_rows = rows;
     places.whole.num_expanded = most;
-    places.whole.num_topk = labels.num_topk;
-    places.whole.num_experts = labels.rank_experts;
-    auto* const counts = arrays.make<int32_t>(labels.rank_experts);
-    std::copy_n(labels.counts, labels.rank_experts, counts);
+    places.whole.num_topk = routing.num_topk;
+    places.whole.num_experts = routing.rank_experts;
+    auto* const counts = arrays.make<int32_t>(routing.rank_experts);
+    std::copy_n(routing.counts, routing.rank_experts, counts);
     if (input_.rarely()) counts[0] = static_cast<int32_t>(input_.or_edge(0));  // others than occur
     places.whole.counts = counts;
     places.whole.alignment = input_.rarely() ? input_.or_edge(1) : 1 + input_.below(8);
     places.whole.places = arrays.make<int32_t>(pairs);
     places.whole.more_places = input_.below(2) == 0 ? nullptr : arrays.make<int32_t>(pairs);
-    places.whole.more_stride = labels.num_topk;
+    places.whole.more_stride = routing.num_topk;
     places.whole.sources = arrays.make<int32_t>(most);
     const ncclResult_t result = crossdockPlaceRows(break_struct(places), nullptr);
     expect(result, "crossdockPlaceRows");
@@ -160,7 +160,7 @@ void Session::expand_rows(const crossdockLabelsReceived_t& labels) {
     expanded.whole.sources = places.whole.sources;
     expanded.whole.num_rows = rows;
     expanded.whole.num_expanded = most;
-    expanded.whole.num_topk = labels.num_topk;
+    expanded.whole.num_topk = routing.num_topk;
     expanded.whole.row_bytes = uint64_t{2} * hidden;
     expanded.whole.rows = arrays.make<uint16_t>(rows * hidden, 0x3f);
     auto* const by_expert = arrays.make<uint16_t>(most * hidden);
@@ -183,7 +183,7 @@ void Session::expand_rows(const crossdockLabelsReceived_t& labels) {
     reduced.whole.places = places.whole.places;
     reduced.whole.num_rows = rows;
     reduced.whole.num_expanded = most;
-    reduced.whole.num_topk = labels.num_topk;
+    reduced.whole.num_topk = routing.num_topk;
     reduced.whole.hidden = hidden;
     reduced.whole.rows = by_expert;
     reduced.whole.sums = arrays.make<float>(rows * hidden);

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/sum_rows.h"
-#include "kernels/labels/ids.h"
+#include "kernels/routing/ids.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {

@@ -4,7 +4,7 @@
 // of the warps before.
 #pragma once
 
-#include "kernels/labels/ids.h"
+#include "kernels/routing/ids.h"
 
 namespace crossdock {
 

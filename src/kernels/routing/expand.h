@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device/row_copy.h"
-#include "kernels/labels/ids.h"
+#include "kernels/routing/ids.h"
 
 namespace crossdock {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing in numbers and labels of rows: what plain loops say, for any number of blocks and warps.
+// Routing counts and packed routing: what plain loops say, for any number of blocks and warps.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "crossdock.h"
-#include "kernels/labels/count.h"
-#include "kernels/labels/pack.h"
-#include "kernels/labels/unpack.h"
+#include "kernels/routing/count.h"
+#include "kernels/routing/pack.h"
+#include "kernels/routing/unpack.h"
 #include "runtime/cpu/local_executor.h"
 
 namespace crossdock {
@@ -90,7 +90,7 @@ struct Counts {
     }
 };
 
-TEST(Labels, RoutingIsCountedByAnyNumberOfBlocks) {
+TEST(Routing, RoutingIsCountedByAnyNumberOfBlocks) {
     const std::vector<int64_t> ids = random_ids();
     const Counts expected = Counts::expected(ids);
     for (const LaunchShape& shape : kShapes) {
@@ -109,7 +109,7 @@ TEST(Labels, RoutingIsCountedByAnyNumberOfBlocks) {
 constexpr int64_t kNobodys[] = {-1,        kExperts,           INT32_MAX, int64_t{1} << 32, (int64_t{1} << 32) + 3,
                                 INT64_MAX, int64_t{INT32_MIN}, INT64_MIN, INT64_MIN + 3,    -(int64_t{1} << 32) + 3};
 
-TEST(Labels, NumbersOfNoExpertAreNotCounted) {
+TEST(Routing, NumbersOfNoExpertAreNotCounted) {
     std::vector<int64_t> ids = random_ids();
     std::vector<int64_t> known = ids;
     for (size_t i = 0; i < ids.size(); i += 3) {
@@ -124,8 +124,8 @@ TEST(Labels, NumbersOfNoExpertAreNotCounted) {
     }
 }
 
-// Tokens as labels, which come back as they went, as the labels of rows of rank 1 in two zones of one source each.
-struct Trip {
+// Tokens' routing, packed and unpacked again as that of rows of rank 1, in two zones of one source each.
+struct RoundTrip {
     static constexpr uint32_t kWords = 16, kFirst = kRankExperts, kNumReceived = kTokens - 4, kAlignment = 4;
     std::vector<int64_t> ids = random_ids();  // by row
     std::vector<float> weights = std::vector<float>(kTokens * kTopk);
@@ -134,13 +134,13 @@ struct Trip {
     std::vector<int32_t> targets = std::vector<int32_t>(kTokens * kTopk, 9);
     std::vector<int32_t> counts = std::vector<int32_t>(kRankExperts + 1, 9);
 
-    Trip() {
+    RoundTrip() {
         std::iota(weights.begin(), weights.end(), 0.5F);
         std::iota(scales.begin(), scales.end(), 1000);
     }
 
-    crossdockLabelsSent_t sent() {
-        auto l = begin_struct<crossdockLabelsSent_t>();
+    crossdockRoutingSent_t sent() {
+        auto l = begin_struct<crossdockRoutingSent_t>();
         l.topk_idx = ids.data();
         l.token_stride = kTopk;
         l.choice_stride = 1;
@@ -165,10 +165,10 @@ struct Trip {
     }
 };
 
-TEST(Labels, TargetsAreTheRanksOfChoicesOrTheFirstOfAMask) {
-    Trip trip;
-    crossdockLabelsSent_t sent = trip.sent();
-    ASSERT_EQ(crossdockPackLabels(&sent, nullptr), ncclSuccess) << crossdockGetLastError();
+TEST(Routing, TargetsAreTheRanksOfChoicesOrTheFirstOfAMask) {
+    RoundTrip trip;
+    crossdockRoutingSent_t sent = trip.sent();
+    ASSERT_EQ(crossdockPackRouting(&sent, nullptr), ncclSuccess) << crossdockGetLastError();
     for (size_t i = 0; i < trip.ids.size(); ++i) {
         EXPECT_EQ(trip.targets[i], trip.ids[i] < 0 ? -1 : trip.ids[i] / kRankExperts);
     }
@@ -178,83 +178,83 @@ TEST(Labels, TargetsAreTheRanksOfChoicesOrTheFirstOfAMask) {
     sent.is_in_rank = mask.data();
     sent.num_ranks = kRanks;
     for (const LaunchShape& shape : kShapes) {
-        run(shape, [&](const Ctx& ctx) { pack_labels(ctx, sent); });
+        run(shape, [&](const Ctx& ctx) { pack_routing(ctx, sent); });
         const std::vector<int32_t> expected{4, -1, -1, -1, -1, 0, 5, -1, -1, -1, 0, 1, 2, 3, 4, -1, -1, -1, -1, -1};
         EXPECT_EQ(std::vector<int32_t>(trip.targets.begin(), trip.targets.begin() + 4 * kTopk), expected);
     }
 }
 
-// A number that fits into no label is no expert's, instead of that of its lower bits.
-TEST(Labels, NumbersThatDoNotFitAreNobodys) {
-    Trip trip;
+// An expert id that does not fit is no expert's, instead of that of its lower bits.
+TEST(Routing, NumbersThatDoNotFitAreNobodys) {
+    RoundTrip trip;
     std::fill(trip.ids.begin(), trip.ids.end(), (int64_t{1} << 32) + 3);
     trip.ids[1] = INT64_MIN;
     trip.ids[2] = INT64_MAX;
-    const crossdockLabelsSent_t sent = trip.sent();
-    ASSERT_EQ(crossdockPackLabels(&sent, nullptr), ncclSuccess) << crossdockGetLastError();
+    const crossdockRoutingSent_t sent = trip.sent();
+    ASSERT_EQ(crossdockPackRouting(&sent, nullptr), ncclSuccess) << crossdockGetLastError();
     EXPECT_EQ(trip.targets, std::vector<int32_t>(kTokens * kTopk, -1));
     for (uint32_t k = 0; k < kTopk; ++k) EXPECT_EQ(trip.words[1 + k], UINT32_MAX);
 }
 
-// Labels of nonsense, as any rank may send them, stay within the tensors: a sanitizer sees what does not.
-TEST(Labels, NonsenseStaysInside) {
+// Nonsense, as any rank may send it, stays within the tensors: a sanitizer sees what does not.
+TEST(Routing, NonsenseStaysInside) {
     std::mt19937 random(11);
     for (int round = 0; round < 40; ++round) {
-        std::vector<uint32_t> words(kTokens * Trip::kWords);
+        std::vector<uint32_t> words(kTokens * RoundTrip::kWords);
         for (uint32_t& word : words) word = round % 2 == 0 ? random() : random() % (kExperts + 3) - 2;
         std::vector<int32_t> ids(kTokens * kTopk), numbers(kTokens), ends(kRankExperts), counts(kRankExperts + 1);
         std::vector<int32_t> sources(kTokens * (kTopk + 2)), rank_ends(kRanks);
         std::vector<float> weights(kTokens * kTopk);
         const int32_t received = static_cast<int32_t>(random());
-        auto came = begin_struct<crossdockLabelsReceived_t>();
+        auto came = begin_struct<crossdockRoutingReceived_t>();
         came.id_type = ncclInt32;
         came.words = words.data();
         came.num_rows = kTokens;
         came.received = &received;
-        came.num_words = Trip::kWords;
+        came.num_words = RoundTrip::kWords;
         came.num_topk = kTopk;
         came.has_weights = 1;
-        came.first_expert = Trip::kFirst;
+        came.first_expert = RoundTrip::kFirst;
         came.rank_experts = kRankExperts;
         came.ids = ids.data();
         came.weights = weights.data();
         came.numbers = numbers.data();
         came.sources = sources.data();
         came.counts = counts.data();
-        came.alignment = Trip::kAlignment;
+        came.alignment = RoundTrip::kAlignment;
         came.ends = ends.data();
         came.rank_ends = rank_ends.data();
         came.num_ranks = kRanks;
         came.rank_numbers = kTokens;
-        ASSERT_EQ(crossdockUnpackLabels(&came, nullptr), ncclSuccess) << crossdockGetLastError();
+        ASSERT_EQ(crossdockUnpackRouting(&came, nullptr), ncclSuccess) << crossdockGetLastError();
         for (const int32_t id : ids) EXPECT_TRUE(id >= -1 && id < static_cast<int32_t>(kRankExperts)) << id;
         for (const int32_t end : rank_ends) EXPECT_TRUE(end >= 0 && end <= static_cast<int32_t>(kTokens)) << end;
     }
 }
 
-TEST(Labels, ComeBackAsTheyWent) {
+TEST(Routing, ComeBackAsTheyWent) {
     for (const LaunchShape& shape : kShapes) {
-        Trip trip;
-        const crossdockLabelsSent_t sent = trip.sent();
-        run(shape, [&](const Ctx& ctx) { pack_labels(ctx, sent); });
+        RoundTrip trip;
+        const crossdockRoutingSent_t sent = trip.sent();
+        run(shape, [&](const Ctx& ctx) { pack_routing(ctx, sent); });
         EXPECT_EQ(trip.counts, std::vector<int32_t>(kRankExperts + 1, 0));
-        EXPECT_EQ(trip.words[Trip::kWords - 1], 0U);
+        EXPECT_EQ(trip.words[RoundTrip::kWords - 1], 0U);
 
         std::vector<int32_t> ids(kTokens * kTopk, 9), more_ids = ids, numbers(kTokens, 9), ends(kRankExperts, 9);
         std::vector<int32_t> sources(kTokens * (kTopk + 2), 9), rank_ends(3, 9);
         std::vector<float> weights(kTokens * kTopk);
         std::vector<uint32_t> scales(kTokens * kScales);
-        const int32_t received = Trip::kNumReceived;
-        auto came = begin_struct<crossdockLabelsReceived_t>();
+        const int32_t received = RoundTrip::kNumReceived;
+        auto came = begin_struct<crossdockRoutingReceived_t>();
         came.id_type = ncclInt32;
         came.words = trip.words.data();
         came.num_rows = kTokens;
         came.received = &received;
-        came.num_words = Trip::kWords;
+        came.num_words = RoundTrip::kWords;
         came.num_topk = kTopk;
         came.num_scales = kScales;
         came.has_weights = 1;
-        came.first_expert = Trip::kFirst;
+        came.first_expert = RoundTrip::kFirst;
         came.rank_experts = kRankExperts;
         came.ids = ids.data();
         came.more_ids = more_ids.data();
@@ -268,16 +268,16 @@ TEST(Labels, ComeBackAsTheyWent) {
         came.counts = trip.counts.data();
         came.ends = ends.data();
         came.ends_of_rows = shape.num_blocks == 1 ? 0 : 1;
-        came.alignment = Trip::kAlignment;
+        came.alignment = RoundTrip::kAlignment;
         came.rank_ends = rank_ends.data();
         came.num_ranks = 3;
         came.rank_numbers = 60;
-        run(shape, [&](const Ctx& ctx) { unpack_labels(ctx, came); });
+        run(shape, [&](const Ctx& ctx) { unpack_routing(ctx, came); });
 
         std::vector<int32_t> counts(kRankExperts, 0);
         for (uint32_t i = 0; i < kTokens * kTopk; ++i) {
-            const int64_t own = trip.ids[i] - Trip::kFirst;
-            const bool is_here = own >= 0 && own < kRankExperts && i < Trip::kNumReceived * kTopk;
+            const int64_t own = trip.ids[i] - RoundTrip::kFirst;
+            const bool is_here = own >= 0 && own < kRankExperts && i < RoundTrip::kNumReceived * kTopk;
             EXPECT_EQ(ids[i], is_here ? own : -1);
             EXPECT_EQ(weights[i], is_here ? trip.weights[i] : 0.0F);
             if (is_here) ++counts[static_cast<size_t>(own)];
@@ -297,10 +297,10 @@ TEST(Labels, ComeBackAsTheyWent) {
     }
 }
 
-TEST(Labels, EndsBeyondWhatTheirTypeHoldsAreItsLargest) {
+TEST(Routing, EndsBeyondWhatTheirTypeHoldsAreItsLargest) {
     const std::vector<uint32_t> words = {0, 0, 1, 0};  // number 0, and choices 0, 1, 0
     std::vector<int32_t> counts(3, 0), ends(2, 9);
-    auto came = begin_struct<crossdockLabelsReceived_t>();
+    auto came = begin_struct<crossdockRoutingReceived_t>();
     came.id_type = ncclInt32;
     came.words = words.data();
     came.num_rows = came.num_received = 1;
@@ -313,7 +313,7 @@ TEST(Labels, EndsBeyondWhatTheirTypeHoldsAreItsLargest) {
         std::fill(counts.begin(), counts.end(), 0);
         came.alignment = alignment;
         came.ends_of_rows = of_rows;
-        EXPECT_EQ(crossdockUnpackLabels(&came, nullptr), ncclSuccess) << crossdockGetLastError();
+        EXPECT_EQ(crossdockUnpackRouting(&came, nullptr), ncclSuccess) << crossdockGetLastError();
         return ends;
     };
     EXPECT_EQ(ends_with(4, 0), (std::vector<int32_t>{4, 8}));
@@ -322,7 +322,20 @@ TEST(Labels, EndsBeyondWhatTheirTypeHoldsAreItsLargest) {
     EXPECT_EQ(ends_with(INT32_MAX, 0), (std::vector<int32_t>{INT32_MAX, INT32_MAX}));
 }
 
-TEST(Labels, WrongArgumentsAreSentences) {
+// The names of before 0.3.
+TEST(Routing, DeprecatedNamesPackAndUnpack) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    RoundTrip trip;
+    const crossdockLabelsSent_t sent = trip.sent();
+    EXPECT_EQ(crossdockPackLabels(&sent, nullptr), ncclSuccess) << crossdockGetLastError();
+    EXPECT_EQ(trip.words[0], 100U);
+    EXPECT_EQ(crossdockUnpackLabels(nullptr, nullptr), ncclInvalidArgument);
+    EXPECT_STREQ(crossdockGetLastError(), "routing is NULL");
+#pragma GCC diagnostic pop
+}
+
+TEST(Routing, WrongArgumentsAreRefusedWithMessages) {
     const std::vector<int64_t> ids = random_ids();
     Counts counts;
     auto is_refused = [&](auto&& change, const char* sentence) {
@@ -339,16 +352,16 @@ TEST(Labels, WrongArgumentsAreSentences) {
     EXPECT_TRUE(is_refused([](auto& c) { c.per_rank = nullptr; }, "per_rank is NULL"));
     EXPECT_TRUE(is_refused([&](auto& c) { c.topk_idx = reinterpret_cast<const std::byte*>(ids.data()) + 4; },
                            "expected a multiple of 8"));
-    EXPECT_EQ(crossdockPackLabels(nullptr, nullptr), ncclInvalidArgument);
-    Trip trip;
-    crossdockLabelsSent_t sent = trip.sent();
+    EXPECT_EQ(crossdockPackRouting(nullptr, nullptr), ncclInvalidArgument);
+    RoundTrip trip;
+    crossdockRoutingSent_t sent = trip.sent();
     sent.num_words = 13;
-    EXPECT_EQ(crossdockPackLabels(&sent, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockPackRouting(&sent, nullptr), ncclInvalidArgument);
     EXPECT_STREQ(crossdockGetLastError(), "num_words is 13, allowed: 14..1048576");
-    auto came = begin_struct<crossdockLabelsReceived_t>();
+    auto came = begin_struct<crossdockRoutingReceived_t>();
     came.num_words = 4;
     came.weights = trip.weights.data();
-    EXPECT_EQ(crossdockUnpackLabels(&came, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockUnpackRouting(&came, nullptr), ncclInvalidArgument);
     EXPECT_NE(std::strstr(crossdockGetLastError(), "weights is an array and has_weights 0"), nullptr);
 }
 

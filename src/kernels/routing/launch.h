@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of routing, routing weights and expert ids, and rows by expert. They reach no other rank, and run on the
+// The kernels of routing counts, packed routing, and rows by expert. They reach no other rank, and run on the
 // GPU that their arguments name or on the calling thread.
 #pragma once
 
@@ -14,15 +14,15 @@ struct CountRouting {
     static LaunchShape shape(const Args& args);
 };
 
-struct PackLabels {
-    using Args = crossdockLabelsSent_t;
-    static constexpr const char* kName = "pack labels";
+struct PackRouting {
+    using Args = crossdockRoutingSent_t;
+    static constexpr const char* kName = "pack routing";
     static LaunchShape shape(const Args& args);
 };
 
-struct UnpackLabels {
-    using Args = crossdockLabelsReceived_t;
-    static constexpr const char* kName = "unpack labels";
+struct UnpackRouting {
+    using Args = crossdockRoutingReceived_t;
+    static constexpr const char* kName = "unpack routing";
     static LaunchShape shape(const Args& args);
 };
 
