@@ -17,7 +17,7 @@ OperationBytes update_bytes(const Options& options, const Traffic& traffic, int 
     return bytes;
 }
 
-// That definition of high throughput counts a token once a host, so its figures say nothing here.
+// That definition of high throughput counts a token once per host, so its figures say nothing here.
 double v1_bytes(const Options& options, const Traffic& traffic, int rank) {
     return options.is_high_throughput() ? 0 : static_cast<double>(traffic.selections_of(rank)) * options.hidden * 2;
 }
@@ -38,7 +38,7 @@ OperationBytes dispatch_bytes(const Options& options, const Traffic& traffic, in
 }
 
 // Rows travel the way back: what leaves a rank are the rows of other ranks' tokens. Low latency's exact sums need the
-// rows of all choices at home; everywhere else a rank sums a token's rows first.
+// rows of all choices at the source rank; everywhere else a rank sums a token's rows first.
 OperationBytes combine_bytes(const Options& options, const Traffic& traffic, int rank) {
     const bool all_rows_travel = options.is_expert_major() && !options.is_high_throughput() && !options.sender_sums;
     const auto elements = static_cast<uint64_t>(options.hidden);
@@ -49,10 +49,10 @@ OperationBytes combine_bytes(const Options& options, const Traffic& traffic, int
     bytes.delivered = static_cast<double>(summed * row);
     bytes.v1 = v1_bytes(options, traffic, rank);
     bytes.v2 = options.is_high_throughput() ? static_cast<double>(traffic.rank_rows_of(rank) * row) : bytes.delivered;
-    for (int home = 0; home < options.num_ranks; ++home) {
-        const uint64_t rows = all_rows_travel ? traffic.selections(home, rank) : traffic.rank_rows(home, rank);
+    for (int source = 0; source < options.num_ranks; ++source) {
+        const uint64_t rows = all_rows_travel ? traffic.selections(source, rank) : traffic.rank_rows(source, rank);
         bytes.wire_to.push_back(rows * wire_row);
-        bytes.wire += home == rank ? 0.0 : static_cast<double>(bytes.wire_to.back());
+        bytes.wire += source == rank ? 0.0 : static_cast<double>(bytes.wire_to.back());
     }
     return bytes;
 }

@@ -53,7 +53,7 @@ void add(Totals& totals, ncclEpGroup_t group) {
     totals.symmetric_bytes += symmetric;
 }
 
-// One expert a rank, which returns what it gets; weights sum to 1, so every token comes home as it went.
+// One expert per rank, which returns what it gets; weights sum to 1, so every token returns unchanged.
 void run_rank(Run& run, ncclComm_t comm, int rank) {
     const Options& options = *run.options;
     const auto ranks = static_cast<size_t>(options.num_ranks);

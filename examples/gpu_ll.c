@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Low latency on GPUs: one thread a rank, one rank a GPU, communicators of NCCL. Every token goes to eight experts that
- * change nothing, with weights that sum to one, so that every token has to come home as it went out.
+ * Low latency on GPUs: one thread per rank, one rank per GPU, communicators of NCCL. Every token goes to eight experts
+ * that change nothing, with weights that sum to one, so that every token must return unchanged.
  *
  *     gpu_ll [RANKS]    ranks may share GPUs where NCCL_MULTI_RANK_GPU_ENABLE=1 is set
  */
@@ -32,8 +32,8 @@ typedef struct {
     size_t num_wrong;
 } Rank;
 
-static void fail(const char* call, const char* sentence) {
-    fprintf(stderr, "%s: %s\n", call, sentence);
+static void fail(const char* call, const char* message) {
+    fprintf(stderr, "%s: %s\n", call, message);
     exit(1);
 }
 
@@ -120,11 +120,11 @@ static void* run_rank(void* argument) {
 
     /* Here a model launches its experts on the same stream: `counters` says how many rows each of them has. */
     ncclEpCombineInputs_t back = NCCL_EP_COMBINE_INPUTS_INIT;
-    ncclEpCombineOutputs_t home = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
     back.tokens = TENSOR(rows, ncclBfloat16, kLocalExperts, num_slots, kHidden);
-    home.tokens = TENSOR(device_results, ncclBfloat16, kTokens, kHidden);
-    home.topk_weights = TENSOR(device_weights, ncclFloat32, kTokens, kTopk);
-    CHECK_EP(ncclEpCombine(handle, &back, &home, NULL, stream));
+    outputs.tokens = TENSOR(device_results, ncclBfloat16, kTokens, kHidden);
+    outputs.topk_weights = TENSOR(device_weights, ncclFloat32, kTokens, kTopk);
+    CHECK_EP(ncclEpCombine(handle, &back, &outputs, NULL, stream));
     CHECK_CUDA(cudaStreamSynchronize(stream));
 
     CHECK_CUDA(cudaMemcpy(results, device_results, token_bytes, cudaMemcpyDeviceToHost));

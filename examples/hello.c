@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Four ranks with one expert each, on a CPU: every token goes to two experts, expert e multiplies it by e + 1, and the
- * weighted sums come home. The ranks are fibers of this thread; with a communicator of crossdockCommInitAll they are
+ * weighted sums return. The ranks are fibers of this thread; with a communicator of crossdockCommInitAll they are
  * threads, of crossdockCommInitRank processes, and of NCCL GPUs: the calls between are the same.
  */
 #include <stdio.h>
@@ -55,11 +55,11 @@ static void run_rank(ncclComm_t comm, int rank, void* context) {
     }
 
     ncclEpCombineInputs_t back = NCCL_EP_COMBINE_INPUTS_INIT;
-    ncclEpCombineOutputs_t home = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
     back.tokens = TENSOR(received, ncclFloat32, 1, kSlots, kHidden);
-    home.tokens = TENSOR(results, ncclFloat32, kTokens, kHidden);
-    home.topk_weights = TENSOR(weights, ncclFloat32, kTokens, kTopk);
-    check(ncclEpCombine(handle, &back, &home, NULL, NULL));
+    outputs.tokens = TENSOR(results, ncclFloat32, kTokens, kHidden);
+    outputs.topk_weights = TENSOR(weights, ncclFloat32, kTokens, kTopk);
+    check(ncclEpCombine(handle, &back, &outputs, NULL, NULL));
 
     printf("rank %d: its expert got %d rows; (%g %g %g %g) became (%g %g %g %g)\n", rank, count, tokens[0][0],
            tokens[0][1], tokens[0][2], tokens[0][3], results[0][0], results[0][1], results[0][2], results[0][3]);

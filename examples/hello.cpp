@@ -17,7 +17,7 @@ constexpr std::size_t kHidden = 4;
 constexpr std::size_t kTopk = 2;
 constexpr std::size_t kSlots = kRanks * kTokens;
 
-// Every token through its experts and home again; how many values are not what they should be.
+// Every token through its experts and back; how many values are wrong.
 int run_rank(const crossdock::Communicator& communicator) {
     const int rank = communicator.rank();
     std::vector<float> tokens = {1.0f + static_cast<float>(rank), 0, 0, 1, 0, 1.0f + static_cast<float>(rank), 2, 0};

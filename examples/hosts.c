@@ -60,11 +60,11 @@ int main(void) {
     for (int i = 0; i < count * kHidden; ++i) received[i] *= (float)(rank + 1);
 
     ncclEpCombineInputs_t back = NCCL_EP_COMBINE_INPUTS_INIT;
-    ncclEpCombineOutputs_t home = NCCL_EP_COMBINE_OUTPUTS_INIT;
+    ncclEpCombineOutputs_t outputs = NCCL_EP_COMBINE_OUTPUTS_INIT;
     back.tokens = TENSOR(received, ncclFloat32, 1, (size_t)num_ranks, kHidden);
-    home.tokens = TENSOR(sum, ncclFloat32, 1, kHidden);
-    home.topk_weights = TENSOR(weights, ncclFloat32, 1, topk);
-    check(ncclEpCombine(handle, &back, &home, NULL, NULL));
+    outputs.tokens = TENSOR(sum, ncclFloat32, 1, kHidden);
+    outputs.topk_weights = TENSOR(weights, ncclFloat32, 1, topk);
+    check(ncclEpCombine(handle, &back, &outputs, NULL, NULL));
 
     float factor = 0;
     for (size_t k = 0; k < topk; ++k) factor += weights[k] * (float)(choices[k] + 1);

@@ -7,7 +7,7 @@
  *   - the message that explains the last error, and a diagnosis of the last wait that expired;
  *   - options of groups and handles that NVIDIA's structs have no field for;
  *   - routing counts and packed routing, for layers on top, and rows by expert (crossdock/rows_by_expert.h);
- *   - A2SGD: gradient averaging for data parallelism with 64 bits a rank and step.
+ *   - A2SGD: gradient averaging for data parallelism with 64 bits per rank and step.
  *
  * Conventions. Every function returns an ncclResult_t unless said otherwise, writes its outputs only on success, and
  * leaves a message for crossdockGetLastError() on failure. "Collective": every rank of the communicator calls it, in
@@ -99,7 +99,7 @@ ncclResult_t crossdockCommIsCpu(ncclComm_t comm, int* is_cpu);
 ncclResult_t crossdockCommAllGather(ncclComm_t comm, const void* own_bytes, void* all_bytes, size_t bytes);
 ncclResult_t crossdockCommBarrier(ncclComm_t comm);
 
-/* ---- The deterministic world ---- */
+/* ---- The simulation ---- */
 
 /* Planted faults, to show that checks find them. With WRITE_NONSENSE a rank chosen by the seed overwrites random words
  * of its peers' symmetric memory with random values, at random steps: calls may fail, and rows that are received or
@@ -135,7 +135,7 @@ typedef struct {
 /* One rank's program. It may use the communicator until it returns; it must not block outside the library. */
 typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context);
 
-/* Runs program once a rank, every rank as a fiber of the calling thread, in simulated time: one seed is one run, bit
+/* Runs program once per rank, every rank as a fiber of the calling thread, in simulated time: one seed is one run, bit
  * for bit. Returns when all programs have returned. The communicators are made and destroyed here. InternalError with a
  * message that names the seed where an invariant of the protocol was violated (each row once, no slot written before
  * it is free, counts add up). num_steps, if not NULL, receives the number of scheduler steps (the range for
@@ -145,14 +145,14 @@ ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterminist
 
 /* ---- Memory and windows of CPU communicators ---- */
 
-/* Zeroed memory that can be registered as a window in every CPU world, 4096-byte aligned. Local. size 0:
+/* Zeroed memory that can be registered as a window on every CPU backend, 4096-byte aligned. Local. size 0:
  * InvalidArgument. */
 ncclResult_t crossdockMemAlloc(void** memory, size_t size);
 ncclResult_t crossdockMemFree(void* memory);
 
-/* Registers [memory, memory + size) as a window: collective, the same size on every rank. In the threads and
- * deterministic worlds any memory will do; between processes it must lie in one crossdockMemAlloc allocation. flags: 0.
- * The window must be deregistered (collective) before the memory is freed. An NCCL communicator: InvalidUsage (use
+/* Registers [memory, memory + size) as a window: collective, the same size on every rank. With ranks as threads and in
+ * the simulation any memory will do; between processes it must lie in one crossdockMemAlloc allocation. flags: 0. The
+ * window must be deregistered (collective) before the memory is freed. An NCCL communicator: InvalidUsage (use
  * ncclCommWindowRegister). */
 ncclResult_t crossdockCommWindowRegister(ncclComm_t comm, void* memory, size_t size, ncclWindow_t* window, int flags);
 ncclResult_t crossdockCommWindowDeregister(ncclComm_t comm, ncclWindow_t window);
@@ -253,7 +253,7 @@ typedef struct {
     uint64_t rows_inside;   /* to ranks of the own LSA team, this one included ... */
     uint64_t bytes_inside;  /* ... with scales and headers */
     uint64_t rows_crossed;  /* to the other LSA teams ... */
-    uint64_t bytes_crossed; /* ... with all that went there: scales, headers, counts, weights, 8 bytes a signal */
+    uint64_t bytes_crossed; /* ... with all that went there: scales, headers, counts, weights, 8 bytes per signal */
     uint64_t puts;          /* messages that carried bytes to other LSA teams, perhaps followed by a signal */
     uint64_t signals;       /* messages that only raised a signal there */
 } crossdockTraffic_t;
@@ -266,9 +266,9 @@ ncclResult_t crossdockGroupTraffic(ncclEpGroup_t group, crossdockTraffic_t* traf
 
 /* How the LL expert-major combine sums. */
 typedef enum {
-    CROSSDOCK_SUMS_EXACT = 0, /* every (token, k) row travels; the home rank sums in k order, fp32, one rounding */
+    CROSSDOCK_SUMS_EXACT = 0, /* every (token, k) row travels; the source rank sums in k order, fp32, one rounding */
     CROSSDOCK_SUMS_SENDER =
-        1 /* a rank first sums a token's weighted rows in fp32, rounds once, and sends one row; the home rank sums
+        1 /* a rank first sums a token's weighted rows in fp32, rounds once, and sends one row; the source rank sums
              those in fp32 in order of each rank's first k and rounds once. With u the dtype's unit roundoff
              (bf16 2^-8, fp16 2^-11, fp32 2^-24), K choices and S = sum_k |w_k x_k|:
              |error| <= (2u + u^2 + (K + 1) 2^-24 (1 + u)^2) S, subnormal results aside. */
@@ -409,7 +409,7 @@ ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* routing, cud
  * arXiv 2006.07405). With a the mean of a rank's non-negative gradient entries and b the mean magnitude of its negative
  * ones (0 where there are none), and A and B the means of a and b over the ranks, a step replaces every entry g by
  *     g + (A - a)  where g >= 0,      g - (B - b)  where g < 0.
- * So a and b, 64 bits a rank, are all that ranks tell each other, however large the gradient is. docs/a2sgd.md says
+ * So a and b, 64 bits per rank, are all that ranks tell each other, however large the gradient is. docs/a2sgd.md says
  * what that buys, and what it does not.
  *
  * Pieces of a gradient count as one flat gradient. A step has two halves, so that other work runs while the means
@@ -417,7 +417,7 @@ ncclResult_t crossdockUnpackLabels(const crossdockLabelsReceived_t* routing, cud
  * Both are enqueued on the stream (CPUs: done when the call returns) and capturable, together or one by one, as long as
  * every begin is followed by its end. Sums are taken in an order that depends on the pieces' sizes and on nothing else:
  * in runs of 4096 entries of a piece each, these in 256 columns; so results are the same, to the bit, from run to run
- * and in every world. */
+ * and on every backend. */
 typedef struct crossdockA2sgd* crossdockA2sgd_t;
 
 typedef struct {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Expert-parallel communication for Mixture-of-Experts layers: ncclEpDispatch carries every token to the ranks that
-// host its experts, ncclEpCombine brings the experts' outputs home and sums them.
+// host its experts, ncclEpCombine returns the experts' outputs to the source ranks and sums them.
 //
 //     ncclEpCreateGroup(&group, comm, &group_config);                       // once, collective
-//     ncclEpInitHandle(&handle, group, layout, NULL, num_topk, NULL);       // once a layer or micro-batch
+//     ncclEpInitHandle(&handle, group, layout, NULL, num_topk, NULL);       // once per layer or micro-batch
 //     ncclEpUpdateHandle(handle, topk_idx, NULL, stream);                   // new routing
 //     ncclEpDispatch(handle, &inputs, &outputs, &layout_info, NULL, stream);
 //     ...                                                                   // the experts, on the same stream
 //     ncclEpCombine(handle, &combine_inputs, &combine_outputs, NULL, stream);
 //
-// Letters used below: R ranks, E experts, L = E / R experts a rank (expert e lives on rank e / L), K experts a token,
-// M = max_dispatch_tokens_per_rank, B tokens of this rank in this step (0 <= B <= M), H elements of a token row, S
-// scales of a token, C = max_recv_tokens_per_rank, N rows of a high-throughput receive tensor. LL is the low-latency
+// Letters used below: R ranks, E experts, L = E / R experts per rank (expert e lives on rank e / L), K experts per
+// token, M = max_dispatch_tokens_per_rank, B tokens of this rank in this step (0 <= B <= M), H elements of a token row,
+// S scales of a token, C = max_recv_tokens_per_rank, N rows of a high-throughput receive tensor. LL is the low-latency
 // algorithm, HT the high-throughput one.
 //
 // Rules for all functions
@@ -486,11 +486,11 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
                             const ncclEpDispatchOutputs_t* outputs, const ncclEpLayoutInfo_t* layout_info,
                             const ncclEpDispatchConfig_t* config, cudaStream_t stream);
 
-// Sends the experts' outputs home and sums them, after a dispatch of this handle. Collective, enqueues, never blocks
-// the host, capturable. Rows lie where dispatch put them, and inputs->tokens may be the very tensor that it filled;
-// outputs->tokens [B, H] is another one, of the same type (bf16, fp16, fp32), and all its rows are written: a token
-// without experts gets zeros. H may differ from dispatch's. Sums are fp32 in a fixed order, so results are equal bit by
-// bit from run to run.
+// Returns the experts' outputs to the source ranks and sums them, after a dispatch of this handle. Collective,
+// enqueues, never blocks the host, capturable. Rows lie where dispatch put them, and inputs->tokens may be the very
+// tensor that it filled; outputs->tokens [B, H] is another one, of the same type (bf16, fp16, fp32), and all its rows
+// are written: a token without experts gets zeros. H may differ from dispatch's. Sums are fp32 in a fixed order, so
+// results are equal bit by bit from run to run.
 //
 // LL expert-major: inputs->tokens [L, R*M, H], outputs->topk_weights [B, K] fp32, which is an input. A token's result
 //   is the sum over k, ascending, of weight times row, rounded once.

@@ -112,7 +112,7 @@ NB_MODULE(c_reference, module) {
                  return bytes_of(expert_row(p, target, RowSource{source, token, k}));
              })
         .def("combined_row",
-             [](const Problem& p, int home, int token) { return bytes_of(combined_row(p, home, token)); });
+             [](const Problem& p, int source, int token) { return bytes_of(combined_row(p, source, token)); });
 
     nb::class_<HtProblem, Problem>(module, "HtProblem")
         .def_ro("alignment", &HtProblem::alignment)
@@ -123,11 +123,11 @@ NB_MODULE(c_reference, module) {
                  const HtMetadata found = metadata_of(p, target, {source, token, 0});
                  return nb::make_tuple(nb::cast(found.ids), nb::cast(found.weights));
              })
-        .def("ht_combined_rows", [](const HtProblem& p, int home) {
+        .def("ht_combined_rows", [](const HtProblem& p, int source) {
             const HtRouting routing(p);
             nb::list rows;
-            for (int token = 0; token < p.ranks.at(home).num_tokens; ++token) {
-                rows.append(bytes_of(combined_row(p, routing, home, token)));
+            for (int token = 0; token < p.ranks.at(source).num_tokens; ++token) {
+                rows.append(bytes_of(combined_row(p, routing, source, token)));
             }
             return rows;
         });

@@ -82,7 +82,7 @@ def host_us(work: Callable[[], Any]) -> float:
 
 
 def low_latency(rank: int, size: int) -> dict[str, float]:
-    """128 tokens of hidden 7168, top-8 of 64 experts a rank at most; sums, FP8 scales, hooks, graphs; C API beside."""
+    """128 tokens of hidden 7168, top-8 of 64 experts per rank at most; sums, FP8 scales, hooks, graphs; C API beside."""
     tokens, hidden, topk = 128, 7168, 8
     local = max(2, 64 // size)
     problem = on_gpu(Problem(size, [tokens] * size, hidden, topk, local))
@@ -173,9 +173,9 @@ def normal(rank: int, size: int) -> dict[str, float]:
             event.current_stream_wait()
         assert torch.equal(rows, expected[0]) and torch.equal(local_ids, expected[1])
         assert torch.equal(local_weights, expected[2]) and counts == problem.counts(rank).tolist()
-        sums, home, _ = buffer.combine(rows, handle, topk_weights=local_weights)
+        sums, returned, _ = buffer.combine(rows, handle, topk_weights=local_weights)
         assert torch.equal(sums, (x.float() * times).bfloat16())
-        assert torch.equal(home, torch.where(ids >= 0, weights, 0))
+        assert torch.equal(returned, torch.where(ids >= 0, weights, 0))
     values, scales = per_token_cast_to_fp8(x)
     quantised = buffer.dispatch((values, scales.t().contiguous().t()), **arguments, **routing)[0]
     assert torch.equal(per_token_cast_back(*quantised), per_token_cast_back(*per_token_cast_to_fp8(expected[0])))
@@ -228,9 +228,9 @@ def elastic(rank: int, size: int) -> dict[str, float]:
             )
             return buffer.combine(rows, handle, topk_weights=own)[:2]
 
-        graph, (sums, home) = captured(lambda: pair(False))
+        graph, (sums, returned) = captured(lambda: pair(False))
         graph.replay()
-        for result, back in ((sums, home), pair(True)):
+        for result, back in ((sums, returned), pair(True)):
             assert calc_diff(result, x.float() * times) < 1e-5
             assert torch.equal(back, torch.where(ids >= 0, weights, 0))
         found[f"elastic pair, expanded {expand}, graph, us"] = period_us(graph)

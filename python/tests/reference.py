@@ -81,7 +81,7 @@ def expert_factor(expert: int) -> float:
 
 
 def combined(problem: Problem, rank: int) -> Array:
-    """What comes home to a rank after experts that multiply by expert_factor: [B, H] in fp64."""
+    """What returns to a rank after experts that multiply by expert_factor: [B, H] in fp64."""
     tokens = problem.tokens[rank].astype(np.float64)
     result = np.zeros_like(tokens)
     for token, choices in enumerate(problem.topk_idx[rank]):

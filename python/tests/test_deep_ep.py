@@ -153,11 +153,11 @@ def test_normal_mode(hidden: int, tokens: list[int]) -> None:
                 continue
             times = arguments["is_token_in_rank"].sum(dim=1, keepdim=True)
             for rows, way, own_weights in ((received, handle, local_weights), (padded, worst_handle, found_weights)):
-                sums, home, event = buffer.combine(rows, way, topk_weights=own_weights)
+                sums, returned, event = buffer.combine(rows, way, topk_weights=own_weights)
                 assert torch.equal(sums, (form.float() * times).bfloat16()) and event.event is None
-                torch.testing.assert_close(home, torch.where(ids >= 0, weights, 0), rtol=0, atol=1e-9)
-                sums, home, _ = buffer.combine(rows.clone(), way)
-                assert home is None and torch.equal(sums, (form.float() * times).bfloat16())
+                torch.testing.assert_close(returned, torch.where(ids >= 0, weights, 0), rtol=0, atol=1e-9)
+                sums, returned, _ = buffer.combine(rows.clone(), way)
+                assert returned is None and torch.equal(sums, (form.float() * times).bfloat16())
         buffer.destroy()
 
     ep.run_threads(RANKS, program)
@@ -472,8 +472,8 @@ def test_wrong_use() -> None:
             (lambda: deep_ep.Buffer(None), "group and comm are None"),
             (lambda: deep_ep.Buffer(comm, -1), "num_nvl_bytes is -1, allowed: 0 and more"),
         ]
-        for call, sentence in cases:
-            with pytest.raises(AssertionError, match=sentence) as raised:
+        for call, message in cases:
+            with pytest.raises(AssertionError, match=message) as raised:
                 call()
             assert isinstance(raised.value, ep.Error)
         # What only all ranks together can see is told to all of them.

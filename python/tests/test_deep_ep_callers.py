@@ -349,9 +349,9 @@ def test_sglang_version_2(is_extend: bool, do_expand: bool) -> None:
             assert ids is not None
             output = torch.zeros_like(rows)
             output[:num] = experts_by_row(problem, rank, rows[:num], ids[:num], weights[:num])
-        result, home, _ = buffer.combine(output, handle=handle, topk_weights=weights if do_expand else None)
+        result, returned, _ = buffer.combine(output, handle=handle, topk_weights=weights if do_expand else None)
         torch.testing.assert_close(result.float(), expected_of(problem, rank), **TOLERANCE)
         wanted = torch.where(problem.ids[rank] >= 0, problem.weights[rank], 0)
-        assert torch.equal(home, wanted) if do_expand else home is None
+        assert torch.equal(returned, wanted) if do_expand else returned is None
 
     ep.run_threads(RANKS, program)

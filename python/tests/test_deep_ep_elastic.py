@@ -83,9 +83,9 @@ def test_rows_by_rank(alignment: int, do_cpu_sync: bool) -> None:
             assert torch.equal(again_ids, found_ids)
             times = problem.is_in_rank(rank).sum(dim=1, keepdim=True)
             for biases in ([], [x * 3], [x * 3, x / 7]):
-                sums, home, _ = buffer.combine(received, handle, topk_weights=found_weights, bias=tuple(biases))
+                sums, returned, _ = buffer.combine(received, handle, topk_weights=found_weights, bias=tuple(biases))
                 assert torch.equal(sums, reference_sum([x.float() * times], biases))
-                assert torch.equal(home, torch.where(ids >= 0, weights, 0))
+                assert torch.equal(returned, torch.where(ids >= 0, weights, 0))
         assert torch.equal(statistics, 2 * problem.counts(rank).int())
         buffer.destroy()
         buffer.destroy()
@@ -140,14 +140,14 @@ def test_rows_by_expert(several_sums: bool, alignment: int, do_cpu_sync: bool) -
         by_expert[~used] = torch.nan  # padding is not read
         factors = torch.where(ids >= 0, expert_factor(ids), 0)
         for biases in ([], [x * 3, x / 7]):
-            sums, home, _ = buffer.combine(by_expert, handle, topk_weights=found_weights, bias=biases)
+            sums, returned, _ = buffer.combine(by_expert, handle, topk_weights=found_weights, bias=biases)
             parts = []
             for other in range(RANKS):
                 here = torch.where((ids >= 0) & (ids // problem.local == other), factors, 0)
                 columns = [x.float() * here[:, k : k + 1] for k in range(3)]
                 parts += [sum(columns).bfloat16()] if several_sums else columns
             assert torch.equal(sums, reference_sum(parts, biases))
-            assert torch.equal(home, torch.where(ids >= 0, weights, 0))
+            assert torch.equal(returned, torch.where(ids >= 0, weights, 0))
         again, _, again_weights, _, _ = buffer.dispatch(
             x, topk_weights=weights * 2, handle=handle, do_expand=True, do_zero_padding=True
         )
@@ -290,8 +290,8 @@ def test_wrong_use() -> None:
             (lambda: other.destroy(), "explicitly_destroy is False"),
             (lambda: deep_ep.ElasticBuffer(None), "group is None"),
         ]
-        for call, sentence in cases:
-            with pytest.raises(AssertionError, match=sentence):
+        for call, message in cases:
+            with pytest.raises(AssertionError, match=message):
                 call()
         buffer.destroy()
         with pytest.raises(AssertionError, match="the buffer is destroyed"):

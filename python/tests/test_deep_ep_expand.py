@@ -109,9 +109,9 @@ def test_sums_are_the_same_bits(shape: tuple[int, int, int, int], hidden: int) -
         rows = (torch.randn(len(expansion.sources), hidden) * 100).bfloat16()
         rows[expansion.sources < 0] = torch.nan  # what is in gaps is not read
         weights, expected = torch.rand(len(rows)), reference.add_up(torch.nan_to_num(rows))
-        sums, home = expansion.add_up(rows, weights, torch.float32)
-        assert torch.equal(sums, expected) and home is not None
-        assert torch.equal(home, reference.gather_columns(weights))
+        sums, returned = expansion.add_up(rows, weights, torch.float32)
+        assert torch.equal(sums, expected) and returned is not None
+        assert torch.equal(returned, reference.gather_columns(weights))
         rounded, nothing = expansion.add_up(rows, None, torch.bfloat16)
         assert torch.equal(rounded, expected.bfloat16()) and nothing is None
 
@@ -161,6 +161,6 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         (lambda: reduce_rows(places, expanded, rows.half(), None, None), "sum_type is 6, allowed: ncclFloat32"),
         (lambda: reduce_rows(places, expanded, rows, torch.zeros(6), None), "pair_weights is NULL"),
     )
-    for refused, sentence in cases:
-        with pytest.raises(ep.InvalidArgument, match=sentence):
+    for refused, message in cases:
+        with pytest.raises(ep.InvalidArgument, match=message):
             refused()

@@ -57,18 +57,18 @@ def flat(comm: ep.Communicator, problem: Problem, budget: int = 0, **fields: Any
         bound = 1e-5 if tokens.dtype == np.float32 else 4e-2
         np.testing.assert_allclose(result.astype(np.float64), combined(problem, rank), rtol=bound, atol=bound)
 
-        # Backward: the same rows again, and numbers that were put beside the ids come home as gradients.
+        # Backward: the same rows again, and numbers that were put beside the ids return as gradients.
         handle.dispatch(tokens, received, pass_direction=ep.PassDir.BWD)
         gradients = np.where(indices >= 0, indices + 1 + rank * 100.0, 0).astype(np.float32)
-        home = np.ones((len(tokens), topk), np.float32)
+        returned = np.ones((len(tokens), topk), np.float32)
         handle.combine(
             ep.CombineInputs(tokens=received, topk_weights=gradients),
-            ep.CombineOutputs(tokens=result, topk_weights=home),
+            ep.CombineOutputs(tokens=result, topk_weights=returned),
             pass_direction=ep.PassDir.BWD,
         )
         chosen = problem.topk_idx[rank]
         owner, local_id = chosen // problem.experts_per_rank, chosen % problem.experts_per_rank
-        np.testing.assert_array_equal(home, np.where(chosen >= 0, local_id + 1 + owner * 100.0, 0))
+        np.testing.assert_array_equal(returned, np.where(chosen >= 0, local_id + 1 + owner * 100.0, 0))
         handle.close()
 
 

@@ -96,7 +96,7 @@ def test_zero_copy(mode: ep.Algorithm) -> None:
                 found = torch.autograd.grad(result, (tokens, weights), direction)
                 torch.testing.assert_close(result, expected)
                 torch.testing.assert_close(found, torch.autograd.grad(expected, (tokens, weights), direction))
-                with torch.no_grad():  # rows that the experts change where they are go home from there
+                with torch.no_grad():  # rows that the experts change where they are return from there
                     received = exchange.dispatch(tokens, indices, weights)
                     places.add(received.rows.data_ptr())
                     received.rows.mul_((received.experts >= 0).any(dim=1, keepdim=True) * 2.0)

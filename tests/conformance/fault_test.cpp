@@ -30,26 +30,26 @@ ncclEpGroupConfig_t short_config(RankContext& context, const auto& problem, uint
     return config;
 }
 
-// After the first failure: every further call says the same at once. Returns whom this rank blames.
+// After the first failure: every further call says the same at once. Returns the rank that this one names as lost.
 template <typename Mode>
 int check_failed_group(RankContext& context, typename Mode::Layer& layer, ncclEpGroup_t group) {
-    const int blamed = diagnosed_peer(context, group);
+    const int lost = diagnosed_peer(context, group);
     crossdockDiagnosis_t diagnosis = CROSSDOCK_DIAGNOSIS_INIT;
     RANK_OK(context, crossdockGroupDiagnosis(group, &diagnosis));
     // Numbers of operations and packets, of which there are few here; packed words would be larger.
     RANK_CHECK(context, diagnosis.expected < 1000 && diagnosis.seen < 1000, "step {}: expected {}, saw {}",
                diagnosis.step, diagnosis.expected, diagnosis.seen);
-    const std::string name = fmt::format("rank {}", blamed);
+    const std::string name = fmt::format("rank {}", lost);
     for (int phase = 0; phase < num_phases<Mode>(); ++phase)
         RANK_REFUSED(context, ncclRemoteError, name, Mode::run(layer, phase));
-    return blamed;
+    return lost;
 }
 
-// High throughput never blames another one that waits for the dead; low latency may, if that leads to the dead.
+// High throughput never names another one that waits for the dead; low latency may, if that leads to the dead.
 template <typename Mode>
-std::string complaint(const BlameTable& blames, int num_ranks, int dead, bool everybody) {
-    return Mode::kIsHt ? blames.complaint_about_names(num_ranks, dead, everybody)
-                       : blames.complaint(num_ranks, dead, everybody);
+std::string complaint(const LostRanks& lost_ranks, int num_ranks, int dead, bool everybody) {
+    return Mode::kIsHt ? lost_ranks.complaint_about_names(num_ranks, dead, everybody)
+                       : lost_ranks.complaint(num_ranks, dead, everybody);
 }
 
 // Killed before any phase; with a long timeout, too, which nobody waits for, since the process's end is known at once.
@@ -62,8 +62,8 @@ TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
             const uint64_t timeout_ns = (round + round / kPhases) % 2 == 0 ? kTimeoutNs : 100'000'000'000;
             BackendSpec spec = backend;
             spec.doomed = {dead};
-            BlameTable blames;
-            expect_clean(spec, num_ranks, std::nullopt, [=, &blames](RankContext& context) {
+            LostRanks lost_ranks;
+            expect_clean(spec, num_ranks, std::nullopt, [=, &lost_ranks](RankContext& context) {
                 const auto problem =
                     busy<Mode>(num_ranks, Mode::kLayouts[round / kPhases], static_cast<uint64_t>(round));
                 Group group(context, context.comm(), short_config(context, problem, timeout_ns));
@@ -82,12 +82,12 @@ TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
                     RANK_CHECK(context, elapsed_s < 2 * kTimeoutNs * 1e-9 + 5, "the failing call took {} s", elapsed_s);
                     break;
                 }
-                blames.blame(context.rank(), check_failed_group<Mode>(context, layer, group.get()));
+                lost_ranks.note(context.rank(), check_failed_group<Mode>(context, layer, group.get()));
                 // In high throughput most ranks hear it from another one.
                 if (!Mode::kIsHt && timeout_ns > kTimeoutNs)
                     RANK_REFUSED(context, ncclRemoteError, "process", Mode::run(layer, 0));
             });
-            EXPECT_EQ(complaint<Mode>(blames, num_ranks, dead, true), "");
+            EXPECT_EQ(complaint<Mode>(lost_ranks, num_ranks, dead, true), "");
         }
     });
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
@@ -95,7 +95,7 @@ TEST_BOTH_MODES(Fault, AKilledProcessIsNamedByAllSurvivors) {
 
 // What the survivors of a killed rank do until they notice.
 template <typename Mode>
-void step_until_failure(RankContext& context, typename Mode::Layer& layer, bool dead, BlameTable& blames,
+void step_until_failure(RankContext& context, typename Mode::Layer& layer, bool dead, LostRanks& lost_ranks,
                         ncclEpGroup_t group) {
     for (uint64_t step = 0; step < (Mode::kIsHt ? 2 : 3); ++step) {
         if (Mode::kIsHt) layer.refill(rerouted(layer.problem(), step, true));
@@ -105,7 +105,7 @@ void step_until_failure(RankContext& context, typename Mode::Layer& layer, bool 
             if (result != ncclSuccess) {
                 RANK_CHECK(context, dead || result == ncclRemoteError, "{}: {}", result_name(result),
                            crossdockGetLastError());
-                if (!dead) blames.blame(context.rank(), check_failed_group<Mode>(context, layer, group));
+                if (!dead) lost_ranks.note(context.rank(), check_failed_group<Mode>(context, layer, group));
                 return;
             }
             if (!dead) Mode::check(layer, phase);
@@ -115,7 +115,7 @@ void step_until_failure(RankContext& context, typename Mode::Layer& layer, bool 
 
 // One rank's run of a backend in which rank `dead` is killed.
 template <typename Mode>
-void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_rank, BlameTable& blames) {
+void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_rank, LostRanks& lost_ranks) {
     const bool dead = context.rank() == dead_rank;
     const auto problem = busy<Mode>(context.num_ranks(), layout, 4);
     const ncclEpGroupConfig_t config = short_config(context, problem, 1'000'000);
@@ -124,7 +124,7 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
     if (made != ncclSuccess) {
         RANK_CHECK(context, dead || made == ncclRemoteError, "{}: {}", result_name(made), crossdockGetLastError());
         RANK_CHECK(context, group == nullptr, "a group that was not made");
-        blames.blame(context.rank(), dead_rank);  // there is no group to ask
+        lost_ranks.note(context.rank(), dead_rank);  // there is no group to ask
         return;
     }
     OwnedGroup owner(group);
@@ -133,7 +133,7 @@ void live_with_the_dead(RankContext& context, ncclEpLayout_t layout, int dead_ra
         options.peers_may_die = true;
         if constexpr (Mode::kIsHt) options.without_update = true;
         typename Mode::Layer layer(context, group, problem, options);
-        step_until_failure<Mode>(context, layer, dead, blames, group);
+        step_until_failure<Mode>(context, layer, dead, lost_ranks, group);
     }
     const ncclResult_t gone = ncclEpGroupDestroy(owner.release());
     RANK_CHECK(context, dead || gone == ncclSuccess, "{}: {}", result_name(gone), crossdockGetLastError());
@@ -145,14 +145,14 @@ TEST_BOTH_MODES(Fault, ARankKilledAtAnyStepIsNamed) {
         const int num_ranks = ranks_or(3);
         constexpr int kDead = 1;
         for (const ncclEpLayout_t layout : Mode::kLayouts) {
-            const auto blames = std::make_shared<BlameTable>();
+            const auto lost_ranks = std::make_shared<LostRanks>();
             const RankProgram program = [=](RankContext& context) {
-                live_with_the_dead<Mode>(context, layout, kDead, *blames);
+                live_with_the_dead<Mode>(context, layout, kDead, *lost_ranks);
             };
             const auto look = [&](std::vector<std::string>& failures) {
-                const std::string complained = complaint<Mode>(*blames, num_ranks, kDead, false);
+                const std::string complained = complaint<Mode>(*lost_ranks, num_ranks, kDead, false);
                 if (!complained.empty()) failures.push_back(complained);
-                blames->clear();
+                lost_ranks->clear();
             };
             harm_at_many_steps(backend, Harm::kKill, num_ranks, kDead, seeds_or(0, Mode::kIsHt ? 1000 : 120), program,
                                look);
@@ -162,7 +162,7 @@ TEST_BOTH_MODES(Fault, ARankKilledAtAnyStepIsNamed) {
 
 // Who is behind a cut cable is named by everybody within the timeout. High throughput, in a node of two ranks with a
 // cable each: both ends of the cut report the other one, and the neighbour believes who comes first: it names one whom
-// rank 1 blames, or rank 1.
+// rank 1 names, or rank 1.
 TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         constexpr int kRanks = 4;
@@ -170,7 +170,7 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
         for (const int lsa_team_size : {1, 2}) {
             const WithLsaTeam team(lsa_team_size);
             for (const ncclEpLayout_t layout : Mode::kLayouts) {
-                BlameTable blames;
+                LostRanks lost_ranks;
                 const RankProgram program = [&](RankContext& context) {
                     const auto problem = busy<Mode>(kRanks, layout, 5);
                     Group group(context, context.comm(), short_config(context, problem, 1'000'000));
@@ -192,7 +192,7 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
                         RANK_OK(context, crossdockGroupDiagnosis(group.get(), &diagnosis));
                         const bool is_told = diagnosis.step == std::string("report");
                         const bool has_cut = Mode::kIsHt && is_told && diagnosis.seen == kCut && lsa_team_size > 1;
-                        blames.blame(context.rank(), has_cut ? kCut : peer);
+                        lost_ranks.note(context.rank(), has_cut ? kCut : peer);
                         return;
                     }
                 };
@@ -200,10 +200,10 @@ TEST_BOTH_MODES(LsaTeam, ACutCableIsNamed) {
                 uint64_t num_named = 0;
                 harm_at_many_steps(backend, Harm::kCut, kRanks, kCut, seeds, program,
                                    [&](std::vector<std::string>& failures) {
-                                       const std::string complained = blames.complaint(kRanks, kCut, false);
+                                       const std::string complained = lost_ranks.complaint(kRanks, kCut, false);
                                        if (!complained.empty()) failures.push_back(complained);
-                                       num_named += blames.has_any() ? 1 : 0;
-                                       blames.clear();
+                                       num_named += lost_ranks.has_any() ? 1 : 0;
+                                       lost_ranks.clear();
                                    });
                 EXPECT_GT(num_named, seeds.count / 2);
             }
@@ -227,7 +227,7 @@ TEST_BOTH_MODES(Fault, ARankThatStaysAwayFailsTheGroup) {
                     context.synchronize(layer.stream());
                     RANK_CHECK(context, result == ncclRemoteError || context.is_gpu(), "{}", result_name(result));
                     RANK_CHECK(context, check_failed_group<Mode>(context, layer, group.get()) == absent,
-                               "the wrong rank is blamed in phase {}", missed);
+                               "the wrong rank is named in phase {}", missed);
                 }
                 context.barrier();
             });

@@ -129,7 +129,7 @@ TEST(Hosts, AMendedCableLosesNothing) {
 }
 
 TEST(Hosts, ACutCableIsNamed) {
-    BlameTable blames;
+    LostRanks lost_ranks;
     constexpr int kCut = 1;
     on_three_hosts(1, {}, [&](HostNetwork& network) -> RankProgram {
         return [&](RankContext& context) {
@@ -143,7 +143,7 @@ TEST(Hosts, ACutCableIsNamed) {
             network.meet(kHosts);
             if (context.rank() == kCut) network.cut(kCut);
             step_until_failure(context, layer, kMostSeconds);
-            blames.blame(context.rank(), diagnosed_peer(context, group.get()));
+            lost_ranks.note(context.rank(), diagnosed_peer(context, group.get()));
             // What the host says to the others is bounded, too.
             setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "500", 1);
             RANK_REFUSED(context, ncclRemoteError, context.rank() == kCut ? "rank" : "rank 1",
@@ -151,7 +151,7 @@ TEST(Hosts, ACutCableIsNamed) {
         };
     });
     if (IsSkipped()) return;
-    EXPECT_EQ(blames.complaint(kHosts, kCut, true), "");
+    EXPECT_EQ(lost_ranks.complaint(kHosts, kCut, true), "");
 }
 
 // Its ranks end without a word on the network.

@@ -167,8 +167,8 @@ RankProgram few_and_many_tokens(const Problem& problem, uint64_t seed) {
     };
 }
 
-// Sources with few tokens send rows in another form than sources with many. Both meet in one operation, and rows go
-// home in the form that they came in.
+// Sources with few tokens send rows in another form than sources with many. Both meet in one operation, and rows
+// return in the form that they came in.
 TEST(Random, SourcesWithFewAndManyTokensMeet) {
     Problem plain;
     plain.num_ranks = ranks_or(4);

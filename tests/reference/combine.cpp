@@ -16,19 +16,19 @@ struct Term {
     float weight;
 };
 
-std::vector<Term> terms(const Problem& problem, int home, int token, const ActiveRanks& active) {
+std::vector<Term> terms(const Problem& problem, int source, int token, const ActiveRanks& active) {
     std::vector<Term> result;
     std::vector<char> seen(problem.num_ranks, 0);
     const std::vector<char> has_slot =
-        problem.expert_major() ? choices_with_slot(problem, home, token) : std::vector<char>();
+        problem.expert_major() ? choices_with_slot(problem, source, token) : std::vector<char>();
     for (int k = 0; k < problem.num_topk; ++k) {
-        const int target = problem.target_rank(home, token, k);
+        const int target = problem.target_rank(source, token, k);
         if (target < 0 || !is_active(active, target)) continue;
         if (problem.expert_major()) {
-            if (has_slot[k]) result.push_back({target, {home, token, k}, problem.weight(home, token, k)});
+            if (has_slot[k]) result.push_back({target, {source, token, k}, problem.weight(source, token, k)});
         } else if (!seen[target]) {
             seen[target] = 1;
-            result.push_back({target, {home, token, 0}, 1.0f});
+            result.push_back({target, {source, token, 0}, 1.0f});
         }
     }
     return result;
@@ -54,9 +54,9 @@ double nvfp4_error(double x, double block_max, double g) {
 
 }  // namespace
 
-std::vector<std::byte> combined_row(const Problem& problem, int home, int token, const ActiveRanks& active) {
+std::vector<std::byte> combined_row(const Problem& problem, int source, int token, const ActiveRanks& active) {
     std::vector<float> sums(problem.combine_hidden, 0.0f);
-    for (const Term& term : terms(problem, home, token, active)) {
+    for (const Term& term : terms(problem, source, token, active)) {
         const std::vector<float> values = decoded(problem.combine_type, expert_row(problem, term.target, term.row));
         for (size_t i = 0; i < sums.size(); ++i)
             sums[i] = problem.expert_major() ? std::fma(term.weight, values[i], sums[i]) : sums[i] + values[i];
@@ -64,12 +64,12 @@ std::vector<std::byte> combined_row(const Problem& problem, int home, int token,
     return encoded(problem.combine_type, sums);
 }
 
-BoundedRow bounded_row(const Problem& problem, int home, int token, const ActiveRanks& active) {
+BoundedRow bounded_row(const Problem& problem, int source, int token, const ActiveRanks& active) {
     BoundedRow result;
     result.sum.resize(problem.combine_hidden);
     result.bound.resize(problem.combine_hidden);
     std::vector<double> magnitudes(problem.combine_hidden);
-    for (const Term& term : terms(problem, home, token, active)) {
+    for (const Term& term : terms(problem, source, token, active)) {
         const std::vector<std::byte> row = expert_row(problem, term.target, term.row);
         const std::vector<float> values = decoded(problem.combine_type, row);
         const double weight = term.weight;

@@ -9,14 +9,14 @@ namespace crossdock::reference {
 // The output row of a token where rows travel unchanged and sums are exact: fp32, fused multiply-adds from 0 in
 // ascending k (expert-major), or additions from 0 in the order of each rank's first k (rank-major), one rounding. Bit
 // for bit.
-std::vector<std::byte> combined_row(const Problem& problem, int home, int token, const ActiveRanks& active = {});
+std::vector<std::byte> combined_row(const Problem& problem, int source, int token, const ActiveRanks& active = {});
 
 // The output row in fp64, and how far any correct result may be from it.
 struct BoundedRow {
     std::vector<double> sum;
     std::vector<double> bound;
 };
-BoundedRow bounded_row(const Problem& problem, int home, int token, const ActiveRanks& active = {});
+BoundedRow bounded_row(const Problem& problem, int source, int token, const ActiveRanks& active = {});
 
 // What a caller passes as the scale of a row that combine quantises to NVFP4: 2688 / max |x|, or 0 for a row of zeros.
 float nvfp4_global_scale(const Problem& problem, const std::vector<std::byte>& row);

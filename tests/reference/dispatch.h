@@ -10,10 +10,10 @@ namespace crossdock::reference {
 using ActiveRanks = std::vector<int>;
 inline bool is_active(const ActiveRanks& active, int rank) { return active.empty() || active[rank] != 0; }
 
-// The rows that `rank` receives, one list a block. Expert-major: a block is a local expert, its rows are every (source
-// rank, token, k) with that expert, in this order. Rank-major: a block is a source rank, its rows are every token with
-// an expert here, in order. A rank that is not active contributes nothing. An expert has slots for R * M rows;
-// duplicates of one expert in a token can exceed them, and the rows past the last slot are dropped.
+// The rows that `rank` receives, one list per block. Expert-major: a block is a local expert, its rows are every
+// (source rank, token, k) with that expert, in this order. Rank-major: a block is a source rank, its rows are every
+// token with an expert here, in order. A rank that is not active contributes nothing. An expert has slots for R * M
+// rows; duplicates of one expert in a token can exceed them, and the rows past the last slot are dropped.
 std::vector<std::vector<RowSource>> received_rows(const Problem& problem, int rank, const ActiveRanks& active = {});
 
 // The choices of a token that find a slot at their expert, [K]; false also for dropped ids. All ranks are active.

@@ -37,33 +37,33 @@ void add_mxfp8_errors(const std::vector<double>& row, std::vector<double>& error
 
 }  // namespace
 
-Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int lsa_team_size) {
+Bytes combined_row(const HtProblem& problem, const HtRouting& routing, int source, int token, int lsa_team_size) {
     const ncclDataType_t type = problem.combine_type;
-    const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
+    const std::vector<HtArrival>& arrivals = routing.arrivals(source, token);
     const auto team_of = [&](int rank) { return lsa_team_size == 0 ? 0 : rank / lsa_team_size; };
     std::vector<float> sums(problem.combine_hidden, 0.0f);
     for (size_t i = 0; i < arrivals.size();) {
         const int team = team_of(arrivals[i].target);
-        const bool is_far = team != team_of(home);
+        const bool is_in_other_team = team != team_of(source);
         std::vector<float> sums_of_team(problem.combine_hidden, 0.0f);
         while (i < arrivals.size() && team_of(arrivals[i].target) == team) {
             const int target = arrivals[i].target;
             std::vector<float> sums_of_rank(problem.combine_hidden, 0.0f);
             for (; i < arrivals.size() && arrivals[i].target == target; ++i)
                 add(expert_row(problem, target, arrivals[i].source), type, sums_of_rank);
-            add_returned(problem, sums_of_rank, is_far ? sums_of_team : sums);
+            add_returned(problem, sums_of_rank, is_in_other_team ? sums_of_team : sums);
         }
-        if (is_far) add(encoded(type, sums_of_team), type, sums);
+        if (is_in_other_team) add(encoded(type, sums_of_team), type, sums);
     }
     return encoded(type, sums);
 }
 
-BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int lsa_team_size) {
+BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int source, int token, int lsa_team_size) {
     BoundedRow result;
     result.sum.resize(problem.combine_hidden);
     result.bound.resize(problem.combine_hidden);
     const ncclDataType_t type = problem.combine_type;
-    const std::vector<HtArrival>& arrivals = routing.arrivals(home, token);
+    const std::vector<HtArrival>& arrivals = routing.arrivals(source, token);
     std::vector<double> errors(problem.combine_hidden);  // of MXFP8
     for (size_t n = 0; n < arrivals.size();) {
         const int target = arrivals[n].target;
@@ -92,15 +92,15 @@ BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int h
     return result;
 }
 
-std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int home, int token) {
+std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int source, int token) {
     std::vector<float> result(problem.num_topk, 0.0f);
     for (int k = 0; k < problem.num_topk; ++k) {
-        const int target = problem.target_rank(home, token, k);
+        const int target = problem.target_rank(source, token, k);
         if (target < 0) continue;
-        const auto expert = static_cast<int>(problem.expert(home, token, k) % problem.local_experts());
-        for (const HtArrival& arrival : routing.arrivals(home, token)) {
+        const auto expert = static_cast<int>(problem.expert(source, token, k) % problem.local_experts());
+        for (const HtArrival& arrival : routing.arrivals(source, token)) {
             if (arrival.target != target || (problem.expert_major() && arrival.source.expert != expert)) continue;
-            result[k] = weight_gradient(problem, target, home, token, expert);
+            result[k] = weight_gradient(problem, target, source, token, expert);
         }
     }
     return result;

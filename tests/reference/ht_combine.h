@@ -7,20 +7,21 @@
 
 namespace crossdock::reference {
 
-// The output row of a token, bit for bit: FLAT adds one row a rank, in fp32 from 0 in ascending order of ranks, and
+// The output row of a token, bit for bit: FLAT adds one row per rank, in fp32 from 0 in ascending order of ranks, and
 // rounds once. Expert-major first adds the rows of each rank, in fp32 in ascending order of local experts, and rounds
 // the sum to the token's type. With several LSA teams of that many ranks, the rows of another team than the
-// home's are added first, in the same way, and rounded; that sum takes their place. 0: one team.
+// source's are added first, in the same way, and rounded; that sum takes their place. 0: one team.
 // With MXFP8 the sum of each rank is quantised as through_mxfp8 says (formats.h) before it is added; one team.
-std::vector<std::byte> combined_row(const HtProblem& problem, const HtRouting& routing, int home, int token,
+std::vector<std::byte> combined_row(const HtProblem& problem, const HtRouting& routing, int source, int token,
                                     int lsa_team_size = 0);
 
 // The same in fp64, and how far any correct result may be from it. MXFP8: e4m3 has 3 bits behind the point, so an
 // element is off by at most 1/16 of itself; below its normal numbers by 2^-10 of the scale, which is less than 1/224 of
 // the block's largest magnitude, or 2^-127.
-BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int home, int token, int lsa_team_size = 0);
+BoundedRow bounded_row(const HtProblem& problem, const HtRouting& routing, int source, int token,
+                       int lsa_team_size = 0);
 
 // Backward: the gradients of a token's weights, [K]: what the expert's rank supplied; 0 for a choice that went nowhere.
-std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int home, int token);
+std::vector<float> combined_weights(const HtProblem& problem, const HtRouting& routing, int source, int token);
 
 }  // namespace crossdock::reference

@@ -61,7 +61,7 @@ HtReceived expert_major_rows(const HtProblem& problem, int rank) {
 }  // namespace
 
 HtRouting::HtRouting(const HtProblem& problem) : budget_(problem.budget) {
-    for (const RankInput& home : problem.ranks) arrivals_.emplace_back(home.num_tokens);
+    for (const RankInput& source : problem.ranks) arrivals_.emplace_back(source.num_tokens);
     for (int rank = 0; rank < problem.num_ranks; ++rank) {
         received_.push_back(problem.expert_major() ? expert_major_rows(problem, rank) : flat_rows(problem, rank));
         const std::vector<HtRow>& rows = received_.back().rows;

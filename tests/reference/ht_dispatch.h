@@ -30,7 +30,7 @@ class HtRouting {
     explicit HtRouting(const HtProblem& problem);
     const HtReceived& received(int rank) const { return received_[rank]; }
     // The rows that are left of a token, in ascending order of rank, then of local expert.
-    const std::vector<HtArrival>& arrivals(int home, int token) const { return arrivals_[home][token]; }
+    const std::vector<HtArrival>& arrivals(int source, int token) const { return arrivals_[source][token]; }
     // Whether a rank would receive more than the budget.
     bool overflows() const;
 

@@ -197,7 +197,7 @@ class ElasticBuffer:
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle, EventOverlap]:
-        """Sends each token once to every rank with experts of it, where it has a row, or with do_expand one an expert.
+        """Sends each token once to every rank with experts of it, where it has a row, or with do_expand one per expert.
 
         Returns (recv_x, recv_topk_idx, recv_topk_weights, handle, event).
         """
@@ -357,7 +357,7 @@ class ElasticBuffer:
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Brings rows home and adds them up, all rows of a token, with up to two biases [T, H]; weights by column.
+        """Returns rows to their source ranks and adds them up, with up to two biases [T, H]; weights by column.
 
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """

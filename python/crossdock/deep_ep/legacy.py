@@ -116,7 +116,7 @@ class Buffer:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Whether there is a GPU world; FP8 is always there."""
+        """Whether there is a GPU backend; FP8 is always there."""
         return bool(has_cuda)
 
     @staticmethod
@@ -310,7 +310,7 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Brings rows home and adds them up, a row a rank, and up to two biases [T, H]; weights alike, by column.
+        """Returns rows to their source ranks and adds them up, with up to two biases [T, H]; weights alike, by column.
 
         Returns (combined_x [T, H], combined_topk_weights [T, K] or None, event).
         """

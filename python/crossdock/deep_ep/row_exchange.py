@@ -115,11 +115,11 @@ class RowExchange:
         require_state(
             not is_captured,
             lambda: (
-                f"the first call with {tokens} tokens, {row_bytes} bytes a row and {budget} rows grows the buffer,"
+                f"the first call with {tokens} tokens, {row_bytes} bytes per row and {budget} rows grows the buffer,"
                 " which cannot be captured: make one such call before"
             ),
         )
-        # Room for both directions of callers that send 8-bit rows and bring 16-bit rows home.
+        # Room for both directions of callers that send 8-bit rows and return 16-bit rows.
         capacity = max(capacity, 2 * row_bytes, size.capacity if size else 0)
         tokens = _grown(tokens, size.tokens if size else SMALLEST_TOKENS)
         rows = max(budget, tokens) if budget else 0
@@ -148,8 +148,8 @@ class RowExchange:
         rows = carried.as_carried(tokens)
         needed = rows.shape[1] * rows.element_size() + (0 if words is None else 4 * words.shape[1])
         if needed > route.capacity:
-            sentence = f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}"
-            require(False, sentence)
+            message = f"x has rows of {needed} bytes with scales, allowed with this handle: at most {route.capacity}"
+            require(False, message)
         num_rows, lease = route.num_rows, route.lease
         received = maker_of(rows.dtype, rows.device)(route.tensor_rows, rows.shape[1])
         found = None
@@ -227,7 +227,7 @@ class RowExchange:
             wide[: rows.shape[0], :hidden] = rows
             rows = wide
         result = rows.new_empty(route.num_tokens, padded)
-        # Longer rows than the group was made for go home in pieces.
+        # Rows longer than the group was made for return in pieces.
         try:
             if padded <= step:
                 route.lease.handle.combine(rows, result)

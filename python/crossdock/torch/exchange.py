@@ -78,12 +78,12 @@ class Received(NamedTuple):
 class Exchange:
     """Dispatch and combine with gradients between the ranks of a communicator.
 
-    comm: a Communicator, or what Communicator.adopt takes. num_experts: E; num_topk: K choices a token; max_tokens:
-    most tokens a rank and step (M); hidden: H elements a row. algorithm: LOW_LATENCY (N = R*M rows, always) or
+    comm: a Communicator, or what Communicator.adopt takes. num_experts: E; num_topk: K choices per token; max_tokens:
+    most tokens per rank and step (M); hidden: H elements per row. algorithm: LOW_LATENCY (N = R*M rows, always) or
     HIGH_THROUGHPUT (N = max_rows, by default R*M, the most that can come). dtype: of tokens; bf16, fp16 or fp32.
     max_in_flight: how many dispatches can be open, that is, not yet gone backward: layers times micro-batches.
     recipe: NONE, or DS_FP8E3M4: rows travel to their experts as 8-bit floats with a scale for each 128 elements, and
-    arrive as dtype again (bf16, H a multiple of 128). combine_recipe: NONE, or NVFP4 on the way home (low latency,
+    arrive as dtype again (bf16, H a multiple of 128). combine_recipe: NONE, or NVFP4 on the way back (low latency,
     bf16, H a multiple of 32). Gradients travel as they are, as if nothing had been rounded.
     zero_copy: peers write rows straight into this exchange's memory (not with a recipe): received.rows is memory that
     dispatch number n + max_in_flight writes again. fields: further ones of GroupConfig.
@@ -304,18 +304,18 @@ class Exchange:
         handle = self._handle_of(ticket)
         tokens = rows.new_empty((num_tokens, rows.shape[1]))
         if not self.is_low_latency:
-            home = weights.new_empty((num_tokens, self.num_topk))
+            weight_gradients = weights.new_empty((num_tokens, self.num_topk))
             handle.combine(
                 CombineInputs(tokens=rows.contiguous(), topk_weights=weights.contiguous()),
-                CombineOutputs(tokens=tokens, topk_weights=home),
+                CombineOutputs(tokens=tokens, topk_weights=weight_gradients),
                 pass_direction=PassDir.BWD,
             )
-            return tokens, home
+            return tokens, weight_gradients
         handle.combine(self._shaped(rows), tokens)
         padded = torch.nn.functional.pad(weights, (0, self._weight_columns - self.num_topk))
-        home = weights.new_empty((num_tokens, self._weight_columns))
-        handle.combine(self._shaped(padded), home)
-        return tokens, home[:, : self.num_topk].contiguous()
+        weight_gradients = weights.new_empty((num_tokens, self._weight_columns))
+        handle.combine(self._shaped(padded), weight_gradients)
+        return tokens, weight_gradients[:, : self.num_topk].contiguous()
 
     def _row_shape(self) -> tuple[int, ...]:
         return (self.num_ranks, self.max_tokens) if self.is_low_latency else (self.num_rows,)

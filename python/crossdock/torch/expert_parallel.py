@@ -38,7 +38,7 @@ class ExpertParallel(nn.Module):
     gate: x [B, H] -> logits [B, E], replicated on all ranks. experts: this rank's L modules, rows [n, H] -> [n, H].
     Weights are the softmax over the chosen logits. Mode and recipe are the exchange's. shared_expert, if given, sees
     every token and is added; with overlap, in low latency, it runs between the halves of the dispatch, while rows
-    travel (not in torch.compile, which takes a dispatch as one operator). A step has at most exchange.max_tokens tokens a rank; a rank may have none.
+    travel (not in torch.compile, which takes a dispatch as one operator). A step has at most exchange.max_tokens tokens per rank; a rank may have none.
     """
 
     def __init__(

@@ -104,8 +104,9 @@ def _backward_of_dispatch(ctx: Any, rows: Tensor, weights: Tensor, *_: Any) -> t
     experts, ticket = ctx.saved_tensors
     # A weight counts in the row of its expert alone; in low latency all weights of a token are in all of its rows.
     weights = weights.masked_fill(experts < 0, 0)
-    tokens, home = torch.ops.crossdock.dispatch_backward(rows, weights, ticket, ctx.num_tokens, ctx.exchange)
-    return tokens, None, home, None
+    dispatch_backward = torch.ops.crossdock.dispatch_backward
+    tokens, weight_gradients = dispatch_backward(rows, weights, ticket, ctx.num_tokens, ctx.exchange)
+    return tokens, None, weight_gradients, None
 
 
 def _keep_of_combine(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -131,8 +132,8 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
-        tokens, _, home, _ = _backward_of_dispatch(ctx, *gradients)
-        return tokens, home, None, None
+        tokens, _, weight_gradients, _ = _backward_of_dispatch(ctx, *gradients)
+        return tokens, weight_gradients, None, None
 
 
 def receive(

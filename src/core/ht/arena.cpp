@@ -27,12 +27,12 @@ uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint
 
 // Of a ring of rows between teams. The more slots, the fewer credits cross. A credit is for half of them: where
 // their number is fixed, for two, or for one where every rank is a team.
-uint32_t far_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
+uint32_t gin_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
     const uint64_t packet = align_up(config.max_token_bytes, 128);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.lsa_team_size) * channels;
     const uint64_t slots = backend.ring_slots > 0
                                ? uint64_t{backend.ring_slots} * (config.lsa_team_size == 1 ? 1 : 2)
-                               : std::clamp(kHtFarRingBytes / (rings * packet), kHtFewestFarSlots, kHtMostFarSlots);
+                               : std::clamp(kHtGinRingBytes / (rings * packet), kHtFewestGinSlots, kHtMostGinSlots);
     return static_cast<uint32_t>(std::min<uint64_t>(slots * packet, align_up(INT32_MAX, 128) - 128));
 }
 
@@ -72,7 +72,7 @@ HtArena::HtArena(Communicator& communicator, const GroupConfig& config) {
     geometry = ht_geometry(communicator.backend(), config,
                            std::max({blocks.dispatch, blocks.combine, blocks.flat_dispatch, blocks.flat_combine}));
     outbox = HtOutbox::of(geometry, config.num_ranks / config.lsa_team_size,
-                          far_ring_bytes(communicator.backend(), config, geometry.channels));
+                          gin_ring_bytes(communicator.backend(), config, geometry.channels));
     memory = communicator.allocate_symmetric(config.has_several_teams() ? outbox.bytes : geometry.arena_bytes(),
                                              config.timeout_ns);
     team.emplace(communicator, config, *memory);

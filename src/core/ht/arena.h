@@ -16,12 +16,12 @@ inline constexpr uint64_t kHtCachedRingBytes = uint64_t{34} << 20;
 inline constexpr uint64_t kHtDeepRingBytes = uint64_t{68} << 20;
 inline constexpr uint32_t kHtFewestSlots = 2;
 // The same for rows between teams, whose slots lie twice.
-inline constexpr uint64_t kHtFarRingBytes = uint64_t{64} << 20;
-inline constexpr uint64_t kHtFewestFarSlots = 4;
-inline constexpr uint64_t kHtMostFarSlots = 16;
+inline constexpr uint64_t kHtGinRingBytes = uint64_t{64} << 20;
+inline constexpr uint64_t kHtFewestGinSlots = 4;
+inline constexpr uint64_t kHtMostGinSlots = 16;
 inline constexpr uint32_t kHtMostCachedSlots = 32;
 
-// With so many blocks an operation.
+// With so many blocks per operation.
 HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels);
 
 // Of an operation, the same on every rank.

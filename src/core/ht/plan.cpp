@@ -17,7 +17,7 @@ constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
 constexpr uint32_t kGpuSummers = 7;
-constexpr uint32_t kGpuSenders = 5;      // of sums that go home
+constexpr uint32_t kGpuSenders = 5;      // of sums
 constexpr uint32_t kGpuOwnSenders = 3;   // of sums of own tokens
 constexpr uint32_t kGpuWeightWarps = 2;  // of a combine whose other warps have enough to do
 constexpr uint32_t kGpuMostSharedStages = 32;
@@ -61,7 +61,7 @@ HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
 }
 
 // Of a ring between teams, whose halves have a credit each.
-HtSlots far_slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
+HtSlots gin_slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
     HtSlots slots = slots_for(ring_bytes, packet_bytes);
     slots.num -= slots.num % 2;
     return slots;
@@ -80,7 +80,7 @@ HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_dee
 
 HtSlots slots_of_weights(const HtCommon& common) {
     const uint32_t weights = weights_per_row(common.topk, common.arena.experts_per_rank);
-    return far_slots_for(kWeightRingBytes, sizeof(float) * kChunkTokens * weights);
+    return gin_slots_for(kWeightRingBytes, sizeof(float) * kChunkTokens * weights);
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kWeightRingBytes);
 
@@ -101,7 +101,7 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_
     HtShared shared{};
     const auto compute = [&] {
         const uint32_t teams = static_cast<uint32_t>(group.config().num_ranks / group.config().lsa_team_size);
-        uint64_t at = align_up(kFarCountersOffset + 4 * num_far_counters(common.arena.num_ranks, teams), 16);
+        uint64_t at = align_up(kGinCountersOffset + 4 * num_gin_counters(common.arena.num_ranks, teams), 16);
         shared.peers = static_cast<uint32_t>(at);
         at = align_up(at + 4 * uint64_t{common.arena.num_ranks}, 16);
         shared.plans = static_cast<uint32_t>(at);
@@ -188,7 +188,7 @@ HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
     return {senders, 1, 8, stages, 0, chunk};
 }
 
-// Expert-major: sums go home.
+// Expert-major: sums are sent.
 HtWarpLayout summing_warps(const Group& group, uint32_t row_bytes, HtWire wire, uint32_t weight_warps) {
     HtWarpLayout warp_layout{};
     warp_layout.summers = summers_for(row_bytes);
@@ -203,8 +203,8 @@ HtWarpLayout summing_warps(const Group& group, uint32_t row_bytes, HtWire wire, 
     return warp_layout;
 }
 
-// Flat rows in windows: home ranks read them themselves, by a pipeline if all rows lie so; only homes without windows
-// are sent theirs.
+// Flat rows in windows: source ranks read them themselves, by a pipeline if all rows lie so; only source ranks without
+// windows are sent theirs.
 HtWarpLayout reading_warps(const Group& group, uint32_t row_bytes, bool with_weights) {
     HtWarpLayout warp_layout{};
     warp_layout.summers = group.config().has_several_teams() ? 0 : summers_for(row_bytes);
@@ -252,7 +252,7 @@ LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args) {
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     HtCommon& common = args.common;
     args.rows = slots_of_rows(common, uint64_t{args.row_bytes} + args.scale_bytes, false);
-    args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
+    args.gin_rows = gin_slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
     args.weight_slots = slots_of_weights(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
     // In rings own rows are placed by who sends, so with one peer there is less to receive than to send.
@@ -270,7 +270,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
     const uint32_t weight_warps = args.with_weights ? kGpuWeightWarps : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
-    // Between teams rows cross on their way home when they are summed.
+    // Between teams rows return when they are summed.
     args.warp_layout = common.expert_major ? summing_warps(group, args.row_bytes, args.wire, weight_warps)
                        : common.has_windows
                            ? reading_warps(group, args.row_bytes, args.with_weights)
@@ -283,7 +283,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
         tail_bytes = mxfp8_part_bytes(part);
     }
     args.rows = slots_of_rows(common, args.wire_bytes, common.expert_major);
-    args.far_rows = far_slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
+    args.gin_rows = gin_slots_for(common.outbox.rows.ring_bytes, args.row_bytes);
     args.weight_slots = slots_of_weights(common);
     args.shared = lay_out(group, common, args.warp_layout, tail_bytes, "combine");
     limit_senders(args.warp_layout, args.row_bytes);

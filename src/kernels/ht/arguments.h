@@ -14,24 +14,24 @@
 
 namespace crossdock {
 
-// Advances by one operation a kernel, on the device, so that graph replays count too: every block takes a ticket, and
+// Advances by one operation per kernel, on the device, so that graph replays count too: every block takes a ticket, and
 // whoever takes the last one of a grid moves the epoch on.
 struct HtState {
     uint64_t clock;       // epoch, and tickets taken (kHtTicketBits)
     uint32_t arrived[2];  // blocks of the running kernel at its barriers; zero between kernels
     uint32_t announced;   // several teams: those of an update that have announced their tokens; zero between kernels
     uint32_t claimed[2];  // by epoch % 2: work that warps of all blocks have taken; cleared by the operation before
-    uint64_t signs;       // of life that waits have given; only grows
+    uint64_t heartbeats;  // that waits have sent; only grows
 };
 inline constexpr uint32_t kHtTicketBits = 18;
 static_assert(64 - kHtTicketBits >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
 
-// The handle's memory, taken apart. A table [ranks][chunks] has `chunks` entries a rank, of which a source with fewer
+// The handle's memory, taken apart. A table [ranks][chunks] has `chunks` entries per rank, of which a source with fewer
 // tokens uses the first ones.
 struct HtTables {
     HtRouting* routing;
     int32_t* ids;             // [tokens][topk] global expert ids, -1: dropped
-    uint32_t* bases;          // [ranks] lanes (teams.h): number of the home's first row at the near rank
+    uint32_t* bases;          // [ranks] lanes (teams.h): number of the source's first row at the LSA peer
     uint32_t* source_tokens;  // [ranks]
     uint32_t* expert_rows;    // [local experts] received rows
     uint32_t* zones;          // [local experts + 1] expert-major: first slots; the last: padded total
@@ -42,7 +42,7 @@ struct HtTables {
                               // (column 0) or among those of an expert
     uint64_t* bitmaps;        // [ranks][tokens][words] the local experts of a token
     // Several teams.
-    uint32_t* rail_masks;       // [ranks][chunks] lanes: which of a far home's tokens go to the near rank
+    uint32_t* rail_masks;       // [ranks][chunks] lanes: which tokens of a source in another team go to the LSA peer
     uint32_t* rail_firsts;      // [ranks][chunks + 1]
     uint32_t* crossing_masks;   // [2][teams][chunks] which own tokens go to that team; which of the tokens that this
                                 // rank forwards come from there
@@ -171,10 +171,10 @@ struct HtSlots {
 };
 
 // Offsets in a block's shared memory. Groups of several teams have counters behind the block's head, two for each of
-// its far rings (FarRing).
-inline constexpr uint32_t kFarCountersOffset = 32;
+// its GIN rings (GinRing).
+inline constexpr uint32_t kGinCountersOffset = 32;
 
-CROSSDOCK_HOST_DEVICE constexpr uint32_t num_far_counters(uint32_t ranks, uint32_t teams) {
+CROSSDOCK_HOST_DEVICE constexpr uint32_t num_gin_counters(uint32_t ranks, uint32_t teams) {
     return teams > 1 ? 2 * (teams + ranks) : 0;
 }
 
@@ -224,7 +224,7 @@ struct HtDispatchArgs {
     HtWarpLayout warp_layout;
     HtShared shared;
     HtSlots rows;
-    HtSlots far_rows;  // between teams
+    HtSlots gin_rows;  // between teams
     HtSlots weight_slots;
     bool with_weights;  // forward
     bool global_ids;
@@ -255,7 +255,7 @@ struct HtCombineArgs {
     HtWarpLayout warp_layout;
     HtShared shared;
     HtSlots rows;
-    HtSlots far_rows;  // between teams
+    HtSlots gin_rows;  // between teams
     HtSlots weight_slots;
     DType dtype;
     HtWire wire;

@@ -52,12 +52,12 @@ struct Summand {
     int rank;  // -1: a team
     int team;  // -1: a rank
 
-    CROSSDOCK_DEVICE static int num(const HtCommon& c) { return num_near(c) + num_teams(c) - 1; }
+    CROSSDOCK_DEVICE static int num(const HtCommon& c) { return team_size(c) + num_teams(c) - 1; }
     CROSSDOCK_DEVICE static Summand of(const HtCommon& c, int i) {
         if constexpr (!kHasGinPeers) return {i, -1};
         const int own = own_team(c);
-        if (i >= own && i < own + num_near(c)) return {first_near(c) + i - own, -1};
-        return {-1, i < own ? i : i - num_near(c) + 1};
+        if (i >= own && i < own + team_size(c)) return {first_of_team(c) + i - own, -1};
+        return {-1, i < own ? i : i - team_size(c) + 1};
     }
 };
 
@@ -79,12 +79,12 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         SentRow sent{false, 0, 0};
         if (is_term && term.team >= 0) {
             sent = crossing_row(c, Crossing::kOut, term.team, token, share);
-            const FarRing ring = FarRing::of_rows(c, term.team, channel);
-            if (sent.exists && ring.wait_packet(ctx, operation, args.far_rows, sent.packet))
-                row = ring.incoming(args.far_rows, sent.packet);
+            const GinRing ring = GinRing::of_rows(c, term.team, channel);
+            if (sent.exists && ring.wait_packet(ctx, operation, args.gin_rows, sent.packet))
+                row = ring.incoming(args.gin_rows, sent.packet);
         } else if (is_term && states[term.rank] != kAbsent) {
             sent = sent_row(c, term.rank, token, share);
-            find_near_row(ctx, args, operation, c.rank, term.rank, sent, row);
+            find_lsa_row(ctx, args, operation, c.rank, term.rank, sent, row);
         }
         num += note_rows(ctx, plan, num, row, static_cast<uint32_t>(i), sent.packet);
     }
@@ -104,7 +104,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
         const Summand term = Summand::of(c, static_cast<int>(plan.origins[i]));
         if (term.team >= 0) {
-            FarRing::of_rows(c, term.team, channel).give_credit(ctx, operation, args.far_rows, plan.slots[i]);
+            GinRing::of_rows(c, term.team, channel).give_credit(ctx, operation, args.gin_rows, plan.slots[i]);
         } else if (states[term.rank] == kEntered) {
             give_credit(ctx, c, c.offsets.rows, operation, term.rank, c.rank, channel,
                         Ring::of(c, c.offsets.rows, c.rank, term.rank, channel), plan.slots[i], args.rows.num);
@@ -141,10 +141,10 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
     const uint32_t num_ranks = c.arena.num_ranks;
     const Share own = Share::of(num_chunks(c.tables.routing->num_tokens), channel, c.channels);
     const auto send = [&](uint32_t i) {
-        const uint32_t home = (c.rank + i) % num_ranks;
-        const Share share = chunk_share(c, static_cast<int>(home), channel);
-        if (i / num_ranks < share.size() && peer_states(ctx, args.shared)[home] != kAbsent)
-            return_weights(ctx, args, operation, static_cast<int>(home), share.first + i / num_ranks, share);
+        const uint32_t source = (c.rank + i) % num_ranks;
+        const Share share = chunk_share(c, static_cast<int>(source), channel);
+        if (i / num_ranks < share.size() && peer_states(ctx, args.shared)[source] != kAbsent)
+            return_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);
     };
     // All of a chunk's come together: what nobody sends is 0.
     const auto receive = [&](uint32_t chunk) { collect_weights(ctx, args, operation, own.first + chunk, own); };
@@ -159,11 +159,11 @@ CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c
         return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.finished)) + writer;
     };
     CROSSDOCK_ROLLED
-    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
+    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] == kDirect) ctx.store_entered_system(word(peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
-    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
+    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* finished = word(c.rank, peer);
         wait_for(
@@ -182,7 +182,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     } else {
         init_stages(ctx, args.warp_layout, args.shared);
     }
-    FarRing::init_counters(ctx, c);
+    GinRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kCombineBegin);
     const Operation operation = begin_operation(ctx, c);
@@ -213,7 +213,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
         exchange_gradients(ctx, args, operation, warp - warp_layout.producers - warp_layout.consumers,
                            warp_layout.weight_warps);
     }
-    // Tokens that the routing does not know of come home as zeros.
+    // Tokens that the routing does not know of return as zeros.
     const uint64_t known = c.tables.routing->num_tokens;
     CROSSDOCK_ROLLED
     for (uint64_t token = known + static_cast<uint32_t>(ctx.block_idx() * ctx.num_warps()) + warp;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine between teams: the rows that a team's ranks have for a far token are summed by the home's
-// rail peer there, in ascending order of ranks, and one row crosses home.
+// High-throughput combine between teams: the rows that a team's ranks have for a token of another team are summed by
+// the source rank's rail peer there, in ascending order of ranks, and one row returns to the source rank.
 #pragma once
 
 #include "device/sum_rows.h"
@@ -40,24 +40,24 @@ class RowGatherer {
         const SentRow sum = crossing_row(c, Crossing::kIn, team, token, share);
         if (!sum.exists) return true;
         uint32_t num = 0;
-        if (!find_rows(ctx, team, token, share, num)) return false;  // no sum may come home that lacks a row
-        const FarRing ring = FarRing::of_rows(c, team, channel_);
-        const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.far_rows, sum.packet);
+        if (!find_rows(ctx, team, token, share, num)) return false;  // no sum may be sent that lacks a row
+        const GinRing ring = GinRing::of_rows(c, team, channel_);
+        const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.gin_rows, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
         sum_rows<kDType>(ctx, PointerTerms{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
-                         ring.outgoing(args_.far_rows, sum.packet));
+                         ring.outgoing(args_.gin_rows, sum.packet));
         ctx.warp_sync();
         if (is_leader(ctx)) {
-            ring.send(ctx, operation_, args_.far_rows, sum.packet, args_.row_bytes);
+            ring.send(ctx, operation_, args_.gin_rows, sum.packet, args_.row_bytes);
             count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
         }
-        const int home = rail_peer(c, team);
+        const int source = rail_peer(c, team);
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) {
             const int peer = static_cast<int>(plan_.origins[i]);
             if (peer_states(ctx, args_.shared)[peer] != kEntered) continue;
-            give_credit(ctx, c, c.offsets.rows, operation_, peer, home, channel_,
-                        Ring::of(c, c.offsets.rows, c.rank, lane_of(c, home, peer), channel_), plan_.slots[i],
+            give_credit(ctx, c, c.offsets.rows, operation_, peer, source, channel_,
+                        Ring::of(c, c.offsets.rows, c.rank, lane_of(c, source, peer), channel_), plan_.slots[i],
                         args_.rows.num);
         }
         ctx.warp_sync();
@@ -67,16 +67,16 @@ class RowGatherer {
     // Rows of this team's ranks for the token, into the plan, and how many. False: one does not come.
     CROSSDOCK_DEVICE bool find_rows(const Ctx& ctx, int team, uint32_t token, const Share& share, uint32_t& num) const {
         const HtCommon& c = args_.common;
-        const int home = rail_peer(c, team);
+        const int source = rail_peer(c, team);
         bool are_here = true;
         CROSSDOCK_ROLLED
-        for (int base = first_near(c); base < end_near(c); base += kLanes) {
+        for (int base = first_of_team(c); base < end_of_team(c); base += kLanes) {
             const int peer = base + ctx.lane();
             const std::byte* row = nullptr;
             SentRow sent{false, 0, 0};
-            if (peer < end_near(c)) {
-                sent = rail_row(c, lane_of(c, home, peer), token, share);
-                are_here = find_near_row(ctx, args_, operation_, home, peer, sent, row);
+            if (peer < end_of_team(c)) {
+                sent = rail_row(c, lane_of(c, source, peer), token, share);
+                are_here = find_lsa_row(ctx, args_, operation_, source, peer, sent, row);
             }
             num += note_rows(ctx, plan_, num, row, static_cast<uint32_t>(peer), sent.packet);
             if (!ctx.warp_all(are_here)) return false;

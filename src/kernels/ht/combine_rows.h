@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine: where the rows of a sum are. Sums are made at a token's home and, between teams, at its
-// agent.
+// High-throughput combine: where the rows of a sum are. Sums are made at a token's source rank and, between teams, at
+// its agent.
 #pragma once
 
 #include "kernels/ht/weights.h"
@@ -8,13 +8,13 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// The row that a rank of this team returns for a token of `home`, whose agent this rank is: where it lies, or in its
+// The row that a rank of this team returns for a token of `source`, whose agent this rank is: where it lies, or in its
 // packet once that has come; stays null where there is none: it is not sent, or does not travel, or this rank's own
 // tensor ends before it. The calling lane; false: it does not come.
-CROSSDOCK_DEVICE bool find_near_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int home,
-                                    int peer, const SentRow& sent, const std::byte*& row) {
+CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int source,
+                                   int peer, const SentRow& sent, const std::byte*& row) {
     const HtCommon& c = args.common;
-    const int lane = lane_of(c, home, peer);
+    const int lane = lane_of(c, source, peer);
     const uint64_t number = uint64_t{c.tables.bases[lane]} + sent.number;
     if (!sent.exists || !travels(c, static_cast<uint32_t>(number))) return true;
     if (peer_states(ctx, args.shared)[peer] == kDirect) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine, send half: the rows that came from a rank go back to it, one a token: a flat row as it is,
-// expert-major rows of one token summed first. A home rank that may read the rows where they lie needs none of this.
+// High-throughput combine, send half: the rows that came from a rank go back to it, one per token: a flat row as it is,
+// expert-major rows of one token summed first. A source rank that may read the rows where they lie needs none of this.
 #pragma once
 
 #include "device/mxfp8.h"
@@ -20,13 +20,14 @@ CROSSDOCK_DEVICE void quantise_part(const Ctx& ctx, std::byte* stage, uint32_t c
     quantise_mxfp8(ctx, stage + first, bytes / 2, tail + first / 2, tail + part_bytes / 2 + first / 2 / kMxfp8Block);
 }
 
-// What flat and expert-major rows have in common: packets in the homes' rings, and their flags.
+// What flat and expert-major rows have in common: packets in the source ranks' rings, and their flags.
 class Returns {
   public:
     CROSSDOCK_DEVICE Returns(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
         : args_(args), operation_(operation), batch_(ctx, args.shared) {}
 
-    // The slot of the row's packet is free; false: its home is lost. Before it waits, what has been sent is announced.
+    // The slot of the row's packet is free; false: its source rank is lost. Announces what has been sent before it
+    // waits.
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
         ctx.enter(Phase::kCombineSlot);
         const HtCommon& c = args_.common;
@@ -62,8 +63,8 @@ class Returns {
   private:
     CROSSDOCK_DEVICE Ring ring_of(const Ctx& ctx, const PlannedRow& row) const {
         const HtCommon& c = args_.common;
-        const int home = static_cast<int>(row.peer);
-        return Ring::of(c, c.offsets.rows, agent_of(c, home), lane_of(c, home, c.rank),
+        const int source = static_cast<int>(row.peer);
+        return Ring::of(c, c.offsets.rows, agent_of(c, source), lane_of(c, source, c.rank),
                         static_cast<uint32_t>(ctx.block_idx()));
     }
 
@@ -89,7 +90,7 @@ CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& 
     return {static_cast<uint32_t>(ctx.warp_idx()), args.warp_layout.producers, false, false, args.token_rows};
 }
 
-// Flat: rows go home as they are, through the warp's stages.
+// Flat: rows return to their source ranks as they are, through the warp's stages.
 class RowReturner {
   public:
     CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
@@ -116,7 +117,7 @@ class RowReturner {
         return left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
     }
 
-    // What comes next sets out for its stage while the part before is on its way home. One lane.
+    // Loads the next part into its stage while the part before is being sent. One lane.
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, bool may_send) {
         ctx.enter(Phase::kCombineStore);
         CROSSDOCK_ROLLED
@@ -147,7 +148,7 @@ class RowReturner {
     bool is_begun_ = false;  // the load that comes next, as the leader knows
 };
 
-// Expert-major, where a CPU's one warp does it all: the rows of a token are summed into a stage, and the sum goes home.
+// Expert-major, where a CPU's one warp does it all: the rows of a token are summed into a stage, and the sum is sent.
 template <DType kDType, HtWire kWire>
 class SumReturner {
   public:
@@ -208,29 +209,30 @@ class SumReturner {
     uint32_t round_ = 0;  // of the stages
 };
 
-// The gradients of a chunk's weights go back to the home of its tokens.
-CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int home,
+// The gradients of a chunk's weights return to its tokens' source rank.
+CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int source,
                                      uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
-    const uint32_t entry = static_cast<uint32_t>(home) * c.tables.chunks + chunk;
+    const uint32_t entry = static_cast<uint32_t>(source) * c.tables.chunks + chunk;
     const uint32_t mask = c.tables.masks[entry];
-    send_weights(
-        ctx, c, args.weight_slots, operation, home, chunk - share.first, mask, [&](uint32_t bit, float* weights) {
-            const uint64_t* bitmap = bitmap_of(c, home, chunk * kChunkTokens + bit);
-            const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
-            WeightWriter writer(weights);
-            uint32_t num = 0;
-            CROSSDOCK_ROLLED
-            for (uint32_t w = 0; w < c.tables.words; ++w) {
-                CROSSDOCK_ROLLED
-                for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1, ++num) {
-                    const uint64_t at = c.expert_major ? slot_of(c, 64 * w + lowest_one(bits), home, chunk, bit) : row;
-                    const bool is_here = at < c.budget && at < args.token_rows;
-                    writer.add(!is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num]);
-                }
-            }
-            writer.flush();
-        });
+    send_weights(ctx, c, args.weight_slots, operation, source, chunk - share.first, mask,
+                 [&](uint32_t bit, float* weights) {
+                     const uint64_t* bitmap = bitmap_of(c, source, chunk * kChunkTokens + bit);
+                     const uint64_t row = c.tables.firsts[entry] + ones_below(mask, bit);
+                     WeightWriter writer(weights);
+                     uint32_t num = 0;
+                     CROSSDOCK_ROLLED
+                     for (uint32_t w = 0; w < c.tables.words; ++w) {
+                         CROSSDOCK_ROLLED
+                         for (uint64_t bits = bitmap[w]; bits != 0; bits &= bits - 1, ++num) {
+                             const uint64_t at =
+                                 c.expert_major ? slot_of(c, 64 * w + lowest_one(bits), source, chunk, bit) : row;
+                             const bool is_here = at < c.budget && at < args.token_rows;
+                             writer.add(!is_here ? 0.0f : args.weights[c.expert_major ? at : at * c.topk + num]);
+                         }
+                     }
+                     writer.flush();
+                 });
 }
 
 }  // namespace CROSSDOCK_VARIANT

@@ -12,7 +12,7 @@ inline namespace CROSSDOCK_VARIANT {
 CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
     init_stages(ctx, args.warp_layout, args.shared);
-    FarRing::init_counters(ctx, c);
+    GinRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
     const Operation operation = begin_operation(ctx, c);

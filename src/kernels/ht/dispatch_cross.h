@@ -24,10 +24,10 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
             const int team = (own_team(c) + i) % num_teams(c);
             const SentRow row = crossing_row(c, Crossing::kOut, team, token, share);
             if (!row.exists) continue;
-            const FarRing ring = FarRing::of_rows(c, team, channel);
-            const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.far_rows, row.packet);
+            const GinRing ring = GinRing::of_rows(c, team, channel);
+            const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.gin_rows, row.packet);
             if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
-            std::byte* const packet = ring.outgoing(args.far_rows, row.packet);
+            std::byte* const packet = ring.outgoing(args.gin_rows, row.packet);
             // A handle over another's memory may be told of fewer tokens.
             if (token < c.num_tokens) {
                 copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1,
@@ -38,7 +38,7 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
             }
             wait_row_copies(ctx);
             if (is_leader(ctx)) {
-                ring.send(ctx, operation, args.far_rows, row.packet, row_bytes + args.scale_bytes);
+                ring.send(ctx, operation, args.gin_rows, row.packet, row_bytes + args.scale_bytes);
                 count_rows(ctx, c.reach, rail_peer(c, team), 1, 0);
             }
             ctx.warp_sync();
@@ -46,7 +46,7 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
     }
 }
 
-// What far homes send here, on to the ranks of this team.
+// Forwards what source ranks of other teams send here to the ranks of this team.
 class RowForwarder {
   public:
     CROSSDOCK_DEVICE RowForwarder(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation)
@@ -73,15 +73,15 @@ class RowForwarder {
         const HtCommon& c = args_.common;
         const SentRow row = crossing_row(c, Crossing::kIn, team, token, share);
         if (!row.exists) return true;
-        const FarRing from = FarRing::of_rows(c, team, channel_);
-        const bool is_here = is_leader(ctx) && from.wait_packet(ctx, operation_, args_.far_rows, row.packet);
+        const GinRing from = GinRing::of_rows(c, team, channel_);
+        const bool is_here = is_leader(ctx) && from.wait_packet(ctx, operation_, args_.gin_rows, row.packet);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) return false;
-        const std::byte* const packet = from.incoming(args_.far_rows, row.packet);
+        const std::byte* const packet = from.incoming(args_.gin_rows, row.packet);
         CROSSDOCK_ROLLED
-        for (int peer = first_near(c); peer < end_near(c); ++peer) {
+        for (int peer = first_of_team(c); peer < end_of_team(c); ++peer) {
             if (!pass_on(ctx, team, peer, token, share, packet)) return false;
         }
-        if (is_leader(ctx)) from.give_credit(ctx, operation_, args_.far_rows, row.packet);
+        if (is_leader(ctx)) from.give_credit(ctx, operation_, args_.gin_rows, row.packet);
         ctx.warp_sync();
         return true;
     }
@@ -90,8 +90,8 @@ class RowForwarder {
     CROSSDOCK_DEVICE bool pass_on(const Ctx& ctx, int team, int peer, uint32_t token, const Share& share,
                                   const std::byte* packet) const {
         const HtCommon& c = args_.common;
-        const int home = rail_peer(c, team);
-        const int lane = lane_of(c, home, peer);
+        const int source = rail_peer(c, team);
+        const int lane = lane_of(c, source, peer);
         const SentRow row = rail_row(c, lane, token, share);
         const uint64_t number = uint64_t{c.tables.bases[lane]} + row.number;
         if (!row.exists || !travels(c, static_cast<uint32_t>(number))) return true;
@@ -99,14 +99,14 @@ class RowForwarder {
         if (is_leader(ctx)) count_rows(ctx, c.reach, peer, 1, uint64_t{row_bytes} + args_.scale_bytes);
         if (peer_states(ctx, args_.shared)[peer] == kDirect) {
             if (peer == c.rank) {
-                place_own(ctx, home, token, static_cast<uint32_t>(number), packet);
+                place_own(ctx, source, token, static_cast<uint32_t>(number), packet);
             } else {
                 copy(ctx, packet, args_.token_windows.at(peer, number * row_bytes),
                      args_.scale_bytes == 0 ? nullptr : args_.scale_windows.at(peer, number * args_.scale_bytes));
             }
             return true;
         }
-        const Ring ring = Ring::of(c, c.offsets.rows, peer, home, channel_);
+        const Ring ring = Ring::of(c, c.offsets.rows, peer, source, channel_);
         const bool may_send = is_leader(ctx) && wait_credit(ctx, c, c.offsets.rows, operation_, peer, lane, channel_,
                                                             row.packet, args_.rows.num);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
@@ -121,13 +121,13 @@ class RowForwarder {
     }
 
     // To its places in this rank's tensors.
-    CROSSDOCK_DEVICE void place_own(const Ctx& ctx, int home, uint32_t token, uint32_t number,
+    CROSSDOCK_DEVICE void place_own(const Ctx& ctx, int source, uint32_t token, uint32_t number,
                                     const std::byte* packet) const {
         const HtCommon& c = args_.common;
         uint32_t* const slots = HtPlan::of_warp(ctx, args_.shared, c.topk).slots;
         uint32_t num = 0;
         if (is_leader(ctx))
-            num = list_slots(c, home, token / kChunkTokens, token % kChunkTokens, number, args_.token_rows, slots);
+            num = list_slots(c, source, token / kChunkTokens, token % kChunkTokens, number, args_.token_rows, slots);
         ctx.warp_sync();
         num = ctx.warp_broadcast(num);
         copy_row(ctx, packet, args_.row_bytes, num,

@@ -241,12 +241,12 @@ CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, 
     const uint32_t* states = peer_states(ctx, args.shared);
     ctx.block_sync();
     CROSSDOCK_ROLLED
-    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
+    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] == kDirect && !has_failed(ctx, c.scope))
             ctx.store_release_system(done_word(ctx, c, peer, c.rank), operation.epoch);
     }
     CROSSDOCK_ROLLED
-    for (int peer = first_near(c) + thread_idx(ctx); peer < end_near(c); peer += num_threads(ctx)) {
+    for (int peer = first_of_team(c) + thread_idx(ctx); peer < end_of_team(c); peer += num_threads(ctx)) {
         if (states[peer] != kDirect || !is_active(ctx, c.scope, peer)) continue;
         const uint64_t* done = done_word(ctx, c, c.rank, peer);
         wait_for(

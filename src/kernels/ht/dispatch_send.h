@@ -14,8 +14,8 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// What a warp does one after the other: a part of a token's row, to some peers, a lane a peer. The last part takes the
-// row's scales along.
+// What a warp does one after the other: a part of a token's row, to some peers, a lane per peer. The last part takes
+// the row's scales along.
 struct SendStep {
     uint32_t token;
     uint32_t base;   // the first of the peers
@@ -106,7 +106,7 @@ class RowSender {
     }
     CROSSDOCK_DEVICE SendStep next_step(const Ctx& ctx, const SendStep& step) const {
         if (!step.is_last(args_)) return {step.token, step.base, step.first + args_.warp_layout.chunk_bytes};
-        if (step.base + kLanes < static_cast<uint32_t>(num_near(args_.common)))
+        if (step.base + kLanes < static_cast<uint32_t>(team_size(args_.common)))
             return {step.token, step.base + kLanes, 0};
         return {claims_ ? ctx.warp_broadcast(claimed_) : step.token + args_.warp_layout.producers, 0, 0};
     }
@@ -131,7 +131,7 @@ class RowSender {
 
     // The lane's peer, of those of this team.
     CROSSDOCK_DEVICE int peer_of(const Ctx& ctx, const SendStep& step) const {
-        return first_near(args_.common) + static_cast<int>(step.base) + ctx.lane();
+        return first_of_team(args_.common) + static_cast<int>(step.base) + ctx.lane();
     }
 
     // Waits for a free slot where one is needed; before that, what has been sent is announced.
@@ -143,7 +143,7 @@ class RowSender {
         bool exists = false;
         bool must_wait = false;
         uint32_t number = 0;
-        if (rank < end_near(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
+        if (rank < end_of_team(c) && peer_states(ctx, args_.shared)[peer] != kAbsent) {
             const SentRow sent = sent_row(c, rank, step.token, share_);
             number = c.tables.bases[peer] + sent.number;
             exists = sent.exists && travels(c, number);

@@ -15,9 +15,9 @@ class FlagBatch {
         : packets_(reinterpret_cast<uint64_t*>(ctx.shared_memory() + shared.unflagged) +
                    static_cast<uint32_t>(ctx.warp_idx()) * kFlagBatch * kLanes + static_cast<uint32_t>(ctx.lane())) {}
 
-    // The lane's latest group of stores is that packet's; home: to which the row returns, or the dispatch's receiver.
-    CROSSDOCK_DEVICE void add(int home, uint32_t packet) {
-        packets_[num_++ * kLanes] = uint64_t{static_cast<uint32_t>(home)} << 32 | packet;
+    // The lane's latest group of stores is that packet's. target: of dispatch the receiver, of combine the source rank.
+    CROSSDOCK_DEVICE void add(int target, uint32_t packet) {
+        packets_[num_++ * kLanes] = uint64_t{static_cast<uint32_t>(target)} << 32 | packet;
     }
     CROSSDOCK_DEVICE bool is_full() const { return num_ == kFlagBatch; }
 
@@ -28,8 +28,8 @@ class FlagBatch {
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < num_; ++i) {
                 const uint32_t packet = static_cast<uint32_t>(packets_[i * kLanes]);
-                const int home = static_cast<int>(packets_[i * kLanes] >> 32);
-                const Ring ring = Ring::of(c, c.offsets.rows, agent_of(c, home), lane_of(c, home, c.rank),
+                const int target = static_cast<int>(packets_[i * kLanes] >> 32);
+                const Ring ring = Ring::of(c, c.offsets.rows, agent_of(c, target), lane_of(c, target, c.rank),
                                            static_cast<uint32_t>(ctx.block_idx()));
                 ctx.store_entered_system(ring.flags + packet % slots, pack_word(operation.epoch, packet));
             }

@@ -49,7 +49,7 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t barrier_offset() const {  // u64 [2][ranks]
         return align_up(finished_offset() + 8 * uint64_t{num_ranks}, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t alarms_offset() const {  // u64: whom to blame; u64 [ranks]: signs of life
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t alarms_offset() const {  // u64: failure report; u64 [ranks]: heartbeats
         return align_up(barrier_offset() + 16 * uint64_t{num_ranks}, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t tokens_offset() const {  // TaggedWord [ranks]
@@ -119,7 +119,7 @@ struct HtHandleGeometry {
     uint32_t topk;
 
     CROSSDOCK_HOST_DEVICE constexpr uint32_t chunks() const { return num_chunks(max_tokens); }
-    // A column: one entry a chunk of each source. Column 0 counts rows, column 1 + e those for local expert e.
+    // A column: one entry per chunk of each source. Column 0 counts rows, column 1 + e those for local expert e.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t column_entries() const { return uint64_t{num_ranks} * chunks(); }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t columns() const { return 1 + experts_per_rank; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t bitmap_words() const { return (experts_per_rank + 63) / 64; }

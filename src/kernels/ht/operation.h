@@ -16,7 +16,7 @@ struct HtBlockHead {
     Terms terms;  // this rank's
     uint32_t verdict;
 };
-static_assert(sizeof(HtBlockHead) <= kFarCountersOffset);
+static_assert(sizeof(HtBlockHead) <= kGinCountersOffset);
 
 CROSSDOCK_DEVICE HtBlockHead* ht_block_head(const Ctx& ctx) {
     return reinterpret_cast<HtBlockHead*>(ctx.shared_memory());
@@ -95,7 +95,7 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
 CROSSDOCK_DEVICE uint32_t rows_of_lane(const HtCommon& c, int lane) {
     const HtTables& t = c.tables;
     const uint64_t at = static_cast<uint64_t>(lane) * (t.chunks + 1);
-    const int team = lane / num_near(c);
+    const int team = lane / team_size(c);
     if (team == own_team(c)) return t.sent_firsts[at + num_chunks(t.routing->num_tokens)];
     return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, team)])];
 }
@@ -110,12 +110,12 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
                           theirs == c.window_offset ? PeerNumber::kWindows : PeerNumber::kWindowOffset, peer,
                           c.window_offset, theirs);
         // Who has no window, or is in another team, has not seen it.
-        leave_peer(ctx, c, operation, peer, Blame{true, true, c.rank, peer}.pack());
+        leave_peer(ctx, c, operation, peer, FailureReport{true, true, c.rank, peer}.pack());
         return false;
     }
     uint64_t end = 0;
     CROSSDOCK_ROLLED
-    for (int lane = peer - first_near(c); lane < static_cast<int>(c.arena.num_ranks); lane += num_near(c)) {
+    for (int lane = peer - first_of_team(c); lane < static_cast<int>(c.arena.num_ranks); lane += team_size(c)) {
         const uint32_t rows = rows_of_lane(c, lane);
         const uint64_t lane_end = rows == 0 ? 0 : uint64_t{c.tables.bases[lane]} + rows;
         end = lane_end > end ? lane_end : end;
@@ -152,17 +152,17 @@ CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const 
     return may_reach_window(ctx, c, operation, peer, word_payload(seen)) ? kDirect : kAbsent;
 }
 
-// Waits for a signal of a far peer. The calling lane.
-CROSSDOCK_DEVICE bool wait_far(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
-                               Signal signal, int peer) {
+// Waits for a signal of a GIN peer. The calling lane.
+CROSSDOCK_DEVICE bool wait_gin_peer(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
+                                    Signal signal, int peer) {
     const uint64_t* word = signal_word(c.reach, signal, peer);
     return wait_for(
         ctx, c, operation, step, peer, operation.epoch, [&] { return ctx.load_acquire_system(word); },
         [&](uint64_t epoch) { return epoch >= operation.epoch; });
 }
 
-// The same for all peers at once, into shared memory. How rows of a far home go inside this team is a matter between
-// its agent and this rank. Ends with a barrier of the block.
+// The same for all peers at once, into shared memory. How rows of a source in another team go inside this team is a
+// matter between its agent and this rank. Ends with a barrier of the block.
 CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers,
                                        bool own_is_direct) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
@@ -170,7 +170,7 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
     for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
         if (is_remote(c.reach, peer)) {
             const bool came =
-                !has_failed(ctx, c.scope) && wait_far(ctx, c, operation, WaitStep::kEntry, Signal::kEntered, peer);
+                !has_failed(ctx, c.scope) && wait_gin_peer(ctx, c, operation, WaitStep::kEntry, Signal::kEntered, peer);
             const uint64_t at = terms_offset(c, operation, peer) + offsetof(TaggedWord, payload);
             peers[peer] =
                 came && agrees(ctx, c, operation, peer, {*in_own_arena<uint64_t>(c, at)}) ? kEntered : kAbsent;
@@ -205,7 +205,7 @@ CROSSDOCK_DEVICE uint32_t claim_next(const Ctx& ctx, const HtCommon& c, const Op
     return ctx.warp_broadcast(ask_next(ctx, c, operation));
 }
 
-// All blocks of this rank's kernel meet; at most once a kernel, which then ends with is_last_block. False: the group
+// All blocks of this rank's kernel meet; at most once per kernel, which then ends with is_last_block. False: the group
 // has failed.
 CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
     HtBlockHead* head = ht_block_head(ctx);
@@ -224,7 +224,7 @@ CROSSDOCK_DEVICE bool meet_blocks(const Ctx& ctx, const HtCommon& c, const Opera
     return head->verdict != 0;
 }
 
-// This block is the last of the kernel's to come to that counter, once a kernel; what the others have written is
+// This block is the last of the kernel's to come to that counter, once per kernel; what the others have written is
 // visible to it. The counter is zero again afterwards.
 CROSSDOCK_DEVICE bool is_last_at(const Ctx& ctx, uint32_t* counter) {
     HtBlockHead* head = ht_block_head(ctx);
@@ -298,10 +298,10 @@ CROSSDOCK_DEVICE uint32_t marked_before(const uint32_t* masks, const uint32_t* f
 // A row that this rank sends to a peer, or that a peer returns to it.
 struct SentRow {
     bool exists;
-    uint32_t number;  // among all rows of that home for that peer
+    uint32_t number;  // among all rows of that source for that peer
     uint32_t packet;  // among those of this channel
 
-    // The tokens that go there are marked; share: of the home's tokens.
+    // The tokens that go there are marked; share: of the source's tokens.
     CROSSDOCK_DEVICE static SentRow of(const uint32_t* masks, const uint32_t* firsts, uint32_t token,
                                        const Share& share) {
         if ((masks[token / kChunkTokens] >> token % kChunkTokens & 1) == 0) return {false, 0, 0};
@@ -317,14 +317,14 @@ CROSSDOCK_DEVICE SentRow sent_row(const HtCommon& c, int peer, uint32_t token, c
                        t.sent_firsts + static_cast<uint32_t>(peer) * (t.chunks + 1), token, share);
 }
 
-// Of a far home's token, for which this rank is the agent, to a rank of this team.
+// Of a token of another team, whose source rank's agent this rank is, to a rank of this team.
 CROSSDOCK_DEVICE SentRow rail_row(const HtCommon& c, int lane, uint32_t token, const Share& share) {
     const HtTables& t = c.tables;
     const uint32_t at = static_cast<uint32_t>(lane);
     return SentRow::of(t.rail_masks + at * t.chunks, t.rail_firsts + at * (t.chunks + 1), token, share);
 }
 
-// Of a token between its home and an agent in another team.
+// Of a token between its source rank and an agent in another team.
 CROSSDOCK_DEVICE SentRow crossing_row(const HtCommon& c, Crossing direction, int team, uint32_t token,
                                       const Share& share) {
     return SentRow::of(crossing_masks(c, direction, team), crossing_firsts(c, direction, team), token, share);
@@ -442,7 +442,7 @@ CROSSDOCK_DEVICE uint32_t list_slots(const HtCommon& c, int source, uint32_t chu
 // ---- rings ----
 
 // The ring from a sender to a receiver, in the receiver's memory; its credits lie in the sender's. Both number their
-// rings by whom they are for: dispatch's at the receiver and combine's credits by the rows' home, dispatch's credits
+// rings by whom they are for: dispatch's at the receiver and combine's credits by the rows' source, dispatch's credits
 // and combine's rings by lanes. In one team these are the peers' ranks. (Unsigned, they would cost combine
 // registers.)
 struct Ring {

@@ -11,7 +11,7 @@ namespace crossdock {
 
 // One kind of rings between teams; offsets in every rank's arena. Flags and credits are words that the other end
 // raises; what this rank has raised at the other end it keeps in words of its own.
-struct HtFarRings {
+struct HtGinRings {
     uint64_t flags;           // u64 [ends][channels][slots]
     uint64_t credits;         // the same
     uint64_t raised_flags;    // the same
@@ -26,13 +26,13 @@ struct HtOutbox {
     uint64_t signals;       // u64 [signals][ranks]
     uint64_t raised;        // u64 [signals][ranks]
     uint64_t traffic;       // u64 [traffic]
-    uint64_t tokens;        // u64 [ranks]: put by far ranks in an update
+    uint64_t tokens;        // u64 [ranks]: put by GIN peers in an update
     uint64_t totals;        // u64 [ranks]: the same
     uint64_t rail_masks;    // u32 [ranks][chunks]: put by rail peers
     uint64_t sent_masks;    // u32 [ranks][chunks]: to be put
     uint64_t sent_bitmaps;  // TaggedWord [ranks][tokens][words]: to be put
-    HtFarRings rows;        // ends: teams
-    HtFarRings weights;     // ends: ranks; flags, credits and packets are those of near ranks, too
+    HtGinRings rows;        // ends: teams
+    HtGinRings weights;     // ends: ranks; flags, credits and packets are those of LSA peers, too
     uint64_t bytes;         // of the arena with all that
 
     // rows_bytes: of a ring of rows.

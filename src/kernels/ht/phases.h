@@ -22,7 +22,7 @@ enum class Phase : uint32_t {
     kCombineSlot,    // looks rows to be returned up, waits for that or for a row's credit
     kCombineStage,   // waits for a stage, or for what comes into it
     kCombineSum,     // sums expert-major rows into it
-    kCombineStore,   // loads flat rows; sends a stage home
+    kCombineStore,   // loads flat rows; sends a stage
     kCombineRows,    // looks a token's rows up, waits for them
     kCombineAdd,     // sums them
     kCombineCredit,  // gives their places back

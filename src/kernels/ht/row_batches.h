@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of other ranks that a warp works on, looked up some at a time, a lane a row: one look-up is a chain of
+// The rows of other ranks that a warp works on, looked up some at a time, a lane per row: one look-up is a chain of
 // loads, whose latency is paid once for all of them.
 #pragma once
 

@@ -4,9 +4,9 @@
 // of each sum, each its own bytes of all of them, and leave it in the stage of the last term. Senders take turns at
 // storing it where it belongs.
 //
-// Expert-major, a sum is a row that goes home, and its terms lie in this rank's tensor. One of one term passes as it
-// is: its home adds it to 0 like all others. Flat, a sum is one of this rank's own tokens, and its terms lie in
-// windows.
+// Expert-major, a sum is a row that returns to its source rank, and its terms lie in this rank's tensor. One of one
+// term passes as it is: its source rank adds it to 0 like all others. Flat, a sum is one of this rank's own tokens, and
+// its terms lie in windows.
 #pragma once
 
 #include "device/block_barrier.h"
@@ -97,7 +97,7 @@ class SumPipeline {
     CROSSDOCK_DEVICE SumPipeline(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
         : args_(args),
           operation_(operation),
-          is_home_(!kHasGinPeers && !args.common.expert_major),
+          is_local_(!kHasGinPeers && !args.common.expert_major),
           own_(own_tokens(ctx, args)),
           num_parts_((args.row_bytes + args.warp_layout.chunk_bytes - 1) / args.warp_layout.chunk_bytes),
           part_(ctx, args),
@@ -108,7 +108,7 @@ class SumPipeline {
         const uint32_t summers = args_.warp_layout.summers;
         if (warp == 0) return plan_all(ctx);
         if (warp == 1) return load_all(ctx);
-        const uint32_t num_rows = is_home_ ? own_.size() : num_returned_rows(ctx, args_);
+        const uint32_t num_rows = is_local_ ? own_.size() : num_returned_rows(ctx, args_);
         if (warp < 2 + summers) {
             sum_all(ctx, num_rows, (warp - 2) * args_.warp_layout.summed_bytes);
         } else {
@@ -144,7 +144,7 @@ class SumPipeline {
         return own;
     }
 
-    // Returns how many rows there are. One warp, a lane a token.
+    // Returns how many rows there are. One warp, a lane per token.
     CROSSDOCK_DEVICE uint32_t plan_own(const Ctx& ctx, uint32_t n) const {
         const HtCommon& c = args_.common;
         const uint32_t most = planned_rows(c.topk) < kLanes ? planned_rows(c.topk) : kLanes;
@@ -158,17 +158,17 @@ class SumPipeline {
         row.number = first + lane;
         const std::byte** const terms = terms_of_plan(ctx, n) + lane * c.topk;
         CROSSDOCK_ROLLED
-        for (int peer = first_near(c); peer < end_near(c); ++peer) {
+        for (int peer = first_of_team(c); peer < end_of_team(c); ++peer) {
             const std::byte* term = nullptr;
             if (peer_states(ctx, args_.shared)[peer] != kAbsent)
-                find_near_row(ctx, args_, operation_, c.rank, peer, sent_row(c, peer, row.number, share), term);
+                find_lsa_row(ctx, args_, operation_, c.rank, peer, sent_row(c, peer, row.number, share), term);
             if (term != nullptr) terms[row.num_slots++] = term;
         }
         plan(ctx, n).batch[lane] = row;
         return num;
     }
 
-    // The same for rows that go home.
+    // The same for rows that return to their source ranks.
     CROSSDOCK_DEVICE uint32_t plan_returned(const Ctx& ctx, RowBatches& rows, uint32_t n) const {
         const HtPlan to = plan(ctx, n);
         const uint32_t topk = args_.common.topk;
@@ -191,7 +191,7 @@ class SumPipeline {
             ctx.enter(Phase::kCombineStage);
             BlockBarrier(head.used).wait_for_turn(ctx, n / 2);
             ctx.enter(Phase::kCombineSlot);
-            num = is_home_ ? plan_own(ctx, n) : plan_returned(ctx, rows, n);
+            num = is_local_ ? plan_own(ctx, n) : plan_returned(ctx, rows, n);
             if (is_leader(ctx)) head.num_rows = num;
             BlockBarrier(head.planned).arrive(ctx);  // every lane, for what it has written
         }
@@ -199,7 +199,7 @@ class SumPipeline {
 
     // One lane does it all. Where nothing else bounds a block, this one does: so there is little in its loop.
     CROSSDOCK_DEVICE void load_all(const Ctx& ctx) {
-        if (is_home_) ctx.fence_async_copies();  // that peers' rows may be read was seen by ordinary loads
+        if (is_local_) ctx.fence_async_copies();  // that peers' rows may be read was seen by ordinary loads
         CROSSDOCK_ROLLED
         for (uint32_t n = 0; is_leader(ctx); ++n) {
             SumPlanHead& head = plan_head(ctx, args_, n);
@@ -270,7 +270,7 @@ class SumPipeline {
     CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t part, uint32_t first, uint32_t bytes) {
         wait_loaded(ctx);
         const uint32_t terms = part_.head().row.num_slots;
-        if (terms != 1 || is_home_) {
+        if (terms != 1 || is_local_) {
             PartSum<kDType> result;
             CROSSDOCK_ROLLED
             for (uint32_t n = 1; n < terms; ++n) {
@@ -316,12 +316,12 @@ class SumPipeline {
                 row = part_.head().row;
                 const uint32_t last_stage = part_.head().last_stage;
                 ctx.warp_sync();  // all lanes have read what the loader may overwrite from now on
-                if (i == 0) may_send = is_home_ || returns.wait_for_slot(ctx, row);
+                if (i == 0) may_send = is_local_ || returns.wait_for_slot(ctx, row);
                 ctx.enter(Phase::kCombineStore);
                 if (is_leader(ctx)) {
                     const RowStage from = part_.stage_at(last_stage);
-                    std::byte* const to = is_home_ ? args_.out_tokens + uint64_t{row.number} * args_.row_bytes
-                                                   : returns.packet_of(ctx, row);
+                    std::byte* const to = is_local_ ? args_.out_tokens + uint64_t{row.number} * args_.row_bytes
+                                                    : returns.packet_of(ctx, row);
                     if constexpr (kWire == HtWire::kMxfp8) {
                         const uint32_t chunk = args_.warp_layout.chunk_bytes;
                         if (may_send) {
@@ -330,7 +330,7 @@ class SumPipeline {
                         }
                     } else {
                         if (may_send)
-                            from.store(ctx, to + i * args_.warp_layout.chunk_bytes, 0, part_bytes(i), !is_home_);
+                            from.store(ctx, to + i * args_.warp_layout.chunk_bytes, 0, part_bytes(i), !is_local_);
                     }
                     RowStage::end_group(ctx);
                     from.wait_reusable(ctx);
@@ -338,7 +338,7 @@ class SumPipeline {
                 }
                 ctx.warp_sync();
             }
-            if (may_send && !is_home_) returns.add(ctx, row);
+            if (may_send && !is_local_) returns.add(ctx, row);
         }
         returns.flush(ctx);
         RowStage::wait_stores(ctx);
@@ -346,7 +346,7 @@ class SumPipeline {
 
     const HtCombineArgs& args_;
     const Operation& operation_;
-    bool is_home_;
+    bool is_local_;
     Share own_;
     uint32_t num_parts_;
     StageTurn part_;

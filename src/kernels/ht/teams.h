@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // High throughput in several LSA teams: who acts for whom, and the rings between teams.
 //
-// A token crosses once to each far team that has one of its experts: to the rail peer there, the rank with the same
+// A token crosses once to each other team that has one of its experts: to the rail peer there, the rank with the same
 // place in its team, which forwards the row to the ranks of the experts. On the way back the same rank sums the rows
-// of its team, and one row crosses home. So inside a team the rail peer acts for the far home: it is its *agent*,
-// and a near home's agent is that home itself. A *lane* numbers the pairs (home, near rank) of an agent, its own pairs
-// like the ranks.
+// of its team, and one row returns to the source rank. So inside a team the rail peer acts for a source rank of another
+// team: it is its *agent*, and a source rank in this team is its own agent. A *lane* numbers the pairs (source, LSA
+// peer) of an agent, its own pairs like the ranks.
 #pragma once
 
 #include "kernels/ht/waits.h"
@@ -16,31 +16,31 @@ inline namespace CROSSDOCK_VARIANT {
 // ---- who acts for whom ----
 
 // The ranks of this team: [first, end).
-CROSSDOCK_DEVICE int first_near(const HtCommon& c) {
+CROSSDOCK_DEVICE int first_of_team(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 0;
     return c.reach.first_of_team;
 }
-CROSSDOCK_DEVICE int end_near(const HtCommon& c) {
+CROSSDOCK_DEVICE int end_of_team(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return static_cast<int>(c.arena.num_ranks);
     return c.reach.end_of_team;
 }
-CROSSDOCK_DEVICE int num_near(const HtCommon& c) { return end_near(c) - first_near(c); }
+CROSSDOCK_DEVICE int team_size(const HtCommon& c) { return end_of_team(c) - first_of_team(c); }
 CROSSDOCK_DEVICE int num_teams(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 1;
-    return static_cast<int>(c.arena.num_ranks) / num_near(c);
+    return static_cast<int>(c.arena.num_ranks) / team_size(c);
 }
-CROSSDOCK_DEVICE int own_team(const HtCommon& c) { return first_near(c) / num_near(c); }
+CROSSDOCK_DEVICE int own_team(const HtCommon& c) { return first_of_team(c) / team_size(c); }
 
-CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int home) {
-    if constexpr (!kHasGinPeers) return home;
-    return first_near(c) + home % num_near(c);
+CROSSDOCK_DEVICE int agent_of(const HtCommon& c, int source) {
+    if constexpr (!kHasGinPeers) return source;
+    return first_of_team(c) + source % team_size(c);
 }
-CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int home, int near_rank) {
-    if constexpr (!kHasGinPeers) return near_rank;
-    return home / num_near(c) * num_near(c) + near_rank - first_near(c);
+CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int source, int lsa_peer) {
+    if constexpr (!kHasGinPeers) return lsa_peer;
+    return source / team_size(c) * team_size(c) + lsa_peer - first_of_team(c);
 }
-// The home of a team for which this rank is the agent.
-CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int team) { return team * num_near(c) + c.rank - first_near(c); }
+// The source rank in a team for which this rank is the agent.
+CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int team) { return team * team_size(c) + c.rank - first_of_team(c); }
 
 // What this rank puts, or what has been put to it, at an offset of its own arena.
 template <typename T>
@@ -71,11 +71,11 @@ CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction
 // A credit is for a batch of packets, half the slots, of which there is an even number. The warp gives it that has
 // taken the last of them; who that is a counter in the block's shared memory says. Two counters and two credit words do
 // for a ring: no packet of a batch sets out before the second batch before it is done.
-class FarRing {
+class GinRing {
   public:
     // peer's place among the ends of this rank's rings of that kind, and this rank's among the peer's; first_counter:
     // of the rings of that kind.
-    CROSSDOCK_DEVICE FarRing(const HtCommon& c, const HtFarRings& rings, int peer, int place, int own_place,
+    CROSSDOCK_DEVICE GinRing(const HtCommon& c, const HtGinRings& rings, int peer, int place, int own_place,
                              uint32_t channel, int first_counter)
         : c_(c),
           peer_(peer),
@@ -87,16 +87,16 @@ class FarRing {
           packets_there_(rings.packets + bytes_of(rings, own_place, channel)),
           rings_(rings) {}
 
-    static CROSSDOCK_DEVICE FarRing of_rows(const HtCommon& c, int team, uint32_t channel) {
-        return FarRing(c, c.outbox.rows, rail_peer(c, team), team, own_team(c), channel, 0);
+    static CROSSDOCK_DEVICE GinRing of_rows(const HtCommon& c, int team, uint32_t channel) {
+        return GinRing(c, c.outbox.rows, rail_peer(c, team), team, own_team(c), channel, 0);
     }
-    static CROSSDOCK_DEVICE FarRing of_weights(const HtCommon& c, int peer, uint32_t channel) {
-        return FarRing(c, c.outbox.weights, peer, peer, c.rank, channel, 2 * num_teams(c));
+    static CROSSDOCK_DEVICE GinRing of_weights(const HtCommon& c, int peer, uint32_t channel) {
+        return GinRing(c, c.outbox.weights, peer, peer, c.rank, channel, 2 * num_teams(c));
     }
     // Followed by a barrier of the block.
     static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {
         if constexpr (!kHasGinPeers) return;
-        const uint32_t num = num_far_counters(c.arena.num_ranks, static_cast<uint32_t>(num_teams(c)));
+        const uint32_t num = num_gin_counters(c.arena.num_ranks, static_cast<uint32_t>(num_teams(c)));
         CROSSDOCK_ROLLED
         for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += static_cast<uint32_t>(num_threads(ctx)))
             counters(ctx)[i] = 0;
@@ -147,14 +147,14 @@ class FarRing {
 
   private:
     static CROSSDOCK_DEVICE int* counters(const Ctx& ctx) {
-        return reinterpret_cast<int*>(ctx.shared_memory() + kFarCountersOffset);
+        return reinterpret_cast<int*>(ctx.shared_memory() + kGinCountersOffset);
     }
     static CROSSDOCK_DEVICE uint32_t batch_size(const HtSlots& slots) { return slots.num / 2; }
     static CROSSDOCK_DEVICE uint32_t slot_of(const HtSlots& slots, uint32_t number) { return number % slots.num; }
     CROSSDOCK_DEVICE uint64_t words_of(int place, uint32_t channel) const {
         return 8 * (static_cast<uint64_t>(place) * c_.arena.channels + channel) * kMaxRingSlots;
     }
-    CROSSDOCK_DEVICE uint64_t bytes_of(const HtFarRings& rings, int place, uint32_t channel) const {
+    CROSSDOCK_DEVICE uint64_t bytes_of(const HtGinRings& rings, int place, uint32_t channel) const {
         return (static_cast<uint64_t>(place) * c_.arena.channels + channel) * rings.ring_bytes;
     }
     static CROSSDOCK_DEVICE uint64_t slot_bytes(const HtSlots& slots, uint32_t number) {
@@ -177,7 +177,7 @@ class FarRing {
     uint64_t outbox_;
     uint64_t packets_here_;
     uint64_t packets_there_;
-    const HtFarRings& rings_;
+    const HtGinRings& rings_;
 };
 
 }  // namespace CROSSDOCK_VARIANT

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput routing update: one kernel. Every rank tells every peer which of the peer's experts its tokens go to
-// (a bitmap a token, in words that announce themselves); the receiver numbers what will come, in order (source, token),
-// and tells each source where its rows begin. Nothing of it depends on who was faster. contract: nccl_ep.h,
+// (a bitmap per token, in words that announce themselves); the receiver numbers what will come, in order (source,
+// token), and tells each source where its rows begin. Nothing of it depends on who was faster. contract: nccl_ep.h,
 // ncclEpUpdateHandle; protocol: docs/protocol.md.
 #pragma once
 
@@ -114,13 +114,13 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
 
 // ---- receive ----
 
-// How many tokens a source has; 0: it is lost, or has said nonsense. What a far one has put is here when that is known.
-// The calling lane.
+// How many tokens a source has; 0: it is lost, or has said nonsense. What a GIN peer has put is here when that is
+// known. The calling lane.
 CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source) {
     if (!is_active(ctx, c.scope, source)) return 0;
     uint64_t tokens = 0;
     if (is_remote(c.reach, source)) {
-        if (wait_far(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
+        if (wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
             tokens = in_own_arena<uint64_t>(c, c.outbox.tokens)[source];
     } else {
         const TaggedWord* word = tokens_word(c, c.rank, source);
@@ -369,7 +369,7 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
     if (dropped > 0) ctx.add_relaxed_device(&t.routing->dropped, dropped);
 }
 
-// With that base the rows of a lane are among those that can come to the near rank at all.
+// With that base the rows of a lane are among those that can come to the LSA peer at all.
 CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation, int lane,
                                        int peer, uint32_t base) {
     const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows_of_lane(c, lane);
@@ -406,7 +406,7 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
     for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
          i += static_cast<uint32_t>(num_threads(ctx))) {
         // The lane's: in one team the peer is rank i.
-        const int peer = first_near(c) + static_cast<int>(i) % num_near(c);
+        const int peer = first_of_team(c) + static_cast<int>(i) % team_size(c);
         uint64_t base = 0;
         const bool came = is_active(ctx, c.scope, peer) &&
                           wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer,
@@ -415,7 +415,7 @@ CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, co
         t.bases[i] = came ? static_cast<uint32_t>(base) : 0;
         const uint32_t their_total = static_cast<uint32_t>(base >> 32);
         if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
-        if (is_remote(c.reach, static_cast<int>(i))) learn_far_total(ctx, args, operation, static_cast<int>(i));
+        if (is_remote(c.reach, static_cast<int>(i))) learn_gin_total(ctx, args, operation, static_cast<int>(i));
         if (came) continue;
         // Nothing goes to who is lost.
         CROSSDOCK_ROLLED
@@ -449,7 +449,7 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     CROSSDOCK_ROLLED
     for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
         announce_chunk(ctx, args, operation, chunk, shared.peers);
-    announce_to_far_peers(ctx, args, operation, shared.peers);
+    announce_to_gin_peers(ctx, args, operation, shared.peers);
 
     CROSSDOCK_ROLLED
     for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx))

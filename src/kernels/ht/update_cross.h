@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput update between teams: far ranks are told in a few large puts, and rail peers which tokens they will
+// High-throughput update between teams: GIN peers are told in a few large puts, and rail peers which tokens they will
 // forward to whom.
 #pragma once
 
@@ -8,14 +8,14 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// Behind all that the blocks have announced: the last one puts to every far peer which of its experts the tokens go to,
-// and to the rail peers which tokens they are to forward to whom. By all blocks, once an update.
-CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
+// Behind all that the blocks have announced: the last one puts to every GIN peer which of its experts the tokens go to,
+// and to the rail peers which tokens they are to forward to whom. By all blocks, once per update.
+CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                             const uint32_t* peers) {
     if constexpr (!kHasGinPeers) return;
     const HtCommon& c = args.common;
     const bool is_last = is_last_at(ctx, &c.state->announced);
-    const uint64_t team_bytes = sizeof(uint32_t) * static_cast<uint64_t>(num_near(c)) * c.tables.chunks;
+    const uint64_t team_bytes = sizeof(uint32_t) * static_cast<uint64_t>(team_size(c)) * c.tables.chunks;
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); is_last && peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
         if (!is_remote(c.reach, peer) || peers[peer] == kAbsent) continue;
@@ -25,7 +25,7 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
             put(ctx, c.reach, peer, c.offsets.bitmaps + bitmap_offset(c, c.rank, 0),
                 c.outbox.sent_bitmaps + bitmap_offset(c, peer, 0), bytes);
         }
-        const int team = peer / num_near(c);
+        const int team = peer / team_size(c);
         if (peer == rail_peer(c, team)) {
             put(ctx, c.reach, peer, c.outbox.rail_masks + static_cast<uint64_t>(own_team(c)) * team_bytes,
                 c.outbox.sent_masks + static_cast<uint64_t>(team) * team_bytes, team_bytes);
@@ -36,7 +36,7 @@ CROSSDOCK_DEVICE void announce_to_far_peers(const Ctx& ctx, const HtUpdateArgs& 
     ctx.block_sync();
 }
 
-// What of this rank's tokens, or of those of the far rail peer, goes to any rank of a team; and as lanes, what of the
+// What of this rank's tokens, or of those of the rail peer, goes to any rank of a team; and as lanes, what of the
 // latter goes to whom. One warp; i: below num_crossing_tasks.
 CROSSDOCK_DEVICE uint32_t num_crossing_tasks(const HtCommon& c) {
     if constexpr (!kHasGinPeers) return 0;
@@ -48,7 +48,7 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
     const HtTables& t = c.tables;
     uint32_t* rail_masks = in_own_arena<uint32_t>(c, c.outbox.rail_masks);
     if (i < c.arena.num_ranks) {
-        const int team = static_cast<int>(i) / num_near(c);
+        const int team = static_cast<int>(i) / team_size(c);
         if (team == own_team(c)) return;
         const uint32_t tokens = shared.tokens[rail_peer(c, team)];
         CROSSDOCK_ROLLED
@@ -70,13 +70,13 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
     const bool is_out = direction == Crossing::kOut;
     const uint32_t tokens = is_out ? c.num_tokens : shared.tokens[rail_peer(c, team)];
     const uint32_t chunks = num_chunks(tokens);
-    uint32_t* from = (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(team * num_near(c)) * t.chunks;
+    uint32_t* from = (is_out ? t.sent_masks : rail_masks) + static_cast<uint32_t>(team * team_size(c)) * t.chunks;
     uint32_t* masks = crossing_masks(c, direction, team);
     CROSSDOCK_ROLLED
     for (uint32_t chunk = static_cast<uint32_t>(ctx.lane()); chunk < chunks; chunk += kLanes) {
         uint32_t mask = 0;
         CROSSDOCK_ROLLED
-        for (uint32_t rank = 0; rank < static_cast<uint32_t>(num_near(c)); ++rank)
+        for (uint32_t rank = 0; rank < static_cast<uint32_t>(team_size(c)); ++rank)
             mask |= from[rank * t.chunks + chunk];
         masks[chunk] = mask & tokens_of_chunk(tokens, chunk);
     }
@@ -85,9 +85,9 @@ CROSSDOCK_DEVICE void number_crossing(const Ctx& ctx, const HtCommon& c, const O
 }
 
 // The calling lane.
-CROSSDOCK_DEVICE void learn_far_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int peer) {
+CROSSDOCK_DEVICE void learn_gin_total(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, int peer) {
     const HtCommon& c = args.common;
-    if (!wait_far(ctx, c, operation, WaitStep::kRouting, Signal::kTotals, peer)) return;
+    if (!wait_gin_peer(ctx, c, operation, WaitStep::kRouting, Signal::kTotals, peer)) return;
     const uint32_t total = static_cast<uint32_t>(in_own_arena<uint64_t>(c, c.outbox.totals)[peer]);
     if (!args.drops && total > c.budget) record_overflow(ctx, c.scope, peer, total, c.budget);
 }

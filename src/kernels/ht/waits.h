@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waits of the high-throughput operations. Their ends depend on each other: a rank may wait for one that waits for a
-// lost one itself. So that only the lost one is blamed, whoever waits for long says from time to time that it is alive,
-// and a wait expires when its peer has been silent for the timeout. A rank whose group fails tells its peers who was
-// to blame, and they fail at once, with the same name.
+// lost one itself. So that only the lost one is named, ranks that wait long send heartbeats, and a wait expires when
+// its peer has been silent for the timeout. A rank whose group fails sends its peers a failure report, and they fail at
+// once, with the same name.
 #pragma once
 
 #include "kernels/ht/arguments.h"
@@ -11,43 +11,43 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// A wait that was vain at first. Times are 0 until the first look at the clock.
+// A wait whose first poll failed. Times are 0 until the first look at the clock.
 struct HtWait {
     uint64_t start_ns = 0;
-    uint64_t heard_ns = 0;  // when the peer last said that it is alive
-    uint64_t told_ns = 0;   // when this wait last did
+    uint64_t heard_ns = 0;  // when the peer's last heartbeat was seen
+    uint64_t told_ns = 0;   // when this wait last sent one
     uint64_t heard = 0;
 };
-inline constexpr uint64_t kSignsOfLife = 4;  // in the time of a timeout
+inline constexpr uint64_t kHeartbeats = 4;  // per timeout
 
-CROSSDOCK_DEVICE uint64_t* blame_word(const HtCommon& c, int owner) {
+CROSSDOCK_DEVICE uint64_t* report_word(const HtCommon& c, int owner) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.alarms));
 }
-CROSSDOCK_DEVICE uint64_t* alive_word(const HtCommon& c, int owner, int writer) {
-    return blame_word(c, owner) + 1 + writer;
+CROSSDOCK_DEVICE uint64_t* heartbeat_word(const HtCommon& c, int owner, int writer) {
+    return report_word(c, owner) + 1 + writer;
 }
-// What a rank whose group fails tells its peers: whom it blames, and whether it waited in vain or refused a number.
-struct Blame {
+// What a rank whose group fails tells its peers: who is lost, and whether it timed out or announced a bad number.
+struct FailureReport {
     bool exists;
     bool is_refusal;
     int reporter;
-    int culprit;
+    int lost;
 
     // Never zero.
     CROSSDOCK_DEVICE uint64_t pack() const {
         return uint64_t{1} << 63 | uint64_t{is_refusal} << 62 | uint64_t{static_cast<uint32_t>(reporter)} << 32 |
-               static_cast<uint32_t>(culprit);
+               static_cast<uint32_t>(lost);
     }
-    // A word that no rank of this library writes blames nobody.
-    CROSSDOCK_DEVICE static Blame of(const HtCommon& c, uint64_t word) {
+    // A word that no rank of this library writes is no report.
+    CROSSDOCK_DEVICE static FailureReport of(const HtCommon& c, uint64_t word) {
         const uint64_t reporter = word >> 32 & ((uint64_t{1} << 30) - 1);
-        const uint64_t culprit = word & UINT32_MAX;
-        const bool exists = word >> 63 != 0 && reporter < c.arena.num_ranks && culprit < c.arena.num_ranks;
-        return {exists, (word >> 62 & 1) != 0, static_cast<int>(reporter), static_cast<int>(culprit)};
+        const uint64_t lost = word & UINT32_MAX;
+        const bool exists = word >> 63 != 0 && reporter < c.arena.num_ranks && lost < c.arena.num_ranks;
+        return {exists, (word >> 62 & 1) != 0, static_cast<int>(reporter), static_cast<int>(lost)};
     }
 };
 
-// Two words a peer, taken in turn: nobody enters the operation after next before all have left this one.
+// Two words per peer, taken in turn: nobody enters the operation after next before all have left this one.
 CROSSDOCK_DEVICE uint64_t* entered_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) +
            (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
@@ -61,7 +61,7 @@ CROSSDOCK_DEVICE TaggedWord* terms_word(const HtCommon& c, const Operation& oper
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, terms_offset(c, operation, writer)));
 }
 
-// How many timeouts a wait may last while its peer says that it is alive: lost ranks may cost peers one after the
+// How many timeouts a wait may last while its peer sends heartbeats: lost ranks may cost peers one after the
 // other. A rank that waits for itself waits for a part of it that waits for a peer: that part's time is over first.
 CROSSDOCK_DEVICE uint64_t most_timeouts(const HtCommon& c, int peer) {
     const uint64_t ranks = c.arena.num_ranks;
@@ -69,15 +69,16 @@ CROSSDOCK_DEVICE uint64_t most_timeouts(const HtCommon& c, int peer) {
     return peer == c.rank ? 4 * (ranks + 1) : 2 * (ranks + 1);
 }
 
-CROSSDOCK_DEVICE_RARE void say_alive(const Ctx& ctx, const HtCommon& c) {
-    const uint64_t sign = ctx.add_relaxed_device(&c.state->signs, 1) + 1;
+CROSSDOCK_DEVICE_RARE void send_heartbeat(const Ctx& ctx, const HtCommon& c) {
+    const uint64_t heartbeat = ctx.add_relaxed_device(&c.state->heartbeats, 1) + 1;
     CROSSDOCK_ROLLED
     for (int peer = 0; peer < static_cast<int>(c.arena.num_ranks); ++peer) {
         if (peer == c.rank || !is_active(ctx, c.scope, peer)) continue;
         if (is_remote(c.reach, peer)) {
-            put_value(ctx, c.reach, peer, c.offsets.alarms + 8 * (uint64_t{1} + static_cast<uint32_t>(c.rank)), sign);
+            put_value(ctx, c.reach, peer, c.offsets.alarms + 8 * (uint64_t{1} + static_cast<uint32_t>(c.rank)),
+                      heartbeat);
         } else {
-            ctx.store_relaxed_system(alive_word(c, peer, c.rank), sign);
+            ctx.store_relaxed_system(heartbeat_word(c, peer, c.rank), heartbeat);
         }
     }
 }
@@ -89,9 +90,9 @@ CROSSDOCK_DEVICE WaitScope scope_of_peer(const HtCommon& c, int peer) {
     return scope;
 }
 
-// Behind the record of why. With masks the peer is told that it is lost, otherwise all others whom to blame.
+// After the record of why. With masks the peer is told that it is lost, otherwise all others get the failure report.
 CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
-                                      uint64_t blame) {
+                                      uint64_t report) {
     if (peer == c.rank) return;
     if (c.scope.masking != 0) {
         // A lost rank that is only late must not take this one for present any more, and write to it.
@@ -105,9 +106,9 @@ CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const O
     for (int other = 0; other < static_cast<int>(c.arena.num_ranks); ++other) {
         if (other == c.rank) continue;
         if (is_remote(c.reach, other)) {
-            put_value(ctx, c.reach, other, c.offsets.alarms, blame);
+            put_value(ctx, c.reach, other, c.offsets.alarms, report);
         } else {
-            ctx.store_release_system(blame_word(c, other), blame);
+            ctx.store_release_system(report_word(c, other), report);
         }
     }
 }
@@ -116,35 +117,35 @@ CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const O
 CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
                                    int peer, uint64_t expected, uint64_t seen, uint64_t told) {
     record_expired_wait(ctx, scope_of_peer(c, peer), operation, step, peer, expected, seen);
-    leave_peer(ctx, c, operation, peer, told != 0 ? told : Blame{true, false, c.rank, peer}.pack());
+    leave_peer(ctx, c, operation, peer, told != 0 ? told : FailureReport{true, false, c.rank, peer}.pack());
 }
 
 // A number of the peer's is larger than `most`: nothing of it may be used.
 CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                          PeerNumber number, int peer, uint64_t most, uint64_t seen) {
     record_peer_fault(ctx, scope_of_peer(c, peer), operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
-    leave_peer(ctx, c, operation, peer, Blame{true, true, c.rank, peer}.pack());
+    leave_peer(ctx, c, operation, peer, FailureReport{true, true, c.rank, peer}.pack());
 }
 
-// After some vain polls. False: the peer is masked, the group has failed, or the wait's time is over.
+// After some failed polls. False: the peer is masked, the group has failed, or the wait's time is over.
 CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const Operation& operation, HtWait& wait,
                                        WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     const WaitScope& scope = c.scope;
     if (has_failed(ctx, scope) || (peer != c.rank && !is_active(ctx, scope, peer))) return false;
     const uint64_t now_ns = ctx.now_ns();
-    const uint64_t heard = ctx.load_relaxed_system(alive_word(c, c.rank, peer));
+    const uint64_t heard = ctx.load_relaxed_system(heartbeat_word(c, c.rank, peer));
     if (wait.start_ns == 0) wait = {now_ns, now_ns, now_ns, heard};
     if (heard != wait.heard) {
         wait.heard = heard;
         wait.heard_ns = now_ns;
     }
-    const uint64_t word = scope.masking != 0 ? 0 : ctx.load_acquire_system(blame_word(c, c.rank));
-    const Blame blame = Blame::of(c, word);
-    if (blame.exists) {
-        // Whoever is to blame itself names who has given it up.
-        give_up(ctx, c, operation, blame.is_refusal ? WaitStep::kRefused : WaitStep::kReport,
-                blame.culprit == c.rank ? blame.reporter : blame.culprit, expected,
-                static_cast<uint64_t>(blame.reporter), word);
+    const uint64_t word = scope.masking != 0 ? 0 : ctx.load_acquire_system(report_word(c, c.rank));
+    const FailureReport report = FailureReport::of(c, word);
+    if (report.exists) {
+        // The reported rank itself names who has given it up.
+        give_up(ctx, c, operation, report.is_refusal ? WaitStep::kRefused : WaitStep::kReport,
+                report.lost == c.rank ? report.reporter : report.lost, expected, static_cast<uint64_t>(report.reporter),
+                word);
         return false;
     }
     const uint64_t last_ns = wait.start_ns + scope.timeout_ns * most_timeouts(c, peer);
@@ -155,11 +156,11 @@ CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const 
         give_up(ctx, c, operation, step, lost_peer(scope, peer, first_ended), expected, seen, 0);
         return false;
     }
-    uint64_t next_ns = wait.told_ns + scope.timeout_ns / kSignsOfLife;
+    uint64_t next_ns = wait.told_ns + scope.timeout_ns / kHeartbeats;
     if (now_ns >= next_ns) {
-        say_alive(ctx, c);
+        send_heartbeat(ctx, c);
         wait.told_ns = now_ns;
-        next_ns = now_ns + scope.timeout_ns / kSignsOfLife + 1;
+        next_ns = now_ns + scope.timeout_ns / kHeartbeats + 1;
     }
     ctx.pause(next_ns < deadline_ns ? next_ns : deadline_ns);
     return true;
@@ -191,7 +192,7 @@ CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const 
     return came;
 }
 
-// The same for a word of a ring that says that something was done with its packet (of FarRing's credits: its batch) of
+// The same for a word of a ring that says that something was done with its packet (of GinRing's credits: its batch) of
 // that number. A diagnosis counts packets from 1; 0: none in this operation.
 CROSSDOCK_DEVICE bool wait_ring_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
                                      int peer, const uint64_t* word, uint32_t number) {

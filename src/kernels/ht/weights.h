@@ -49,24 +49,25 @@ struct NextExpert {
     }
 };
 
-// Packet `number` to a peer: fill(bit, weights) by a lane a token of the mask. One warp.
+// Packet `number` to a peer: fill(bit, weights) by a lane per token of the mask. One warp.
 template <typename Fill>
 CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots, const Operation& operation,
                                    int peer, uint32_t number, uint32_t mask, Fill fill) {
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const bool is_far = is_remote(c.reach, peer);
-    const FarRing far = FarRing::of_weights(c, peer, channel);
+    const bool is_remote_peer = is_remote(c.reach, peer);
+    const GinRing gin_ring = GinRing::of_weights(c, peer, channel);
     bool may_send = false;
     if (is_leader(ctx)) {
-        may_send = is_far ? far.wait_credit(ctx, operation, slots, number)
-                          : wait_credit(ctx, c, c.offsets.weights, operation, peer, peer, channel, number, slots.num);
+        may_send = is_remote_peer
+                       ? gin_ring.wait_credit(ctx, operation, slots, number)
+                       : wait_credit(ctx, c, c.offsets.weights, operation, peer, peer, channel, number, slots.num);
     }
     if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
     const Ring ring = Ring::of(c, c.offsets.weights, peer, c.rank, channel);
-    if (is_leader(ctx) && !is_far)
+    if (is_leader(ctx) && !is_remote_peer)
         note_packet_written(ctx, c, c.offsets.weights, operation, peer, ring, number, slots.num);
-    float* weights = reinterpret_cast<float*>(is_far ? far.outgoing(slots, number)
-                                                     : ring.packets + uint64_t{number % slots.num} * slots.stride);
+    float* weights = reinterpret_cast<float*>(
+        is_remote_peer ? gin_ring.outgoing(slots, number) : ring.packets + uint64_t{number % slots.num} * slots.stride);
     const uint32_t per_row = weights_per_row(c.topk, c.arena.experts_per_rank);
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < kChunkTokens; bit += kLanes) {
@@ -74,8 +75,8 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSl
     }
     ctx.warp_sync();
     if (is_leader(ctx)) {
-        if (is_far) {
-            far.send(ctx, operation, slots, number, 4 * per_row * static_cast<uint32_t>(number_of_ones(mask)));
+        if (is_remote_peer) {
+            gin_ring.send(ctx, operation, slots, number, 4 * per_row * static_cast<uint32_t>(number_of_ones(mask)));
         } else {
             ctx.store_release_system(ring.flags + number % slots.num, pack_word(operation.epoch, number));
         }
@@ -83,20 +84,20 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSl
     ctx.warp_sync();
 }
 
-// Packet `number` of a sender: take(bit, weights) by a lane a token; weights are null where the packet does not come.
+// Packet `number` of a sender: take(bit, weights) by a lane per token; weights are null where the packet does not come.
 // One warp.
 template <typename Take>
 CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots,
                                       const Operation& operation, int sender, uint32_t number, uint32_t mask,
                                       Take take) {
     const uint32_t channel = static_cast<uint32_t>(ctx.block_idx());
-    const bool is_far = is_remote(c.reach, sender);
-    const FarRing far = FarRing::of_weights(c, sender, channel);
+    const bool is_remote_peer = is_remote(c.reach, sender);
+    const GinRing gin_ring = GinRing::of_weights(c, sender, channel);
     const Ring ring = Ring::of(c, c.offsets.weights, c.rank, sender, channel);
     bool came = false;
     if (is_leader(ctx)) {
-        came = is_far ? far.wait_packet(ctx, operation, slots, number)
-                      : wait_packet(ctx, c, operation, sender, ring, number, slots.num);
+        came = is_remote_peer ? gin_ring.wait_packet(ctx, operation, slots, number)
+                              : wait_packet(ctx, c, operation, sender, ring, number, slots.num);
     }
     came = ctx.warp_broadcast(came ? 1u : 0u) != 0;
     const float* weights = reinterpret_cast<const float*>(ring.packets + uint64_t{number % slots.num} * slots.stride);
@@ -107,8 +108,8 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const H
     }
     ctx.warp_sync();
     if (came && is_leader(ctx)) {
-        if (is_far) {
-            far.give_credit(ctx, operation, slots, number);
+        if (is_remote_peer) {
+            gin_ring.give_credit(ctx, operation, slots, number);
         } else {
             give_credit(ctx, c, c.offsets.weights, operation, sender, c.rank, channel, ring, number, slots.num);
         }

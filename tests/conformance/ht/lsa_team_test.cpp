@@ -62,17 +62,17 @@ TEST(HtLsaTeam, ManyNodesMatchTheReference) {
     });
 }
 
-// A token's ranks, and its teams but the one of its home.
+// A token's ranks, and its teams but the one of its source rank.
 struct Destinations {
     std::set<int> ranks;
     std::set<int> other_teams;
 
-    Destinations(const HtProblem& problem, int home, int token, int lsa_team_size) {
+    Destinations(const HtProblem& problem, int source, int token, int lsa_team_size) {
         for (int k = 0; k < problem.num_topk; ++k) {
-            const int rank = problem.target_rank(home, token, k);
+            const int rank = problem.target_rank(source, token, k);
             if (rank < 0) continue;
             ranks.insert(rank);
-            if (rank / lsa_team_size != home / lsa_team_size) other_teams.insert(rank / lsa_team_size);
+            if (rank / lsa_team_size != source / lsa_team_size) other_teams.insert(rank / lsa_team_size);
         }
     }
 };
@@ -88,15 +88,15 @@ struct Crossing {
                 : lsa_team_size == 1         ? 1
                                              : 2) {}
 
-    // For a home's tokens that cross to a team.
-    uint64_t credits(const HtProblem& problem, int home, int team, int lsa_team_size) const {
-        const int tokens = problem.ranks[home].num_tokens;
+    // For a source rank's tokens that cross to a team.
+    uint64_t credits(const HtProblem& problem, int source, int team, int lsa_team_size) const {
+        const int tokens = problem.ranks[source].num_tokens;
         uint64_t num = 0;
         for (int channel = 0, token = 0; channel < channels; ++channel) {
             const int end = token + tokens / channels + (channel < tokens % channels ? 1 : 0);
             int rows = 0;
             for (; token < end; ++token)
-                rows += static_cast<int>(Destinations(problem, home, token, lsa_team_size).other_teams.count(team));
+                rows += static_cast<int>(Destinations(problem, source, token, lsa_team_size).other_teams.count(team));
             num += static_cast<uint64_t>(rows / batch);
         }
         return num;
@@ -125,10 +125,10 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int lsa_
         traffic.signals += num;
         traffic.bytes_crossed += 8 * num;
     };
-    const auto is_far = [&](int peer) { return peer / lsa_team_size != team; };
+    const auto is_gin_peer = [&](int peer) { return peer / lsa_team_size != team; };
     const uint64_t weights_of_row = 4 * ((std::min<uint64_t>(problem.num_topk, problem.local_experts()) + 3) / 4 * 4);
     for (int peer = 0; peer < num_ranks; ++peer) {
-        if (!is_far(peer)) continue;
+        if (!is_gin_peer(peer)) continue;
         put(16 * words * tokens);  // which of its experts the tokens go to
         put_and_raise(8);          // how many tokens; the routing is there
         put_and_raise(8);          // how many rows come here
@@ -158,7 +158,7 @@ crossdockTraffic_t expected_traffic(const HtProblem& problem, int rank, int lsa_
     return traffic;
 }
 
-// A row crosses once a team and direction, whatever the number of its ranks there; all messages are those of the
+// A row crosses once per team and direction, whatever the number of its ranks there; all messages are those of the
 // model.
 TEST(HtLsaTeam, TrafficIsWhatTheModelSays) {
     on_each_backend({Backend::kProcesses, Backend::kThreads, Backend::kSimulation}, [](const BackendSpec& spec) {

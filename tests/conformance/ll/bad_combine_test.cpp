@@ -25,7 +25,7 @@ const Row kExpertMajor[] = {
 const Row kNvfp4[] = {
     {"no scales", [](Call c) { c.quantise(), c.inputs.scales = nullptr; }, "scales"},
     {"scales of another type", [](Call c) { c.quantise(), c.scales.tensor.datatype = ncclBfloat16; }, "scales"},
-    {"two scales a row", [](Call c) { c.quantise(), c.scales.sizes[2] = 2; }, "scales"},
+    {"two scales per row", [](Call c) { c.quantise(), c.scales.sizes[2] = 2; }, "scales"},
     {"scales of fewer slots", [](Call c) { c.quantise(), c.scales.sizes[1] -= 1; }, "scales"},
     {"rows of fp16", [](Call c) { c.quantise(), c.rows.tensor.datatype = c.combined.tensor.datatype = ncclFloat16; },
      "tokens"},

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every routing of 2 ranks x 2 experts x 3 tokens x K 2 dispatches and combines correctly: 3^6 = 729 routings a rank
+// Every routing of 2 ranks x 2 experts x 3 tokens x K 2 dispatches and combines correctly: 3^6 = 729 routings per rank
 // (ids -1, 0, 1), 531,441 of both. A row that arrives depends on its source's routing, and its place on that of the
-// sources before it; a combined row depends on its home's routing only. So what a pair of routings must give is put
-// together from 729 answers of the reference a rank.
+// sources before it; a combined row depends on its source rank's routing only. So what a pair of routings must give is
+// put together from 729 answers of the reference a rank.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -18,7 +18,7 @@ using Bytes = std::vector<std::byte>;
 
 constexpr int kRanks = 2;
 constexpr int kTokens = 3;
-constexpr int kMaxTokens = 6;  // room for every duplicate: 12 slots an expert
+constexpr int kMaxTokens = 6;  // room for every duplicate: 12 slots per expert
 constexpr int kTopk = 2;
 constexpr int kRoutings = 729;
 constexpr size_t kRowBytes = 16;
@@ -57,7 +57,7 @@ struct Answer {
     Bytes rows;                // as dispatch delivers them
     Bytes ids_here;            // rank-major
     Bytes expert_rows;         // what the expert here makes of them
-    Bytes combined;            // at home
+    Bytes combined;            // at the source rank
 };
 
 std::vector<Answer> answers(ncclEpLayout_t layout, int source, int rank) {
@@ -66,7 +66,7 @@ std::vector<Answer> answers(ncclEpLayout_t layout, int source, int rank) {
         const Problem problem = one_routing(layout, source, number);
         Answer& answer = result[number];
         answer.ids.assign(problem.ranks[source].ids.begin(), problem.ranks[source].ids.end());
-        // One expert a rank: expert-major has one block, rank-major one a source.
+        // One expert per rank: expert-major has one block, rank-major one per source.
         const auto blocks = received_rows(problem, rank);
         for (const reference::RowSource& row : blocks[problem.expert_major() ? 0 : source]) {
             const Bytes tokens = arrived_row(problem, row).tokens;

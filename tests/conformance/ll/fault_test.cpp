@@ -44,13 +44,13 @@ ncclEpGroupConfig_t short_config(RankContext& context, const Problem& problem, u
 }
 
 // After the first failure: every further call says the same at once, and the group can be destroyed.
-// Returns whom this rank blames.
+// Returns the rank that this one names as lost.
 int check_failed_group(RankContext& context, Layer& layer, ncclEpGroup_t group) {
-    const int blamed = diagnosed_peer(context, group);
-    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.dispatch());
-    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.combine());
-    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", blamed), layer.complete());
-    return blamed;
+    const int lost = diagnosed_peer(context, group);
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", lost), layer.dispatch());
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", lost), layer.combine());
+    RANK_REFUSED(context, ncclRemoteError, fmt::format("rank {}", lost), layer.complete());
+    return lost;
 }
 
 // Killed at any moment.
@@ -61,8 +61,8 @@ TEST(Fault, AProcessKilledAtAnyMomentIsNamed) {
             const int dead = round % num_ranks;
             BackendSpec spec = backend;
             spec.doomed = {dead};
-            BlameTable blames;
-            expect_clean(spec, num_ranks, std::nullopt, [=, &blames](RankContext& context) {
+            LostRanks lost_ranks;
+            expect_clean(spec, num_ranks, std::nullopt, [=, &lost_ranks](RankContext& context) {
                 const auto layout = round % 2 == 0 ? NCCL_EP_LAYOUT_EXPERT_MAJOR : NCCL_EP_LAYOUT_RANK_MAJOR;
                 const Problem problem = busy_problem(num_ranks, layout, static_cast<uint64_t>(round));
                 Group group(context, context.comm(), short_config(context, problem));
@@ -70,9 +70,9 @@ TEST(Fault, AProcessKilledAtAnyMomentIsNamed) {
                 layer.round_trip();
                 if (context.rank() == dead) die_after(static_cast<uint64_t>(round) * 1300);
                 step_until_failure(context, layer, kMostSeconds);
-                blames.blame(context.rank(), check_failed_group(context, layer, group.get()));
+                lost_ranks.note(context.rank(), check_failed_group(context, layer, group.get()));
             });
-            EXPECT_EQ(blames.complaint(num_ranks, dead, true), "");
+            EXPECT_EQ(lost_ranks.complaint(num_ranks, dead, true), "");
         }
     });
     EXPECT_EQ(left_in_shared_memory(), std::vector<std::string>());
@@ -95,7 +95,7 @@ TEST(Fault, AProcessKilledBetweenTheHalvesIsNamed) {
                 layer.prepare_combine();
                 RANK_CHECK(context, layer.combine() == ncclRemoteError, "combine without rank 1 succeeded");
             }
-            RANK_CHECK(context, check_failed_group(context, layer, group.get()) == 1, "the wrong rank is blamed");
+            RANK_CHECK(context, check_failed_group(context, layer, group.get()) == 1, "the wrong rank is named");
         });
     });
 }

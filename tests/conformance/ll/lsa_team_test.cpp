@@ -52,12 +52,12 @@ struct Expected {
 
     Expected(const Problem& problem, int rank, int lsa_team_size) {
         const int first = rank / lsa_team_size * lsa_team_size;
-        const auto is_far = [&](int peer) { return peer < first || peer >= first + lsa_team_size; };
+        const auto is_gin_peer = [&](int peer) { return peer < first || peer >= first + lsa_team_size; };
         const uint64_t row_bytes = problem.token_row_bytes();
         const uint64_t header_bytes = 16 * (1 + static_cast<uint64_t>(problem.num_topk));
         const int experts = problem.num_experts / problem.num_ranks;
         traffic.lsa_team_size = lsa_team_size;
-        std::set<int> homes;  // elsewhere, whose tokens this rank has
+        std::set<int> sources;  // GIN peers whose tokens this rank has
         for (int source = 0; source < problem.num_ranks; ++source) {
             const reference::RankInput& input = problem.ranks[source];
             std::vector<std::set<int>> tokens(problem.num_ranks);  // of each rank
@@ -65,7 +65,7 @@ struct Expected {
                 tokens[input.ids[i] / experts].insert(static_cast<int>(i) / problem.num_topk);
             for (int peer = 0; source == rank && peer < problem.num_ranks; ++peer) {
                 const uint64_t rows = tokens[peer].size();
-                if (!is_far(peer)) {
+                if (!is_gin_peer(peer)) {
                     traffic.rows_inside += rows;
                     traffic.bytes_inside += rows * (row_bytes + header_bytes);
                     continue;
@@ -78,7 +78,7 @@ struct Expected {
                 traffic.bytes_crossed += rows * (row_bytes + header_bytes) + 8 + 8;
             }
             const uint64_t back = tokens[rank].size();
-            if (!is_far(source)) {
+            if (!is_gin_peer(source)) {
                 traffic.rows_inside += back;
                 traffic.bytes_inside += back * row_bytes;
             } else if (back > 0) {
@@ -200,8 +200,8 @@ TEST(LsaTeam, PendingOperationsMayBeGivenUp) {
     });
 }
 
-// The same where nobody waits for those whose rows are still under way: sums at home, in the very buffer that was given
-// up.
+// The same where nobody waits for those whose rows are still under way: sums at the source rank, in the very buffer
+// that was given up.
 TEST(LsaTeam, LateRowsMeetNoSums) {
     on_each_backend({Backend::kSimulation}, [](const BackendSpec& backend) {
         const WithLsaTeam team(1);

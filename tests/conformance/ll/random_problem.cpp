@@ -115,7 +115,7 @@ Problem random_shape(uint64_t seed, int num_ranks, int local_experts, ncclEpLayo
     problem.seed = seed;
     problem.num_ranks = num_ranks;
     problem.layout = random.chance(50) ? NCCL_EP_LAYOUT_EXPERT_MAJOR : other_layout;
-    // One expert a rank, a number that is no power of two, many.
+    // One expert per rank, a number that is no power of two, many.
     const int any_number = random.pick({1, 1, 2, 3, 4, 5, 7, 8, 16, 33, 70});
     problem.num_experts = (local_experts > 0 ? local_experts : any_number) * num_ranks;
     problem.num_topk = std::min(problem.num_experts, random.pick({1, 2, 2, 3, 4, 6, 8, 8, 9, 17, 32, 64}));

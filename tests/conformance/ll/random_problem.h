@@ -50,7 +50,7 @@ reference::Problem random_problem(uint64_t seed, const ProblemLimits& limits);
 // New routing, numbers of tokens and data for the same shapes. keep_counts: as many tokens on each rank as before.
 reference::Problem rerouted(const reference::Problem& problem, uint64_t seed, bool keep_counts = false);
 
-// A problem of fixed shape: 3 experts a rank, top-3, 9 tokens, rows of 256 bytes.
+// A problem of fixed shape: 3 experts per rank, top-3, 9 tokens, rows of 256 bytes.
 reference::Problem plain_problem(int num_ranks, ncclEpLayout_t layout, uint64_t seed);
 
 }  // namespace crossdock::testing

@@ -12,7 +12,7 @@
 namespace crossdock::testing {
 namespace {
 
-// Many experts a rank and a large top-k, so that the sender has something to sum.
+// Many experts per rank and a large top-k, so that the sender has something to sum.
 Problem crowded_problem(int num_ranks, ncclDataType_t type, crossdockSums_t sums) {
     Problem problem;
     problem.num_ranks = num_ranks;

@@ -106,36 +106,36 @@ int diagnosed_peer(RankContext& context, ncclEpGroup_t group) {
 
 void check_diagnosis(RankContext& context, ncclEpGroup_t group, int peer) {
     const int diagnosed = diagnosed_peer(context, group);
-    RANK_CHECK(context, diagnosed == peer, "rank {} is blamed, not rank {}", diagnosed, peer);
+    RANK_CHECK(context, diagnosed == peer, "rank {} is named, not rank {}", diagnosed, peer);
 }
 
-BlameTable::BlameTable() {
+LostRanks::LostRanks() {
     void* memory = mmap(nullptr, kMostRanks * sizeof(int), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     peers_ = static_cast<int*>(memory);
     clear();
 }
 
-BlameTable::~BlameTable() { munmap(peers_, kMostRanks * sizeof(int)); }
+LostRanks::~LostRanks() { munmap(peers_, kMostRanks * sizeof(int)); }
 
-void BlameTable::clear() { std::fill_n(peers_, kMostRanks, -1); }
+void LostRanks::clear() { std::fill_n(peers_, kMostRanks, -1); }
 
-bool BlameTable::has_any() const {
+bool LostRanks::has_any() const {
     return std::any_of(peers_, peers_ + kMostRanks, [](int peer) { return peer >= 0; });
 }
 
-std::string BlameTable::complaint(int num_ranks, int dead, bool everybody) const {
+std::string LostRanks::complaint(int num_ranks, int dead, bool everybody) const {
     for (int rank = 0; rank < num_ranks; ++rank) {
         if (rank == dead || (peers_[rank] < 0 && !everybody)) continue;
-        int blamed = rank;
-        for (int i = 0; i < num_ranks && blamed != dead && blamed >= 0; ++i) blamed = peers_[blamed];
-        if (blamed != dead)
-            return fmt::format("rank {} blames rank {}, which does not lead to rank {}", rank, peers_[rank], dead);
+        int named = rank;
+        for (int i = 0; i < num_ranks && named != dead && named >= 0; ++i) named = peers_[named];
+        if (named != dead)
+            return fmt::format("rank {} names rank {}, which does not lead to rank {}", rank, peers_[rank], dead);
     }
     return "";
 }
 
-std::string BlameTable::complaint_about_names(int num_ranks, int dead, bool everybody) const {
+std::string LostRanks::complaint_about_names(int num_ranks, int dead, bool everybody) const {
     for (int rank = 0; rank < num_ranks; ++rank) {
         if (rank == dead || peers_[rank] == dead || (peers_[rank] < 0 && !everybody)) continue;
         return fmt::format("rank {} names rank {}, not rank {}", rank, peers_[rank], dead);

@@ -36,21 +36,21 @@ struct DestroyGroup {
 };
 using OwnedGroup = std::unique_ptr<ncclEpGroup, DestroyGroup>;
 
-// Who blamed whom, in memory that threads and forked processes share. A rank that has failed is missed by its peers in
-// turn, so a dead rank is blamed directly or through others.
-class BlameTable {
+// Which rank each rank names as lost, in memory that threads and forked processes share. A rank that has failed is
+// missed by its peers in turn, so a dead rank is named directly or through others.
+class LostRanks {
   public:
     static constexpr int kMostRanks = 16;
-    BlameTable();
-    ~BlameTable();
-    BlameTable(const BlameTable&) = delete;
-    BlameTable& operator=(const BlameTable&) = delete;
-    void blame(int rank, int peer) { peers_[rank] = peer; }
+    LostRanks();
+    ~LostRanks();
+    LostRanks(const LostRanks&) = delete;
+    LostRanks& operator=(const LostRanks&) = delete;
+    void note(int rank, int peer) { peers_[rank] = peer; }
     void clear();
     bool has_any() const;
-    // Empty if every blame ends at `dead`; else what does not. `everybody`: each other rank must have blamed someone.
+    // Empty if all names lead to `dead`; else which do not. `everybody`: each other rank must name someone.
     std::string complaint(int num_ranks, int dead, bool everybody) const;
-    // Empty if every blame is `dead` itself.
+    // Empty if every name is `dead` itself.
     std::string complaint_about_names(int num_ranks, int dead, bool everybody) const;
 
   private:
