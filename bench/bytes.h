@@ -15,7 +15,7 @@ struct OperationBytes {
     double delivered = 0;  // rows that the operation puts into tensors here (combine: rows that it sums) x row bytes;
                            // update: all ranks' expert ids
     double wire = 0;       // what has to leave this rank
-    double v1 = 0;         // LL: chosen experts x 2 bytes an element: NCCL EP 0.1's bandwidth definition. HT: 0
+    double v1 = 0;         // LL: chosen experts x 2 bytes per element: NCCL EP 0.1's bandwidth definition. HT: 0
     double v2 = 0;         // rows as that library sends them x row bytes: NCCL EP 0.2's. Update: 0
     std::vector<uint64_t> wire_to;  // [ranks]
 

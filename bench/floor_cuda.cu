@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the wire gives: every rank writes its bytes into its peers' memory with bulk copies out of shared memory, one
-// issuing thread a block, nothing else. No library can be faster with the same bytes.
+// issuing thread per block, nothing else. No library can be faster with the same bytes.
 #include <stdexcept>
 
 #include "bench/gpu.h"

@@ -31,7 +31,7 @@ struct Meeting {
     uint64_t* words_of_peers[kMaxRanks];
 };
 
-// A thread a rank.
+// A thread per rank.
 __global__ void meet_ranks(Meeting meeting) {
     store_release_system(meeting.words_of_peers[threadIdx.x], meeting.number);
     wait_for(meeting.own_words + threadIdx.x, meeting.number, kMeetingPatienceNs);

@@ -39,7 +39,7 @@ class GpuStopwatch {
     // meanwhile: it allocates.
     virtual void make_graph(size_t number, const std::function<void()>& enqueue) = 0;
 
-    // The graph launched num_replays times in a row: us a replay. Nothing of a launch shows, since one goes before
+    // The graph launched num_replays times in a row: us per replay. Nothing of a launch shows, since one goes before
     // them.
     virtual double time_replays(size_t number, int num_replays) = 0;
 

@@ -22,7 +22,7 @@ class Measurer {
     Measurer(const tools::RankContext& context, const Options& options, tools::Device& device);
 
     // Times all works, in turn within each iteration so that they share what the machine does meanwhile; then, on GPUs,
-    // the calls alone and graphs of many operations. Collective; the result, one entry a work, is complete on rank 0.
+    // the calls alone and graphs of many operations. Collective; the result, one entry per work, is complete on rank 0.
     std::vector<Timing> measure(const std::vector<Work>& works);
 
     // The kernels of each work (GPUs only), every operation begun by all ranks at once. Collective; complete on rank 0.

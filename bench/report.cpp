@@ -163,7 +163,7 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
         : on_gpu ? "bulk writes of the bytes that must leave each rank, all ranks at once, without launches"
                  : "memcpy of the delivered bytes by the same threads or processes, all at once");
     fmt::print(
-        "  At {} tokens a rank delivers {:.2f} MB in dispatch and {:.2f} in combine; {:.2f} and {:.2f} have to leave "
+        "  At {} tokens per rank delivers {:.2f} MB in dispatch and {:.2f} in combine; {:.2f} and {:.2f} have to leave "
         "it.\n",
         results.back().num_tokens, dispatch.delivered * 1e-6, combine.delivered * 1e-6, dispatch.wire * 1e-6,
         combine.wire * 1e-6);
@@ -191,7 +191,7 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
 }
 
 void print_kernels(const std::vector<CaseResult>& results) {
-    fmt::print("\n  Kernels by CUPTI, us an operation, begun by all ranks at once, mean over ranks\n");
+    fmt::print("\n  Kernels by CUPTI, us per operation, begun by all ranks at once, mean over ranks\n");
     fmt::print("  {:32} {:9} {:12} {:>8} {:>8} {:>8} {:>8} {:>8}\n", "case", "operation", "library", "median", "mean",
                "min", "max", "kernels");
     for (const CaseResult& result : results) {

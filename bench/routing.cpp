@@ -27,7 +27,7 @@ double zipf_exponent(const std::string& routing) {
     return !text.empty() && *end == '\0' && exponent >= 0 && exponent <= 10 ? exponent : -1;
 }
 
-// topk different experts a token, in the order they were drawn. A draw that was there before is repeated; when only
+// topk different experts per token, in the order they were drawn. A draw that was there before is repeated; when only
 // unlikely experts are left, the first of them are taken.
 std::vector<int32_t> draw_weighted(const Options& options, int rank, double exponent) {
     std::vector<double> cumulative(static_cast<size_t>(options.num_experts));

@@ -53,7 +53,7 @@ uint8_t float_to_e4m3(float value) {
     return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + units));
 }
 
-// One fp32 scale a block: amax * (1 / 448) (amax at least 1e-4), and the block's values over it in e4m3.
+// One fp32 scale per block: amax * (1 / 448) (amax at least 1e-4), and the block's values over it in e4m3.
 Row quantised(const std::vector<float>& values) {
     Row row;
     for (size_t first = 0; first < values.size(); first += kScaleBlock) {

@@ -42,7 +42,7 @@ class Workload {
     void start_pass();
     void end_pass();
 
-    // Runs a pair over num_tokens tokens a rank and checks it: this rank's part. Collective. routing: all ranks',
+    // Runs a pair over num_tokens tokens per rank and checks it: this rank's part. Collective. routing: all ranks',
     // [ranks][max_tokens][topk].
     virtual Validation validate(const std::vector<int32_t>& routing, int num_tokens) = 0;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts on a GPU: one block a row, one thread a column, sums in the order of the index, so that the bits are
+// The experts on a GPU: one block per row, one thread per column, sums in the order of the index, so that the bits are
 // those of the CPU. Compiled with --fmad=false (activation.h).
 #include <cuda_bf16.h>
 

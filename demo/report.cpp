@@ -76,9 +76,9 @@ void print_heat_map(const Summary& summary) {
 
 void print_nodes(const Options& options, const Summary& summary) {
     print_title(options.is_high_throughput()
-                    ? "What stayed inside the nodes and what crossed (a row once a node, there and back)"
-                    : "What stayed inside the nodes and what crossed (a dispatch sends a row a rank, a combine one a "
-                      "choice)");
+                    ? "What stayed inside the nodes and what crossed (one row per node, both ways)"
+                    : "What stayed inside the nodes and what crossed (dispatch sends one row per rank, combine one "
+                      "per choice)");
     fmt::print("  {:>4} {:>8} {:>12} {:>10} {:>13} {:>11} {:>9} {:>9}\n", "node", "ranks", "rows inside", "MB inside",
                "rows crossed", "MB crossed", "puts", "signals");
     const int ranks = options.num_ranks / options.num_nodes;

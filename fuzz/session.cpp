@@ -105,7 +105,7 @@ void Session::expect(ncclResult_t result, const char* call) {
             report(call, "the result is none of NCCL's codes");
         }
         if (std::strlen(crossdockGetLastError()) < 10) {
-            report(call, "no sentence says what failed");
+            report(call, "no message says what failed");
         }
     }
     if (!is_last_call_ && (result == ncclInvalidArgument || result == ncclInvalidUsage)) {

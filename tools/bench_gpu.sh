@@ -102,7 +102,7 @@ measure_low_latency() {
 measure_high_throughput() {
     local ht=(--mode ht --tokens 4096) em=(--mode ht --tokens 4096 --layout em)
     local bound many=1024,2048,4096,8192,16384,32768,65536 sms=4,8,12,16,24,32,48,64,132
-    # A group a run: other libraries may not bear several on one communicator.
+    # A group per run: other libraries may not bear several on one communicator.
     for bound in 16 24 8; do compare ht-flat-windows-$bound-sms "${ht[@]}" --windows --sms $bound; done
     compare ht-flat-windows "${ht[@]}" --windows
     compare ht-expert-major-windows-24-sms "${em[@]}" --windows --sms 24

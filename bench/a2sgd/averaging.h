@@ -36,7 +36,7 @@ std::unique_ptr<Averaging> make_dense(Wire& wire, int rank);
 std::unique_ptr<Averaging> make_top_k(Wire& wire, int rank, double part);
 
 // QSGD (Alistarh and others, 2017): entries in buckets of 512, each a multiple of a 1/levels of its bucket's largest
-// magnitude, rounded at random so that its mean is right. Four bits an entry and a fp32 number a bucket.
+// magnitude, rounded at random so that its mean is right. Four bits per entry and an fp32 number per bucket.
 std::unique_ptr<Averaging> make_qsgd(Wire& wire, int rank, uint64_t seed);
 
 // The library's. comm: this rank's communicator.

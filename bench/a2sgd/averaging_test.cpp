@@ -40,7 +40,7 @@ struct Outcome {
     std::vector<uint64_t> bytes_sent;
 };
 
-// Every rank a thread; the same gradients in each of the steps.
+// Every rank is a thread; the same gradients in each of the steps.
 Outcome run(const Make& make, const Gradients& gradients, int num_steps = 1) {
     const size_t ranks = gradients.size();
     Wire wire(static_cast<int>(ranks));
@@ -121,7 +121,7 @@ TEST(Averaging, QsgdIsRightInTheMean) {
     EXPECT_EQ(averaging->message_bits(700), 8u * 2 * (4 + 256));
 }
 
-// 64 bits a rank and step, whatever the size; entries keep their deviations.
+// 64 bits per rank and step, whatever the size; entries keep their deviations.
 TEST(Averaging, A2sgdSendsTwoNumbers) {
     const Gradients gradients = random_gradients(4, 1000, 11);
     const Outcome outcome = run([](Wire&, int, ncclComm_t comm) { return make_a2sgd(comm); }, gradients, 3);

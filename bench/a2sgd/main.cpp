@@ -68,7 +68,7 @@ Json passes(const Options& options) {
 }
 
 Json traffic(const Options& options) {
-    fmt::print("\n{:<6} {:>14}  {:>16}  {:>12}   {} ranks, {} entries of fp32\n", "way", "bits a message",
+    fmt::print("\n{:<6} {:>14}  {:>16}  {:>12}   {} ranks, {} entries of fp32\n", "way", "bits per message",
                "bytes per rank", "us per step", options.num_ranks, options.traffic_entries);
     Json list = Json::array();
     constexpr int kSteps = 5;

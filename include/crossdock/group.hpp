@@ -12,7 +12,7 @@
 namespace crossdock {
 inline namespace cxx {
 
-// The configuration of a low-latency group: E experts, at most max_tokens tokens a rank and step, rows of at most
+// The configuration of a low-latency group: E experts, at most max_tokens tokens per rank and step, rows of at most
 // row_bytes bytes (scales included). The other fields are at their defaults and the caller's to change.
 inline ncclEpGroupConfig_t low_latency_config(unsigned num_experts, unsigned max_tokens, unsigned row_bytes) {
     ncclEpGroupConfig_t config = make_struct<ncclEpGroupConfig_t>();

@@ -14,17 +14,18 @@ extern "C" {
 
 // What a group is tuned for. It is fixed when the group is made.
 typedef enum {
-    // Few tokens (1 to some hundred a rank): one kernel an operation, no routing exchange, operations can be split.
+    // Few tokens (1 to some hundred per rank): one kernel per operation, no routing exchange, operations can be split.
     NCCL_EP_ALGO_LOW_LATENCY = 0,
-    // Many tokens (a thousand and more a rank): routing is exchanged by ncclEpUpdateHandle, receive buffers are dense.
+    // Many tokens (a thousand and more per rank): routing is exchanged by ncclEpUpdateHandle, receive buffers are
+    // dense.
     NCCL_EP_ALGO_HIGH_THROUGHPUT = 1
 } ncclEpAlgorithm_t;
 
-// How dispatched rows lie in the receive tensor. R ranks, M tokens a rank, L experts a rank, H elements a row.
+// How dispatched rows lie in the receive tensor. R ranks, M tokens per rank, L experts per rank, H elements per row.
 typedef enum {
     // Not a layout; every function that takes a layout refuses it.
     NCCL_EP_LAYOUT_UNSET = 0,
-    // Rows grouped by local expert. Low latency: [L, R*M, H]; high throughput: [N, H] in one zone an expert.
+    // Rows grouped by local expert. Low latency: [L, R*M, H]; high throughput: [N, H] in one zone per expert.
     NCCL_EP_LAYOUT_EXPERT_MAJOR = 1,
     // Rows grouped by source rank, one row a (source rank, token): [R, M, H]. Low latency only.
     NCCL_EP_LAYOUT_RANK_MAJOR = 2,

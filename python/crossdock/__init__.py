@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expert-parallel communication for Mixture-of-Experts models, on CPUs and GPUs.
 
-    comms = crossdock.Communicator.create_threads(4)            # one a rank; see also join and adopt
+    comms = crossdock.Communicator.create_threads(4)            # one per rank; see also join and adopt
     with crossdock.Group(comm, num_experts=8, max_dispatch_tokens_per_rank=16, max_token_bytes=256) as group:
         handle = group.create_handle(crossdock.Layout.EXPERT_MAJOR, topk_idx)
         handle.dispatch(tokens, received, layout_info=crossdock.LayoutInfo(expert_counters=counts))
@@ -61,8 +61,8 @@ from crossdock.errors import (
     UnhandledCudaError,
 )
 from crossdock.paths import get_cmake_dir, get_include, get_lib_path
+from crossdock.run_ranks import run_processes, run_threads
 from crossdock.take_over import take_over_nccl_ep
-from crossdock.worlds import run_processes, run_threads
 
 __version__ = own_library.version()
 

@@ -16,7 +16,7 @@ COMMANDS = {
     "doctor": (doctor, "what this machine has, and what would be used"),
     "plot": (plot, "a picture of a demo's or a benchmark's JSON"),
     "run": (run, "an unchanged program that uses nccl_ep.h, nccl.ep, TransformerEngine or DeepEP, on Crossdock"),
-    "a2sgd-study": (a2sgd_study, "what gradient averaging in 64 bits a step buys, by experiment"),
+    "a2sgd-study": (a2sgd_study, "what gradient averaging in 64 bits per step buys, by experiment"),
 }
 OPTIONAL = ("matplotlib", "rich", "sklearn", "torch")  # packages that the commands may miss
 

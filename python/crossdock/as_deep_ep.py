@@ -86,12 +86,12 @@ def _own_file() -> str:
     return str(Path(__file__).parent / "deep_ep" / "__init__.py")
 
 
-def deep_ep_sentence() -> str:
+def deep_ep_message() -> str:
     return f"deep_ep is crossdock.deep_ep, with the interface of DeepEP {VERSION}"
 
 
 def install_as_deep_ep() -> str:
-    """Makes `import deep_ep` find crossdock.deep_ep, in this process, and returns the sentence that says so.
+    """Makes `import deep_ep` find crossdock.deep_ep, in this process, and returns the message that says so.
 
     InvalidUsage: another deep_ep is imported or installed.
     """
@@ -109,4 +109,4 @@ def _install() -> str:
         setattr(home, alias.rpartition(".")[2], sys.modules[alias])
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
-    return deep_ep_sentence()
+    return deep_ep_message()

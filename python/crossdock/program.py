@@ -16,7 +16,7 @@ from pathlib import Path
 
 from crossdock import take_over
 from crossdock._core import has_cuda
-from crossdock.as_deep_ep import FOLDER, deep_ep_sentence, expect_no_other_deep_ep, install_as_deep_ep
+from crossdock.as_deep_ep import FOLDER, deep_ep_message, expect_no_other_deep_ep, install_as_deep_ep
 from crossdock.errors import InvalidUsage
 from crossdock.libraries import NCCL_VERSION, Library, ask, find_nccl, preloaded, version_text
 from crossdock.loaded import loaded_files
@@ -93,7 +93,7 @@ class Program:
         note = "" if has_cuda else ", which has no GPU backend: only CPU communicators work"
         parts = [f"{users} {take_over.own_name()}, {self.library}{note}"]
         if self.as_deep_ep:
-            parts.append(deep_ep_sentence())
+            parts.append(deep_ep_message())
         if self.nccl:
             parts.append(self.nccl.problem or f"NCCL is {self.nccl.version}, {self.nccl.file}")
         if self.plugin:

@@ -142,7 +142,7 @@ void bind_a2sgd(nb::module_& module) {
 
     nb::class_<A2sgd>(module, "A2sgd",
                       R"(Two-level gradient averaging: a step replaces the gradient by one whose means by
-sign are those of all ranks. 64 bits a rank and step travel.
+sign are those of all ranks. 64 bits per rank and step travel.
 
 pieces: writable float32, float16 or bfloat16 arrays, together one gradient. Made and closed by all ranks together; use
 it as a context manager.)")

@@ -18,7 +18,7 @@ struct TypeName {
     size_t bytes;
 };
 
-// The first name of a type is the one for sentences.
+// The first name of a type is the one for messages.
 constexpr TypeName kTypeNames[] = {
     {"int8", ncclInt8, 1},
     {"uint8", ncclUint8, 1},

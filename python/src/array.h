@@ -75,7 +75,7 @@ class Array {
     Py_buffer buffer_{};
 };
 
-// Describes an object; None leaves the result unset. name is for sentences, e.g. "inputs.tokens". InvalidArgument: not
+// Describes an object; None leaves the result unset. name is for messages, e.g. "inputs.tokens". InvalidArgument: not
 // an array, a type that the library does not have, strides, or a read-only array that is to be written.
 Array array_from(nanobind::handle object, const char* name, Access access);
 

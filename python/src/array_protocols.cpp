@@ -101,7 +101,7 @@ void describe_interface(nb::handle interface, nb::handle object, const char* nam
     array.keep(object);
 }
 
-// What the exporter itself says against a plain export, as the end of a sentence.
+// What the exporter itself says against a plain export, to end a message with.
 std::string refusal_of(nb::handle object) {
     try {
         object.attr("__dlpack__")();

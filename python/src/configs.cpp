@@ -73,7 +73,7 @@ void bind_group_config(nb::module_& module) {
         .def_rw("timeout_ns", &Config::timeout_ns, "Bound of every wait for another rank; 0: 100 s.")
         .def_rw("zero_copy", &Config::zero_copy, "ON: arrays must lie in windows.")
         .def_rw("overflow_policy", &Config::overflow_policy, "High throughput.")
-        .def_rw("num_topk", &Config::num_topk, "High throughput: most choices a token, of all handles.")
+        .def_rw("num_topk", &Config::num_topk, "High throughput: most choices per token, of all handles.")
         .def_rw("dispatch_num_sms", &Config::dispatch_num_sms, "Most SMs of a dispatch; 0: max_num_sms.")
         .def_rw("combine_num_sms", &Config::combine_num_sms, "Most SMs of a combine; 0: max_num_sms.");
     flag(config, "enable_mask", &Config::enable_mask, "Low latency: silent ranks are masked, the group goes on.");

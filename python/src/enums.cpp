@@ -7,7 +7,7 @@ namespace crossdock::python {
 
 void bind_enums(nb::module_& module) {
     nb::enum_<ncclEpAlgorithm_t>(module, "Algorithm", nb::is_arithmetic(), "What a group is tuned for.")
-        .value("LOW_LATENCY", NCCL_EP_ALGO_LOW_LATENCY, "Few tokens: one kernel an operation, no routing exchange.")
+        .value("LOW_LATENCY", NCCL_EP_ALGO_LOW_LATENCY, "Few tokens: one kernel per operation, no routing exchange.")
         .value("HIGH_THROUGHPUT", NCCL_EP_ALGO_HIGH_THROUGHPUT,
                "Many tokens: update exchanges the routing, receive arrays are dense.");
     nb::enum_<ncclEpLayout_t>(module, "Layout", nb::is_arithmetic(), "How dispatched rows lie in the receive array.")

@@ -17,12 +17,12 @@ void raise_in_python(const ApiError& error) {
 
 void check(ncclResult_t result) {
     if (result == ncclSuccess) return;
-    const char* sentence = crossdockGetLastError();
-    throw ApiError(result, *sentence != 0 ? sentence : "the library gave no reason");
+    const char* message = crossdockGetLastError();
+    throw ApiError(result, *message != 0 ? message : "the library gave no reason");
 }
 
-void invalid_argument(const std::string& sentence) { throw ApiError(ncclInvalidArgument, sentence); }
-void invalid_usage(const std::string& sentence) { throw ApiError(ncclInvalidUsage, sentence); }
+void invalid_argument(const std::string& message) { throw ApiError(ncclInvalidArgument, message); }
+void invalid_usage(const std::string& message) { throw ApiError(ncclInvalidUsage, message); }
 
 void warn_deprecated(const char* name, const char* current) {
     if (PyErr_WarnFormat(PyExc_DeprecationWarning, 1, "%s is deprecated: use %s", name, current) != 0)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a failed call of the C API becomes a Python exception: its class is crossdock.errors' class of the code, its text
-// is the library's sentence.
+// is the library's message.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,7 +15,7 @@ namespace crossdock::python {
 
 class ApiError : public std::runtime_error {
   public:
-    ApiError(ncclResult_t code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
+    ApiError(ncclResult_t code, const std::string& message) : std::runtime_error(message), code_(code) {}
     ncclResult_t code() const { return code_; }
 
   private:
@@ -25,13 +25,13 @@ class ApiError : public std::runtime_error {
 // Throws unless the call that has just returned on this thread succeeded. Needs no GIL.
 void check(ncclResult_t result);
 
-[[noreturn]] void invalid_argument(const std::string& sentence);
-[[noreturn]] void invalid_usage(const std::string& sentence);
+[[noreturn]] void invalid_argument(const std::string& message);
+[[noreturn]] void invalid_usage(const std::string& message);
 
 // A DeprecationWarning of the caller: name is deprecated, use the other.
 void warn_deprecated(const char* name, const char* current);
 
-// "the str() of an object" for sentences, at most 80 bytes of UTF-8; never throws.
+// "the str() of an object" for messages, at most 80 bytes of UTF-8; never throws.
 std::string shown(nanobind::handle object);
 
 // value as a T. InvalidArgument: it is none.

@@ -207,7 +207,7 @@ Operations of a group are made by all ranks in the same order. Threads that shar
              "handle_mem"_a.none() = nb::none(), "fields"_a, nb::rv_policy::take_ownership,
              nb::sig("def init_handle(self, layout: Layout, num_topk: int, *, config: HandleConfig | None = None, "
                      "handle_mem: object = None, **fields: typing.Any) -> Handle"),
-             "A handle without routing, for K = num_topk choices a token. handle_mem: uint8 array of handle_mem_size "
+             "A handle without routing, for K = num_topk choices per token. handle_mem: uint8 array of handle_mem_size "
              "bytes to live in; a second handle over the same memory takes over the routing (high throughput).")
         .def("handle_mem_size", &handle_mem_size, "layout"_a, "num_topk"_a, "config"_a.none() = nb::none(), "fields"_a,
              nb::sig("def handle_mem_size(self, layout: Layout, num_topk: int, config: HandleConfig | None = None, "

@@ -40,7 +40,7 @@ void mask_update(Group& self, const nb::sequence& mask, nb::handle stream) {
     GroupState& state = *self.state();
     const auto num_ranks = static_cast<size_t>(state.communicator().num_ranks());
     if (nb::len(mask) != num_ranks) {
-        invalid_argument("mask has " + std::to_string(nb::len(mask)) + " entries, expected one a rank, " +
+        invalid_argument("mask has " + std::to_string(nb::len(mask)) + " entries, expected one per rank, " +
                          std::to_string(num_ranks));
     }
     std::vector<int> values;
@@ -84,7 +84,7 @@ void bind_masks(nb::class_<Group>& group) {
              "0. InvalidUsage: the group has no masks.")
         .def("mask_update", &mask_update, "mask"_a, nb::kw_only(), "stream"_a.none() = nb::none(),
              nb::sig("def mask_update(self, mask: typing.Sequence[typing.Any], *, stream: object = None) -> None"),
-             "Sets this rank's view: one truth value a rank.")
+             "Sets this rank's view: one truth value per rank.")
         .def("mask_clean", &mask_clean, nb::kw_only(), "stream"_a.none() = nb::none(),
              "Readmits all ranks that take part: collective over the surviving ones.")
         .def("get_async_error", &async_error, "Whether a timeout has masked a rank since error_clear.")

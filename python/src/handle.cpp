@@ -239,7 +239,7 @@ void bind_handle(nb::module_& module) {
 Made by Group.create_handle or Group.init_handle. Arrays are those of NumPy or torch, dense and row-major, on the group's
 device; nothing is copied. On GPUs calls only enqueue, on torch's current stream unless stream says another; on CPUs they
 have finished when they return, and they release the GIL while they wait for other ranks.
-Letters: R ranks, E experts, L = E / R, K choices a token, M = max_dispatch_tokens_per_rank, B tokens, H elements a row,
+Letters: R ranks, E experts, L = E / R, K choices per token, M = max_dispatch_tokens_per_rank, B tokens, H elements per row,
 N rows of a high-throughput receive array.)")
         .def(
             "update", &Handle::update, "topk_idx"_a.none(), nb::kw_only(), "layout_info"_a.none() = nb::none(),

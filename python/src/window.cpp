@@ -62,7 +62,7 @@ ncclWindow_t window_handle_of(nb::handle window, const char* name) {
 
 void bind_windows(nb::module_& module) {
     nb::class_<Memory>(module, "Memory", nb::type_slots(memory_slots),
-                       R"(Zeroed bytes that can be registered as a window in every CPU world, 4096-byte aligned.
+                       R"(Zeroed bytes that can be registered as a window on every CPU backend, 4096-byte aligned.
 
 It has a buffer: numpy.frombuffer(memory, numpy.float32) is an array in it, torch.frombuffer a tensor. Freed when the
 last of them is gone.)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_gpu.py runs in every rank of a world of processes whose ranks are GPUs, or share one; needs torch."""
+"""What test_gpu.py runs in every rank where ranks are processes with a GPU each, or share one; needs torch."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _three_steps(comm: ep.Communicator) -> list[str]:
     return wrong
 
 
-def test_wrong_use_gets_a_sentence() -> None:
+def test_wrong_use_is_refused_with_a_message() -> None:
     def program(comm: ep.Communicator) -> None:
         gradient = np.zeros(10, np.float32)
         with pytest.raises(ep.InvalidArgument, match="sums is 'fp8'"):

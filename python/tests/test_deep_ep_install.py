@@ -138,7 +138,7 @@ def test_another_deep_ep_is_respected(tmp_path: Path) -> None:
     both = {"PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(tmp_path)])}
     shadowed = {"PYTHONPATH": os.pathsep.join([str(FOLDER), both["PYTHONPATH"]])}
     other = tmp_path / "deep_ep" / "__init__.py"
-    for code, path, sentence in [
+    for code, path, message in [
         (install, both, f"another deep_ep is installed, {other}, and "),
         (f"import deep_ep; {install}", both, f"deep_ep is imported already, from {other}, and "),
         ("import deep_ep", shadowed, f"another deep_ep is installed, {other}"),
@@ -146,7 +146,7 @@ def test_another_deep_ep_is_respected(tmp_path: Path) -> None:
         process = start("-c", code, **path)
         _, errors = process.communicate(timeout=120)
         last = errors.splitlines()[-1]
-        assert process.returncode == 1 and sentence in last and "crossdock/deep_ep" in last
+        assert process.returncode == 1 and message in last and "crossdock/deep_ep" in last
     process = start("-m", "crossdock", "run", "--as-deep-ep", "true", **both)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2 and errors.startswith("crossdock: another deep_ep is installed"), errors

@@ -75,7 +75,7 @@ def test_masks_are_set_by_hand() -> None:
         group.mask_update([True])
         assert group.mask_query(out) is out
         assert out[0] == 1
-        with pytest.raises(ep.InvalidArgument, match="mask has 2 entries, expected one a rank, 1"):
+        with pytest.raises(ep.InvalidArgument, match="mask has 2 entries, expected one per rank, 1"):
             group.mask_update([1, 1])
         with pytest.raises(ep.InvalidArgument, match="no int32 array of 1 elements"):
             group.mask_query(np.zeros(1, np.int64))

@@ -38,7 +38,7 @@ def has_nccl_ep() -> bool:
     return importlib.util.find_spec("nccl") is not None and importlib.util.find_spec("nccl.ep") is not None
 
 
-def test_the_sentence() -> None:
+def test_the_message() -> None:
     done = python("-c", "import crossdock; print(crossdock.take_over_nccl_ep()); crossdock.take_over_nccl_ep()")
     assert done.stdout.startswith(f"nccl.ep uses Crossdock {ep.__version__}, /"), done.stderr
 

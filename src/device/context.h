@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a kernel knows of where it runs: its lane, warp and block, their barriers, shared memory, the clock, and memory
 // that other ranks read and write. Two implementations of one interface: a GPU's threads, or a fiber of the CPU
-// executor (one lane a warp).
+// executor (one lane per warp).
 #pragma once
 
 #include "device/tagged_word.h"

@@ -4,8 +4,8 @@
 // rank's own piece.
 //
 // Puts are in no order among themselves. A signal is strong: who sees it sees all that this rank has put to that peer
-// before. It adds to a word, so signals that overtake each other still add up. One thread a call; threads that share a
-// peer order their calls by barriers or acquire-release atomics, with fence_system before the first put of what they
+// before. It adds to a word, so signals that overtake each other still add up. One thread per call; threads that share
+// a peer order their calls by barriers or acquire-release atomics, with fence_system before the first put of what they
 // have written.
 //
 // A context orders only itself, so each peer has one of them for all that goes there. Signals are words of the window

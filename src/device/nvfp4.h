@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVFP4 rows on the wire of a combine: e2m1 pairs, one e4m3 scale a block of 16 elements, one fp32 scale a row.
+// NVFP4 rows on the wire of a combine: e2m1 pairs, one e4m3 scale per block of 16 elements, one fp32 scale per row.
 #pragma once
 
 #include "device/context.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU instructions that C++ has no word for: one instruction a function, memory order and scope in its name. PTX
+// GPU instructions that C++ has no word for: one instruction per function, memory order and scope in its name. PTX
 // ISA 9.0, sm_90 and later.
 #pragma once
 

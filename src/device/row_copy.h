@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows between memories that the calling warp reaches, 16 bytes a lane.
+// Rows between memories that the calling warp reaches, 16 bytes per lane.
 #pragma once
 
 #include "device/row_stage.h"

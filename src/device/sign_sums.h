@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of a chunk's entries by sign, and the step that moves them by sign: what A2SGD reads and writes a gradient with.
-// One warp a chunk.
+// One warp per chunk.
 //
 // The order of a sum is part of its definition, so its bits are the same on every machine: entry i of a chunk goes to
 // column i % 256, a column is summed in ascending i, and columns are halved: c and c + 128, then c and c + 64, ...
@@ -32,7 +32,7 @@ inline namespace CROSSDOCK_VARIANT {
 #if defined(__CUDACC__)
 
 inline constexpr uint32_t kSignSlots = kSignColumns / kLanes;  // columns of a lane
-inline constexpr uint32_t kSignLoadsAtOnce = 8;                // of 16 bytes a lane, under way
+inline constexpr uint32_t kSignLoadsAtOnce = 8;                // of 16 bytes per lane, under way
 static_assert(kSignSlots * kLanes == kSignColumns && kSignChunk % (kSignColumns * kSignLoadsAtOnce) == 0);
 
 // The column of a lane's slot: a lane loads 16 bytes at a time.

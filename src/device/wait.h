@@ -15,7 +15,7 @@ enum class WaitStep : uint32_t;
 // `claimed` of a record: 0: free; whoever counts it up from there writes the rest, and then adds this.
 inline constexpr uint32_t kRecordWritten = uint32_t{1} << 30;
 
-// Written by kernels in host-visible memory, once a group: the first wait that expires after the host last cleared
+// Written by kernels in host-visible memory, once per group: the first wait that expires after the host last cleared
 // `claimed`.
 struct ExpiredWait {
     uint32_t claimed;

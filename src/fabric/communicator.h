@@ -74,7 +74,7 @@ class Communicator {
     // Ranks that share this rank's device (1 on a GPU of one's own); launches leave room for all of them.
     virtual int ranks_on_device() const { return 1; }
 
-    // What is known of a peer that does not come, as the end of a sentence; empty: nothing, it may still come.
+    // What is known of a peer that does not come, to end a message with; empty: nothing, it may still come.
     virtual std::string why_gone(int /*rank*/) { return {}; }
 
     // The rank was killed by fault injection: every call on it fails.

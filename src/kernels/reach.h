@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-// What a signal says. Every rank has one word a kind and peer; a word has one writer, and grows.
+// What a signal says. Every rank has one word per kind and peer; a word has one writer, and grows.
 enum class Signal : uint32_t {
     kEntered,            // the latest operation that the peer has come to
     kData,               // the latest operation of which all is here that the peer has put

@@ -42,7 +42,7 @@ CROSSDOCK_DEVICE void put_value(const Ctx& ctx, const Reach& reach, int peer, ui
 
 // A word of the peer's that grows to `value`. A signal adds what is missing to the value before, which this rank keeps
 // in a word of its own: signals that overtake each other add up all the same, and a word never says more than is true.
-// One thread a word at a time.
+// One thread per word at a time.
 struct Raise {
     uint64_t word;    // the peer's
     uint64_t raised;  // this rank's: the value before

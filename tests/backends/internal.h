@@ -18,7 +18,7 @@ std::string why_no_hosts();
 // Runs the program and turns an exception that leaves it into a recorded failure.
 void run_guarded(RankContext& context, const RankProgram& program);
 
-// Forks a process a rank. In the child, `child` fills failures and digest; the parent collects them, within
+// Forks a process per rank. In the child, `child` fills failures and digest; the parent collects them, within
 // spec.limit_s.
 struct ChildReport {
     std::vector<std::string> failures;

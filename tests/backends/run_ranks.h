@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One harness for all backends: runs a program once a rank and gathers what went wrong.
+// One harness for all backends: runs a program once per rank and gathers what went wrong.
 #pragma once
 
 #include <functional>

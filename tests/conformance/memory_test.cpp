@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the library holds stays small at the shapes that the modes are for: rows of 14,336 bytes, top-8 of 256 experts,
-// 128 tokens a rank in low latency and 4096 in high throughput. Allocators get back what they gave, and operations ask
-// for nothing.
+// 128 tokens per rank in low latency and 4096 in high throughput. Allocators get back what they gave, and operations
+// ask for nothing.
 #include <algorithm>
 #include <cstring>
 #include <numeric>

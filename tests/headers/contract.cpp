@@ -3,7 +3,7 @@
 #include "contract.h"
 #include "nccl_ep/common.hpp"
 
-// 128 tokens a rank, rows of 14336 bytes, 8 ranks, 256 experts: the value that callers have tuned constants for.
+// 128 tokens per rank, rows of 14336 bytes, 8 ranks, 256 experts: the value that callers have tuned constants for.
 static int check_size_hint() {
     using nccl_ep::get_low_latency_rdma_size_hint;
     using nccl_ep::get_low_latency_rdma_size_hint_for_layout;

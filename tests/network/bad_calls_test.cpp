@@ -10,7 +10,7 @@
 namespace crossdock::network {
 namespace {
 
-TEST(BadCalls, AreRefusedWithASentence) {
+TEST(BadCalls, AreRefusedWithAMessage) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<std::byte> bytes(static_cast<size_t>(1000 + 1000 * rank.rank()));  // ranks may differ
         Session session(rank, 2);

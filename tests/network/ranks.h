@@ -46,7 +46,7 @@ class TestRank {
 
 using RankFunction = std::function<void(TestRank& rank)>;
 
-// Runs `function` once a rank, each in a process of its own, and reports failures as those of the running test. Ranks
+// Runs `function` once per rank, each in a process of its own, and reports failures as those of the running test. Ranks
 // in `may_die` may end by a signal.
 void run_ranks(int num_ranks, const RankFunction& function, const std::vector<int>& may_die = {});
 

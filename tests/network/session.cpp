@@ -12,7 +12,7 @@ namespace crossdock::network {
 namespace {
 
 std::mutex g_mutex;
-std::string g_sentence;
+std::string g_message;
 
 void remember(int level, unsigned long, const char*, int, const char* format, ...) {
     if (level != plugin::kLogWarn) return;
@@ -22,14 +22,14 @@ void remember(int level, unsigned long, const char*, int, const char* format, ..
     std::vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
     const std::lock_guard lock(g_mutex);
-    g_sentence = text;
+    g_message = text;
 }
 
 }  // namespace
 
-std::string last_sentence() {
+std::string last_message() {
     const std::lock_guard lock(g_mutex);
-    return g_sentence;
+    return g_message;
 }
 
 Session::Session(TestRank& rank, int num_contexts) {
@@ -56,7 +56,7 @@ void Session::close() {
 
 void Session::check(ncclResult_t result, const char* call) const {
     if (result == ncclSuccess) return;
-    throw std::runtime_error(std::string(call) + " gave " + std::to_string(result) + ": " + last_sentence());
+    throw std::runtime_error(std::string(call) + " gave " + std::to_string(result) + ": " + last_message());
 }
 
 void* Session::add_memory(void* data, size_t bytes, int type, uint64_t flags) {
@@ -130,7 +130,7 @@ void Session::await_word(const uint64_t& word, uint64_t least) {
 
 void expect_refused(TestRank& rank, ncclResult_t result, ncclResult_t wanted,
                     std::initializer_list<const char*> words) {
-    const std::string message = last_sentence();
+    const std::string message = last_message();
     rank.expect(result == wanted, "the result is " + std::to_string(result) + ", not " + std::to_string(wanted));
     for (const char* word : words) {
         rank.expect(message.find(word) != std::string::npos, "'" + message + "' lacks '" + word + "'");

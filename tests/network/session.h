@@ -12,7 +12,7 @@
 namespace crossdock::network {
 
 // The message of this process's last failed call.
-std::string last_sentence();
+std::string last_message();
 
 class Session {
   public:

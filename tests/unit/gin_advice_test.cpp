@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where NCCL gives kernels no network, or another than asked for, one sentence says what to set.
+// Where NCCL gives kernels no network, or another than asked for, one message says what to set.
 #include "fabric/cuda/gin_advice.h"
 
 #include <gtest/gtest.h>
@@ -24,8 +24,8 @@ class GinAdvice : public testing::Test {
         "NCCL_RMA_PLUGIN", "NCCL_GIN_ENABLE", "NCCL_GIN_TYPE", "IMITATED_CONTEXTS", "IMITATED_ERROR"};
 };
 
-void expect_mentions(const std::string& sentence, std::initializer_list<const char*> parts) {
-    for (const char* part : parts) EXPECT_NE(sentence.find(part), std::string::npos) << part << " not in: " << sentence;
+void expect_mentions(const std::string& message, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " not in: " << message;
 }
 
 TEST_F(GinAdvice, WithoutPluginSaysWhatToSet) {

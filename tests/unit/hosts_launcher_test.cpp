@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What torchrun, mpirun and srun put into the environment is understood, and what is missing or contradicts gets a
-// sentence with the variable's name and value; ranks must be laid out evenly over hosts.
+// message with the variable's name and value; ranks must be laid out evenly over hosts.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -28,7 +28,7 @@ Environment with(Environment environment, const Environment& changes) {
     return environment;
 }
 
-// The sentence, which must contain all words.
+// The message, which must contain all words.
 void expect_refused(const Environment& environment, const std::vector<std::string>& words) {
     try {
         read(environment);

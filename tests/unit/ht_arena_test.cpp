@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What high throughput's shared memory takes on GPUs, without one: there rings are many, one a block.
+// What high throughput's shared memory takes on GPUs, without one: there rings are many, one per block.
 #include <gtest/gtest.h>
 
 #include "core/ht/arena.h"
@@ -17,7 +17,7 @@ uint64_t bytes_on_gpus(uint32_t num_ranks, uint32_t channels, ncclEpZeroCopyMode
     return ht_geometry(kCudaBackend, config, channels).arena_bytes();
 }
 
-// For 4096 tokens a rank, with the SMs that are taken unless told otherwise.
+// For 4096 tokens per rank, with the SMs that are taken unless told otherwise.
 TEST(HtArena, NeedsAtMost40MiBWhereWindowsArePromised) {
     for (const uint32_t num_ranks : {4u, 8u}) {
         EXPECT_LE(bytes_on_gpus(num_ranks, 32, NCCL_EP_ZERO_COPY_ON), uint64_t{40} << 20) << num_ranks << " ranks";

@@ -9,14 +9,14 @@ const void* ncclRmaPlugin_v14[21];
 
 #ifdef COUNTS
 int crossdockRmaPluginContexts(void);
-void crossdockRmaPluginLastError(char* sentence, size_t bytes);
+void crossdockRmaPluginLastError(char* message, size_t bytes);
 
 static const char* value_of(const char* variable) {
     const char* value = getenv(variable);
     return value != NULL ? value : "";
 }
 int crossdockRmaPluginContexts(void) { return atoi(value_of("IMITATED_CONTEXTS")); }
-void crossdockRmaPluginLastError(char* sentence, size_t bytes) {
-    snprintf(sentence, bytes, "%s", value_of("IMITATED_ERROR"));
+void crossdockRmaPluginLastError(char* message, size_t bytes) {
+    snprintf(message, bytes, "%s", value_of("IMITATED_ERROR"));
 }
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program without a fitting NCCL gets one sentence that says what was found where and what to do, and may try again.
+// A program without a fitting NCCL gets one message that says what was found where and what to do, and may try again.
 #include "fabric/cuda/nccl_api.h"
 
 #include <dlfcn.h>
@@ -19,8 +19,8 @@ class NcclLoader : public testing::Test {
         if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr) GTEST_SKIP() << "NCCL is loaded in this process";
     }
 
-    // The sentence of the loader's failure where CROSSDOCK_NCCL_LIBRARY names file.
-    static std::string sentence_for(const char* file) {
+    // The message of the loader's failure where CROSSDOCK_NCCL_LIBRARY names file.
+    static std::string message_for(const char* file) {
         setenv("CROSSDOCK_NCCL_LIBRARY", file, 1);
         try {
             nccl_api();
@@ -33,22 +33,21 @@ class NcclLoader : public testing::Test {
     }
 };
 
-void expect_mentions(const std::string& sentence, std::initializer_list<const char*> parts) {
-    for (const char* part : parts) EXPECT_NE(sentence.find(part), std::string::npos) << part << " not in: " << sentence;
+void expect_mentions(const std::string& message, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " not in: " << message;
 }
 
 TEST_F(NcclLoader, NamesTheFileThatIsMissing) {
-    expect_mentions(
-        sentence_for("/nowhere/libnccl.so.2"),
-        {"no NCCL", "CROSSDOCK_NCCL_LIBRARY is /nowhere/libnccl.so.2", "cannot open shared object file", "2.30.4"});
+    expect_mentions(message_for("/nowhere/libnccl.so.2"), {"no NCCL", "CROSSDOCK_NCCL_LIBRARY is /nowhere/libnccl.so.2",
+                                                           "cannot open shared object file", "2.30.4"});
 }
 
 TEST_F(NcclLoader, RefusesAnOldVersionByName) {
-    expect_mentions(sentence_for(OLD_NCCL), {"NCCL 2.28.9", OLD_NCCL, "2.30.4 or newer", "CROSSDOCK_NCCL_LIBRARY"});
+    expect_mentions(message_for(OLD_NCCL), {"NCCL 2.28.9", OLD_NCCL, "2.30.4 or newer", "CROSSDOCK_NCCL_LIBRARY"});
 }
 
 TEST_F(NcclLoader, NamesTheFunctionThatIsMissing) {
-    expect_mentions(sentence_for(PARTIAL_NCCL), {PARTIAL_NCCL, "lacks ncclGetErrorString"});
+    expect_mentions(message_for(PARTIAL_NCCL), {PARTIAL_NCCL, "lacks ncclGetErrorString"});
 }
 
 TEST_F(NcclLoader, NoCommunicatorComesFromNowhere) {

@@ -338,11 +338,11 @@ TEST(Routing, DeprecatedNamesPackAndUnpack) {
 TEST(Routing, WrongArgumentsAreRefusedWithMessages) {
     const std::vector<int64_t> ids = random_ids();
     Counts counts;
-    auto is_refused = [&](auto&& change, const char* sentence) {
+    auto is_refused = [&](auto&& change, const char* message) {
         crossdockRoutingCounts_t arguments = counts.arguments(ids);
         change(arguments);
         return crossdockCountRouting(&arguments, nullptr) == ncclInvalidArgument &&
-               std::strstr(crossdockGetLastError(), sentence) != nullptr;
+               std::strstr(crossdockGetLastError(), message) != nullptr;
     };
     EXPECT_TRUE(is_refused([](auto& c) { c.size = 8; }, "counts->size is 8"));
     EXPECT_TRUE(is_refused([](auto& c) { c.device = -2; }, "device is -2, allowed"));

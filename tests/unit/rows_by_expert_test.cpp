@@ -277,10 +277,10 @@ TEST(RowsByExpert, SumsAreThoseOfColumnsInTheirOrder) {
 
 template <typename Struct>
 testing::AssertionResult is_refused(ncclResult_t (*function)(const Struct*, cudaStream_t), Struct arguments,
-                                    const char* sentence, void (*change)(Struct&)) {
+                                    const char* message, void (*change)(Struct&)) {
     change(arguments);
     if (function(&arguments, nullptr) != ncclInvalidArgument) return testing::AssertionFailure() << "not refused";
-    if (std::strstr(crossdockGetLastError(), sentence) != nullptr) return testing::AssertionSuccess();
+    if (std::strstr(crossdockGetLastError(), message) != nullptr) return testing::AssertionSuccess();
     return testing::AssertionFailure() << crossdockGetLastError();
 }
 
@@ -339,7 +339,7 @@ TEST(RowsByExpert, NonsenseStaysInside) {
     }
 }
 
-TEST(RowsByExpert, WrongArgumentsAreSentences) {
+TEST(RowsByExpert, WrongArgumentsAreRefusedWithMessages) {
     const Routing routing(4, 2, 3, 1, 0);
     std::vector<int32_t> places(routing.places.size()), sources(routing.sources.size());
     auto p = begin_struct<crossdockRowPlaces_t>();
@@ -354,8 +354,8 @@ TEST(RowsByExpert, WrongArgumentsAreSentences) {
     p.places = places.data();
     p.sources = sources.data();
     ASSERT_EQ(crossdockPlaceRows(&p, nullptr), ncclSuccess) << crossdockGetLastError();
-    const auto place = [&](const char* sentence, void (*change)(crossdockRowPlaces_t&)) {
-        return is_refused(&crossdockPlaceRows, p, sentence, change);
+    const auto place = [&](const char* message, void (*change)(crossdockRowPlaces_t&)) {
+        return is_refused(&crossdockPlaceRows, p, message, change);
     };
     EXPECT_TRUE(place("places->size is 8", [](auto& a) { a.size = 8; }));
     EXPECT_TRUE(place("device is -2, allowed", [](auto& a) { a.device = -2; }));
@@ -372,8 +372,8 @@ TEST(RowsByExpert, WrongArgumentsAreSentences) {
     EXPECT_TRUE(place("sources is NULL", [](auto& a) { a.sources = nullptr; }));
 
     Spread spread(routing, 6);
-    const auto expand = [&](const char* sentence, void (*change)(crossdockExpandedRows_t&)) {
-        return is_refused(&crossdockExpandRows, spread.arguments(true), sentence, change);
+    const auto expand = [&](const char* message, void (*change)(crossdockExpandedRows_t&)) {
+        return is_refused(&crossdockExpandRows, spread.arguments(true), message, change);
     };
     EXPECT_TRUE(expand("rows->magic is", [](auto& a) { a.magic = 8; }));
     EXPECT_TRUE(expand("device is -2, allowed", [](auto& a) { a.device = -2; }));
@@ -401,8 +401,8 @@ TEST(RowsByExpert, WrongArgumentsAreSentences) {
     r.sums = sums.data();
     r.weights = spread.expanded_weights.data();
     r.pair_weights = back.data();
-    const auto reduce = [&](const char* sentence, void (*change)(crossdockReducedRows_t&)) {
-        return is_refused(&crossdockReduceRows, r, sentence, change);
+    const auto reduce = [&](const char* message, void (*change)(crossdockReducedRows_t&)) {
+        return is_refused(&crossdockReduceRows, r, message, change);
     };
     EXPECT_TRUE(reduce("rows->size is 8", [](auto& a) { a.size = 8; }));
     EXPECT_TRUE(reduce("device is -2, allowed", [](auto& a) { a.device = -2; }));

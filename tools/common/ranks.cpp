@@ -47,7 +47,7 @@ void run_recorded(RankEnd& end, const std::function<void()>& program) {
     end.ended.store(true, std::memory_order_release);
 }
 
-// Ranks that are threads: one a rank, or one for all of them. Its state outlives this object if a thread hangs.
+// Ranks that are threads: one per rank, or one for all of them. Its state outlives this object if a thread hangs.
 class ThreadRun : public RankRun {
   public:
     struct State {

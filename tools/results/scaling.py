@@ -58,7 +58,7 @@ def combine(ranks, lsa_team, tokens, rows_of_token, row_bytes, with_rows):
 
 
 def counted_model(run):
-    """As ll_scale runs it: one expert a rank, choices drawn one by one; the mean of a dispatch and a combine."""
+    """As ll_scale runs it: one expert per rank, choices drawn one by one; the mean of a dispatch and a combine."""
     ranks, tokens, topk = run["ranks"], run["tokens"], run["topk"]
     distinct = ranks * (1 - (1 - 1 / ranks) ** topk)
     with_rows = 1 - (1 - 1 / ranks) ** (topk * tokens)
@@ -105,7 +105,7 @@ def model_table():
 
 
 def ht_table():
-    """The same model with 4096 tokens in high throughput: a token crosses once a node, in both directions."""
+    """The same model with 4096 tokens in high throughput: a token crosses once per node, in both directions."""
     lsa_team, tokens, topk, experts, row_bytes = 8, 4096, 8, 256, 14336
     rows = []
     for nodes in MODELLED_NODES:

@@ -92,7 +92,7 @@ def cleaned(element, used):
 
 
 def lines_of(element):
-    """An element a line, what only groups them on lines of their own."""
+    """An element per line, what only groups them on lines of their own."""
     if element.tag in (f"{SVG}svg", f"{SVG}g") and len(element):
         shell = tree.Element(element.tag, element.attrib)
         opening, closing = tree.tostring(shell, "unicode", short_empty_elements=False).rsplit("</", 1)

@@ -3,8 +3,9 @@
 
 Each line of FILE is a JSON object: {"rank": 0, "kernel": "dispatch", "block": 3, "warp": 1, "step": "send", "ns": 123}
 says when that warp began a step; the step lasts until the warp's next one. Times count from the first record of the
-kernel on that rank, since GPUs' clocks differ. Prints a table of the steps; with OUT.svg also draws a picture: a column
-a rank, a row a block (a strip a warp), a colour a step. Only the picture needs matplotlib (./dev timeline brings it).
+kernel on that rank, since GPUs' clocks differ. Prints a table of the steps; with OUT.svg also draws a picture: one
+column per rank, one row per block (a strip per warp), one colour per step. Only the picture needs matplotlib (./dev
+timeline installs it).
 """
 import argparse
 import collections

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A2SGD for PyTorch: data-parallel training with 64 bits a rank and step.
+"""A2SGD for PyTorch: data-parallel training with 64 bits per rank and step.
 
     model = DistributedDataParallel(model)
     model.register_comm_hook(crossdock.a2sgd.HookState(), crossdock.a2sgd.hook)

@@ -20,7 +20,7 @@ def average_parameters(parameters: Iterable[Tensor], communicator: Communicator 
     """Replaces parameters by their means over the ranks. Collective.
 
     Over the communicator where it is of CPUs, else over torch.distributed's default process group. It sends the whole
-    model, once a call, so it belongs to the end of training, or to every some hundredth step.
+    model, once per call, so it belongs to the end of training, or to every some hundredth step.
     """
     own = list(parameters)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from crossdock.as_deep_ep import deep_ep_sentence, expect_no_other_deep_ep
+from crossdock.as_deep_ep import deep_ep_message, expect_no_other_deep_ep
 from crossdock.cli.table import aligned
 from crossdock.errors import Error
 from crossdock.program import Program, prepare
@@ -84,7 +84,7 @@ def _deep_ep() -> str:
         expect_no_other_deep_ep()
     except Error as error:
         return str(error)
-    return f"with --as-deep-ep {deep_ep_sentence()}"
+    return f"with --as-deep-ep {deep_ep_message()}"
 
 
 ENGINES: tuple[tuple[str, tuple[str, ...], Callable[[Program, Distribution], str]], ...] = (

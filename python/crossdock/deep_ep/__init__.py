@@ -12,8 +12,8 @@ from __future__ import annotations
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
-    sentence = f"crossdock.deep_ep needs PyTorch: pip install 'crossdock[torch]' ({error})"
-    raise ModuleNotFoundError(sentence, name=error.name) from error
+    message = f"crossdock.deep_ep needs PyTorch: pip install 'crossdock[torch]' ({error})"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 from crossdock.as_deep_ep import VERSION
 from crossdock.deep_ep import buffers, utils

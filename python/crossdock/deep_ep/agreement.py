@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all ranks say of a call before rows move: sizes, so that all grow alike, and how many rows go where.
 
-It is told on the host, in shared memory or over the network, so a call that differs between ranks ends in a sentence on
+It is told on the host, in shared memory or over the network, so a call that differs between ranks ends in a message on
 each of them, and nothing has been touched by then.
 """
 

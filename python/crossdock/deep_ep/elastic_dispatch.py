@@ -249,8 +249,8 @@ class Elastic:
         state = state_of(handle, self.exchange)
         num_tokens, expected = call.tokens.values.shape[0], state.route.num_tokens
         if num_tokens != expected:
-            sentence = f"x has {num_tokens} rows, expected those of the dispatch that made the handle: {expected}"
-            require(False, sentence)
+            message = f"x has {num_tokens} rows, expected those of the dispatch that made the handle: {expected}"
+            require(False, message)
         x, scales = call.tokens
         values, (scales, weights) = self.exchange.send_again(state.route, x, scales, call.topk_weights)
         ids = None if state.expansion is not None else copy_of(state.local_ids)  # callers overwrite theirs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What wrong calls raise: a sentence, as an exception that is an AssertionError, too, as DeepEP's callers know them."""
+"""What wrong calls raise: a message, as an exception that is an AssertionError, too, as DeepEP's callers know them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class WrongCall(InvalidUsage, AssertionError):
     """The arguments are fine, but not here or not now; a RuntimeError and an AssertionError."""
 
 
-# A sentence with values in it is a function, so that right calls do not pay for it.
-Sentence = str | Callable[[], str]
+# A message with values in it is a function, so that right calls do not pay for it.
+Message = str | Callable[[], str]
 
 
-def require(holds: bool, sentence: Sentence) -> None:
+def require(holds: bool, message: Message) -> None:
     if not holds:
-        raise WrongArgument(sentence if isinstance(sentence, str) else sentence())
+        raise WrongArgument(message if isinstance(message, str) else message())
 
 
-def require_state(holds: bool, sentence: Sentence) -> None:
+def require_state(holds: bool, message: Message) -> None:
     if not holds:
-        raise WrongCall(sentence if isinstance(sentence, str) else sentence())
+        raise WrongCall(message if isinstance(message, str) else message())
 
 
 def translated(error: Error) -> Error:

@@ -182,12 +182,12 @@ class LowLatency:
                 overflow_policy=OverflowPolicy.TRAP,
             )
         except RemoteError as error:
-            sentence = (
+            message = (
                 f"{error}; the first call with num_max_dispatch_tokens_per_rank {max_tokens}, hidden {hidden} and "
                 f"num_experts {num_experts} makes memory together with all ranks: with num_rdma_bytes as "
                 "get_low_latency_rdma_size_hint says for it, the constructor does"
             )
-            raise RemoteError(sentence) from error
+            raise RemoteError(message) from error
         self.pools.append(pool)
         if any(self._masked):
             pool.group.mask_update([not masked for masked in self._masked])
@@ -259,11 +259,11 @@ class LowLatency:
             check_values(topk_idx, num_experts)
             most = most_rows_of_expert(topk_idx, num_experts)
             if most > max_tokens:
-                sentence = (
+                message = (
                     f"topk_idx has an expert {most} times, since rows repeat it, allowed: at most "
                     f"num_max_dispatch_tokens_per_rank ({max_tokens}) times, for which recv_x has room"
                 )
-                require(False, sentence)
+                require(False, message)
         try:
             recv_x, counts, handle, event, hook = form.dispatch(x, topk_idx, is_split)
         except Error as error:
@@ -414,11 +414,11 @@ def as_dispatched(
     is_missing = is_moved & (topk_idx >= 0) & ~pairs.any(dim=2)
     if topk_idx.is_cpu and is_missing.any():
         token, column = is_missing.nonzero()[0].tolist()
-        sentence = (
+        message = (
             f"topk_idx has expert {int(topk_idx[token, column])} for token {token}, expected experts to which "
             "low_latency_dispatch sent it, in any order, or -1"
         )
-        require(False, sentence)
+        require(False, message)
     # Of columns that repeat an expert each has its share of their weights: their rows are the same.
     moved = torch.where(pairs, topk_weights.unsqueeze(2), 0.0).sum(dim=1)
     again = (dispatched.unsqueeze(2) == dispatched.unsqueeze(1)) & is_moved.unsqueeze(2)

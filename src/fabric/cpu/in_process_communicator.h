@@ -17,7 +17,7 @@ struct DeterministicRun {
     uint64_t trace_hash = 0;  // of who ran when; equal for equal seeds, programs and configurations
 };
 
-// Runs program(handle, rank) once a rank in a simulation, with communicators that live as long. Error as
+// Runs program(handle, rank) once per rank in a simulation, with communicators that live as long. Error as
 // Simulation::run says.
 DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config,
                                    const std::function<void(ncclComm_t, int)>& program);

@@ -10,8 +10,8 @@ namespace crossdock {
 // NCCL refuses its network where one GPU lacks the attribute; kGpuFits: this rank's has it, or nobody knows.
 inline constexpr int kGpuFits = -1;
 
-// Half a sentence: the first thing found that keeps NCCL from the network, and what to set. unfit_gpu: number of this
-// rank's GPU if it lacks the attribute.
+// The end of a message: the first thing found that keeps NCCL from the network, and what to set. unfit_gpu: number of
+// this rank's GPU if it lacks the attribute.
 std::string gin_advice(int nccl_version, int unfit_gpu);
 
 // Once NCCL has made its network: a message where it is not that of the plugin which NCCL_RMA_PLUGIN names, as far as

@@ -9,7 +9,8 @@
 
 namespace crossdock {
 
-// Half a sentence: what keeps NCCL from giving this rank's kernels a network, as far as can be seen, and what to set.
+// The end of a message: what keeps NCCL from giving this rank's kernels a network, as far as can be seen, and what to
+// set.
 std::string gin_advice_for(const NcclRank& self);
 
 class GinConnection {

@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-// Shared memory: a place a lane.
+// Shared memory: one place per lane.
 CROSSDOCK_HOST_DEVICE uint32_t shared_words(const crossdockExpandedRows_t&, uint32_t threads) { return threads; }
 
 inline namespace CROSSDOCK_VARIANT {

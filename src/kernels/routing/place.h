@@ -18,7 +18,7 @@ CROSSDOCK_HOST_DEVICE PlacingSlice placing_slice(const crossdockRowPlaces_t& p, 
     return {first, static_cast<uint32_t>(uint64_t{p.num_experts} * (block + 1) / blocks) - first};
 }
 
-// Shared memory: two counters an expert and warp.
+// Shared memory: two counters per expert and warp.
 CROSSDOCK_HOST_DEVICE uint64_t shared_words(const PlacingSlice& slice, uint32_t warps) {
     return uint64_t{2} * slice.num_experts * warps;
 }
@@ -135,7 +135,7 @@ CROSSDOCK_DEVICE void begin_zones(const Ctx& ctx, const crossdockRowPlaces_t& p,
     ctx.warp_sync();
 }
 
-// Lanes of a warp that have pairs of the slice have them of one expert: GPUs have one a block, CPUs one lane.
+// Lanes of a warp that have pairs of the slice have them of one expert: GPUs have one per block, CPUs one lane.
 CROSSDOCK_DEVICE void place_pairs(const Ctx& ctx, const crossdockRowPlaces_t& p, const PlacingSlice& slice,
                                   const PlacingCounters& counters) {
     const uint32_t block = static_cast<uint32_t>(ctx.block_idx());

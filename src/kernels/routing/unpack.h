@@ -7,7 +7,7 @@
 
 namespace crossdock {
 
-// Shared memory: a counter an expert, and one more word.
+// Shared memory: a counter per expert, and one more word.
 CROSSDOCK_HOST_DEVICE uint32_t shared_words(const crossdockRoutingReceived_t& l) {
     return l.counts == nullptr ? 0 : l.rank_experts + 1;
 }

@@ -15,9 +15,9 @@ class Executor {
   public:
     virtual ~Executor() = default;
 
-    // Runs kernel once a warp of the shape and returns when all have returned. With the threads and processes backends
-    // the calling thread switches between this launch's fibers; in the simulation the caller is itself a fiber and all
-    // ranks' fibers take part. An exception of a kernel is rethrown here.
+    // Runs kernel once per warp of the shape and returns when all have returned. With the threads and processes
+    // backends the calling thread switches between this launch's fibers; in the simulation the caller is itself a fiber
+    // and all ranks' fibers take part. An exception of a kernel is rethrown here.
     virtual void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) = 0;
 
     // Host-side wait of a rank's program: polls ready until it is true (returns true) or the clock passes deadline_ns

@@ -12,7 +12,7 @@ from torch import Tensor
 from crossdock._core import A2sgd, Communicator
 
 TOP_K_PART = 0.001
-QSGD_LEVELS, QSGD_BUCKET = 7, 512  # three bits of magnitude and one of sign; a float a bucket
+QSGD_LEVELS, QSGD_BUCKET = 7, 512  # three bits of magnitude and one of sign; a float per bucket
 
 
 class Arm(Protocol):
@@ -109,7 +109,7 @@ class TwoMeans(NoCommunication):
             communicator.close()
 
     def _in_threads(self, program: object) -> None:
-        """What is collective takes a thread a rank."""
+        """What is collective takes a thread per rank."""
         threads = [threading.Thread(target=program, args=(worker,)) for worker in range(len(self.averagers))]  # type: ignore[arg-type]
         for thread in threads:
             thread.start()

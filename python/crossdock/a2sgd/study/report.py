@@ -80,7 +80,7 @@ COLORS = {"dense": "#222222", "a2sgd": "#c0392b", "top-k": "#2a6fb0", "qsgd": "#
 
 
 def draw(study: dict[str, Any], task: str, path: Path) -> None:
-    """A row of pictures for accuracy (digits) or loss (text), one for drift; a column a case. Bands: least to most."""
+    """A row of pictures for accuracy (digits) or loss (text), one for drift; a column per case. Bands: least to most."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Communicators of the threads and deterministic worlds, through the C functions of crossdock.h and through the
+// Communicators of threads and in the simulation, through the C functions of crossdock.h and through the
 // library's own interface: exchanges are bounded and name who did not come, memory is symmetric, windows and handles
 // are refused after their end.
 #include <gtest/gtest.h>
@@ -65,8 +65,8 @@ std::string error_of(const std::function<void()>& action, ncclResult_t code) {
     return {};
 }
 
-void expect_mentions(const std::string& sentence, std::initializer_list<const char*> words) {
-    for (const char* word : words) EXPECT_NE(sentence.find(word), std::string::npos) << sentence << " lacks: " << word;
+void expect_mentions(const std::string& message, std::initializer_list<const char*> words) {
+    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << message << " lacks: " << word;
 }
 
 TEST_P(InProcessWorlds, KnowTheirRanks) {
@@ -113,9 +113,9 @@ TEST_P(InProcessWorlds, NameTheRanksThatDoNotCome) {
     run(4, [](ncclComm_t comm, int rank) {
         if (rank == 1 || rank == 3) return;
         const auto communicator = communicator_of(comm);
-        const std::string sentence =
+        const std::string message =
             error_of([&] { communicator->barrier("group creation", 20'000'000); }, ncclRemoteError);
-        expect_mentions(sentence, {"group creation", "ranks 1, 3"});
+        expect_mentions(message, {"group creation", "ranks 1, 3"});
     });
 }
 
@@ -143,10 +143,10 @@ TEST_P(InProcessWorlds, GoOnAfterATimeout) {
 TEST_P(InProcessWorlds, NoticeThatRanksAreInDifferentCalls) {
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
-        const std::string sentence =
+        const std::string message =
             error_of([&] { communicator->barrier(rank == 0 ? "group creation" : "window registration", kSecond); },
                      ncclInvalidUsage);
-        expect_mentions(sentence, {"group creation", "window registration", "rank 0", "rank 1"});
+        expect_mentions(message, {"group creation", "window registration", "rank 0", "rank 1"});
     });
 }
 

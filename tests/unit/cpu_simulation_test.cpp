@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In the deterministic world one seed is one run, copies land late and in any order, time jumps instead of passing, a
-// killed rank falls silent, deadlocks end with a sentence, and the checker sees what breaks the protocol.
+// In the simulation one seed is one run, copies land late and in any order, time jumps instead of passing, a
+// killed rank falls silent, deadlocks end with a message, and the checker sees what breaks the protocol.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
 
-std::string sentence_of(const std::function<void()>& action, ncclResult_t code) {
+std::string message_of(const std::function<void()>& action, ncclResult_t code) {
     try {
         action();
     } catch (const Error& error) {
@@ -32,8 +32,8 @@ std::string sentence_of(const std::function<void()>& action, ncclResult_t code) 
     return {};
 }
 
-void expect_mentions(const std::string& sentence, std::initializer_list<const char*> words) {
-    for (const char* word : words) EXPECT_NE(sentence.find(word), std::string::npos) << sentence << " lacks: " << word;
+void expect_mentions(const std::string& message, std::initializer_list<const char*> words) {
+    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << message << " lacks: " << word;
 }
 
 // Rank 0 copies a row into rank 1's memory and raises a flag; rank 1 waits for the flag and checks the row.
@@ -190,9 +190,9 @@ TEST(Simulation, NoDeadlineIsPassedOver) {
     }
 }
 
-TEST(Simulation, ADeadlockEndsWithASentence) {
+TEST(Simulation, ADeadlockEndsWithAMessage) {
     Simulation simulation(3, {.seed = 11});
-    const std::string sentence = sentence_of(
+    const std::string message = message_of(
         [&] {
             simulation.run([&](int rank) {
                 simulation.executor(rank).run({1, 2, 0}, [&](Warp& warp) {
@@ -202,7 +202,7 @@ TEST(Simulation, ADeadlockEndsWithASentence) {
             });
         },
         ncclInternalError);
-    expect_mentions(sentence, {"seed 11", "deadlock", "ranks 1, 2"});
+    expect_mentions(message, {"seed 11", "deadlock", "ranks 1, 2"});
 }
 
 TEST(Simulation, AKernelsExceptionComesOut) {
@@ -240,9 +240,9 @@ TEST(Simulation, AKilledRankFallsSilentAndItsCallsFail) {
                 warp.copy_async(&target, &after_death, 8);
                 warp.wait_copies(0);
             };
-            sentence_of([&] { simulation.executor(1).run({1, 1, 0}, kernel); }, ncclRemoteError);
+            message_of([&] { simulation.executor(1).run({1, 1, 0}, kernel); }, ncclRemoteError);
             EXPECT_FALSE(simulation.executor(1).wait([] { return false; }, UINT64_MAX));
-            expect_mentions(sentence_of(
+            expect_mentions(message_of(
                                 [&] {
                                     simulation.executor(1).run({1, 1, 0}, [](Warp&) {});
                                 },
@@ -281,16 +281,15 @@ TEST(SlotChecker, SeesASlotWrittenBeforeItIsFree) {
         checker.slot_written(1, 0, nullptr, 2, 3, 4);
         checker.slot_written(1, 0, nullptr, 2, 3, 6);
     };
-    expect_mentions(sentence_of([&] { run_checked(events, {.seed = 77}); }, ncclInternalError),
+    expect_mentions(message_of([&] { run_checked(events, {.seed = 77}); }, ncclInternalError),
                     {"seed 77", "rank 1 wrote slot 3 of buffer 2 of rank 0", "epoch 6", "epoch 4"});
 }
 
 TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
-    expect_mentions(
-        sentence_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.slot_read(0, nullptr, 1, 5, 2); }); },
-                    ncclInternalError),
-        {"slot 5", "nobody"});
-    expect_mentions(sentence_of(
+    expect_mentions(message_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.slot_read(0, nullptr, 1, 5, 2); }); },
+                               ncclInternalError),
+                    {"slot 5", "nobody"});
+    expect_mentions(message_of(
                         [] {
                             run_checked([](ProtocolChecker& c, Warp&) {
                                 c.slot_written(1, 0, nullptr, 1, 5, 1);
@@ -299,7 +298,7 @@ TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
                         },
                         ncclInternalError),
                     {"epoch 2", "last wrote it for epoch 1"});
-    expect_mentions(sentence_of(
+    expect_mentions(message_of(
                         [] {
                             run_checked([](ProtocolChecker& c, Warp&) {
                                 c.slot_written(1, 0, nullptr, 1, 5, 1);
@@ -309,8 +308,8 @@ TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
                         },
                         ncclInternalError),
                     {"twice"});
-    expect_mentions(sentence_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.operation_read(0, 9, 5, 4); }); },
-                                ncclInternalError),
+    expect_mentions(message_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.operation_read(0, 9, 5, 4); }); },
+                               ncclInternalError),
                     {"4 rows", "epoch 9", "5 were announced"});
 }
 

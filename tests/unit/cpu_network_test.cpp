@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The deterministic world's network keeps what kernels rely on, and no more.
+// The simulation's network keeps what kernels rely on, and no more.
 #include <gtest/gtest.h>
 
 #include <vector>
