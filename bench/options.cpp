@@ -164,8 +164,8 @@ int Options::max_tokens() const { return *std::max_element(tokens.begin(), token
 
 std::optional<int> parse_options(int argc, char** argv, Options& options) {
     CLI::App app(
-        "Times dispatch, combine, both of them (pair) and in high throughput the routing's update, beside the "
-        "floor measured in the same run.",
+        "Times dispatch, combine, both in a row (pair) and, in high throughput, the update, beside a lower bound "
+        "measured in the same run.",
         "ep_bench");
     Words words;
     app.add_option("--mode", words.mode, "ll: low latency, ht: high throughput (ll)")->check(one_of({"ll", "ht"}));
@@ -186,7 +186,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     add_list("--hidden", options.hidden_sizes, 4, 262144, "elements of a token, a list (7168)");
     add_list("--experts", options.expert_counts, 1, 1048576, "experts, multiples of the ranks, a list (256)");
     add_list("--topk", options.topks, 1, 64, "experts per token, a list (8)");
-    add_list("--sms", options.sms, 0, 1024, "most SMs of an operation, a list; 0: the library chooses (0)");
+    add_list("--sms", options.sms, 0, 1024, "most SMs per operation, a list; 0: the library chooses (0)");
     app.add_option("--layout", words.layout, "em: expert-major, rm: rank-major, flat (ll: em; ht: flat)")
         ->check(one_of({"em", "rm", "flat"}));
     app.add_option("--recipe", words.recipe, "dispatch: none, fwd (e4m3 rows and scales as they are), fp8 (none)")
@@ -197,33 +197,33 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--dtype", words.dtype, "type of the rows (bf16)")->check(one_of({"bf16", "fp16", "fp32"}));
     app.add_option("--routing", options.routing, "uniform, zipf:A, or FILE.npy of expert ids (uniform)");
     app.add_option("--seed", options.seed, "draws tokens and routing (1)")->check(integer_range(0, INT64_MAX));
-    app.add_option("--skew", options.skew_us, "the last rank starts so many us after the first (0)")
+    app.add_option("--skew", options.skew_us, "delay of the last rank's start after the first one's, us (0)")
         ->check(tools::number_range(0, 1e6))
         ->type_name("US");
     app.add_flag("--windows", options.windows, "outputs and expert rows lie in windows (zero copy)");
-    app.add_option("--sums", words.sums, "em's combine: exact, or summed at the sender first (exact)")
+    app.add_option("--sums", words.sums, "em: combine sums at the source rank (exact) or first at the sender (exact)")
         ->check(one_of({"sender", "exact"}));
     app.add_flag("--backward", options.backward, "ht: the backward pass's dispatch and combine");
     app.add_option(
            "--budget", options.budget,
            "ht: rows or padded slots that a rank can receive (flat: ranks x tokens; em: what the routing needs)")
         ->check(integer_range(1, INT32_MAX));
-    app.add_flag("--eager", options.eager, "ht: no budget, receive tensors of what has been routed here");
-    app.add_option("--alignment", options.alignment, "ht, em: rows that zones are padded to, a power of two (1)")
+    app.add_flag("--eager", options.eager, "ht: no budget, receive tensors of the rows routed to the rank");
+    app.add_option("--alignment", options.alignment, "ht, em: alignment of an expert's rows, a power of two (1)")
         ->check(integer_range(1, 1 << 20));
-    CLI::Option* iterations = app.add_option("--iterations", options.num_iterations, "timed ones (ll: 100; ht: 30)")
+    CLI::Option* iterations = app.add_option("--iterations", options.num_iterations, "timed iterations (ll: 100; ht: 30)")
                                   ->check(integer_range(1, 1000000));
-    CLI::Option* warmups = app.add_option("--warmup", options.num_warmups, "iterations before them (ll: 10; ht: 5)")
+    CLI::Option* warmups = app.add_option("--warmup", options.num_warmups, "untimed iterations before them (ll: 10; ht: 5)")
                                ->check(integer_range(0, 1000000));
-    app.add_option("--graph-operations", options.graph_operations, "--backend cuda: operations per graph, at most (20)")
+    app.add_option("--graph-operations", options.graph_operations, "--backend cuda: most operations per graph (20)")
         ->check(integer_range(1, 1000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");
-    app.add_flag("--kernels", options.kernels, "--backend cuda: also how long the kernels ran, by CUPTI");
-    app.add_flag("--overlap", options.overlap, "--backend cuda: also what a matrix product loses between the halves");
-    app.add_option("--handles", options.num_handles, "also time so many passes, each with a handle of its own (0)")
+    app.add_flag("--kernels", options.kernels, "--backend cuda: also time the kernels, by CUPTI");
+    app.add_flag("--overlap", options.overlap, "--backend cuda: also time a matrix product between the halves");
+    app.add_option("--handles", options.num_handles, "also time this many passes, each with its own handle (0)")
         ->check(integer_range(0, 10000000));
     app.add_option("--library", options.library_path, "time this library too, in the same run")->type_name("PATH");
-    app.add_option("--json", options.json_path, "also write the results for machines to FILE")
+    app.add_option("--json", options.json_path, "also write the results as JSON to FILE")
         ->check(tools::writable_file());
     if (const auto status = tools::parse_command_line(app, argc, argv)) {
         return status;

@@ -68,16 +68,16 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--text", options.text_path,
                    "text file (default: licence texts of this system, or this project's documents)");
     app.add_option("--ranks", options.num_ranks, "ranks (8)")->check(integer_range(1, 64));
-    app.add_option("--nodes", options.num_nodes, "nodes that the ranks play, a divisor of the ranks (1)")
+    app.add_option("--nodes", options.num_nodes, "nodes to emulate, a divisor of the ranks (1)")
         ->check(integer_range(1, 64));
     app.add_option("--backend", backend,
-                   "what ranks are: threads, processes, hosts (processes; nodes share no memory and are connected by "
+                   "how ranks run: threads, processes, hosts (processes; nodes share no memory and are connected by "
                    "UCX), simulation (fibers) or cuda (threads with GPUs) (processes)")
         ->check(tools::one_of({"threads", "processes", "hosts", "simulation", "cuda"}));
     app.add_option("--schedule-seed", options.schedule_seed, "simulation: decides who runs when (0)")
         ->check(integer_range(0, INT64_MAX));
     old.add_to(app, options);
-    app.add_option("--json", options.json_path, "also write the report for machines to FILE")
+    app.add_option("--json", options.json_path, "also write the report as JSON to FILE")
         ->check(tools::writable_file());
     app.add_option("--tokens", options.tokens_per_rank,
                    "tokens per rank and step, at most (ll: 128; ht: the whole text)")

@@ -110,18 +110,18 @@ int main(int argc, char** argv) {
     bench::Options options;
     CLI::App app("The passes of A2SGD beside a copy, and what it sends beside other ways to average.", "a2sgd_bench");
     app.add_option("--device", options.device, "cpu or cuda (cpu)")->check(tools::one_of({"cpu", "cuda"}));
-    app.add_option("--entries", options.entries, "of the gradient, a list (2^20, 2^24, 2^26)")
+    app.add_option("--entries", options.entries, "entries of the gradient, a list (2^20, 2^24, 2^26)")
         ->delimiter(',')
         ->check(tools::integer_range(1, int64_t{1} << 34));
     app.add_option("--dtype", options.dtypes, "fp32, bf16, fp16, a list (all)")
         ->delimiter(',')
         ->check(tools::one_of({"fp32", "bf16", "fp16"}));
     app.add_option("--iterations", options.iterations, "timed steps (20)")->check(tools::integer_range(1, 100'000));
-    app.add_option("--ranks", options.num_ranks, "that average together, for what is sent (4)")
+    app.add_option("--ranks", options.num_ranks, "ranks whose traffic is counted (4)")
         ->check(tools::integer_range(1, 64));
-    app.add_option("--traffic-entries", options.traffic_entries, "of their gradients (1000000)")
+    app.add_option("--traffic-entries", options.traffic_entries, "entries of their gradients (1000000)")
         ->check(tools::integer_range(1, int64_t{1} << 28));
-    app.add_option("--top-k", options.top_k_part, "part of entries that Top-K sends (0.001)")
+    app.add_option("--top-k", options.top_k_part, "share of entries that Top-K sends (0.001)")
         ->check(tools::number_range(1e-9, 1));
     app.add_option("--json", options.json_path, "file for the results")->check(tools::writable_file());
     if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;

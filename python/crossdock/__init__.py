@@ -68,7 +68,7 @@ __version__ = own_library.version()
 
 
 def get_lib_version() -> str:
-    """The version of NVIDIA's interface, as nccl.ep spells it: major.minor.patch."""
+    """The version of NVIDIA's interface, as nccl.ep formats it: major.minor.patch."""
     code = get_version()
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 

@@ -38,7 +38,7 @@ FOLDER = Path(__file__).parent / "deep_ep_path"
 
 
 class _Distribution(Distribution):
-    """So that importlib.metadata.version("deep_ep") answers."""
+    """For importlib.metadata.version("deep_ep")."""
 
     def read_text(self, filename: str) -> str | None:
         return f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n" if filename == "METADATA" else None

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions: a class for each code of the library, whose text is the library's message."""
+"""Exceptions: one class per result code; the text is the library's message."""
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """A call failed. `code` is the ncclResult_t; str() says which argument or rank, its value, and what is allowed."""
+    """A call failed. `code` is the ncclResult_t; str() names the argument or rank, its value, and what is allowed."""
 
     code: int = 3
 
@@ -16,19 +16,19 @@ class Error(Exception):
 
 
 class UnhandledCudaError(Error, RuntimeError):
-    """CUDA, or an allocator hook, refused something."""
+    """A CUDA call or an allocator hook failed."""
 
     code = 1
 
 
 class SystemFailure(Error, OSError):
-    """The system refused something: memory, files."""
+    """The operating system refused memory or a file."""
 
     code = 2
 
 
 class InternalError(Error, RuntimeError):
-    """A mistake of the library; please report the message."""
+    """A bug of the library; please report the message."""
 
     code = 3
 
@@ -40,13 +40,13 @@ class InvalidArgument(Error, ValueError):
 
 
 class InvalidUsage(Error, RuntimeError):
-    """Each argument is fine, but not here or not now."""
+    """Each argument is valid, but not in this state or combination."""
 
     code = 5
 
 
 class RemoteError(Error, ConnectionError):
-    """A rank did not come, or did not answer in time; the group is over."""
+    """A rank did not join or answer in time; the group has failed."""
 
     code = 6
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a shared library says about itself, and which NCCL a program should have.
 
-Libraries are asked in a process of their own: one that is opened here would stand before others of its name.
+Each library is opened in its own process: opened here, it would hide other libraries of the same name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ print((symbol.file or file.encode()).decode(errors="surrogateescape"))
 
 @dataclass(frozen=True)
 class Library:
-    """A file; code is 0 where its version is not known, and problem says why."""
+    """A file. code is 0 if the version is unknown; problem says why."""
 
     file: str
     code: int = 0
@@ -55,7 +55,7 @@ def version_text(code: int) -> str:
 
 @cache
 def ask(file: str, function: str, *symbols: str) -> Library:
-    """Opens a file, a path or a name for the loader, calls function(int*), and looks which symbols it has."""
+    """Opens a library by path or by name, calls function(int*), and checks which symbols it has."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     command = [sys.executable, "-I", "-S", "-c", _PROBE, file, function, *symbols]
     try:
@@ -88,9 +88,9 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def find_nccl(environment: Mapping[str, str], min_code: int) -> Library:
-    """The NCCL to load first: that of CROSSDOCK_NCCL_LIBRARY or LD_PRELOAD where they name one, or else the first that
-    is new enough, of LD_LIBRARY_PATH, of nvidia-nccl-cu13 beside this package, of the loader's path. With a problem
-    where there is none, or one that was asked for is too old."""
+    """The NCCL to load first: the one CROSSDOCK_NCCL_LIBRARY or LD_PRELOAD names, or else the first new enough one of
+    LD_LIBRARY_PATH, of nvidia-nccl-cu13 beside this package, and of the loader's path. With a problem if there is none,
+    or if the named one is too old."""
     found: list[Library] = []
     is_asked_for = bool(environment.get("CROSSDOCK_NCCL_LIBRARY")) or bool(preloaded(environment, "libnccl.so"))
     for candidate in dict.fromkeys(_candidates(environment)):

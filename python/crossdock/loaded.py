@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files a process has loaded, and of which of them a function is."""
+"""Which files a process has loaded, and which of them a function comes from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _SymbolInfo(ctypes.Structure):
 
 
 def loaded_files(prefix: str, process: int | str = "self") -> list[str]:
-    """Paths of the loaded files whose names begin with prefix, in the order of the process's memory."""
+    """Paths of the loaded files whose names begin with prefix, in the order of their addresses."""
     return [path for path in all_loaded_files(process) if os.path.basename(path).startswith(prefix)]
 
 

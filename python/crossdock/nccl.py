@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NCCL communicators and windows without another Python package.
 
-The library is the one that Crossdock itself uses: the NCCL that the process has loaded, or else CROSSDOCK_NCCL_LIBRARY,
-or else the libnccl.so.2 that the loader finds.
+Uses the same library as Crossdock: the NCCL that the process has loaded, or else CROSSDOCK_NCCL_LIBRARY, or else the
+libnccl.so.2 that the loader finds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _open() -> ctypes.CDLL:
 
 @cache
 def _found() -> tuple[ctypes.CDLL, int, str]:
-    """The library, its version's code and its file."""
+    """The library, its version code and its file."""
     library = _open()
     number = ctypes.c_int()
     library.ncclGetVersion(ctypes.byref(number))
@@ -51,7 +51,7 @@ def _found() -> tuple[ctypes.CDLL, int, str]:
 
 
 def _too_old(code: int, name: str) -> str:
-    """With the file that would do, where one is here."""
+    """Names a file that is new enough, if there is one."""
     other = find_nccl(os.environ, MIN_VERSION)
     remedy = f"pip install {NCCL_PACKAGE}" if other.problem else f"{other.file} is {other.version}"
     return (
@@ -62,7 +62,7 @@ def _too_old(code: int, name: str) -> str:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The library, new enough; only then are its functions those that are declared here."""
+    """The library, if it is new enough for the functions declared here."""
     library, code, name = _found()
     if code < MIN_VERSION:
         raise InvalidUsage(_too_old(code, name))
@@ -83,7 +83,7 @@ def _check(result: int, what: str) -> None:
 
 
 def version() -> str:
-    """NCCL's version, e.g. "2.30.7"; also of one that is too old."""
+    """NCCL's version, e.g. "2.30.7", even if it is too old."""
     return version_text(_found()[1])
 
 
@@ -92,7 +92,7 @@ def is_new_enough() -> bool:
 
 
 def check_version() -> None:
-    """InvalidUsage, with the file that was loaded, unless NCCL is new enough."""
+    """Raises InvalidUsage, naming the loaded file, unless NCCL is new enough."""
     _library()
 
 
@@ -102,7 +102,7 @@ def file() -> str:
 
 
 def unique_id() -> bytes:
-    """ID_BYTES bytes that one process makes and hands to the others, for join."""
+    """ID_BYTES bytes that one process makes and passes to the others, for join."""
     unique = _UniqueId()
     _check(_library().ncclGetUniqueId(ctypes.byref(unique)), "ncclGetUniqueId")
     return ctypes.string_at(ctypes.byref(unique), ID_BYTES)
@@ -111,7 +111,7 @@ def unique_id() -> bytes:
 def join(num_ranks: int, rank: int, unique: bytes) -> Communicator:
     """A communicator of num_ranks processes, or threads, on the current CUDA devices. Collective.
 
-    It is NCCL's, and lives until destroy is called or the process ends.
+    It belongs to NCCL, and lives until destroy is called or the process ends.
     """
     if len(unique) != ID_BYTES:
         raise InvalidArgument(f"unique has {len(unique)} bytes, expected {ID_BYTES}: pass what unique_id() returned")
@@ -159,5 +159,5 @@ def register_window(communicator: Communicator, memory: Memory) -> int:
 
 
 def deregister_window(communicator: Communicator, window: int) -> None:
-    """Collective; before the memory goes."""
+    """Deregisters a window, before its memory is freed. Collective."""
     _check(_library().ncclCommWindowDeregister(communicator.ptr, window), "ncclCommWindowDeregister")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's own library, which must be loaded before another of its name: importing this imports _core."""
+"""The package's own library, which must be loaded before another one of the same name. Importing this imports _core."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LIBRARY = "libnccl_ep.so.0"
 
 
 def _import_core() -> None:
-    """Imports the extension module. The loader gives it the first library of the name LIBRARY that the process has:
-    where that is another one, its error is about a symbol, and this one's about the two files."""
+    """Imports the extension module. The loader gives it the first library named LIBRARY in the process. If that is
+    another one, the loader only complains about a symbol; this error names both files."""
     try:
         importlib.import_module("crossdock._core")
     except ImportError as error:
@@ -35,14 +35,14 @@ def _import_core() -> None:
 
 
 def _own_library() -> str:
-    """In a build tree the library lies elsewhere; the module that needs it stands for it there."""
+    """The library's file; in a build tree, where it is in another folder, the extension module instead."""
     here = Path(__file__).parent
     candidates = [here / "lib" / LIBRARY, *here.glob("_core*.so"), here]
     return str(next(path for path in candidates if path.exists()))
 
 
 def version() -> str:
-    """Crossdock's own, of crossdockGetVersion."""
+    """Crossdock's own version, from crossdockGetVersion."""
     code = ctypes.c_int()
     ctypes.CDLL(_own_library()).crossdockGetVersion(ctypes.byref(code))
     return f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"

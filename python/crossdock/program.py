@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program, and every process that it starts, needs so that all engines in it run on Crossdock.
+"""The environment in which all engines of a program, and of the processes it starts, run on Crossdock.
 
 nccl.ep looks for functions among those of the process, C and C++ programs ask the loader for libnccl_ep.so.0 or
 libnccl_ep.so, TransformerEngine opens NCCL_EP_HOME/lib/libnccl_ep.so and else the file that it brings: docs/engines.md.
@@ -30,7 +30,7 @@ MIN_NCCL_OF_PLUGIN = 23007
 
 @dataclass(frozen=True)
 class Program:
-    """Paths of all that is put in front; nccl is None where nothing asks for one, plugin may be empty."""
+    """Paths of the libraries to load first; nccl is None if nothing needs it, plugin may be empty."""
 
     library: str
     home_library: str
@@ -45,7 +45,7 @@ class Program:
         return [file for file in (self.library, self.home_library, *nccl) if file]
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What the environment of the program has besides, or instead."""
+        """Environment variables to add or replace."""
         variables = {"NCCL_EP_HOME": str(HOME)} if self.home_library else {}
         if not environment.get("NCCL_HOME") and not environment.get("NCCL_EP_JIT_BUILD_INCLUDE_DIR"):
             # Nothing is compiled at run time here, but TransformerEngine ends where it finds no headers of NCCL.
@@ -63,7 +63,7 @@ class Program:
         return variables
 
     def enter(self) -> None:
-        """The same for this process, and for those that it starts."""
+        """Sets this process up, and those that it starts."""
         # NCCL first: installing deep_ep imports torch, which brings its own.
         present = self._expect_no_old_nccl()
         for file in reversed(self.libraries):
@@ -77,7 +77,7 @@ class Program:
                 sys.path.append(str(FOLDER))
 
     def _expect_no_old_nccl(self) -> bool:
-        """Whether this process has an NCCL already. InvalidUsage: it has, and a new enough one would come second."""
+        """Whether this process has loaded NCCL. InvalidUsage: it has, and that one is too old."""
         loaded = loaded_files("libnccl.so") if self.nccl and not self.nccl.problem else []
         for found in (ask(file, NCCL_VERSION) for file in loaded):
             if self.nccl and found.code < MIN_VERSION:
@@ -110,8 +110,8 @@ def _prepend(variables: dict[str, str], environment: Mapping[str, str], name: st
 
 
 def prepare(as_deep_ep: bool = False, plugin: str = "", needs_nccl: bool = has_cuda) -> Program:
-    """Looks for everything and changes nothing. InvalidUsage, with both files, where two libraries of one name would
-    come together, or another DeepEP is installed or imported."""
+    """Finds everything and changes nothing. InvalidUsage, naming both files, if two libraries of one name would be
+    loaded, or if another DeepEP is installed or imported."""
     library = take_over.own_library()
     home_library = HOME / "lib" / "libnccl_ep.so"
     for file in preloaded(os.environ, "libnccl_ep.so"):

@@ -96,7 +96,7 @@ def _run_rank(
 
 
 def _pickled(rank: int, outcome: Outcome) -> bytes:
-    """With the traceback as a note; what cannot be pickled is told by its text."""
+    """With the traceback as a note; an exception that cannot be pickled is replaced by its text."""
     result, failure = outcome
     if failure is not None:
         failure.add_note(f"on rank {rank}:\n" + "".join(traceback.format_exception(failure)))

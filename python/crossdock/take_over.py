@@ -40,7 +40,7 @@ def own_name() -> str:
 
 
 def expect_ours_first() -> None:
-    """InvalidUsage where the functions that are global are another library's."""
+    """InvalidUsage if the global functions belong to another library."""
     path = own_library()
     ours, everybody = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_LOCAL), ctypes.CDLL(None)
     for name in FUNCTIONS:

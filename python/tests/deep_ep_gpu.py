@@ -82,7 +82,7 @@ def host_us(work: Callable[[], Any]) -> float:
 
 
 def low_latency(rank: int, size: int) -> dict[str, float]:
-    """128 tokens of hidden 7168, top-8 of 64 experts per rank at most; sums, FP8 scales, hooks, graphs; C API beside."""
+    """128 tokens of hidden 7168, top-8 of at most 64 experts per rank; sums, FP8 scales, hooks, graphs; C API beside."""
     tokens, hidden, topk = 128, 7168, 8
     local = max(2, 64 // size)
     problem = on_gpu(Problem(size, [tokens] * size, hidden, topk, local))

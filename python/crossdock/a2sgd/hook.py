@@ -15,7 +15,7 @@ Scope = Literal["model", "bucket"]
 
 
 class HookState:
-    """What the hook keeps between steps; one a model. Collective: made by all ranks of the process group.
+    """What the hook keeps between steps; one per model. Collective: made by all ranks of the process group.
 
     scope "model" (the paper's): two means for the whole gradient, when its last bucket is ready. "bucket": two means for
     each of DDP's buckets, as soon as it is ready. group None: the default process group. options: those of
@@ -44,7 +44,7 @@ class HookState:
             self._step(0, buffers)
 
     def report(self, bucket: int = 0) -> A2sgdReport:
-        """What the latest step saw."""
+        """Reports of the latest step."""
         return self._averagers[bucket][1].report()
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ def hook(
     state: HookState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """For DistributedDataParallel.register_comm_hook(HookState(), hook). Gradients are moved where they lie."""
+    """For DistributedDataParallel.register_comm_hook(HookState(), hook). Gradients are changed in place."""
     buffer = bucket.buffer()
     state.average(bucket)
     future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)

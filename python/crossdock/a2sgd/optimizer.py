@@ -52,7 +52,7 @@ class Optimizer:
         self._is_begun = False
 
     def begin(self) -> None:
-        """The first half of a step: call it as soon as the gradient is there. step() calls it if nobody has."""
+        """The first half of a step: call it as soon as the gradient is ready; otherwise step() does."""
         if self._is_begun:
             raise InvalidUsage("a step has begun: call step() first")
         gradients = [[self._gradient_of(p) for p in parameters] for parameters in self._sets]
@@ -83,11 +83,11 @@ class Optimizer:
         return result
 
     def reports(self) -> list[A2sgdReport]:
-        """What the latest step saw, of each of the scope's gradients."""
+        """Reports of the latest step, one per gradient of the scope."""
         return [averager.report() for averager in self._averagers]
 
     def average_parameters(self) -> None:
-        """Brings the replicas together: periodically, or once at the end."""
+        """Averages the replicas: periodically, or once at the end."""
         average_parameters([p for parameters in self._sets for p in parameters], self.communicator)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

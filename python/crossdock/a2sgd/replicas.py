@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks' replicas of a model: how far they are apart, and how they come together."""
+"""The ranks' replicas of a model: how far they have diverged, and averaging them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Drift:
 
 
 def drift(parameters: Iterable[Tensor], communicator: Communicator | None = None) -> Drift:
-    """How far the ranks' replicas are apart. Collective; sends the whole model once."""
+    """How far the ranks' replicas have diverged. Collective; sends the whole model once."""
     own = list(parameters)
     with torch.no_grad():
         means = _means(own, communicator)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of python -m crossdock, one a module: add_arguments(parser) and main(options)."""
+"""The commands of python -m crossdock, one per module: add_arguments(parser) and main(options)."""

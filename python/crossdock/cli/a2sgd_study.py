@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What A2SGD's two means buy: the same training with dense averaging, A2SGD, Top-K, QSGD and no communication at all.
+"""What A2SGD costs in accuracy: the same training with dense averaging, A2SGD, Top-K, QSGD and no communication at all.
 
 Prints a table for each task, and writes JSON and plots."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each installed engine would use: from packages' metadata, without importing any of them."""
+"""What each installed engine would use, from package metadata, without importing any of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from crossdock.program import Program, prepare
 
 
 def check(as_deep_ep: bool, plugin: str) -> int:
-    """Prints a table, and returns 0 unless something would be refused."""
+    """Prints a table; returns 0 unless something would be refused."""
     try:
         program = prepare(as_deep_ep, plugin)
     except Error as error:

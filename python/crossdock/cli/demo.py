@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Mixture-of-Experts layer over ranks of this machine: every token through its experts and back, checked."""
+"""One Mixture-of-Experts layer over ranks of this machine; all results are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _factor(expert: Any) -> Any:
-    """What an expert does: it multiplies."""
+    """The factor that an expert multiplies by."""
     return 1.0 + expert * 0.25
 
 

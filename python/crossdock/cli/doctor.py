@@ -17,7 +17,7 @@ from crossdock.loaded import loaded_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pid", type=int, help="number of a running process: which libraries it has loaded")
+    parser.add_argument("--pid", type=int, help="ID of a running process: list the libraries it has loaded")
 
 
 def _version(package: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What demo and bench share: a low-latency layer of one rank, with its arrays."""
+"""Shared by demo and bench: the low-latency layer of one rank, with its arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 class OldOption(argparse.Action):
-    """--world, as --backend was called in earlier versions."""
+    """--world, the earlier name of --backend."""
 
     def __call__(self, _parser: Any, namespace: argparse.Namespace, value: Any, _option: str | None = None) -> None:
         print(f"crossdock: --world {value} is deprecated: use --backend {value}", file=sys.stderr)
@@ -25,7 +25,7 @@ class OldOption(argparse.Action):
 def add_backend_arguments(parser: argparse.ArgumentParser, ranks: int, hidden: int, experts: int, topk: int) -> None:
     parser.add_argument("--ranks", type=int, default=ranks, help=f"ranks ({ranks})")
     parser.add_argument(
-        "--backend", choices=["threads", "processes"], default="threads", help="what ranks are (threads)"
+        "--backend", choices=["threads", "processes"], default="threads", help="how ranks run (threads)"
     )
     parser.add_argument("--world", choices=["threads", "processes"], action=OldOption, help=argparse.SUPPRESS)
     parser.add_argument("--hidden", type=int, default=hidden, help=f"elements of a row, fp32 ({hidden})")
@@ -58,7 +58,7 @@ class Layer:
         self.handle = self.group.init_handle(ep.Layout.EXPERT_MAJOR, options.topk)
 
     def route(self, step: int, num_tokens: int) -> None:
-        """New tokens, choices and weights; every rank can make those of all others, too."""
+        """New tokens, choices and weights of any rank."""
         self.tokens, self.topk_idx, self.weights = self.problem(self.rank, step, num_tokens)
         self.result = np.zeros_like(self.tokens)
         self.handle.update(self.topk_idx)

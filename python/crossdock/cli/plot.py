@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A picture of a demo's JSON (a heat map of the traffic) or of a benchmark's (time against tokens, with the floor)."""
+"""Plots a demo's JSON (a heat map of the traffic) or a benchmark's (time against tokens, with the lower bound)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crossdock.errors import InvalidArgument
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("json", help="what demo, bench, crossdock_demo or ep_bench wrote with --json")
-    parser.add_argument("picture", help="file to write; its ending says the format (.svg, .png, .pdf)")
+    parser.add_argument("picture", help="file to write; its extension chooses the format (.svg, .png, .pdf)")
 
 
 def _heat_map(report: dict[str, Any], axes: Any) -> None:

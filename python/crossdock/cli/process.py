@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which libraries a running process has loaded, from /proc: files, versions, and whose they are."""
+"""Which libraries a running process has loaded, from /proc: files, versions, and which project they belong to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DELETED = " (deleted)"
 
 
 def report(pid: int) -> int:
-    """Prints what process pid has; returns 1 where two libraries are of one name, or NCCL is too old."""
+    """Prints the libraries of process pid; returns 1 if two have the same name, or if NCCL is too old."""
     files, command, environment = _read(pid)
     libraries = [file for file in _named(files, "libnccl_ep.so") if Path(file).parent != HOME / "lib"]
     nccls = _named(files, "libnccl.so")
@@ -67,7 +67,7 @@ def _named(files: Sequence[str], prefix: str) -> list[str]:
 
 
 def _path(pid: int, file: str) -> str:
-    """Where this process finds it: the other may have another root, as in a container."""
+    """The file's path in this process: the other one may have another root, as in a container."""
     return file if os.path.exists(file) else f"/proc/{pid}/root{file}"
 
 
@@ -85,7 +85,7 @@ def _nccl_version(pid: int, file: str) -> str:
 
 
 def _deep_ep(files: Sequence[str], command: Sequence[str], environment: dict[str, str]) -> list[str]:
-    """crossdock.deep_ep has no library of its own, so only how the process was started can tell."""
+    """Whether the process was started with --as-deep-ep: crossdock.deep_ep has no library that could tell."""
     others = [file for file in files if "deep_ep" in file and ".so" in os.path.basename(file)]
     found = [f"{file}, not Crossdock's" for file in others]
     if "--as-deep-ep" in command or str(FOLDER) in environment.get("PYTHONPATH", "").split(os.pathsep):

@@ -32,18 +32,18 @@ class _Check(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--as-deep-ep", action="store_true", help="import deep_ep finds Crossdock's module")
+    parser.add_argument("--as-deep-ep", action="store_true", help="make `import deep_ep` find Crossdock's module")
     parser.add_argument(
         "--plugin", default="", metavar="FILE", help="NCCL's network plugin, libnccl-rma-crossdock.so (NCCL_RMA_PLUGIN)"
     )
-    parser.add_argument("--check", action=_Check, nargs=0, help="start nothing, say what installed engines would use")
+    parser.add_argument("--check", action=_Check, nargs=0, help="start nothing, print what installed engines would use")
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a Python module")
     parser.add_argument("program", metavar="PROGRAM", help="Python script or any other command; with -m module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own")
 
 
 def main(options: argparse.Namespace) -> Callable[[], int]:
-    """Prepares, and returns what runs the program."""
+    """Prepares this process; returns a function that runs the program."""
     kind = "module" if options.is_module else _kind_of(options.program)
     if kind == "module":
         _expect_module(options.program)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of text, without a package for them."""
+"""Plain text tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
-    """A line per row, its cells as wide as their column's widest."""
+    """One line per row, cells padded to the column's width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:{'>' if right else '<'}{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

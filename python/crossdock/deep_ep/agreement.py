@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all ranks say of a call before rows move: sizes, so that all grow alike, and how many rows go where.
+"""What ranks exchange about a call before rows move: sizes, so that buffers grow equally, and row counts per rank.
 
-It is told on the host, in shared memory or over the network, so a call that differs between ranks ends in a message on
-each of them, and nothing has been touched by then.
+They exchange it on the host, in shared memory or over the network. A call that differs between ranks fails on all of
+them with a message, before any output is written.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Agreement:
         return everything[:, _FIRST_COUNT : _FIRST_COUNT + self._num_ranks]
 
     def rows_here(self) -> int:
-        """That come to this rank."""
+        """Rows that this rank receives."""
         return column_sums(self._everybody, _FIRST_COUNT + self._rank, 1)[0]
 
     def expert_counts_here(self, alignment: int) -> list[int]:

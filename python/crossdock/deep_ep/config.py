@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Config and the functions that say how large buffers should be.
+"""Config, and the functions that return sizes for buffers.
 
-Crossdock sizes its memory by itself, so these are hints that fit what callers do with them: they compare sizes, and
-hand them back to constructors.
+Crossdock sizes its own memory, so these are hints for callers, which compare sizes and pass them to constructors.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def shape_of_hint(num_bytes: int, num_ranks: int) -> tuple[int, int, int] | None
 
 
 def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-    """What two operations in flight hold of rows, headers and counts: grows with each argument."""
+    """Bytes of rows, headers and counts of two operations in flight; grows with each argument."""
     values = {"num_max_dispatch_tokens_per_rank": max_tokens, "hidden": hidden, "num_ranks": num_ranks}
     for name, value in (values | {"num_experts": num_experts}).items():
         _expect_positive(name, value)

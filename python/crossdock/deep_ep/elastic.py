@@ -29,7 +29,7 @@ Event = EventHandle | EventOverlap | None
 
 
 class Runtime:
-    """What an ElasticBuffer holds until it is destroyed."""
+    """The resources of an ElasticBuffer until it is destroyed."""
 
     def __init__(self, group: Any) -> None:
         self.ranks = Ranks(group)
@@ -127,7 +127,7 @@ class ElasticBuffer:
         sm_read_gbs: float = 200,
         sm_write_gbs: float = 50,
     ) -> int:
-        """SMs that are left to the library while it works beside others."""
+        """SMs for the library while other kernels run."""
         if not torch.cuda.is_initialized():
             return DEFAULT_NUM_SMS
         there: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
@@ -152,15 +152,15 @@ class ElasticBuffer:
         return self._open().turns.stream(torch.device("cuda", torch.cuda.current_device()))
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """(nodes, ranks of a node)."""
+        """(nodes, ranks per node)."""
         return self.num_rdma_ranks, self.num_nvlink_ranks
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """(1, all ranks): rows come in the order of all ranks, on several nodes, too."""
+        """(1, all ranks): rows are in the order of all ranks, also on several nodes."""
         return self.num_scaleout_ranks, self.num_scaleup_ranks
 
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
-        """Waits, on the CPU, for all ranks to come here, each with its device's work done."""
+        """Waits on the CPU until all ranks are here and their devices are idle."""
         runtime = self._open()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -314,7 +314,7 @@ class ElasticBuffer:
         statistics: torch.Tensor | None,
         num_experts: int,
     ) -> None:
-        """All but the values of topk_idx."""
+        """Checks everything except the values of topk_idx."""
         form = topk_idx, topk_weights, tokens.values, statistics, num_experts
         if self._routing_forms.find(*form) is not None:
             return
@@ -385,7 +385,7 @@ class ElasticBuffer:
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """(nodes, ranks of a node), as the names of hosts say; collective."""
+    """(nodes, ranks per node), by host names. Collective."""
     from crossdock.torch.communicators import name_of_host
 
     hosts: list[Any] = [None] * size_of(group)
@@ -396,5 +396,5 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """(1, all ranks): rows come in the order of all ranks, on several nodes, too."""
+    """(1, all ranks): rows are in the order of all ranks, also on several nodes."""
     return 1, size_of(group)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ElasticBuffer does: rows by rank or by expert, exact or worst-case shapes, on the exchange of rows."""
+"""ElasticBuffer's dispatch and combine: rows by rank or by expert, exact or worst-case shapes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INT32_MAX = 2**31 - 1
 
 @dataclass
 class EPHandle:
-    """What a dispatch of ElasticBuffer leaves for combines and repeated dispatches; plain values and tensors."""
+    """The handle of a dispatch, for combines and cached dispatches; plain values and tensors."""
 
     do_expand: bool
     num_experts: int
@@ -49,7 +49,7 @@ class EPHandle:
     _state: Any = field(default=None, repr=False)
 
     def read_again(self) -> list[torch.Tensor]:
-        """What combines and repeated dispatches read."""
+        """Tensors that combines and cached dispatches read."""
         state: State = self._state
         expansion = state.expansion
         placed = [] if expansion is None else [expansion.places, expansion.sources]
@@ -67,10 +67,10 @@ class EPHandle:
 
 @dataclass(slots=True)
 class State:
-    """What the library itself goes by, whatever happens to the handle's tensors."""
+    """The library's own state, independent of the handle's tensors."""
 
     route: Route
-    local_ids: torch.Tensor  # [N, K], -1 where the expert is elsewhere; int32 with an expansion
+    local_ids: torch.Tensor  # [N, K], -1 for experts of other ranks; int32 with an expansion
     expansion: Expansion | None
 
 
@@ -97,7 +97,7 @@ class Call:
 
 
 class Elastic:
-    """Of one ElasticBuffer."""
+    """The operations of one ElasticBuffer."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -115,7 +115,7 @@ class Elastic:
         num_sms: int,
         is_exact: bool,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-        """A fresh one. is_exact: as many rows as come; else as many as could."""
+        """A fresh dispatch. is_exact: as many output rows as arrive; otherwise as many as could."""
         x, scales = call.tokens
         ranks, topk, num_scales, weights = self.ranks, topk_idx.shape[1], call.tokens.num_scales, call.topk_weights
         row_bytes, local = x.shape[1] * x.element_size(), num_experts // ranks.size
@@ -265,7 +265,7 @@ class Elastic:
         weights: torch.Tensor | None,
         scales: torch.Tensor | None,
     ) -> tuple[Any, torch.Tensor | None, torch.Tensor | None, EPHandle]:
-        """Of rows that came: what the call asks for."""
+        """The received rows in the form that the call asks for."""
         expansion, column_major = handle._state.expansion, call.column_major_scales
         if call.statistics is not None:
             call.statistics.add_(handle.num_unaligned_recv_tokens_per_expert)

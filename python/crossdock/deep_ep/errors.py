@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What wrong calls raise: a message, as an exception that is an AssertionError, too, as DeepEP's callers know them."""
+"""Exceptions of wrong calls: also AssertionErrors, as DeepEP's callers expect."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class WrongArgument(InvalidArgument, AssertionError):
 
 
 class WrongCall(InvalidUsage, AssertionError):
-    """The arguments are fine, but not here or not now; a RuntimeError and an AssertionError."""
+    """The arguments are valid, but not in this state; a RuntimeError and an AssertionError."""
 
 
-# A message with values in it is a function, so that right calls do not pay for it.
+# A message with values in it is a function, so that valid calls do not format it.
 Message = str | Callable[[], str]
 
 
@@ -31,7 +31,7 @@ def require_state(holds: bool, message: Message) -> None:
 
 
 def translated(error: Error) -> Error:
-    """What the library refused, as the exception that callers of DeepEP's classes know; else the error itself."""
+    """The library's error as the exception that DeepEP's callers expect, or else the error itself."""
     if isinstance(error, AssertionError):
         return error
     if isinstance(error, InvalidArgument):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """EventHandle and EventOverlap: what a call waits for, and what its caller waits for.
 
-On CPUs a call has finished when it returns, so there both do nothing.
+On CPUs a call has finished when it returns, so both do nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EventHandle(StreamEvent):
     by_torch: torch.cuda.Event | None = None  # where the driver is not to be had
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
-        """stream: another than the current one."""
+        """stream: default the current one."""
         super().__init__()
         if stream is None and torch.cuda.is_initialized():
             stream = current_stream(torch.cuda.current_device())
@@ -36,7 +36,7 @@ class EventHandle(StreamEvent):
         return self.is_recorded or self.by_torch is not None
 
     def current_stream_wait(self) -> None:
-        """Makes the current stream wait; the CPU goes on."""
+        """Makes the current stream wait, without blocking the CPU."""
         self.wait_here()
 
     def wait_here(self) -> int | None:
@@ -58,7 +58,7 @@ class EventHandle(StreamEvent):
 
 
 class EventOverlap:
-    """The end of a call that its caller did not want to wait for.
+    """The end of an asynchronous call.
 
     event: None where there is nothing to wait for. extra_tensors: kept alive until the wait.
     """
@@ -91,12 +91,12 @@ class EventOverlap:
             self.kept = None
 
     def register_hook_after_wait(self, hook: Callable[[], None]) -> None:
-        """The function is called at the end of the next current_stream_wait."""
+        """Registers a function to call at the end of the next current_stream_wait."""
         require_state(self._hook is None, "a hook is registered already: one is allowed")
         self._hook = hook
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
-        """with event(release_handle=True): ... waits behind the block, and lets go."""
+        """with event(release_handle=True): ... waits at the end of the block, and releases the tensors."""
         self._releases = release_handle
         return self
 

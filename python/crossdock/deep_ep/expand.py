@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows by rank, each token once, as rows by expert, each token once for every expert here; and back.
 
-Zones of the experts follow each other, each rounded up to the alignment; inside, rows keep their order. All shapes
-follow from the number of rows that are asked for, so this can be captured.
+The experts' zones follow each other, each rounded up to the alignment; rows keep their order inside. All shapes follow
+from the requested number of rows, so this can be captured.
 """
 
 from __future__ import annotations

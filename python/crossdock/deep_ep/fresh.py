@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the arguments of a fresh dispatch of the normal mode are right."""
+"""Checks the arguments of a fresh dispatch in normal mode."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups that grow: made anew, larger, when a call needs more, while handles of the old ones stay usable."""
+"""Groups that grow: a larger one replaces the old one when a call needs it; handles of the old one stay usable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_capturing() -> bool:
 
 
 class PooledGroup:
-    """A Group and its handles, which are used again once nobody knows what they last served.
+    """A Group and its handles, which are reused when nothing refers to their last dispatch any more.
 
     Handles of captured calls are used by captured calls alone: replays use their memory at any time between eager
     calls, but whatever is captured with one of them is replayed in the order of its capture.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communicators out of torch.distributed's process groups."""
+"""Communicators from process groups of torch.distributed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def communicator_of(group: Any = None) -> Communicator:
 
 
 def introduce(rank: int, num_ranks: int, gather: Callable[[Any], list[Any]]) -> Communicator:
-    """A Communicator of CPU processes, which know each other through gather: everybody's objects, by rank."""
+    """A Communicator of CPU processes, which exchange addresses with gather: it returns all ranks' objects."""
     own = (name_of_host(), Communicator.unique_id() if rank == 0 else b"", _address() if rank == 0 else "")
     everybody: list[tuple[str, bytes, str]] = gather(own)
     _, unique_id, address = everybody[0]

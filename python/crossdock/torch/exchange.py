@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange: a group with handles for as many dispatches as a training step keeps for its backward pass."""
+"""Exchange: a group with one handle per dispatch that a training step keeps for its backward pass."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _check_recipes(
 
 
 class Received(NamedTuple):
-    """What a dispatch brought: N rows for this rank's experts, of which only those with an expert count.
+    """The result of a dispatch: N rows for this rank's experts, of which only those with an expert count.
 
     rows [N, H]; weights [N, K] fp32 and experts [N, K] int64, ids of local experts (0 .. L-1) or -1, the same in both
     modes; unused rows have -1 everywhere and are zero (with zero_copy they hold what was there). ticket has the
@@ -238,7 +238,7 @@ class Exchange:
     def _bind_rows(
         self, tokens: torch.Tensor, slot: int, inputs: DispatchInputs, outputs: DispatchOutputs
     ) -> tuple[Callable[[], torch.Tensor], DispatchQuantizationRecipe]:
-        """Fills in what carries the rows; returns what gives them once they are here, and the call's recipe."""
+        """Fills in the tensors that carry the rows; returns a function that gives them on arrival, and the recipe."""
         shape = (*self._row_shape(), tokens.shape[1])
         inputs.tokens = tokens
         if self.recipe != DispatchQuantizationRecipe.DS_FP8E3M4:

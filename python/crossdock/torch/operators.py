@@ -25,7 +25,7 @@ _keys = itertools.count()
 
 
 def register(exchange: Exchange) -> str:
-    """A key for the exchange, which is not kept alive by it. Text: compiled programs take numbers for sizes."""
+    """A key for the exchange, which does not keep it alive. A string: compiled programs take integers for sizes."""
     key = f"exchange {next(_keys)}"
     _exchanges[key] = exchange
     return key

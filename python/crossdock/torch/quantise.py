@@ -15,7 +15,7 @@ def _blocks(rows: torch.Tensor) -> torch.Tensor:
 
 
 def to_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values [..., H] e4m3, scales [..., H / 128] fp32); a value times its block's scale is the element, nearly."""
+    """(values [..., H] e4m3, scales [..., H / 128] fp32); a value times its block's scale approximates the element."""
     blocks = _blocks(rows)
     amax = blocks.abs().amax(dim=-1, keepdim=True).clamp_min(SMALLEST_AMAX)
     values = (blocks * (LARGEST / amax)).to(torch.float8_e4m3fn)
@@ -23,7 +23,7 @@ def to_fp8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def from_fp8(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The rows again."""
+    """The inverse of to_fp8: rows from values and scales."""
     blocks = _blocks(values) * scales.unsqueeze(-1)
     return blocks.flatten(-2).to(dtype)
 

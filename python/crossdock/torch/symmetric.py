@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that peers write straight into."""
+"""Tensors that peers write into directly."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class SymmetricMemory:
 
     @staticmethod
     def bytes_of(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        """What empty() takes of the memory for a tensor."""
+        """Bytes that empty() takes for a tensor."""
         return -(-torch.Size(shape).numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The next piece of the memory as a tensor, zeroed at first. All ranks make the same ones in the same order.
+        """The next part of the memory as a tensor, zeroed initially. All ranks make the same ones in the same order.
 
         It stays valid after close(), but then as ordinary memory. InvalidArgument: not enough is left.
         """
@@ -63,12 +63,12 @@ class SymmetricMemory:
         return piece
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether all of the tensor lies here."""
+        """Whether all of the tensor lies in this memory."""
         offset = tensor.data_ptr() - self._bytes.data_ptr()
         return 0 <= offset and offset + tensor.nbytes <= len(self._bytes) and tensor.device == self._bytes.device
 
     def of(self, tensor: torch.Tensor) -> _core.Tensor:
-        """What to pass to a call, so that it knows the window of a tensor in this memory (a view will do)."""
+        """The tensor with its window, to pass to a call; also for views of tensors in this memory."""
         self._expect_open()
         if not self.holds(tensor):
             raise InvalidArgument("tensor does not lie in this memory: make it with empty()")
@@ -80,7 +80,7 @@ class SymmetricMemory:
             raise InvalidUsage("the symmetric memory is closed")
 
     def close(self) -> None:
-        """Deregisters the window; collective, before the communicator goes. Repeating it is fine."""
+        """Deregisters the window, before the communicator is closed. Collective. Repeating it is fine."""
         if self._window is None:
             return
         if self._comm.is_cpu:
