@@ -59,7 +59,7 @@ bool GroupState::bury() {
     return true;
 }
 
-// With the GIL. What is let go of may come back here.
+// With the GIL. Releasing an array may call this again.
 void GroupState::let_go_of_arrays() {
     std::vector<std::vector<Array>> buried;
     const std::lock_guard<std::mutex> lock(doomed_mutex_);

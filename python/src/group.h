@@ -60,8 +60,8 @@ class GroupState {
 
     void close();
 
-    // Destroys a handle, and then lets go of what it may read or write until then: now or, if another thread is in a
-    // call, at the end of that. A pending half is cancelled, which may wait for ranks of other teams.
+    // Destroys a handle, and then releases the arrays that it may read or write until then: now or, if another thread
+    // is in a call, at the end of that. A pending half is cancelled, which may wait for ranks of other teams.
     void destroy(ncclEpHandle_t handle, std::vector<Array> arrays);
     // The same at the end of the next call. Never waits.
     void destroy_later(ncclEpHandle_t handle, std::vector<Array> arrays);
@@ -72,7 +72,7 @@ class GroupState {
         std::vector<Array> arrays;
     };
     void expect_open() const;
-    bool bury();  // true: there were doomed handles, and their arrays are to be let go of
+    bool bury();  // true: there were doomed handles, whose arrays are to be released
     void let_go_of_arrays();
 
     std::shared_ptr<CommunicatorState> communicator_;

@@ -267,7 +267,7 @@ void A2sgd::end(cudaStream_t stream) {
     launch<A2sgdMeansKernel>(runtime(), step, waiting, stream);
     launch<A2sgdApplyKernel>(runtime(), step, pass_shape(segments_of(num_chunks_), 0), stream);
     if (order_ != nullptr) order_->after_operation(stream);
-    // On the CPU the step is over, and a wait that expired in it is known here and now.
+    // On the CPU the step has finished, so a wait that expired in it is known now.
     if (order_ == nullptr) expect_working();
 }
 

@@ -55,7 +55,7 @@ class A2sgd {
     A2sgd(std::shared_ptr<Communicator> communicator, const Settings& settings, std::vector<A2sgdPiece> pieces);
     void expect_equal_on_all_ranks() const;
     void expect_working() const;
-    std::optional<Error> failure() const;      // why the object is over, if it is
+    std::optional<Error> failure() const;      // why the object has failed, if it has
     void use(std::vector<A2sgdPiece> pieces);  // builds the chunks
     A2sgdArgs args() const;
     LaunchShape pass_shape(uint64_t turns, size_t shared_bytes) const;

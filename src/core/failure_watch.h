@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that notices failed GPU groups: a kernel that gives up writes words that nobody on the host reads until the
+// A thread that notices failed GPU groups: a kernel that gives up writes words that the host does not read until the
 // next call, which may never come. The thread reads memory only, so it disturbs no launch, capture or replay.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fmt, compiled once: everybody else only declares its functions, which makes them compile in a fifth of the time that
+// fmt, compiled once: all other files only declare its functions, and compile in a fifth of the time that
 // header-only use takes, and the library still needs no libfmt at run time.
 #include <fmt/format-inl.h>
 

@@ -90,7 +90,7 @@ class Group {
 
   private:
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
-    // Why the group is over, if it is.
+    // Why the group has failed, if it has.
     std::optional<Error> failure() const;
     void expect_masks() const;
     MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const;

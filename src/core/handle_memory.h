@@ -20,7 +20,7 @@ class HandleMemory {
     HandleMemory(const HandleMemory&) = delete;
     HandleMemory& operator=(const HandleMemory&) = delete;
 
-    // At least so many bytes, not zeroed.
+    // At least that many bytes, not zeroed.
     DeviceMemory take(size_t bytes);
     // is_in_graphs: a captured operation uses it. It is then kept for replays as long as the group lives.
     void give_back(DeviceMemory memory, bool is_in_graphs);

@@ -42,7 +42,7 @@ class ForkSafeMutex {
     void lock_shared() { mutex_.lock_shared(); }
     void unlock_shared() { mutex_.unlock_shared(); }
 
-    void renew() noexcept;  // in the child: whoever held it, nobody does
+    void renew() noexcept;  // in the child: releases it, whichever thread held it
 
   private:
     std::shared_mutex mutex_;

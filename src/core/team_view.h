@@ -11,7 +11,7 @@
 namespace crossdock {
 
 struct TeamView {
-    PeerMap peers;  // of the team; whoever loads or stores outside of it is to fault
+    PeerMap peers;  // of the team; loads and stores outside of it fault
     Reach reach;    // of the others; where its words are in the allocation, the owner of that says
 
     TeamView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory);

@@ -36,7 +36,7 @@ const char* dtype_name(ncclDataType_t dtype);
 // As kernels that sum call it: of bfloat16, float16 and float32.
 DType kernel_dtype(ncclDataType_t dtype);
 
-// What a bulk copy moves is a multiple of so many bytes, at multiples of as many.
+// Bulk copies move multiples of this many bytes, at addresses that are multiples of it.
 inline constexpr uint32_t kRowGranule = 16;
 bool is_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);
 void expect_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);  // InvalidArgument where it is not
@@ -66,7 +66,7 @@ class CallMemory {
 Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 
-// The same for int32 numbers that the call writes, or int64 where allowed: one dimension, at least so many elements.
+// The same for int32 numbers that the call writes, or int64 where allowed: one dimension, at least that many elements.
 Tensor read_counter(Communicator& communicator, const ncclEpTensor_t* caller, const char* name, size_t extent,
                     bool allows_64_bits);
 

@@ -33,7 +33,7 @@ static __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
 
 class Ctx {
   public:
-    // unused: so many of the grid's first blocks take no part; their number is below 0.
+    // unused: that many of the grid's first blocks take no part; their number is below 0.
     CROSSDOCK_DEVICE explicit Ctx(uint32_t unused = 0) : unused_(static_cast<int>(unused)) {}
     CROSSDOCK_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kLanes; }
     CROSSDOCK_DEVICE int warp_idx() const { return static_cast<int>(threadIdx.x) / kLanes; }
@@ -93,10 +93,10 @@ class Ctx {
     CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // A flag for bytes whose stores of this thread have landed (RowStage): whoever sees it sees them. The fence orders
-    // asynchronous writes to global memory before the release and waits for nothing (that for all memory waits for the
-    // device); the release waits until peers would see the bytes, and all else that the GPU has under way. A relaxed
-    // store behind either fence was tried: rows were seen to come after their flags.
+    // A flag for bytes whose stores of this thread have landed (RowStage): a reader that sees it sees them. The fence
+    // orders asynchronous writes to global memory before the release and waits for nothing (that for all memory waits
+    // for the device); the release waits until peers would see the bytes, and all else that the GPU has under way. A
+    // relaxed store behind either fence was tried: rows were seen to come after their flags.
     CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
         ptx::fence_proxy_async_global();
         ptx::store_release_system(word, value);

@@ -138,7 +138,7 @@ __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
 
 // ---- the kernels before and after this one in the stream (programmatic dependent launch) ----
 
-// Everything before this kernel in the stream is over and visible.
+// Everything before this kernel in the stream has finished and is visible.
 __device__ __forceinline__ void wait_for_previous_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The next kernel may take its place on the device; it still waits for this one's end.

@@ -8,7 +8,7 @@ namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
 // The same bytes to each of several places. Addresses and sizes are multiples of 16. On CPUs a copy may land late:
-// wait_row_copies comes before anybody is told of it.
+// wait_row_copies comes before the rows are announced.
 template <typename Target>
 CROSSDOCK_DEVICE void copy_row(const Ctx& ctx, const std::byte* source, uint32_t bytes, uint32_t num_targets,
                                Target target_of) {

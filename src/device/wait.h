@@ -80,7 +80,7 @@ struct PeerFault {
 // The group's words that the host reads without touching the device.
 struct HostVisibleStatus {
     // Not zero: an expired wait or a fault without masks, no free buffer, or an overflow, and the record of it is
-    // complete: the group is over.
+    // complete: the group has failed.
     uint32_t failed;
     uint32_t async_error;  // an expired wait or a fault with masks
     ExpiredWait expired;
@@ -194,7 +194,7 @@ CROSSDOCK_DEVICE_RARE void complete_record(const Ctx& ctx, const WaitScope& scop
 }
 
 CROSSDOCK_DEVICE_RARE void mask_peer(const Ctx& ctx, const WaitScope& scope, int peer) {
-    // The order matters to whoever sees the peer masked at an operation's end: the loss is counted first.
+    // The loss is counted first: a reader that sees the peer masked at an operation's end sees the count, too.
     ctx.add_acq_rel_device(&scope.control->losses, 1);
     ctx.store_relaxed_device(scope.mask + peer, 0);
     ctx.store_relaxed_device(&scope.status->async_error, 1);
@@ -262,7 +262,7 @@ CROSSDOCK_DEVICE TaggedWord load_entry(const Ctx& ctx, const auto& scope, const 
     return ctx.load_tagged(reinterpret_cast<const TaggedWord*>(scope.entries + operation.base) + peer);
 }
 
-// The peer has come to this operation with the same terms; or to a later one, so that it has found this rank's right.
+// The peer has entered this operation with the same terms; or a later one, so that it has found this rank's right.
 CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const auto& scope, const Operation& operation) {
     const uint64_t epoch = word_epoch(entry.tag);
     return epoch > operation.epoch || (epoch == operation.epoch && WindowTerm::are_alike(entry.payload, scope.terms));
@@ -281,7 +281,7 @@ CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& sco
     return false;
 }
 
-// Whom a wait for the peer gives up, whose process has ended: without masks, the rank that ended first.
+// The rank that a wait gives up if the peer's process has ended: without masks, the rank that ended first.
 CROSSDOCK_DEVICE int lost_peer(const WaitScope& scope, int peer, int first_ended) {
     return first_ended < 0 || scope.masking != 0 ? peer : first_ended;
 }
@@ -316,7 +316,7 @@ CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& sc
     return true;
 }
 
-// Polls load() until ready(value), by the calling lane alone; after some vain polls asks may_go_on(value). False: it
+// Polls load() until ready(value), by the calling lane alone; after some failed polls calls may_go_on(value). False: it
 // may not.
 template <typename Load, typename Ready, typename MayGoOn>
 CROSSDOCK_DEVICE bool poll_until(const Ctx&, Load load, Ready ready, MayGoOn may_go_on) {

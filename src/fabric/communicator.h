@@ -38,7 +38,7 @@ struct WindowView {
     cpu::FarMemory* far = nullptr;  // as of SymmetricMemory
 };
 
-// Stands for memory of ranks outside an LSA team: whoever touches it faults.
+// Stands for memory of ranks outside an LSA team: any access faults.
 std::byte* unreachable_memory();
 
 class Communicator {

@@ -29,7 +29,7 @@ inline constexpr uint32_t kRowUnitBytes = 16;
 // In Term::kRecipe of an LL dispatch, beside the recipe: scales are rounded to powers of two.
 inline constexpr uint64_t kRoundedScales = 8;
 
-// A hash of so many bits: of what is told apart and not read.
+// A hash of that many bits, for values that are compared and not read.
 CROSSDOCK_HOST_DEVICE constexpr uint64_t hash_of(uint64_t value, uint32_t bits) {
     value = (value ^ value >> 32) * 0xD6E8FEB86659FD93;
     return ((value ^ value >> 32) * 0x9E3779B97F4A7C15) >> (64 - bits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cleaning masks is in both modes: everybody who comes agrees on the next operation's epoch, then nothing of the
+// Cleaning masks in both modes: all ranks that take part agree on the next operation's epoch, then nothing of the
 // past is waited for any more. One block.
 #pragma once
 
@@ -21,8 +21,8 @@ struct MaskExchange {
     Reach reach;
 };
 
-// Beyond it words would soon begin anew. No group makes so many operations, so only nonsense can tell of more; who does
-// is left behind.
+// Beyond it words would soon wrap. No group makes that many operations, so a larger number is nonsense, and its sender
+// is left out.
 inline constexpr uint64_t kLastEpoch = uint64_t{1} << (63 - kPayloadBits);
 
 inline namespace CROSSDOCK_VARIANT {
@@ -32,14 +32,14 @@ CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner,
            static_cast<uint64_t>(phase) * exchange.num_ranks + static_cast<uint64_t>(writer);
 }
 
-// The same of a rank elsewhere, at an offset in every arena; not the one of the clean before, which may still be under
+// The same of a GIN peer, at an offset in every arena; not the one of the clean before, which may still be under
 // way.
 CROSSDOCK_DEVICE uint64_t far_barrier(const MaskExchange& exchange, int phase, int writer) {
     const uint64_t words = exchange.count % 2 * 2 + static_cast<uint64_t>(phase);
     return exchange.reach.barrier + 8 * (words * exchange.num_ranks + static_cast<uint64_t>(writer));
 }
 
-// What the signal of a rank elsewhere has come to when its number of this phase is here.
+// The value of a GIN peer's signal when its number of this phase is here.
 CROSSDOCK_DEVICE uint64_t barrier_signal(const MaskExchange& exchange, int phase) {
     return 2 * exchange.count + static_cast<uint64_t>(phase);
 }
@@ -64,7 +64,7 @@ CROSSDOCK_DEVICE uint64_t number_told(const Ctx& ctx, const MaskExchange& exchan
         reinterpret_cast<const uint64_t*>(exchange.reach.network.local + far_barrier(exchange, phase, peer)));
 }
 
-// Everybody tells everybody a number and takes the largest that came. A rank that does not come in time is left out.
+// All ranks exchange a number and take the largest one. A rank that times out is left out.
 CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const MaskExchange& exchange, const WaitScope& scope,
                                        const Operation& operation, int phase, uint64_t* largest) {
     const uint64_t own = *largest;
@@ -111,7 +111,7 @@ CROSSDOCK_DEVICE uint64_t agree_on_epoch(const Ctx& ctx, const MaskExchange& exc
     }
     unmask_all(ctx, exchange);
     ctx.block_sync();
-    // Twice: in the first round ranks may have missed each other's latest, in the second everybody repeats what it has
+    // Twice: in the first round ranks may have missed each other's latest, in the second each rank repeats what it has
     // heard. Whoever came late to the first round has waited later for those that did not come.
     exchange_largest(ctx, exchange, exchange.scope, operation, 0, largest);
     WaitScope longer = exchange.scope;

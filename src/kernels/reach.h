@@ -10,7 +10,7 @@ namespace crossdock {
 
 // What a signal says. Every rank has one word per kind and peer; a word has one writer, and grows.
 enum class Signal : uint32_t {
-    kEntered,            // the latest operation that the peer has come to
+    kEntered,            // the latest operation that the peer has entered
     kData,               // the latest operation of which all is here that the peer has put
     kWeights,            // the latest combine of which the peer's weights are here (low latency)
     kTotals = kWeights,  // the latest update of which the peer's total is here (high throughput)

@@ -149,7 +149,7 @@ typedef ncclCommProperties ncclCommProperties_t;
 
 namespace crossdock::device {
 
-// A buffer alignment that says: so many (bufferSize) LSA barriers instead of a buffer.
+// A buffer alignment that asks for bufferSize LSA barriers instead of a buffer.
 inline constexpr size_t kLsaBarriersInstead = 0xcd0c1b;
 
 // Where the buffers and numbers of a requirement list begin, of which the sums are what is asked for.

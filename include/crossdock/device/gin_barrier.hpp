@@ -67,7 +67,7 @@ class ncclGinBarrierSession {
     void sync(Coop, cuda::memory_order order, ncclGinFenceLevel fence = kCrossdockWholeFence) {
         sync_until(order, fence, UINT64_MAX);
     }
-    // ncclTimeout, for the thread that has waited so many cycles of clock64. Then the barrier is of no more use.
+    // ncclTimeout after that many cycles of clock64, for the thread that waited. The barrier cannot be used any more.
     ncclResult_t sync(Coop, cuda::memory_order order, ncclGinFenceLevel fence, uint64_t timeoutCycles) {
         const uint64_t now = crossdockClock();
         return sync_until(order, fence, timeoutCycles > UINT64_MAX - now ? UINT64_MAX : now + timeoutCycles);

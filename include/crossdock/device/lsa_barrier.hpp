@@ -47,7 +47,7 @@ class ncclLsaBarrierSession {
         arrive(coop, order);
         wait(coop, order);
     }
-    // ncclTimeout after so many cycles of clock64. Then the wait may be repeated.
+    // ncclTimeout after that many cycles of clock64. The wait may be repeated.
     ncclResult_t wait(Coop coop, cuda::memory_order order, uint64_t timeoutCycles) {
         const uint64_t now = crossdockClock();
         return wait_until(coop, order, timeoutCycles > UINT64_MAX - now ? UINT64_MAX : now + timeoutCycles);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL's helpers that sum up and copy elements between ranks of the LSA team. The threads of the group share the
-// elements out; nobody waits for anybody. Multimem sources and targets are loops over the LSA team.
+// elements out; no thread waits for another. Multimem sources and targets are loops over the LSA team.
 #pragma once
 
 #include <concepts>

@@ -21,7 +21,7 @@ inline constexpr uint64_t kHtFewestGinSlots = 4;
 inline constexpr uint64_t kHtMostGinSlots = 16;
 inline constexpr uint32_t kHtMostCachedSlots = 32;
 
-// With so many blocks per operation.
+// With that many blocks per operation.
 HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels);
 
 // Of an operation, the same on every rank.

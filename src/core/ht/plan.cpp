@@ -167,7 +167,7 @@ uint32_t summers_for(uint32_t row_bytes) {
     return kGpuSummers + (fits_then ? 1 : 0);
 }
 
-// Parts, and what a summer sees to of them, are multiples of `granule`, of which kSummedBytes is one.
+// Parts, and a summer's share of one, are multiples of `granule`, of which kSummedBytes is one.
 void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, uint32_t granule) {
     if (warp_layout.summers == 0) return;
     const uint64_t part = align_up(part_bytes(row_bytes, warp_layout.summers * kSummedBytes), granule);
@@ -180,7 +180,7 @@ constexpr uint32_t kVectorBytes = 16;
 constexpr uint32_t kMxfp8BlockBytes = kMxfp8Block * dtype_bytes(DType::kBf16);
 static_assert(kSummedBytes % kVectorBytes == 0 && kSummedBytes % kMxfp8BlockBytes == 0);
 
-// Rows go straight to their places; a receiver sees to those of ranks without windows.
+// Rows go straight to their places; a receiver places those of ranks without windows.
 HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
     constexpr uint32_t kMostSenders = 11;
     const uint32_t senders = std::clamp((kGpuDirectSenders + channels / 2) / channels, 1u, kMostSenders);

@@ -35,7 +35,7 @@ class FarMemory {
     // GIN: puts and signals of several contexts, each of which orders only itself. Any number of threads. Errors tell
     // that the peer is gone.
 
-    // From now on there are at least so many. Collective.
+    // From now on there are at least that many. Collective.
     virtual void add_contexts(int count) = 0;
     // The source, in this rank's own piece, stays as it is until the operation has ended; has_ended is to be asked
     // until then.

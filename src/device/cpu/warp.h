@@ -45,7 +45,7 @@ class Warp {
     virtual uint64_t now_ns() = 0;
 
     // After a failed poll: lets other fibers (and, oversubscribed, other threads) run. Simulated time may jump to
-    // deadline_ns when nobody can make progress.
+    // deadline_ns when no task can make progress.
     virtual void pause(uint64_t deadline_ns) = 0;
 
     // A place where the simulation may switch to another fiber; nothing elsewhere.
@@ -76,7 +76,7 @@ class Warp {
     virtual void signal(int peer, uint64_t* word, uint64_t increase) = 0;
     virtual void flush_puts() = 0;
 
-    // After a vain poll for what the peer writes: whether its process has ended, so that nothing more can come. Then
+    // After a failed poll for what the peer writes: whether its process has ended, so that nothing more can come. Then
     // the rank that ended first, for whose loss the others may have left; else -1.
     virtual int first_ended(int /*peer*/) { return -1; }
 

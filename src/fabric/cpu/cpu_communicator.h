@@ -48,7 +48,7 @@ class CpuCommunicator : public Communicator {
     CpuCommunicator(const BackendTraits& backend, int rank, int num_ranks, std::unique_ptr<Exchange> exchange,
                     std::shared_ptr<Executor> executor);
 
-    // Makes everybody's memory reachable. Collective.
+    // Makes all ranks' memory reachable. Collective.
     virtual std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) = 0;
 
     void require_same_size(const std::vector<uint64_t>& bytes, const char* what) const;

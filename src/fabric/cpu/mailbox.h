@@ -16,8 +16,8 @@
 
 namespace crossdock::cpu {
 
-// The two latest posts of a rank. A rank posts its next piece of a collective only after everybody has posted the last
-// one, so nobody can still need the post before that - unless a rank has given up waiting; then readers find the post
+// The two latest posts of a rank. A rank posts its next piece of a collective only after all ranks have posted the last
+// one, so no rank can still need the post before that - unless a rank has given up waiting; then readers find the post
 // gone.
 class Mailbox {
   public:
@@ -50,7 +50,7 @@ class ControlSegment {
     static constexpr int kNonceOffset = 0;
     std::atomic<uint64_t> nonce;        // the one in the id, between processes
     std::atomic<uint64_t> num_ranks;    // 0 until the first rank joins
-    std::atomic<uint64_t> seats_lock;   // a word of the process that holds it, 0: nobody does
+    std::atomic<uint64_t> seats_lock;   // a word of the process that holds it, 0: none
     std::atomic<uint64_t> is_complete;  // 1: all have joined, and no process changes any more
     std::atomic<uint64_t> reserved[4];
 

@@ -19,7 +19,7 @@ ProcessIdentity own_process();
 uint64_t to_word(const ProcessIdentity& process);
 ProcessIdentity process_from(uint64_t word);
 
-// Knows of a process's end at once, also if it ended before, and whoever has its number now.
+// Knows of a process's end at once, also if it ended before, and even if another process has its ID now.
 class ProcessWatch {
   public:
     explicit ProcessWatch(const ProcessIdentity& process);

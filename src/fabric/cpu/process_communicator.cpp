@@ -94,8 +94,8 @@ std::string ProcessCommunicator::why_gone(int rank) {
     return process.has_ended() ? fmt::format("its process {} has ended", process.number()) : std::string();
 }
 
-// Offers are exchanged, mapped, and nobody returns before all have mapped. What fails on one rank fails on all of them:
-// reason is why this rank's offer is not valid.
+// Offers are exchanged and mapped, and no rank returns before all have mapped. What fails on one rank fails on all of
+// them: reason is why this rank's offer is not valid.
 std::unique_ptr<ProcessCommunicator::MappedPeers> ProcessCommunicator::exchange(const Offer& own, std::byte* memory,
                                                                                 std::string reason, ncclResult_t code,
                                                                                 const char* what, uint64_t timeout_ns) {

@@ -175,7 +175,7 @@ std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int
         const SeatsLock lock(*control, rank, saturating_add(steady_now_ns(), kSeatsNs));
         if (!settle_seats(*control, num_ranks)) {
             const std::string missing = missing_ranks(*control, num_ranks);
-            control->process_of(rank).store(0);  // nobody is to count on this rank
+            control->process_of(rank).store(0);  // no rank may rely on this one
             fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to join", rank, timeout_ns / 1'000'000, missing);
         }
     }

@@ -7,7 +7,7 @@
 
 namespace crossdock {
 
-// NCCL refuses its network where one GPU lacks the attribute; kGpuFits: this rank's has it, or nobody knows.
+// NCCL refuses its network where one GPU lacks the attribute; kGpuFits: this rank's has it, or it is unknown.
 inline constexpr int kGpuFits = -1;
 
 // The end of a message: the first thing found that keeps NCCL from the network, and what to set. unfit_gpu: number of

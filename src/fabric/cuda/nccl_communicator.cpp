@@ -54,8 +54,8 @@ uintptr_t end_of_mapping(const void* first) {
     return static_cast<uintptr_t>(base) + bytes;
 }
 
-// At most so many bytes a window has from there: NCCL does not tell how many were registered. An allocator may have
-// mapped them in several pieces, one behind the other.
+// An upper bound for the window's bytes from there on: NCCL does not tell how many were registered. An allocator may
+// have mapped them in several consecutive pieces.
 size_t bytes_from(const std::byte* first, uintptr_t end_of_first_piece) {
     if (end_of_first_piece == 0) return SIZE_MAX;
     uintptr_t end = end_of_first_piece;

@@ -82,7 +82,7 @@ void RegisteredMemory::map() {
             "NCCL gave no window for {} bytes: it allows no symmetric memory here (NCCL_CUMEM_ENABLE and "
             "NCCL_WIN_ENABLE must not be 0)",
             bytes);
-    // No barrier is needed: a peer can map this memory only after this rank has come to register it, zeroed.
+    // No barrier is needed: a peer can map this memory only after this rank has zeroed and registered it.
     peers = peers_of_window(self_, window_);
     // The window maps the memory once more. Kernels use that address for this rank's own piece too, as its peers on the
     // same GPU do: two addresses of the same bytes in one kernel would need alias fences.

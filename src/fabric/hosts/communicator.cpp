@@ -66,7 +66,7 @@ class Wire final : public cpu::Progress {
     network::Caretaker::Place place_;  // ends before the mesh
 };
 
-// Posts as notes from everybody to everybody.
+// Posts as notes from each rank to all others.
 class NoteExchange final : public cpu::Exchange {
   public:
     explicit NoteExchange(std::shared_ptr<Wire> wire) : wire_(std::move(wire)) {}

@@ -3,9 +3,9 @@
 // what the kernels receive, by value. crossdock.h has the algorithm.
 //
 // A step is three kernels. Sums: blocks take segments of the gradient and leave a partial sum each; the block that ends
-// last adds those up and tells every rank this one's means. Means: one block waits for everybody's, and decides how far
-// entries move. Apply: moves them. Only the second waits, so a GPU is free meanwhile, and whether anything is applied
-// is decided once.
+// last adds those up and tells every rank this one's means. Means: one block waits for all ranks' means, and decides
+// how far entries move. Apply: moves them. Only the second waits, so a GPU is free meanwhile, and whether anything is
+// applied is decided once.
 #pragma once
 
 #include "device/sign_sums.h"
@@ -60,7 +60,7 @@ struct A2sgdState {
 
 // The symmetric memory. A rank's means are a tagged word: both as fp32, and behind the step in the tag 0 or 1 + the
 // first piece that is not finite. Words of two steps, in turn: a rank sends those of a step when its end of the step
-// before is over, for which it has seen everybody's means of that step; so everybody has read those of two steps ago.
+// before is over, for which it has seen all ranks' means of that step; so all have read those of two steps ago.
 struct A2sgdArena {
     uint32_t num_ranks;
 

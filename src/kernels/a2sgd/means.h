@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second half of a step, first kernel: everybody's means, and what follows from them. One block.
+// The second half of a step, first kernel: all ranks' means, and what follows from them. One block.
 #pragma once
 
 #include "kernels/a2sgd/arguments.h"

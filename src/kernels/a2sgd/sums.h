@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first half of a step: this rank's means, told to everybody. However many blocks there are, sums have one order:
+// The first half of a step: this rank's means, sent to all ranks. However many blocks there are, sums have one order:
 // a segment's chunks one after the other, segments in 256 columns, columns by halves; in fp64.
 #pragma once
 

@@ -15,7 +15,7 @@
 namespace crossdock {
 
 // Advances by one operation per kernel, on the device, so that graph replays count too: every block takes a ticket, and
-// whoever takes the last one of a grid moves the epoch on.
+// the block with a grid's last one advances the epoch.
 struct HtState {
     uint64_t clock;       // epoch, and tickets taken (kHtTicketBits)
     uint32_t arrived[2];  // blocks of the running kernel at its barriers; zero between kernels
@@ -194,7 +194,8 @@ inline constexpr uint32_t kFlagBatch = 4;
 inline constexpr uint32_t kSumPlanHeadBytes = 96;
 
 struct HtWarpLayout {
-    uint32_t producers;  // the block's first warps send rows, the next ones receive them, the last ones see to weights
+    uint32_t
+        producers;  // the block's first warps send rows, the next ones receive them, the last ones exchange weights
     uint32_t consumers;
     uint32_t weight_warps;
     uint32_t producer_stages;  // of a warp: 1 or 2
@@ -202,7 +203,7 @@ struct HtWarpLayout {
     uint32_t chunk_bytes;     // of a row per pass through a stage
     uint32_t crossers = 0;    // several teams, the last warps: these send to other teams,
     uint32_t forwarders = 0;  // and these pass on what comes from there, or sum what goes there
-    // The block's first warps may be a pipeline (sum_pipeline.h): a planner, a loader, so many of these. They are the
+    // The block's first warps may be a pipeline (sum_pipeline.h): a planner, a loader, and these. They are the
     // producers where those send sums, and are there besides where rows in windows are summed.
     uint32_t summers = 0;
     uint32_t senders = 0;

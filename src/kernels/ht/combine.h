@@ -11,7 +11,7 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// The gradients of a chunk's weights, from all of its ranks; what nobody sends is 0. One warp.
+// The gradients of a chunk's weights, from all of its ranks; 0 if no rank sends one. One warp.
 CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
                                       uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;
@@ -133,7 +133,7 @@ CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, cons
         sum_token<kDType, kWire>(ctx, args, operation, own, token);
 }
 
-// warp: among the `warps` of this block that see to weights.
+// warp: among the `warps` of this block that exchange weights.
 CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
                                          uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
@@ -146,12 +146,12 @@ CROSSDOCK_DEVICE void exchange_gradients(const Ctx& ctx, const HtCombineArgs& ar
         if (i / num_ranks < share.size() && peer_states(ctx, args.shared)[source] != kAbsent)
             return_weights(ctx, args, operation, static_cast<int>(source), share.first + i / num_ranks, share);
     };
-    // All of a chunk's come together: what nobody sends is 0.
+    // All gradients of a chunk are written at once: 0 if no rank sends one.
     const auto receive = [&](uint32_t chunk) { collect_weights(ctx, args, operation, own.first + chunk, own); };
     share_weights(warp, warps, {largest_share(c, channel, chunk_share), num_ranks}, {own.size(), 1}, send, receive);
 }
 
-// Nobody's rows may be overwritten while peers still read them: everybody says when it has finished. One block, after
+// Rows must not be overwritten while peers still read them: each rank says when it has finished. One block, after
 // all others.
 CROSSDOCK_DEVICE void wait_until_all_have_read(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                                const uint32_t* states) {

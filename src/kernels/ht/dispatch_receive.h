@@ -152,7 +152,7 @@ class RowReceiver {
     uint32_t round_ = 0;  // loads of the stage
 };
 
-// Rows of experts' zones that nobody sends, and weights and ids behind the last row. All receiving warps of the grid.
+// Padding rows of experts' zones, and weights and ids behind the last row. All receiving warps of the grid.
 CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
@@ -205,7 +205,7 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
     }
 }
 
-// warp: among the `warps` of this block that see to weights.
+// warp: among the `warps` of this block that exchange weights.
 CROSSDOCK_DEVICE void exchange_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation,
                                        uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;

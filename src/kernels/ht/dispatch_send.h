@@ -4,7 +4,7 @@
 // else into a packet of the receiver's ring.
 //
 // Whoever waits in here, and in the other three halves, works in the order of tokens within its channel, and waits only
-// for what comes earlier in that order. So there is always somebody who can go on, however small the rings are.
+// for what comes earlier in that order. So one of them can always go on, however small the rings are.
 #pragma once
 
 #include "device/row_copy.h"
@@ -57,7 +57,7 @@ class RowSender {
         if (!claims_ && share_.end < end_) end_ = share_.end;
     }
 
-    // A row sets out for its stage while the one before is on its way to its ranks, where there is a stage for it.
+    // With a second stage, a row is loaded while the one before is sent.
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         const bool prefetches = args_.warp_layout.producer_stages > 1;
         SendStep step{
@@ -183,7 +183,7 @@ class RowSender {
     const Operation& operation_;
     uint32_t channel_;
     Share share_;           // of the own tokens
-    bool claims_;           // tokens are taken one by one by whoever is free
+    bool claims_;           // warps take tokens one by one as they become free
     uint32_t claimed_ = 0;  // the one after the next, asked for ahead: the leader's
     uint32_t* slots_;
     uint32_t end_;

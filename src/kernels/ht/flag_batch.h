@@ -8,7 +8,7 @@ namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
 // Flags of packets, raised some at a time: what it costs to know that rows have landed is paid once for all of them.
-// Every lane has its own packets; all lanes come along.
+// Every lane has its own packets. Must be called by the full warp.
 class FlagBatch {
   public:
     CROSSDOCK_DEVICE FlagBatch(const Ctx& ctx, const HtShared& shared)

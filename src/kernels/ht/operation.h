@@ -36,7 +36,7 @@ CROSSDOCK_DEVICE Terms terms_of(const HtCommon& c) {
     return {c.terms.word | Terms::fold(kBits, c.tables.routing->update) << kShift};
 }
 
-// The operation's number, the same on every rank. The first block tells every peer that this rank has come to it:
+// The operation's number, the same on every rank. The first block tells every peer that this rank has entered it:
 // whatever was announced to it before has been read, and what its stream wrote before may be read; and its terms. Ends
 // with a barrier of the block.
 CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
@@ -77,7 +77,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
 }
 
 // Nothing of a peer with other terms may be used: the group fails. A rank without rows may not know what they are like,
-// which is nobody's concern unless it passes on those of others.
+// which matters only if it forwards those of others.
 CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer, Terms theirs) {
     const Terms own = ht_block_head(ctx)->terms;
     uint64_t differ = own.word ^ theirs.word;
@@ -376,7 +376,7 @@ CROSSDOCK_DEVICE uint32_t slot_of(const HtCommon& c, uint32_t expert, int source
     return t.zones[expert] + t.firsts[at] + ones_below(t.masks[at], bit);
 }
 
-// A row of another rank that a warp is about to see to.
+// A row of another rank that a warp is about to handle.
 struct PlannedRow {
     uint32_t peer;
     uint32_t chunk;  // of the peer's tokens

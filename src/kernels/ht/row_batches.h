@@ -8,7 +8,7 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// Which of a channel's rows a warp sees to: of the tokens first, first + stride, ... of every rank's share of the
+// Which of a channel's rows a warp handles: of the tokens first, first + stride, ... of every rank's share of the
 // channel, in this order; of each token the rows of all ranks, one after the other, from this rank on.
 struct RowSequence {
     uint32_t first;

@@ -24,7 +24,7 @@ struct SumStageHead {
     BlockBarrierPlace loaded;  // the term is there
     BlockBarrierPlace free;    // summers have added it, or its sender has sent what it was the last term of
     BlockBarrierPlace summed;  // the part is
-    PlannedRow row;            // of the part, with so many slots as it has terms
+    PlannedRow row;            // of the part, with one slot per term
     uint32_t last_stage;       // of its terms
 };
 static_assert(sizeof(SumStageHead) <= kStageHeadBytes);
@@ -52,7 +52,7 @@ class StageTurn {
 
     CROSSDOCK_DEVICE uint32_t at() const { return at_; }        // bytes from the first stage
     CROSSDOCK_DEVICE uint32_t round() const { return round_; }  // how often the stage has been taken before
-    // Where one ends up that is so many turns, fewer than there are stages, further.
+    // The offset of the stage that many turns later; turns: fewer than there are stages.
     CROSSDOCK_DEVICE uint32_t at_after(uint32_t turns) const {
         const uint32_t at = at_ + turns * stage_bytes_;
         return at < end_ ? at : at - end_;
@@ -266,7 +266,7 @@ class SumPipeline {
         }
     }
 
-    // Bytes [first, first + bytes) of a part of so many.
+    // Bytes [first, first + bytes) of a part.
     CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t part, uint32_t first, uint32_t bytes) {
         wait_loaded(ctx);
         const uint32_t terms = part_.head().row.num_slots;
@@ -299,7 +299,7 @@ class SumPipeline {
         ctx.enter(Phase::kCombineSum);
     }
 
-    // Before a sender waits it announces what it has sent: somebody may wait for that before others can go on.
+    // Before a sender waits it announces what it has sent: other ranks may need it to go on.
     CROSSDOCK_DEVICE void send_all(const Ctx& ctx, uint32_t num_rows, uint32_t sender, uint32_t senders) {
         Returns returns(ctx, args_, operation_);
         part_.advance(sender * num_parts_);

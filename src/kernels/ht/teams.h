@@ -70,7 +70,7 @@ CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction
 // are those of one channel's first slot.
 // A credit is for a batch of packets, half the slots, of which there is an even number. The warp gives it that has
 // taken the last of them; who that is a counter in the block's shared memory says. Two counters and two credit words do
-// for a ring: no packet of a batch sets out before the second batch before it is done.
+// for a ring: no packet of a batch is sent before the second batch before it is done.
 class GinRing {
   public:
     // peer's place among the ends of this rank's rings of that kind, and this rank's among the peer's; first_counter:
@@ -117,7 +117,7 @@ class GinRing {
         if (batch < 2 || ctx.skips_credit()) return true;
         return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (batch % 2), batch - 2);
     }
-    // The packet's first bytes, which this lane's warp has written, set out with their flag. One lane, behind a barrier
+    // Sends the packet's first bytes, which this lane's warp has written, with their flag. One lane, behind a barrier
     // of the warp. Not inlined, nor is give_credit: kernels would spill more of what they hold in registers.
     CROSSDOCK_DEVICE_RARE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
                                     uint32_t bytes) const {

@@ -228,7 +228,7 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
 
 CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t column) {
     const HtTables& t = c.tables;
-    uint32_t chunks = 1;  // of whoever has most; the first entry of a source without tokens says where its would be
+    uint32_t chunks = 1;  // of the source with most; the first entry of a source without tokens says where its would be
     CROSSDOCK_ROLLED
     for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
         const uint32_t some = num_chunks(shared.tokens[source]);

@@ -47,7 +47,7 @@ struct FailureReport {
     }
 };
 
-// Two words per peer, taken in turn: nobody enters the operation after next before all have left this one.
+// Two words per peer, taken in turn: no rank enters the operation after next before all have left this one.
 CROSSDOCK_DEVICE uint64_t* entered_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) +
            (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
@@ -62,7 +62,7 @@ CROSSDOCK_DEVICE TaggedWord* terms_word(const HtCommon& c, const Operation& oper
 }
 
 // How many timeouts a wait may last while its peer sends heartbeats: lost ranks may cost peers one after the
-// other. A rank that waits for itself waits for a part of it that waits for a peer: that part's time is over first.
+// other. A rank that waits for itself waits for a part of it that waits for a peer: that part times out first.
 CROSSDOCK_DEVICE uint64_t most_timeouts(const HtCommon& c, int peer) {
     const uint64_t ranks = c.arena.num_ranks;
     if (c.scope.masking == 0) return peer == c.rank ? 2 * (ranks + 1) : 2;
@@ -127,7 +127,7 @@ CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const HtCommon& c, cons
     leave_peer(ctx, c, operation, peer, FailureReport{true, true, c.rank, peer}.pack());
 }
 
-// After some failed polls. False: the peer is masked, the group has failed, or the wait's time is over.
+// After some failed polls. False: the peer is masked, the group has failed, or the wait has timed out.
 CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const Operation& operation, HtWait& wait,
                                        WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     const WaitScope& scope = c.scope;

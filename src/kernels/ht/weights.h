@@ -125,8 +125,8 @@ struct WeightPieces {
     CROSSDOCK_DEVICE uint32_t num() const { return chunks * per_chunk; }
 };
 
-// Who does what among the warps that see to weights: the first half sends, the others receive; a single one does both,
-// a chunk at a time. Pieces are taken in the order of chunks, so nobody waits for a later one.
+// The roles of the warps that exchange weights: the first half sends, the others receive; a single one does both,
+// a chunk at a time. Pieces are taken in the order of chunks, so no warp waits for a later one.
 template <typename Send, typename Receive>
 CROSSDOCK_DEVICE void share_weights(uint32_t warp, uint32_t warps, WeightPieces sent, WeightPieces received, Send send,
                                     Receive receive) {

@@ -103,7 +103,7 @@ CROSSDOCK_DEVICE void count_pairs(const Ctx& ctx, const crossdockRowPlaces_t& p,
     });
 }
 
-// The places [first, end), as far as there are any, say why they have no source; the threads take every so many-th.
+// The places [first, end), as far as there are any, say why they have no source; the threads share them in strides.
 constexpr int32_t kGap = -1;
 constexpr int32_t kBehindZones = -2;
 CROSSDOCK_DEVICE void leave_empty(const crossdockRowPlaces_t& p, int32_t reason, uint64_t first, uint64_t end,
@@ -166,7 +166,7 @@ CROSSDOCK_DEVICE void place_rows(const Ctx& ctx, const crossdockRowPlaces_t& p) 
     const PlacingSlice slice = placing_slice(p, static_cast<uint32_t>(block), static_cast<uint32_t>(blocks));
     int* shared = reinterpret_cast<int*>(ctx.shared_memory());
     const PlacingCounters counters = counters_of(shared, slice, static_cast<uint32_t>(ctx.warp_idx()));
-    if (ctx.num_warps() > 1) {  // else there is nobody before
+    if (ctx.num_warps() > 1) {  // else there is no warp before
         count_pairs(ctx, p, slice, counters);
         ctx.block_sync();
     }

@@ -22,7 +22,7 @@ class EndedPeers {
     // there.
     void look();
 
-    // To be asked by a warp after a vain poll for the peer, with a number that is the warp's own and 0 at first. Where
+    // For a warp to call after a failed poll for the peer, with a number that is the warp's own and 0 at first. Where
     // the peer has ended: the rank that was the first to be found so, which the others may have left for. -1: it is
     // alive, or the warp has not polled since it is known to have ended, so that its last words would be missed.
     int first_ended(int peer, uint32_t& told) const {

@@ -29,7 +29,7 @@ class Fiber {
     // suspend inside a catch block or a destructor.
     void resume();
 
-    // Called by the body: back to whoever resumed it.
+    // Called by the body: back to its resumer.
     void suspend();
 
     bool is_finished() const { return finished_; }

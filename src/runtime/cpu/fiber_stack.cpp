@@ -66,7 +66,7 @@ std::byte* acquire_stack(size_t stack_bytes) {
 }
 
 void release_stack(std::byte* stack, size_t stack_bytes) noexcept {
-    // Frames that never return leave their red zones behind, for whoever gets these addresses next.
+    // Frames that never return leave their red zones behind, for the next user of these addresses.
     sanitizer::unpoison(stack, stack_bytes);
     if (!t_pool_is_gone && pool().stacks.size() < kMaxPooled) {
         pool().stacks.push_back({stack, stack_bytes});

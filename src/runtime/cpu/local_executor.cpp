@@ -23,7 +23,7 @@ struct Launch {
     Progress* progress;                          // may be null
     EndedPeers* peers;                           // may be null
     uint64_t earliest_deadline_ns = UINT64_MAX;  // of the current round's pauses
-    bool progressed = false;                     // somebody did more than poll in the current round
+    bool progressed = false;                     // a task did more than poll in the current round
     bool broken = false;                         // a warp threw, or a barrier can never be complete: the others unwind
 };
 
@@ -95,7 +95,7 @@ class LocalWarp final : public Warp {
     void wait_copies(int) override {
         if (launch->streams_rows) finish_stream_copies();
     }
-    // Copies have read their sources when they are issued; whoever looks at a target in this warp sees them.
+    // Copies have read their sources when they are issued; a later read of a target by this warp sees them.
     void wait_copies_to(const void*, size_t) override {}
     void wait_sources_read() override {}
     bool is_lazy() const override { return false; }

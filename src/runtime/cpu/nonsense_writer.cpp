@@ -43,7 +43,7 @@ uint64_t NonsenseWriter::load(const Piece& piece, uint64_t word_idx) const {
     return word;
 }
 
-// Mostly one that somebody has written.
+// Mostly one that a rank has written.
 uint64_t NonsenseWriter::draw_word(const Piece& piece) {
     const uint64_t first = random_.below(1 + ((piece.words - 1) >> random_.below(14)));
     if (random_.one_in(4)) return first;

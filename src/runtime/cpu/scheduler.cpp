@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kStepNs = 10;  // simulated time of one step
 
-// Rounds in which every task polls in vain before time jumps to a deadline. One would do if every store were announced;
+// Rounds of failed polls by every task before time jumps to a deadline. One would do if every store were announced;
 // a few more cover chains of tasks that go on by plain stores within a rank.
 constexpr int kIdleRounds = 16;
 

@@ -49,7 +49,7 @@ class Scheduler {
   public:
     Scheduler(int num_ranks, const SimulationConfig& config);
 
-    // Stacks for so many more tasks, so that spawning them cannot fail half-way.
+    // Stacks for that many more tasks, so that spawning them cannot fail half-way.
     void reserve(size_t num_tasks, size_t stack_bytes);
     // A reserved task will run body(argument); it lives until release().
     Task& spawn(int rank, size_t stack_bytes, void (*body)(void*), void* argument);
@@ -63,8 +63,8 @@ class Scheduler {
 
     // Lets others run; the caller has done something that others may see.
     void yield();
-    // After a failed poll. May return with the clock at deadline_ns when nobody can make progress before. Throws once
-    // everybody waits for what will never happen, and in every later wait.
+    // After a failed poll. May return with the clock at deadline_ns when no task can make progress before. Throws once
+    // all tasks wait for what will never happen, and in every later wait.
     void poll(uint64_t deadline_ns);
     // Until wake(). Throws like poll if the task unwinds on deadlock.
     void block();
@@ -140,7 +140,7 @@ class Scheduler {
     std::vector<std::unique_ptr<Task>> tasks_;
     std::vector<Task*> free_tasks_;
     std::vector<Task*> ready_;   // may run
-    std::vector<Task*> polled_;  // polled in vain since the last progress of anybody
+    std::vector<Task*> polled_;  // polled without success since the last progress of any task
     std::vector<Task*> blocked_;
     std::vector<Copy> copies_;  // a heap
     Task* current_ = nullptr;

@@ -35,7 +35,7 @@ class SlotChecker final : public ProtocolChecker {
         int writer = -1;
         uint64_t epoch = 0;
         bool is_read = true;
-        std::string dispute;  // two ranks wrote it for one operation: wrong, unless they disagree and nobody reads it
+        std::string dispute;  // two ranks wrote it for one operation: wrong, unless they disagree and no rank reads it
     };
 
     bool is_undisturbed() const { return !unread_slots_allowed_ && scheduler_->is_undisturbed(); }
