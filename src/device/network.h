@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers outside the load/store domain: NCCL's GPU-initiated networking (GIN) on their piece of a symmetric allocation.
+// GIN peers: NCCL's GPU-initiated networking (GIN) on their piece of a symmetric allocation.
 // GPUs have it from NCCL's header, CPUs from ours. Offsets are from the beginning of the pieces; sources lie in this
 // rank's own piece.
 //
@@ -89,7 +89,7 @@ CROSSDOCK_DEVICE_RARE void flush_network(const NetworkHandle& network) {
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// All peers are in the domain: never called.
+// All peers are in the LSA team: never called.
 CROSSDOCK_DEVICE void put_to_peer(const NetworkHandle&, int, uint64_t, uint64_t, uint64_t) {}
 CROSSDOCK_DEVICE void put_value_to_peer(const NetworkHandle&, int, uint64_t, uint64_t) {}
 CROSSDOCK_DEVICE void put_with_signal_to_peer(const NetworkHandle&, int, uint64_t, uint64_t, uint64_t, uint64_t,

@@ -49,7 +49,7 @@ LlArena::LlArena(Communicator& communicator, const GroupConfig& config, const Ll
 }
 
 uint32_t ll128_tokens_of(const BackendTraits& backend, const GroupConfig& config) {
-    if (config.has_several_domains()) return 0;  // rows of GIN peers are plain, and all rows of a sum have one form
+    if (config.has_several_teams()) return 0;  // rows of GIN peers are plain, and all rows of a sum have one form
     if (align_up(config.max_token_bytes, 16) > kMostLl128RowBytes) return 0;
     return std::min(config.max_tokens, backend.ll128_tokens);
 }

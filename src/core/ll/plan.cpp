@@ -70,7 +70,7 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
     // What the host's ranks move together, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     // Not where ranks share a device: one's next kernel could take the place that another's waits for.
-    const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_domains();
+    const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_teams();
     return {static_cast<int>(blocks), static_cast<int>(common.warp_layout.warps_per_block), shared_bytes, is_alone,
             moved > kCpuCacheBytes};
 }
@@ -137,7 +137,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     }
     share_blocks(common, !plain, kFewCombineTokens, blocks);
     const auto lay_out = [&] {
-        args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_domains());
+        args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_teams());
         return args.shared.bytes;
     };
     while (lay_out() > group.max_shared_bytes() && warp_layout.num_stages > 1) --warp_layout.num_stages;

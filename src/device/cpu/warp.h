@@ -69,7 +69,7 @@ class Warp {
         return t_running;
     }
 
-    // One-sided operations on memory of ranks outside the load/store domain, as device/network.h describes them. The
+    // One-sided operations on memory of ranks outside the LSA team, as device/network.h describes them. The
     // addresses are those at which this process sees that memory.
     virtual void put(int peer, void* target, const void* source, size_t bytes) = 0;
     virtual void put_value(int peer, uint64_t* target, uint64_t value) = 0;

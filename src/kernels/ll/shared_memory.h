@@ -98,7 +98,7 @@ struct LlCombineShared {
     uint32_t bytes;
 
     static constexpr LlCombineShared of(const LlGeometry& arena, const LlWarpLayout& warp_layout, uint32_t topk,
-                                        bool has_several_domains) {
+                                        bool has_several_teams) {
         LlCombineShared shared{};
         uint64_t at = LlBlockHead::bytes(arena.num_ranks);
         shared.return_counts = static_cast<uint32_t>(at);
@@ -106,7 +106,7 @@ struct LlCombineShared {
         shared.terms = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{16} * topk * warp_layout.warps_per_block, 128);
         shared.gin_ranks = static_cast<uint32_t>(at);
-        if (has_several_domains) at = align_up(at + uint64_t{4} * arena.num_ranks, 128);
+        if (has_several_teams) at = align_up(at + uint64_t{4} * arena.num_ranks, 128);
         shared.stages = static_cast<uint32_t>(at);
         shared.stage_bytes = static_cast<uint32_t>(align_up(uint64_t{kStageHeadBytes} + warp_layout.chunk_bytes, 128));
         shared.bytes = static_cast<uint32_t>(at + uint64_t{shared.stage_bytes} * warp_layout.num_stages);
