@@ -211,10 +211,12 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_flag("--eager", options.eager, "ht: no budget, receive tensors of the rows routed to the rank");
     app.add_option("--alignment", options.alignment, "ht, em: alignment of an expert's rows, a power of two (1)")
         ->check(integer_range(1, 1 << 20));
-    CLI::Option* iterations = app.add_option("--iterations", options.num_iterations, "timed iterations (ll: 100; ht: 30)")
-                                  ->check(integer_range(1, 1000000));
-    CLI::Option* warmups = app.add_option("--warmup", options.num_warmups, "untimed iterations before them (ll: 10; ht: 5)")
-                               ->check(integer_range(0, 1000000));
+    CLI::Option* iterations =
+        app.add_option("--iterations", options.num_iterations, "timed iterations (ll: 100; ht: 30)")
+            ->check(integer_range(1, 1000000));
+    CLI::Option* warmups =
+        app.add_option("--warmup", options.num_warmups, "untimed iterations before them (ll: 10; ht: 5)")
+            ->check(integer_range(0, 1000000));
     app.add_option("--graph-operations", options.graph_operations, "--backend cuda: most operations per graph (20)")
         ->check(integer_range(1, 1000));
     app.add_flag("--validate", options.validate, "compare with plain loops before timing");

@@ -77,8 +77,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     app.add_option("--schedule-seed", options.schedule_seed, "simulation: decides who runs when (0)")
         ->check(integer_range(0, INT64_MAX));
     old.add_to(app, options);
-    app.add_option("--json", options.json_path, "also write the report as JSON to FILE")
-        ->check(tools::writable_file());
+    app.add_option("--json", options.json_path, "also write the report as JSON to FILE")->check(tools::writable_file());
     app.add_option("--tokens", options.tokens_per_rank,
                    "tokens per rank and step, at most (ll: 128; ht: the whole text)")
         ->check(integer_range(1, 1048576));

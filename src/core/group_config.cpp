@@ -57,8 +57,7 @@ uint64_t resolve_timeout_ns(const Environment& environment, uint64_t given_ns) {
 
 uint32_t resolve_lsa_team_size(const Communicator& communicator, const Environment& environment, int option,
                                const char* option_name) {
-    require(option >= 0, ncclInvalidArgument, "{} is {}, allowed: 0 (the communicator's) or more", option_name,
-            option);
+    require(option >= 0, ncclInvalidArgument, "{} is {}, allowed: 0 (the communicator's) or more", option_name, option);
     const uint32_t largest = static_cast<uint32_t>(communicator.lsa_team_size());
     const uint32_t wanted = environment.lsa_team_size.value_or(static_cast<uint32_t>(option));
     if (wanted == 0) return largest;

@@ -269,8 +269,7 @@ CROSSDOCK_DEVICE bool has_entered_alike(const TaggedWord& entry, const auto& sco
 }
 
 // False: the peer has come with other terms, and the group has failed.
-CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, Operation operation,
-                                            int peer) {
+CROSSDOCK_DEVICE_RARE bool expect_agreement(const Ctx& ctx, const WaitScope& scope, Operation operation, int peer) {
     const TaggedWord entry = load_entry(ctx, scope, operation, peer);
     if (word_epoch(entry.tag) != operation.epoch || WindowTerm::are_alike(entry.payload, scope.terms) ||
         !Entry::is_whole(entry))
@@ -294,8 +293,8 @@ CROSSDOCK_DEVICE_RARE bool has_entered(const Ctx& ctx, const WaitScope& scope, O
 
 // After some vain polls. False: the peer is masked or its process has ended, the group has failed, the peer passed
 // other terms, or the operation's time is over.
-CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, Operation operation,
-                                             WaitStep step, int peer, uint64_t expected, uint64_t seen) {
+CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, Operation operation, WaitStep step,
+                                             int peer, uint64_t expected, uint64_t seen) {
     uint64_t deadline_ns = operation.start_ns + scope.timeout_ns;
     if (has_failed(ctx, scope) || !is_active(ctx, scope, peer)) return false;
     if (scope.entries != nullptr && !expect_agreement(ctx, scope, operation, peer)) return false;

@@ -22,8 +22,8 @@ struct BackendTraits {
     bool splits_rows = false;    // rows pass through stages in parts
 
     // Memory.
-    uint32_t ring_slots = 0;            // HT; 0: as many as fit the rings' bytes
-    bool has_deep_rings = false;        // HT: rings may have more bytes than caches have
+    uint32_t ring_slots = 0;             // HT; 0: as many as fit the rings' bytes
+    bool has_deep_rings = false;         // HT: rings may have more bytes than caches have
     uint32_t ll128_tokens = 0;           // LL: with at most so many tokens per rank rows are LL128 rows
     uint32_t dispatch_ll128_tokens = 0;  // those of a dispatch, which may also send plain rows
 };

@@ -79,7 +79,8 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpL
 }
 
 bool ll_size_is_enough(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk) {
-    const uint64_t own_need = ll_geometry(config, ll128_tokens, layout, topk).arena_bytes();  // judges the numbers first
+    const uint64_t own_need =
+        ll_geometry(config, ll128_tokens, layout, topk).arena_bytes();  // judges the numbers first
     return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk), own_need);
 }
 

@@ -18,7 +18,8 @@ constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
 constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores a microsecond is little
-// With more tokens a dispatch is faster with plain rows, flags and all: LL128 rows are more bytes, and copied once more.
+// With more tokens a dispatch is faster with plain rows, flags and all: LL128 rows are more bytes, and copied once
+// more.
 constexpr uint32_t kMostLl128TokensOfDispatch = 16;
 constexpr uint32_t kFewDispatchTokens = 16;     // half of the blocks send
 constexpr uint32_t kFewCombineTokens = 64;      // the same
@@ -39,8 +40,8 @@ LlWarpLayout warp_layout_for(const BackendTraits& backend, uint32_t gpu_stages, 
     return {kGpuWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)};
 }
 
-// With at most that many tokens a rank sends LL128 rows. Where only the rows of some ranks fit in that form, rows return
-// in the form in which they came, so all of these ranks send LL128 rows.
+// With at most that many tokens a rank sends LL128 rows. Where only the rows of some ranks fit in that form, rows
+// return in the form in which they came, so all of these ranks send LL128 rows.
 uint32_t ll128_tokens_of_dispatch(const BackendTraits& backend, const LlGeometry& arena) {
     if (!arena.fits_all_in_ll128()) return arena.ll128_tokens;
     return std::min({arena.ll128_tokens, kMostLl128TokensOfDispatch, backend.dispatch_ll128_tokens});
@@ -80,8 +81,8 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     LlCommon& common = args.common;
     LlWarpLayout& warp_layout = common.warp_layout;
-    warp_layout =
-        warp_layout_for(group.communicator().backend(), kGpuSendStages, args.row_bytes, true);  // peers may have more tokens
+    warp_layout = warp_layout_for(group.communicator().backend(), kGpuSendStages, args.row_bytes,
+                                  true);  // peers may have more tokens
     common.ll128_tokens = ll128_tokens_of_dispatch(group.communicator().backend(), common.arena);
     const bool is_ll128 = common.num_tokens <= common.ll128_tokens;
     const uint32_t blocks =
@@ -119,10 +120,12 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     LlCommon& common = args.common;
     LlWarpLayout& warp_layout = common.warp_layout;
     const bool plain = !common.arena.fits_all_in_ll128() || args.wire == LlCombineWire::kNvfp4;
-    warp_layout = warp_layout_for(group.communicator().backend(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
+    warp_layout =
+        warp_layout_for(group.communicator().backend(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
     common.ll128_tokens = common.arena.ll128_tokens;
     args.forms = plain ? RowForms::kBoth : RowForms::kLl128;
-    if (args.wire == LlCombineWire::kNvfp4) warp_layout.chunk_bytes = args.wire_bytes;  // block scales follow the payload
+    if (args.wire == LlCombineWire::kNvfp4)
+        warp_layout.chunk_bytes = args.wire_bytes;  // block scales follow the payload
     const bool splits_rows = group.communicator().backend().splits_rows;
     args.segment_bytes = splits_rows ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
     if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens)
