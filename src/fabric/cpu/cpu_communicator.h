@@ -32,7 +32,7 @@ class CpuCommunicator : public Communicator {
     // The window whose own memory contains the address, and its offset there; null: none.
     ncclWindow_t window_at(const std::byte* address, size_t* offset);
     // Ranks that share this machine's cores.
-    virtual int ranks_on_machine() const { return domain_ranks(); }
+    virtual int ranks_on_machine() const { return lsa_team_size(); }
     // As own kernels name it to NCCL's Device API (gin/own_kernels.h).
     NetworkHandle network_of(const SymmetricMemory& memory) override {
         return {memory.local, memory.peers, device_comm_.get(), const_cast<SymmetricMemory*>(&memory)};
