@@ -188,7 +188,7 @@ bool Mesh::progress_locked() {
         transport_.look_after_peers();
         for (auto& [peer, message] : std::exchange(failed_transfers_, {})) {
             const std::string& reason = peers_[peer].gone_reason;
-            blame(peer, reason.empty() ? std::move(message) : fmt::format("rank {} is lost: {}", peer, reason));
+            fail_peer(peer, reason.empty() ? std::move(message) : fmt::format("rank {} is lost: {}", peer, reason));
         }
     }
     if (!dropped_.empty()) {
@@ -216,16 +216,16 @@ void Mesh::look_for_stalls(uint64_t now) {
         const PeerState& state = peers_[peer];
         if (is_lost(peer)) continue;
         if (!state.gone_reason.empty() && now > state.gone_ns + kLastWordsNs) {
-            blame(peer, fmt::format("rank {} is lost: {}", peer, state.gone_reason));
+            fail_peer(peer, fmt::format("rank {} is lost: {}", peer, state.gone_reason));
             continue;
         }
         if (state.waits == 0 || now < state.last_change_ns) continue;
         const uint64_t quiet_ns = now - state.last_change_ns;
         if (!transport_.is_there(peer) && quiet_ns > kGraceNs) {
-            blame(peer, fmt::format("rank {} left while {} transfers waited for it", peer, state.waits));
+            fail_peer(peer, fmt::format("rank {} left while {} transfers waited for it", peer, state.waits));
         } else if (quiet_ns >= config_.progress_timeout_ns) {
-            blame(peer, fmt::format("rank {} accepted no data for {} ms: {} transfers wait for it", peer,
-                                    quiet_ns / 1'000'000, state.waits));
+            fail_peer(peer, fmt::format("rank {} accepted no data for {} ms: {} transfers wait for it", peer,
+                                        quiet_ns / 1'000'000, state.waits));
         }
     }
 }
@@ -236,11 +236,11 @@ void Mesh::on_departure(const Departure& departure) {
     if (departure.farewell.in_order) {
         const uint32_t lost = departure.farewell.because_of;
         if (config_.outlives_ranks || lost >= num_ranks() || lost == rank()) return;
-        return blame(lost, fmt::format("rank {} is lost, says rank {}, which has left", lost, departure.rank));
+        return fail_peer(lost, fmt::format("rank {} is lost, says rank {}, which has left", lost, departure.rank));
     }
     state.gone_reason = departure.farewell.reason;
     if (!config_.outlives_ranks)
-        blame(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.farewell.reason));
+        fail_peer(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.farewell.reason));
 }
 
 std::string Mesh::why_gone(uint32_t peer) {
@@ -260,7 +260,7 @@ void Mesh::fail_all(std::string message) {
 }
 
 // Nothing more is to be expected of the rank.
-void Mesh::blame(uint32_t rank, std::string message) {
+void Mesh::fail_peer(uint32_t rank, std::string message) {
     if (!config_.outlives_ranks || rank == transport_.rank()) {
         if (failure_.empty() && !is_closing_) failed_rank_ = rank;
         return fail_all(std::move(message));

@@ -152,7 +152,7 @@ class Mesh : private FrameSink {
     }
     bool are_in(uint64_t step);
     void release(std::unique_lock<std::mutex>& lock, Region* region);
-    void blame(uint32_t rank, std::string message);
+    void fail_peer(uint32_t rank, std::string message);
     bool is_lost(uint32_t rank) const { return !peers_[rank].lost.empty(); }
     bool is_reached(uint32_t rank) const { return !is_lost(rank) && transport_.is_there(rank); }
     bool is_idle() const;

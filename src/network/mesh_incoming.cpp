@@ -47,14 +47,15 @@ void Mesh::on_announcement(const FrameHeader& header) {
 
 void Mesh::on_put(const FrameHeader& header, Payload& payload) {
     if (payload.bytes() > 0 && !was_registered(header.region)) {
-        return blame(header.source, fmt::format("rank {} puts into memory that was never registered", header.source));
+        return fail_peer(header.source,
+                         fmt::format("rank {} puts into memory that was never registered", header.source));
     }
     Region* region = payload.bytes() > 0 ? find(header.region) : nullptr;
     // Bytes for memory that is no longer registered are dropped, like the stores of a kernel that came too late.
     if (region == nullptr) return put_landed(header);
     if (!fits(header.offset, header.length, region->bytes)) {
-        return blame(header.source, fmt::format("rank {} puts {} bytes at offset {} into memory of {} bytes",
-                                                header.source, header.length, header.offset, region->bytes));
+        return fail_peer(header.source, fmt::format("rank {} puts {} bytes at offset {} into memory of {} bytes",
+                                                    header.source, header.length, header.offset, region->bytes));
     }
     land(header, *region, region->base + header.offset, payload);
 }
@@ -68,8 +69,8 @@ void Mesh::on_get(const FrameHeader& header) {
         return send_header(header.source, refusal);
     }
     if (!fits(header.offset, header.length, region->bytes)) {
-        return blame(header.source, fmt::format("rank {} gets {} bytes at offset {} from memory of {} bytes",
-                                                header.source, header.length, header.offset, region->bytes));
+        return fail_peer(header.source, fmt::format("rank {} gets {} bytes at offset {} from memory of {} bytes",
+                                                    header.source, header.length, header.offset, region->bytes));
     }
     answer(header, *region);
 }
@@ -80,7 +81,7 @@ void Mesh::on_reply(const FrameHeader& header, Payload& payload) {
     const bool fitting = operation != nullptr && operation->peer == header.source &&
                          fits(header.offset, header.length, operation->bytes) &&
                          header.length <= operation->bytes - operation->begun;
-    if (!fitting) return blame(header.source, fmt::format("rank {} answers what nobody asked", header.source));
+    if (!fitting) return fail_peer(header.source, fmt::format("rank {} answers what nobody asked", header.source));
     operation->begun += header.length;
     note_change(header.source);
     land(header, *operation->region, operation->address + header.offset, payload);
@@ -89,13 +90,13 @@ void Mesh::on_reply(const FrameHeader& header, Payload& payload) {
 void Mesh::on_refusal(const FrameHeader& header) {
     const auto found = questions_.find(header.value);
     if (found == questions_.end() || found->second->peer != header.source) return;
-    blame(header.source, fmt::format("rank {} has deregistered the memory that a get reads", header.source));
+    fail_peer(header.source, fmt::format("rank {} has deregistered the memory that a get reads", header.source));
 }
 
 void Mesh::on_note(const FrameHeader& header, const Payload& payload) {
     auto& notes = peers_[header.source].notes;
     if (payload.data() == nullptr || notes.size() >= kMaxEarly) {
-        return blame(header.source, fmt::format("rank {} sends notes that nobody can take", header.source));
+        return fail_peer(header.source, fmt::format("rank {} sends notes that nobody can take", header.source));
     }
     notes[header.value].assign(payload.data(), payload.data() + payload.bytes());
 }
@@ -108,8 +109,9 @@ void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Pa
         return reply_landed(header);
     }
     if (region.kind == MemoryKind::kDevice && header.length > kStagedPieceBytes) {
-        return blame(header.source, fmt::format("rank {} sends {} bytes for device memory in one frame, of at most {}",
-                                                header.source, header.length, kStagedPieceBytes));
+        return fail_peer(header.source,
+                         fmt::format("rank {} sends {} bytes for device memory in one frame, of at most {}",
+                                     header.source, header.length, kStagedPieceBytes));
     }
     auto* landing = new Landing{this, header, &region, target, nullptr};
     ++region.uses;
@@ -177,9 +179,9 @@ void Mesh::landed(Landing* landing) {
 void Mesh::put_landed(const FrameHeader& header) {
     Inlet& inlet = this->inlet(header.context, header.source);
     if (!inlet.landed.land(header.number)) {
-        return blame(header.source,
-                     fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
-                                 header.source, header.number, header.context));
+        return fail_peer(header.source,
+                         fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
+                                     header.source, header.number, header.context));
     }
     if (inlet.signals.empty()) {
         if ((header.flags & kFlagSignal) != 0 && !try_signal(inlet, header)) inlet.signals.push_back(header);
@@ -205,14 +207,14 @@ void Mesh::apply_signal(const FrameHeader& header) {
     Region* region = find(header.signal_region);
     if (region == nullptr) {
         if (was_registered(header.signal_region)) return;  // it was deregistered
-        return blame(header.source, fmt::format("rank {} signals memory that was never registered", header.source));
+        return fail_peer(header.source, fmt::format("rank {} signals memory that was never registered", header.source));
     }
     const uint64_t offset = header.signal_offset;
     const bool is_aligned = reinterpret_cast<uintptr_t>(region->base + offset) % kSignalBytes == 0;
     if (!is_aligned || !fits(offset, kSignalBytes, region->bytes)) {
-        return blame(header.source,
-                     fmt::format("rank {} signals a word at offset {} of memory of {} bytes{}", header.source, offset,
-                                 region->bytes, is_aligned ? "" : ", which is not aligned"));
+        return fail_peer(header.source,
+                         fmt::format("rank {} signals a word at offset {} of memory of {} bytes{}", header.source,
+                                     offset, region->bytes, is_aligned ? "" : ", which is not aligned"));
     }
     if (region->kind == MemoryKind::kHost) return add_to_host_word(*region, offset, header.value);
     if (!region->words.empty()) {

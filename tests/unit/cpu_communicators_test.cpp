@@ -44,14 +44,14 @@ void run_simulated(int num_ranks, const RankProgram& program) {
     for (uint64_t seed = 0; seed < 10; ++seed) run_deterministic(num_ranks, {.seed = seed}, program);
 }
 
-class InProcessWorlds : public testing::TestWithParam<const char*> {
+class InProcessBackends : public testing::TestWithParam<const char*> {
   protected:
     void run(int num_ranks, const RankProgram& program) {
         GetParam() == kThreadsBackend.name ? run_threads(num_ranks, program) : run_simulated(num_ranks, program);
     }
 };
 
-INSTANTIATE_TEST_SUITE_P(CpuWorlds, InProcessWorlds, testing::Values(kThreadsBackend.name, kSimulationBackend.name),
+INSTANTIATE_TEST_SUITE_P(CpuBackends, InProcessBackends, testing::Values(kThreadsBackend.name, kSimulationBackend.name),
                          [](const auto& backend) { return std::string(backend.param); });
 
 std::string error_of(const std::function<void()>& action, ncclResult_t code) {
@@ -69,7 +69,7 @@ void expect_mentions(const std::string& message, std::initializer_list<const cha
     for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << message << " lacks: " << word;
 }
 
-TEST_P(InProcessWorlds, KnowTheirRanks) {
+TEST_P(InProcessBackends, KnowTheirRanks) {
     run(5, [&](ncclComm_t comm, int rank) {
         int got_rank = -1;
         int got_count = -1;
@@ -85,7 +85,7 @@ TEST_P(InProcessWorlds, KnowTheirRanks) {
 }
 
 // Sizes around the mailbox's chunk, one after the other, so that a fast rank is a call ahead of a slow one.
-TEST_P(InProcessWorlds, GatherAnySize) {
+TEST_P(InProcessBackends, GatherAnySize) {
     constexpr int kRanks = 4;
     run(kRanks, [](ncclComm_t comm, int rank) {
         for (const size_t bytes : {0u, 1u, 7u, 8u, 100u, 4095u, 4096u, 4097u, 8192u, 30000u}) {
@@ -97,7 +97,7 @@ TEST_P(InProcessWorlds, GatherAnySize) {
     });
 }
 
-TEST_P(InProcessWorlds, GatherManyTimes) {
+TEST_P(InProcessBackends, GatherManyTimes) {
     run(3, [](ncclComm_t comm, int rank) {
         for (int round = 0; round < 300; ++round) {
             const int own = round * 10 + rank;
@@ -109,7 +109,7 @@ TEST_P(InProcessWorlds, GatherManyTimes) {
     });
 }
 
-TEST_P(InProcessWorlds, NameTheRanksThatDoNotCome) {
+TEST_P(InProcessBackends, NameTheRanksThatDoNotCome) {
     run(4, [](ncclComm_t comm, int rank) {
         if (rank == 1 || rank == 3) return;
         const auto communicator = communicator_of(comm);
@@ -120,7 +120,7 @@ TEST_P(InProcessWorlds, NameTheRanksThatDoNotCome) {
 }
 
 // Rank 0 gives up on rank 1, which makes the call later and finds rank 0's part of it.
-TEST_P(InProcessWorlds, GoOnAfterATimeout) {
+TEST_P(InProcessBackends, GoOnAfterATimeout) {
     std::atomic<bool> gave_up{false};
     run(2, [&](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
@@ -140,7 +140,7 @@ TEST_P(InProcessWorlds, GoOnAfterATimeout) {
     });
 }
 
-TEST_P(InProcessWorlds, NoticeThatRanksAreInDifferentCalls) {
+TEST_P(InProcessBackends, NoticeThatRanksAreInDifferentCalls) {
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
         const std::string message =
@@ -150,7 +150,7 @@ TEST_P(InProcessWorlds, NoticeThatRanksAreInDifferentCalls) {
     });
 }
 
-TEST_P(InProcessWorlds, SymmetricMemoryIsOneForAll) {
+TEST_P(InProcessBackends, SymmetricMemoryIsOneForAll) {
     constexpr int kRanks = 3;
     run(kRanks, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
@@ -171,7 +171,7 @@ TEST_P(InProcessWorlds, SymmetricMemoryIsOneForAll) {
     });
 }
 
-TEST_P(InProcessWorlds, SizesMustAgree) {
+TEST_P(InProcessBackends, SizesMustAgree) {
     run(2, [](ncclComm_t comm, int rank) {
         const auto communicator = communicator_of(comm);
         expect_mentions(
@@ -184,7 +184,7 @@ TEST_P(InProcessWorlds, SizesMustAgree) {
     });
 }
 
-TEST_P(InProcessWorlds, WindowsReachEverybodysMemory) {
+TEST_P(InProcessBackends, WindowsReachEverybodysMemory) {
     constexpr int kRanks = 3;
     run(kRanks, [](ncclComm_t comm, int rank) {
         std::vector<int> memory(kRanks, -1);  // any memory will do
@@ -207,7 +207,7 @@ TEST_P(InProcessWorlds, WindowsReachEverybodysMemory) {
 
 // The executor's warps use NCCL's Device API, as Crossdock's own kernels do (device/network.h): who sees a signal sees
 // what the warp has put before.
-TEST_P(InProcessWorlds, WarpsPutAndSignalByTheDeviceApi) {
+TEST_P(InProcessBackends, WarpsPutAndSignalByTheDeviceApi) {
     struct Words {
         uint64_t signal, value, source, copy;
     };
@@ -304,7 +304,7 @@ TEST(CpuCommunicators, RefuseBadArguments) {
     EXPECT_EQ(crossdockMemFree(allocated), ncclInvalidArgument);
 }
 
-TEST(DeterministicWorld, RefusesBadConfigurations) {
+TEST(RunDeterministic, RefusesBadConfigurations) {
     const auto program = [](ncclComm_t, int, void* count) { ++*static_cast<int*>(count); };
     int num_runs = 0;
     uint64_t num_steps = 0;
@@ -326,7 +326,7 @@ TEST(DeterministicWorld, RefusesBadConfigurations) {
     EXPECT_GE(num_steps, 2u);
 }
 
-TEST(DeterministicWorld, CommunicatorsEndWithTheRun) {
+TEST(RunDeterministic, CommunicatorsEndWithTheRun) {
     ncclComm_t escaped = nullptr;
     std::shared_ptr<Communicator> kept;
     run_deterministic(2, {}, [&](ncclComm_t comm, int rank) {
@@ -338,7 +338,7 @@ TEST(DeterministicWorld, CommunicatorsEndWithTheRun) {
     expect_mentions(error_of([&] { kept->barrier("too late", kSecond); }, ncclInvalidUsage), {"outside"});
 }
 
-TEST(DeterministicWorld, AKilledRanksCallsFailAndItsPeersNameIt) {
+TEST(RunDeterministic, AKilledRanksCallsFailAndItsPeersNameIt) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
         int num_failed = 0;
         run_deterministic(3, {.seed = seed, .killed_rank = 1, .killed_at_step = 30 + seed},

@@ -132,7 +132,7 @@ HostLayout layout_of(const std::vector<uint64_t>& hosts, int rank) {
     return lay_out(hosts, names, rank);
 }
 
-TEST(HostsLayout, RanksOfAHostAreNear) {
+TEST(HostsLayout, RanksOfAHostAreAdjacent) {
     const HostLayout layout = layout_of({7, 7, 3, 3, 5, 5}, 3);
     EXPECT_EQ(layout.ranks_per_host, 2);
     EXPECT_FALSE(layout.is_near(1));
