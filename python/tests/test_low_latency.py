@@ -154,14 +154,11 @@ def test_the_earlier_name_of_lsa_team_size_works_and_warns() -> None:
         found = ep.run_threads(4, nodes, random_problem(12, 4, 2, 20, 16, 3), "domain_ranks")
     assert all(lsa_team_size == 2 for lsa_team_size, _ in found)
     [comm] = ep.Communicator.create_threads(1)
-    with (
-        comm,
-        ep.Group(comm, num_experts=1, max_dispatch_tokens_per_rank=1, max_token_bytes=64) as group,
-        pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"),
-    ):
-        assert group.traffic().domain_ranks == 1
-    with comm, pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"):
-        ep.A2sgd(comm, [np.zeros(4, np.float32)], domain_ranks=1).close()
+    with comm, ep.Group(comm, num_experts=1, max_dispatch_tokens_per_rank=1, max_token_bytes=64) as group:
+        with pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"):
+            assert group.traffic().domain_ranks == 1
+        with pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"):
+            ep.A2sgd(comm, [np.zeros(4, np.float32)], domain_ranks=1).close()
 
 
 def quantised(comm: ep.Communicator, problem: Problem) -> None:
