@@ -33,7 +33,7 @@ static void print_arena(const LlGeometry& arena) {
 int main(int argc, char** argv) {
     uint32_t shape[7] = {8, 256, 128, 2 * 7168, 8, 8, crossdock::kNumBuffers};
     for (int i = 1; i < argc && i <= 7; ++i) shape[i - 1] = static_cast<uint32_t>(std::strtoul(argv[i], nullptr, 10));
-    // As on GPUs: all rows may be lines.
+    // As on GPUs: all rows may be LL128 rows.
     const LlGeometry arena{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[2]};
     const LlHandleGeometry handle{arena.num_ranks, arena.experts_per_rank(), arena.max_tokens, arena.topk};
     print_arena(arena);

@@ -6,7 +6,7 @@
 
 namespace crossdock {
 
-// Trivially copyable: hosts make it, kernels receive it by value. NCCL lays the load/store team out at one stride, the
+// Trivially copyable: hosts make it, kernels receive it by value. NCCL lays the LSA team out at one stride, the
 // CPU backends give a table; a null result means that the rank is outside the LSA team.
 struct PeerMap {
     std::byte* base = nullptr;

@@ -15,8 +15,8 @@ class CombineReceive {
 
     // The choices of the first token that this warp sums, before the operation is known.
     CROSSDOCK_DEVICE void fetch() { first_choice_ = load_first_choice(op_.first_share()); }
-    // Entries, looked up so early that they are here when they are needed.
-    CROSSDOCK_DEVICE void start() {
+    // Entries, so early that they are here when they are needed.
+    CROSSDOCK_DEVICE void look_ahead() {
         if (op_.receives()) early_entry_ = load_entry_for_lane(0);
     }
 
@@ -52,8 +52,8 @@ class CombineReceive {
     }
 
   private:
-    // Of the first ranks, bit by bit: those that have been seen to have entered alike. By a warp, for all its tokens:
-    // so that it costs them no time. This rank has, to itself.
+    // Which of the first ranks have entered with the same terms, a bit each (this rank always has): found once by a
+    // warp for all its tokens.
     static constexpr uint32_t kRanksSeenAtOnce = 64;
 
     CROSSDOCK_DEVICE uint64_t all_ranks() const {

@@ -129,8 +129,9 @@ CROSSDOCK_DEVICE void leave_empty(const auto& op, const Return& row) {
 // of the grid has some rows there, which it uses in turn.
 class CellTarget {
   public:
-    CROSSDOCK_DEVICE CellTarget(const auto& op, const Return& row, uint32_t stage_of_block, uint32_t& turn) {
-        if (op.is_gin_peer(row.source)) outbox_ = take_outbox_row(op, stage_of_block, turn++);
+    // turn: how many rows of that stage have used the outbox before.
+    CROSSDOCK_DEVICE CellTarget(const auto& op, const Return& row, uint32_t stage_of_block, uint32_t turn) {
+        if (op.is_gin_peer(row.source)) outbox_ = take_outbox_row(op, stage_of_block, turn);
         memory_ = op.is_gin_peer(row.source) ? in_outbox(op.c, outbox_) : op.row(row.source, row.cell);
     }
     CROSSDOCK_DEVICE std::byte* memory() const { return memory_; }
@@ -367,6 +368,7 @@ class PlainReturns {
     CROSSDOCK_DEVICE void send() {
         const bool has_credit = list_.has_cell(row_) && op_.wait_credit(row_.source);
         const CellTarget target(op_, row_, op_.warp(), turn_);
+        if (op_.is_gin_peer(row_.source)) ++turn_;
         if (has_credit) note_cell_written(op_, row_);
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += op_.c.warp_layout.chunk_bytes) {
@@ -508,7 +510,7 @@ class CombineSend {
     }
     CROSSDOCK_DEVICE void prepare() { empty_outbox(ctx_, c_); }
     CROSSDOCK_DEVICE void start() {
-        if (sends_ll128()) ll128_.start();
+        if (has_ll128_share()) ll128_.start();
         if (sends_plain_rows()) plain_.start();
     }
     CROSSDOCK_DEVICE void run() {
@@ -516,7 +518,7 @@ class CombineSend {
             put_weights();
             announce_weights();
         }
-        if (sends_ll128()) ll128_.run();
+        if (has_ll128_share()) ll128_.run();
         if (sends_plain_rows()) plain_.run();
         if (kForms == RowForms::kBoth && has_computed_rows(args_)) ComputedReturns<kDType, Op>(op_).run();
         finish_puts();
@@ -533,7 +535,7 @@ class CombineSend {
     CROSSDOCK_DEVICE bool sends_plain_rows() const {
         return kForms == RowForms::kBoth && !has_computed_rows(args_) && has_stage();
     }
-    CROSSDOCK_DEVICE bool sends_ll128() const { return op_.block() < c_.send_blocks; }
+    CROSSDOCK_DEVICE bool has_ll128_share() const { return op_.block() < c_.send_blocks; }
 
     // Of a token, by one warp.
     CROSSDOCK_DEVICE void write_weights(uint32_t token, TaggedWord* words) const {

@@ -75,7 +75,7 @@ class DispatchReceive {
     CROSSDOCK_DEVICE explicit DispatchReceive(const Op& op) : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c) {}
 
     CROSSDOCK_DEVICE void fetch() {}
-    CROSSDOCK_DEVICE void start() {}
+    CROSSDOCK_DEVICE void look_ahead() {}
 
     CROSSDOCK_DEVICE void run(const WorkShare& share, bool) {
         const Announced announced = announced_here();
@@ -108,7 +108,8 @@ class DispatchReceive {
     }
 
   private:
-    // Only kernels that know their own form need it, and these receive once.
+    // The stages begin with load 0 again, which is right since kernels that know their own form have used none of them
+    // for the other form, and, without masks, receive once.
     CROSSDOCK_DEVICE_RARE static RowsRead receive_other_form(const Ctx& ctx, decltype(Op::args) args,
                                                              Operation operation, Announced announced,
                                                              WorkShare share) {
@@ -130,7 +131,7 @@ class DispatchReceive {
             reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.placements) + (c_.topk + 2) * op_.warp();
         return {words, words + c_.topk, words + c_.topk + 1};
     }
-    // Of whose choices sources tell.
+    // The experts whose choices sources announce.
     CROSSDOCK_DEVICE uint32_t counted_experts() const { return c_.expert_major ? c_.offsets.experts_per_rank : 0; }
 
     // Counts.

@@ -95,7 +95,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE void init() {
         if (has_role(ctx_, WarpRole::kLoader)) {
             for_lanes(ctx_, c_.warp_layout.num_stages + c_.warp_layout.receive_stages,
-                      [&](uint32_t i) { stage(i).init(); });
+                      [&](uint32_t i) { stage_at(i).init(); });
             RowStage::initialised();
             ctx_.warp_sync();
         }
@@ -133,13 +133,13 @@ class DispatchSend {
         if (run.begin == run.end || args_.recipe != LlRecipe::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
         const Batch batch = batch_of(run.begin, run.end, 0);
         CROSSDOCK_ROLLED
-        for (uint32_t i = 0; i < batch.num; ++i) stage(i).wait_loaded(ctx_, round_);
+        for (uint32_t i = 0; i < batch.num; ++i) stage_at(i).wait_loaded(ctx_, round_);
     }
 
   private:
-    CROSSDOCK_DEVICE RowStage stage(uint32_t i) const { return stage_of(ctx_, shared_, i); }
+    CROSSDOCK_DEVICE RowStage stage_at(uint32_t i) const { return stage_of(ctx_, shared_, i); }
 
-    CROSSDOCK_DEVICE TokenPlan plan(uint32_t stage) const {
+    CROSSDOCK_DEVICE TokenPlan plan_of(uint32_t stage) const {
         const uint32_t topk = c_.topk;
         std::byte* memory = ctx_.shared_memory() + shared_.plans + TokenPlan::bytes(topk) * stage;
         uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
@@ -270,9 +270,9 @@ class DispatchSend {
         if (args_.recipe != LlRecipe::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
-            if (is_leader(ctx_)) stage(i).load(ctx_, source_row(batch.first + i) + batch.row_first, batch.chunk);
+            if (is_leader(ctx_)) stage_at(i).load(ctx_, source_row(batch.first + i) + batch.row_first, batch.chunk);
             if (batch.is_last_chunk && args_.scale_bytes > 0) {
-                copy_words(ctx_, stage(i).data() + shared_.tail,
+                copy_words(ctx_, stage_at(i).data() + shared_.tail,
                            args_.scales + uint64_t{batch.first + i} * args_.scale_bytes, args_.scale_bytes);
                 RowStage::filled();
             }
@@ -287,7 +287,7 @@ class DispatchSend {
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
             const std::byte* row = source_row(batch.first + i);
-            std::byte* target = stage(i).data();
+            std::byte* target = stage_at(i).data();
             float* scales = reinterpret_cast<float*>(target + shared_.tail) + batch.row_first / kFp8Block;
             CROSSDOCK_ROLLED
             for (uint32_t first = op_.warp(); first < blocks; first += kBlocksAtOnce * warps) {
@@ -313,7 +313,7 @@ class DispatchSend {
 
     CROSSDOCK_DEVICE void load_plans(const Batch& batch) const {
         if (op_.warp() >= batch.num) return;
-        const TokenPlan own = plan(op_.warp());
+        const TokenPlan own = plan_of(op_.warp());
         const uint32_t token = batch.first + op_.warp();
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
             own.expert_ids[k] = expert_id(c_, token, k);
@@ -327,7 +327,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE void make_plans(const Batch& batch) const {
         const uint32_t own_stage = op_.warp();
         if (own_stage >= batch.num) return;
-        const TokenPlan own = plan(own_stage);
+        const TokenPlan own = plan_of(own_stage);
         const RoutingCounts counted = counts();
         uint32_t num_targets = 0;
         CROSSDOCK_ROLLED
@@ -352,7 +352,7 @@ class DispatchSend {
                 }
                 CROSSDOCK_ROLLED
                 for (uint32_t earlier = 0; earlier < own_stage; ++earlier) {
-                    const TokenPlan other = plan(earlier);
+                    const TokenPlan other = plan_of(earlier);
                     bool goes_there = false;
                     CROSSDOCK_ROLLED
                     for (uint32_t j = 0; j < c_.topk; ++j) {
@@ -383,7 +383,7 @@ class DispatchSend {
         for_lanes(ctx_, experts, [&](uint32_t i) { choices += of_rank[i]; });
         CROSSDOCK_ROLLED
         for (uint32_t earlier = 0; earlier < stage; ++earlier) {
-            const uint32_t* ranks = plan(earlier).ranks;
+            const uint32_t* ranks = plan_of(earlier).ranks;
             for_lanes(ctx_, c_.topk, [&](uint32_t k) { choices += ranks[k] == rank; });
         }
         return static_cast<uint32_t>(ctx_.warp_sum(choices));
@@ -432,7 +432,7 @@ class DispatchSend {
 
     // Which token a row is and where its choices go. One warp.
     CROSSDOCK_DEVICE void send_header(const SendTask& task, uint32_t direct) const {
-        const TokenPlan of_token = plan(task.stage);
+        const TokenPlan of_token = plan_of(task.stage);
         TaggedWord* words = op_.is_gin_peer(task.peer)
                                 ? reinterpret_cast<TaggedWord*>(in_outbox(c_, outbox_header(c_, task.peer, task.i)))
                                 : op_.header(task.peer, task.slot);
@@ -453,7 +453,7 @@ class DispatchSend {
         uint32_t next = op_.warp();  // this warp's next task among those of the stages from here on
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; part == 0 && i < batch.num; ++i) {
-            const TokenPlan of_token = plan(i);
+            const TokenPlan of_token = plan_of(i);
             const uint32_t targets = *of_token.num_targets;
             CROSSDOCK_ROLLED
             for (; next < targets; next += warps) {
@@ -467,15 +467,15 @@ class DispatchSend {
         const Ll128Row row(ll128_bytes(args_));
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
-            const TokenPlan of_token = plan(i);
-            if (args_.recipe == LlRecipe::kBytes) stage(i).wait_loaded(ctx_, round_);
+            const TokenPlan of_token = plan_of(i);
+            if (args_.recipe == LlRecipe::kBytes) stage_at(i).wait_loaded(ctx_, round_);
             ctx_.mark(Step::kDispatchLoaded);
             const uint32_t targets = *of_token.num_targets;
             CROSSDOCK_ROLLED
             for (uint32_t group = part * warps + op_.warp(); group < row.groups();
                  group += warps << c_.log2_blocks_per_token) {
                 Ll128Group lines;
-                lines.read(ctx_, row, group, stage(i).data());
+                lines.read(ctx_, row, group, stage_at(i).data());
                 CROSSDOCK_ROLLED
                 for (uint32_t target = 0; target < targets; ++target) {
                     if (of_token.rows[target] != nullptr) lines.store(ctx_, row, group, of_token.rows[target], tag);
@@ -491,7 +491,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE void send_plain(const Batch& batch) const {
         const uint32_t own_stage = op_.warp();
         if (own_stage >= batch.num) return;
-        const TokenPlan of_token = plan(own_stage);
+        const TokenPlan of_token = plan_of(own_stage);
         const uint32_t targets = *of_token.num_targets;
         const auto for_lsa_peers = [&](uint32_t begin, uint32_t step, auto act) {
             CROSSDOCK_ROLLED
@@ -507,7 +507,7 @@ class DispatchSend {
                 send_header(task, args_.direct);
             });
         }
-        if (args_.recipe == LlRecipe::kBytes) stage(own_stage).wait_loaded(ctx_, round_);
+        if (args_.recipe == LlRecipe::kBytes) stage_at(own_stage).wait_loaded(ctx_, round_);
         ctx_.mark(Step::kDispatchLoaded);
         put_row(batch, of_token);
         for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
@@ -521,7 +521,7 @@ class DispatchSend {
             ctx_.warp_sync();
             ctx_.mark(Step::kDispatchFlagged);
         }
-        stage(own_stage).wait_reusable(ctx_);
+        stage_at(own_stage).wait_reusable(ctx_);
         ctx_.warp_sync();
     }
 
@@ -539,19 +539,18 @@ class DispatchSend {
 
     // By one thread.
     CROSSDOCK_DEVICE void store_chunk(const Batch& batch, const SendTask& task) const {
-        const RowStage from = stage(task.stage);
-        const int peer = task.peer;
+        const RowStage from = stage_at(task.stage);
         const uint32_t direct = wait_direct(task.peer);
         if ((direct & kDirectTokens) != 0) {
-            from.store(ctx_, args_.token_windows.at(peer, uint64_t{task.slot} * args_.row_bytes + batch.row_first), 0,
-                       batch.chunk);
+            from.store(ctx_, args_.token_windows.at(task.peer, uint64_t{task.slot} * args_.row_bytes + batch.row_first),
+                       0, batch.chunk);
         } else if (has_scales(batch) && direct == 0 && batch.chunk == shared_.tail) {
             from.store(ctx_, task.row + batch.row_first, 0, batch.chunk + scale_area());  // one piece, as in the stage
         } else {
             from.store(ctx_, task.row + batch.row_first, 0, batch.chunk);
         }
         if (has_scales(batch) && (direct & kDirectScales) != 0) {
-            from.store(ctx_, args_.scale_windows.at(peer, uint64_t{task.slot} * args_.scale_bytes), shared_.tail,
+            from.store(ctx_, args_.scale_windows.at(task.peer, uint64_t{task.slot} * args_.scale_bytes), shared_.tail,
                        args_.scale_bytes);
         } else if (has_scales(batch) && (direct != 0 || batch.chunk != shared_.tail)) {
             from.store(ctx_, task.row + args_.row_bytes, shared_.tail, scale_area());
@@ -586,7 +585,7 @@ class DispatchSend {
         ctx_.warp_sync();
     }
     CROSSDOCK_DEVICE void store_in_outbox(const Batch& batch, std::byte* row) const {
-        const RowStage from = stage(op_.warp());
+        const RowStage from = stage_at(op_.warp());
         from.store(ctx_, row + batch.row_first, 0, batch.chunk);
         if (has_scales(batch)) from.store(ctx_, row + args_.row_bytes, shared_.tail, scale_area());
         RowStage::end_group(ctx_);
@@ -602,16 +601,15 @@ class DispatchSend {
             const uint64_t rows = word_payload(first) % kLl128Rows;
             // This rank's own number, but from memory that others may write.
             if (!op_.expect(PeerNumber::kRows, c_.rank, c_.arena.max_tokens, rows)) return;
-            const int to = peer;
             if (rows > 0) {
-                put(ctx_, c_.reach, to, op_.header_offset(slot_of(c_, c_.rank, 0)), outbox_header(c_, peer, 0),
+                put(ctx_, c_.reach, peer, op_.header_offset(slot_of(c_, c_.rank, 0)), outbox_header(c_, peer, 0),
                     rows * c_.offsets.header_stride);
             }
             const Raise data = raise_to_epoch(op_, Signal::kData, peer);
             if (rows > 0 && c_.expert_major) {
-                put_and_raise(ctx_, c_.reach, to, op_.counts_offset(c_.rank), counts, c_.offsets.count_stride, data);
+                put_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), counts, c_.offsets.count_stride, data);
             } else {
-                put_value_and_raise(ctx_, c_.reach, to, op_.counts_offset(c_.rank), first, data);
+                put_value_and_raise(ctx_, c_.reach, peer, op_.counts_offset(c_.rank), first, data);
             }
         });
     }

@@ -14,8 +14,9 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// Steps of the halves: init needs nothing, fetch what earlier kernels have written, start what this block has counted,
-// run the operation's epoch and buffer.
+// The halves' steps: init needs nothing; fetch looks up what earlier kernels have written, prepare adds to it before
+// the block's barrier, start uses what the barrier completes. Then the operation's epoch and buffer are known:
+// look_ahead asks for what will be needed soon, run does the work, and abandon ends what fetch and start have begun.
 CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto& receive) {
     const Ctx& ctx = op.ctx;
     ctx.mark(send.kSteps.begin);
@@ -31,7 +32,7 @@ CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto&
     if (op.sends()) send.start();
     const bool runs = op.begin();
     ctx.mark(send.kSteps.head);
-    if (runs) receive.start();
+    if (runs) receive.look_ahead();
     if (runs && op.sends()) send.run();
     if (runs && op.cancels()) await_stragglers(op);
     if (!runs && op.sends()) send.abandon();

@@ -348,7 +348,7 @@ class LlOperation : public Operation {
                 seen = ctx.load_acquire_system(word);
                 return word_epoch(seen);
             },
-            [&](uint64_t now) { return now == epoch; });
+            [&](uint64_t seen_epoch) { return seen_epoch == epoch; });
         payload = word_payload(seen);
         return came;
     }
@@ -360,7 +360,7 @@ class LlOperation : public Operation {
                 seen = ctx.load_tagged(word);
                 return word_epoch(seen.tag);
             },
-            [&](uint64_t now) { return now == epoch; });
+            [&](uint64_t seen_epoch) { return seen_epoch == epoch; });
         payload = seen.payload;
         return came;
     }
@@ -375,9 +375,8 @@ class LlOperation : public Operation {
 
     // For the protocol's checker: this rank begins to write a row (a slot or cell) at the owner, and has read one.
     CROSSDOCK_DEVICE void note_written(uint32_t owner, uint32_t row) const {
-        const int peer = owner;
-        const std::byte* arena = is_gin_peer(owner) ? c.reach.network.memory.at(peer, 0) : c.peers.at(peer, 0);
-        ctx.note_slot_written(c.rank, peer, arena, buffer, row, epoch);
+        const std::byte* arena = is_gin_peer(owner) ? c.reach.network.memory.at(owner, 0) : at(owner, 0);
+        ctx.note_slot_written(c.rank, owner, arena, buffer, row, epoch);
     }
     CROSSDOCK_DEVICE void note_read(uint32_t row) const {
         ctx.note_slot_read(c.rank, at(c.rank, 0), buffer, row, epoch);
@@ -397,7 +396,7 @@ class LlOperation : public Operation {
             share = {0, 1, warps()};
         }
     }
-    // This block's.
+    // This block's; of a block that sends alone the number wraps around, and is no share.
     CROSSDOCK_DEVICE WorkShare first_share() const {
         return {block() - (blocks() - c.receive_blocks), c.receive_blocks, c.warp_layout.receive_warps};
     }

@@ -25,7 +25,7 @@ struct LlBlockHead {
     uint32_t pending_buffer;
     uint32_t losses;
     uint32_t has_failed;
-    uint32_t verdict;     // of must_receive_again
+    uint32_t verdict;     // of must_receive_again and is_last_to_put
     uint32_t is_refused;  // 1: the group has failed before anything was received
     uint32_t reserved;
 
@@ -38,8 +38,8 @@ struct LlBlockHead {
 // first choices.
 struct TokenPlan {
     std::byte** rows;      // [targets] the slot there, in the form that this source's rows have; null: the peer is lost
-    uint32_t* expert_ids;  // [k]
-    uint32_t* ranks;       // [k]
+    uint32_t* expert_ids;  // [k] or kDropped
+    uint32_t* ranks;       // [k] or kDropped
     uint32_t* extras;      // [k] what goes with a choice: its place among this source's rows for that expert, or its
                            // weight
     uint32_t* slots;       // [targets] among this source's slots there
@@ -53,10 +53,10 @@ struct TokenPlan {
 struct LlDispatchShared {
     uint32_t expert_counts;  // send: i32 [experts] choices counted so far
     uint32_t rank_counts;    // send: i32 [ranks] rows counted so far
-    uint32_t first_rows;     // receive: i32 [ranks][local experts]
-    uint32_t received;       // receive: i32 [4][ranks + 1]
+    uint32_t first_rows;     // receive: u32 [ranks][local experts]
+    uint32_t received;       // receive: u32 [4][ranks + 1]
     uint32_t plans;          // send: [stages] plans
-    uint32_t placements;     // receive: i32 [warps][topk + 2]
+    uint32_t placements;     // receive: u32 [warps][topk + 2]
     uint32_t stages;         // [stages + receive stages][stage_bytes]
     uint32_t stage_bytes;
     uint32_t tail;  // in a stage's data, behind a full chunk: scales
@@ -91,7 +91,7 @@ struct LlDispatchShared {
 // Offsets in bytes.
 struct LlCombineShared {
     uint32_t return_counts;  // i32 [2][ranks + 1]
-    uint32_t terms;          // i64 [warps][topk], f32 [warps][topk], i32 [warps][topk]
+    uint32_t terms;          // i64 [warps][topk], f32 [warps][topk], u32 [warps][topk]
     uint32_t gin_ranks;      // u32 [ranks] 1: has tokens of this rank; of groups of several LSA teams
     uint32_t stages;
     uint32_t stage_bytes;

@@ -36,7 +36,7 @@ enum class Step : uint32_t {
     kCombineEnd
 };
 
-// Those that both kernels have.
+// The steps that both kernels have.
 struct KernelSteps {
     Step begin;
     Step ready;
