@@ -85,10 +85,10 @@ def low_latency(comm: ep.Communicator, problem: Any) -> None:
         np.testing.assert_array_equal(scales, row_scales)
 
         result = poisoned(num_tokens, problem.combine_row_bytes)
-        outputs = ep.CombineOutputs(tokens=typed(result, problem.combine_type, num_tokens, problem.combine_hidden))
+        returned = ep.CombineOutputs(tokens=typed(result, problem.combine_type, num_tokens, problem.combine_hidden))
         if is_expert_major:
-            outputs.topk_weights = weights
-        handle.combine(typed(experts, problem.combine_type, blocks, slots, problem.combine_hidden), outputs)
+            returned.topk_weights = weights
+        handle.combine(typed(experts, problem.combine_type, blocks, slots, problem.combine_hidden), returned)
     sums = [problem.combined_row(rank, token) for token in range(num_tokens)]
     np.testing.assert_array_equal(result, rows_of(sums, problem.combine_row_bytes))
 

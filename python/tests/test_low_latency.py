@@ -119,7 +119,7 @@ def test_processes(program: Any) -> None:
     ep.run_processes(3, program, random_problem(11, 3, 2, 16, 64, 4))
 
 
-def nodes(comm: ep.Communicator, problem: Problem, option: str) -> tuple[int, int]:
+def nodes(comm: ep.Communicator, problem: Problem, option: dict[str, Any]) -> tuple[int, int]:
     """Two nodes of two ranks: the same sums, and rows that crossed are counted."""
     rank = comm.rank
     received = np.zeros((problem.experts_per_rank, comm.num_ranks * problem.max_tokens, problem.hidden), np.float32)
@@ -130,7 +130,7 @@ def nodes(comm: ep.Communicator, problem: Problem, option: str) -> tuple[int, in
             num_experts=problem.num_experts,
             max_dispatch_tokens_per_rank=problem.max_tokens,
             max_token_bytes=problem.hidden * 4,
-            **{option: 2},
+            **option,
         ) as group,
         group.create_handle(ep.Layout.EXPERT_MAJOR, problem.topk_idx[rank]) as handle,
     ):
@@ -144,14 +144,14 @@ def nodes(comm: ep.Communicator, problem: Problem, option: str) -> tuple[int, in
 
 
 def test_nodes() -> None:
-    found = ep.run_threads(4, nodes, random_problem(12, 4, 2, 20, 16, 3), "lsa_team_size")
+    found = ep.run_threads(4, nodes, random_problem(12, 4, 2, 20, 16, 3), {"lsa_team_size": 2})
     assert all(lsa_team_size == 2 for lsa_team_size, _ in found)
     assert sum(rows for _, rows in found) > 0
 
 
 def test_the_earlier_name_of_lsa_team_size_works_and_warns() -> None:
     with pytest.warns(DeprecationWarning, match="domain_ranks is deprecated: use lsa_team_size"):
-        found = ep.run_threads(4, nodes, random_problem(12, 4, 2, 20, 16, 3), "domain_ranks")
+        found = ep.run_threads(4, nodes, random_problem(12, 4, 2, 20, 16, 3), {"domain_ranks": 2})
     assert all(lsa_team_size == 2 for lsa_team_size, _ in found)
     [comm] = ep.Communicator.create_threads(1)
     with comm, ep.Group(comm, num_experts=1, max_dispatch_tokens_per_rank=1, max_token_bytes=64) as group:
