@@ -96,6 +96,7 @@ class HostileWriter {
             std::mt19937_64 random(seed);
             while (!is_over_.load(std::memory_order_relaxed)) {
                 write(random);
+                ++num_written_;
                 std::this_thread::yield();
             }
         });
@@ -103,6 +104,13 @@ class HostileWriter {
     ~HostileWriter() { stop(); }
     HostileWriter(const HostileWriter&) = delete;
     HostileWriter& operator=(const HostileWriter&) = delete;
+    // Before each operation, in which the others wait for this rank: on a busy machine all of them can be over before
+    // the writer's thread first runs.
+    void wait_for_some() {
+        constexpr uint64_t kSome = 20;
+        const uint64_t end = num_written_ + kSome;
+        while (thread_.joinable() && num_written_ < end) std::this_thread::yield();
+    }
     void stop() {
         is_over_ = true;
         if (thread_.joinable()) thread_.join();
@@ -110,6 +118,7 @@ class HostileWriter {
 
   private:
     std::atomic<bool> is_over_{false};
+    std::atomic<uint64_t> num_written_{0};
     std::thread thread_;
 };
 

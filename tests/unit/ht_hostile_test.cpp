@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // High throughput beside a rank that writes nonsense into another's arena: whatever it writes, the other one's
 // operations end, with an error or right, and nothing outside its tensors is written.
+#include <algorithm>
+
 #include "core/group.h"
 #include "core/handle.h"
 #include "core/ht/arena.h"
@@ -43,13 +45,13 @@ void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
     const uint64_t words = geometry.weight_rings_offset() / 8;
     const uint64_t routing = geometry.tokens_offset() / 8;
     const uint64_t routing_end = geometry.flags_offset() / 8;
-    // The epochs of the two operations that a rank may be in, from what it has been told.
+    // The latest operation that somebody has told the hostile rank of, or the next.
+    const auto* entered =
+        reinterpret_cast<const uint64_t*>(arena.memory->peers.at(kHostile, 0) + geometry.entered_offset());
     uint64_t epoch = 0;
-    for (uint32_t i = 0; i < 2 * geometry.num_ranks; ++i) {
-        const auto* entered = reinterpret_cast<uint64_t*>(memory + geometry.entered_offset()) + i;
-        const uint64_t seen = word_epoch(__atomic_load_n(entered, __ATOMIC_RELAXED));
-        if (seen < 1000 && seen > epoch) epoch = seen;
-    }
+    for (uint32_t i = 0; i < 2 * geometry.num_ranks; ++i)
+        epoch = std::max(epoch, word_epoch(__atomic_load_n(entered + i, __ATOMIC_RELAXED)));
+    epoch += random() % 2;
     for (int i = 0; i < 200; ++i) {
         const uint64_t kind = random() % 8;
         const uint64_t at = kind == 0   ? random() % words
@@ -95,6 +97,10 @@ Answers run_rank(const std::shared_ptr<Communicator>& communicator, ncclEpLayout
     GuardedTensor combined(ncclBfloat16, 2, {kTokens, kHidden});
     HostileWriter writer(rank, seed, [&](std::mt19937_64& draws) { write_nonsense(group->ht_arena(), draws); });
     Answers answers;
+    const auto goes_on_after = [&](const std::function<void()>& call) {
+        writer.wait_for_some();
+        return answers.accept(call);
+    };
     for (int step = 0; step < 6; ++step) {
         ncclEpDispatchInputs_t inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
         inputs.tokens = tokens.get();
@@ -107,9 +113,9 @@ Answers run_rank(const std::shared_ptr<Communicator>& communicator, ncclEpLayout
         returned.tokens = received.get();
         ncclEpCombineOutputs_t sums = NCCL_EP_COMBINE_OUTPUTS_INIT;
         sums.tokens = combined.get();
-        if (!answers.accept([&] { handle->update(ids.get(), nullptr, nullptr); })) break;
-        if (!answers.accept([&] { handle->dispatch(&inputs, &outputs, nullptr, nullptr, nullptr); })) break;
-        if (!answers.accept([&] { handle->combine(&returned, &sums, nullptr, nullptr); })) break;
+        if (!goes_on_after([&] { handle->update(ids.get(), nullptr, nullptr); })) break;
+        if (!goes_on_after([&] { handle->dispatch(&inputs, &outputs, nullptr, nullptr, nullptr); })) break;
+        if (!goes_on_after([&] { handle->combine(&returned, &sums, nullptr, nullptr); })) break;
     }
     writer.stop();
     for (const GuardedTensor* tensor :

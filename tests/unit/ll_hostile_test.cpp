@@ -122,6 +122,10 @@ Answers run_rank(const std::shared_ptr<Communicator>& communicator, const Shape&
     const std::shared_ptr<LlArena> arena = group->arena_for(shape.layout, kTopk);
     HostileWriter writer(rank, seed, [&](std::mt19937_64& draws) { write_nonsense(*arena, draws); });
     Answers answers;
+    const auto goes_on_after = [&](const std::function<void()>& call) {
+        writer.wait_for_some();
+        return answers.accept(call);
+    };
     for (int step = 0; step < 20; ++step) {
         ncclEpDispatchInputs_t inputs = NCCL_EP_DISPATCH_INPUTS_INIT;
         ncclEpDispatchOutputs_t outputs = NCCL_EP_DISPATCH_OUTPUTS_INIT;
@@ -141,8 +145,8 @@ Answers run_rank(const std::shared_ptr<Communicator>& communicator, const Shape&
             outputs.topk_weights = received_weights.get();
             outputs.topk_idx = received_ids.get();
         }
-        if (!answers.accept([&] { handle->dispatch(&inputs, &outputs, &info, nullptr, nullptr); })) break;
-        if (!answers.accept([&] { handle->combine(&returned, &sums, nullptr, nullptr); })) break;
+        if (!goes_on_after([&] { handle->dispatch(&inputs, &outputs, &info, nullptr, nullptr); })) break;
+        if (!goes_on_after([&] { handle->combine(&returned, &sums, nullptr, nullptr); })) break;
     }
     writer.stop();
     if (shape.masks) answers.errors += group->async_error();
