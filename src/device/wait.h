@@ -291,7 +291,7 @@ CROSSDOCK_DEVICE_RARE bool has_entered(const Ctx& ctx, const WaitScope& scope, O
            word_epoch(load_entry(ctx, scope, operation, peer).tag) >= operation.epoch;
 }
 
-// After some polls in vain. False: the peer is masked or its process has ended, the group has failed, the peer passed
+// After some failed polls. False: the peer is masked or its process has ended, the group has failed, the peer passed
 // other terms, or the operation's time is over.
 CROSSDOCK_DEVICE_RARE bool may_go_on_waiting(const Ctx& ctx, const WaitScope& scope, Operation operation, WaitStep step,
                                              int peer, uint64_t expected, uint64_t seen) {
