@@ -41,7 +41,8 @@ Mesh::~Mesh() {
     takes_nothing_ = true;
     for (const Unstaged& each : unstaged_) delete each.landing;
     unstaged_.clear();  // lets go of bytes that the transport holds
-    transport_.close(failure_.empty() ? kDisconnectNs : 0, failed_rank_);
+    // Also after a failure: others would take this rank for the lost one if its goodbye did not reach them.
+    transport_.close(failure_.empty() ? kDisconnectNs : kFailedDrainNs, failed_rank_);
     // Copies that were queued write into memory that its owner may free after this.
     const uint64_t end_ns = cpu::steady_now_ns() + kDrainNs;
     while (!are_in(last_step_in_) && cpu::steady_now_ns() < end_ns) sched_yield();
