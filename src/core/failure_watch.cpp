@@ -6,10 +6,13 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <list>
 #include <mutex>
 #include <thread>
 #include <utility>
+
+#include "core/process.h"
 
 namespace crossdock {
 namespace {
@@ -96,21 +99,37 @@ class Rounds {
 };
 
 struct Current {
-    // At the process's end, before CUDA takes back the memory that the thread reads.
-    ~Current() {
-        if (const auto rounds = object.lock()) rounds->stop();
+    // Also in a forked child, which has none of its parent's thread.
+    std::shared_ptr<Rounds> get() {
+        const std::lock_guard lock(mutex);
+        std::shared_ptr<Rounds> rounds = object.lock();
+        if (rounds == nullptr || rounds->is_in_child()) object = rounds = Rounds::make();
+        if (!stops_at_exit) stops_at_exit = std::atexit(stop) == 0;
+        return rounds;
     }
-    std::mutex mutex;
+
+    // At the process's end, before CUDA takes back the memory that the thread reads.
+    static void stop();
+
+    ForkSafeMutex mutex;
     std::weak_ptr<Rounds> object;
+    bool stops_at_exit = false;
 };
+
+Current& current() {
+    static auto* instance = new Current;
+    return *instance;
+}
+const MadeAtLoad made_at_load(current);
+
+void Current::stop() {
+    if (const auto rounds = current().object.lock()) rounds->stop();
+}
 
 }  // namespace
 
 FailureWatch::Place FailureWatch::watch(const HostVisibleStatus& status, std::function<void()> tell) {
-    static Current current;
-    const std::lock_guard lock(current.mutex);
-    std::shared_ptr<Rounds> rounds = current.object.lock();
-    if (rounds == nullptr || rounds->is_in_child()) current.object = rounds = Rounds::make();
+    const std::shared_ptr<Rounds> rounds = current().get();
     const auto place = rounds->add(status, std::move(tell));
     return Place(nullptr, [rounds, place](void*) { rounds->remove(place); });
 }

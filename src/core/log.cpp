@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -80,12 +81,15 @@ void debug(const std::string& line) noexcept {
 bool debug_enabled() noexcept {
     // v1 of the interface counts any non-empty value, v2 a flag: everything that is not a spelled-out "no" switches it
     // on.
-    static const bool enabled = [] {
+    enum : int { kUnknown, kNo, kYes };
+    static std::atomic<int> enabled{kUnknown};
+    if (enabled == kUnknown) {
         const char* value = std::getenv("NCCL_EP_DEBUG");
-        return value != nullptr && *value != '\0' && strcasecmp(value, "0") != 0 && strcasecmp(value, "off") != 0 &&
-               strcasecmp(value, "false") != 0;
-    }();
-    return enabled;
+        const bool is_no = value == nullptr || *value == '\0' || strcasecmp(value, "0") == 0 ||
+                           strcasecmp(value, "off") == 0 || strcasecmp(value, "false") == 0;
+        enabled = is_no ? kNo : kYes;
+    }
+    return enabled == kYes;
 }
 
 }  // namespace crossdock

@@ -16,5 +16,7 @@ inline Registry<Handle>& handles() {
     static auto* const registry = new Registry<Handle>("handle");
     return *registry;
 }
+inline const MadeAtLoad groups_made_at_load(groups);
+inline const MadeAtLoad handles_made_at_load(handles);
 
 }  // namespace crossdock

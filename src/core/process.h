@@ -26,6 +26,15 @@ class MakerProcess {
     pid_t process_;
 };
 
+// Calls a function that makes an object of the process at its first call, when the library is loaded. Made later, by
+// one thread while another forks, a function's static variable would stay locked in the child.
+struct MadeAtLoad {
+    template <typename Make>
+    explicit MadeAtLoad(Make make) {
+        make();
+    }
+};
+
 // A mutex that no thread holds in a forked child, where the thread that held it would be missing. It must not be held
 // while another one is taken, made or ended.
 class ForkSafeMutex {

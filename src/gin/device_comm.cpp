@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "api/boundary.h"
+#include "core/process.h"
 #include "device/cpu/far_memory.h"
 #include "fabric/communicator.h"
 
@@ -28,6 +29,7 @@ Registry& registry() {
     static auto* instance = new Registry;  // threads may use it while the process ends
     return *instance;
 }
+const MadeAtLoad made_at_load(registry);
 
 void require_count(int count, int max, const char* name) {
     require(count >= 0 && count <= max, ncclInvalidArgument, "reqs->{} is {}, must be in 0..{}", name, count, max);

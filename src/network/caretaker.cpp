@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -82,28 +83,37 @@ class Rounds {
 };
 
 struct Current {
-    // At the process's end, before libraries are torn down: what a mesh uses must not go while the thread uses it.
-    ~Current() {
-        if (const auto rounds = object.lock()) rounds->stop();
-    }
-
     // Also in a forked child, which has none of its parent's thread.
     std::shared_ptr<Rounds> get() {
         const std::lock_guard lock(mutex);
         std::shared_ptr<Rounds> rounds = object.lock();
         if (rounds == nullptr || rounds->is_inherited()) object = rounds = std::make_shared<Rounds>();
+        if (!stops_at_exit) stops_at_exit = std::atexit(stop) == 0;
         return rounds;
     }
 
+    // At the process's end, before libraries are torn down: what a mesh uses must not go while the thread uses it.
+    static void stop();
+
     ForkSafeMutex mutex;
     std::weak_ptr<Rounds> object;
+    bool stops_at_exit = false;
 };
+
+Current& current() {
+    static auto* instance = new Current;
+    return *instance;
+}
+const MadeAtLoad made_at_load(current);
+
+void Current::stop() {
+    if (const auto rounds = current().object.lock()) rounds->stop();
+}
 
 }  // namespace
 
 Caretaker::Place Caretaker::look_after(Mesh& mesh) {
-    static Current current;
-    const std::shared_ptr<Rounds> rounds = current.get();
+    const std::shared_ptr<Rounds> rounds = current().get();
     rounds->add(mesh);
     return Place(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
 }

@@ -112,10 +112,16 @@ UcxContext::UcxContext(Reach reach) {
 
 UcxContext::~UcxContext() { ucx().ucp_cleanup(context_); }
 
+static ForkSafeMutex& contexts_mutex() {
+    static auto* instance = new ForkSafeMutex;
+    return *instance;
+}
+static const MadeAtLoad made_at_load(contexts_mutex);
+
 std::shared_ptr<UcxContext> shared_context(Reach reach) {
-    static ForkSafeMutex mutex;
     static std::weak_ptr<UcxContext> contexts[3];
     auto& place = contexts[static_cast<size_t>(reach)];
+    ForkSafeMutex& mutex = contexts_mutex();
     const auto find = [&] {
         const std::lock_guard lock(mutex);
         return place.lock();

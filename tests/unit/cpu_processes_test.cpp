@@ -310,13 +310,16 @@ TEST(Processes, AForkFindsNoLockTaken) {
         return crossdockGetUniqueId(&id) == ncclSuccess && crossdockCommInitRank(&comm, 1, id, 0) == ncclSuccess &&
                crossdockCommDestroy(comm) == ncclSuccess;
     };
-    std::atomic<bool> is_over{false};
+    // The first fork meets threads that use the library for the first time.
+    std::atomic<bool> has_begun{false}, is_over{false};
     std::vector<std::thread> makers;
     for (int i = 0; i < 4; ++i) {
         makers.emplace_back([&] {
+            while (!has_begun) std::this_thread::yield();
             while (!is_over) make_and_join();
         });
     }
+    has_begun = true;
     for (int i = 0; i < 200 && !HasFailure(); ++i) {
         const pid_t child = fork();
         if (child == 0) {

@@ -22,6 +22,7 @@ Sharers& sharers() {
     static auto& instance = *new Sharers;
     return instance;
 }
+const MadeAtLoad made_at_load(sharers);
 
 }  // namespace
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "core/process.h"
+
 namespace crossdock::cpu {
 namespace {
 
@@ -108,12 +110,17 @@ SumRows choose() {
 SumRows choose() { return sum_rows_plain; }
 #endif
 
+SumRows chosen() {
+    static const SumRows choice = choose();
+    return choice;
+}
+const MadeAtLoad made_at_load(chosen);
+
 }  // namespace
 
 void sum_rows(DType dtype, const std::byte* const* rows, const float* weights, uint32_t count, uint32_t first,
               uint32_t num, std::byte* out) {
-    static const SumRows chosen = choose();
-    chosen(dtype, rows, weights, count, first, num, out);
+    chosen()(dtype, rows, weights, count, first, num, out);
 }
 
 }  // namespace crossdock::cpu

@@ -30,6 +30,7 @@ Registry& registry() {
     static auto* instance = new Registry;
     return *instance;
 }
+const MadeAtLoad made_at_load(registry);
 
 }  // namespace
 

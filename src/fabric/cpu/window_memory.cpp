@@ -24,6 +24,7 @@ Allocations& allocations() {
     static auto* instance = new Allocations;
     return *instance;
 }
+const MadeAtLoad made_at_load(allocations);
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "core/process.h"
 #include "kernels/routing/count.h"
 #include "kernels/routing/expand.h"
 #include "kernels/routing/launch.h"
@@ -103,5 +104,6 @@ cpu::Executor& executor_of_calling_thread() {
     static cpu::LocalExecutor executor(1);  // the system is asked for its number of cores
     return executor;
 }
+static const MadeAtLoad made_at_load(executor_of_calling_thread);
 
 }  // namespace crossdock

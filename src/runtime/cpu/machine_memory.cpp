@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <sstream>
 
@@ -48,14 +49,15 @@ uint64_t control_group_limit(const std::string& root, const std::string& own) {
 }
 
 uint64_t machine_memory() {
-    static const uint64_t bytes = [] {
+    static std::atomic<uint64_t> known{0};
+    if (known == 0) {
         std::ostringstream own;
         own << std::ifstream("/proc/self/cgroup").rdbuf();
         const auto physical =
             static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-        return std::min(physical, control_group_limit("/sys/fs/cgroup", own.str()));
-    }();
-    return bytes;
+        known = std::min(physical, control_group_limit("/sys/fs/cgroup", own.str()));
+    }
+    return known;
 }
 
 }  // namespace crossdock::cpu
