@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "fabric/communicator.h"
 #include "fabric/cpu/in_process_communicator.h"
+#include "messages.h"
 #include "runtime/cpu/executor.h"
 #include "runtime/cpu/simulation.h"
 
@@ -20,21 +21,6 @@ namespace crossdock::cpu {
 namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
-
-std::string message_of(const std::function<void()>& action, ncclResult_t code) {
-    try {
-        action();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), code) << error.what();
-        return error.what();
-    }
-    ADD_FAILURE() << "no error";
-    return {};
-}
-
-void expect_mentions(const std::string& message, std::initializer_list<const char*> words) {
-    for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << message << " lacks: " << word;
-}
 
 // Rank 0 copies a row into rank 1's memory and raises a flag; rank 1 waits for the flag and checks the row.
 struct OneRow {

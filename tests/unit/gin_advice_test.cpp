@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <initializer_list>
 
+#include "messages.h"
+
 namespace crossdock {
 namespace {
 
@@ -23,10 +25,6 @@ class GinAdvice : public testing::Test {
     static constexpr std::initializer_list<const char*> kVariables = {
         "NCCL_RMA_PLUGIN", "NCCL_GIN_ENABLE", "NCCL_GIN_TYPE", "IMITATED_CONTEXTS", "IMITATED_ERROR"};
 };
-
-void expect_mentions(const std::string& message, std::initializer_list<const char*> parts) {
-    for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " not in: " << message;
-}
 
 TEST_F(GinAdvice, WithoutPluginSaysWhatToSet) {
     EXPECT_EQ(gin_advice(kNccl, kGpuFits),
