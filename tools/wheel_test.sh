@@ -23,6 +23,10 @@ quietly() {
 
 options=(-C "cmake.define.CROSSDOCK_CUDA=${CROSSDOCK_CUDA:-OFF}")
 if command -v ccache >/dev/null; then options+=(-C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+# The compiler of build/cpu by the same name, since ccache takes c++ and g++ for two.
+if [ -e build/cpu/CMakeCache.txt ]; then
+    options+=(-C "cmake.define.CMAKE_CXX_COMPILER=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' build/cpu/CMakeCache.txt)")
+fi
 if [ -n "${CROSSDOCK_WERROR:-}" ]; then options+=(-C "cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=$CROSSDOCK_WERROR"); fi
 quietly "$python" -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation "${options[@]}" \
     -w "$work" .
