@@ -250,8 +250,13 @@ std::string Mesh::why_gone(uint32_t peer) {
     const PeerState& state = peers_[peer];
     if (is_lost(peer)) return state.lost;
     if (!failure_.empty()) return failure_;
-    const bool has_left = state.gone_ns != 0 && state.gone_reason.empty();
-    return has_left && cpu::steady_now_ns() > state.gone_ns + kLastWordsNs ? "it has left the communicator" : "";
+    if (state.gone_ns == 0 || cpu::steady_now_ns() <= state.gone_ns + kLastWordsNs) return {};
+    return state.gone_reason.empty() ? "it has left the communicator" : state.gone_reason;
+}
+
+bool Mesh::took_leave(uint32_t peer) {
+    const std::lock_guard lock(mutex_);
+    return peers_[peer].gone_ns != 0 && peers_[peer].gone_reason.empty();
 }
 
 void Mesh::fail_all(std::string message) {

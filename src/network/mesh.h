@@ -76,6 +76,7 @@ class Mesh : private FrameSink {
 
     // What became of a rank that is gone: lost, or, for some time, left. Empty: it is there.
     std::string why_gone(uint32_t peer);
+    bool took_leave(uint32_t peer);  // whatever has become of it since
 
     // True once: then the operation is gone. Progresses if it has not ended.
     bool test(Operation* operation);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp is told that a peer's process has ended only when it has polled since that was known, so that it has seen the
-// peer's last words; and it is told who ended first.
+// peer's last words; and it is told who ended first, or was lost when others left.
 #include "runtime/cpu/ended_peers.h"
 
 #include <gtest/gtest.h>
@@ -9,11 +9,11 @@ namespace crossdock::cpu {
 namespace {
 
 TEST(EndedPeers, AreToldAfterOneMorePoll) {
-    bool ended[3] = {false, false, true};
+    PeerEnd ends[3] = {PeerEnd::kNone, PeerEnd::kNone, PeerEnd::kLeft};
     int num_looks = 0;
     EndedPeers peers(3, [&](int rank) {
         if (rank == 0) ++num_looks;
-        return ended[rank];
+        return ends[rank];
     });
     const auto look_again = [&] {
         for (const int before = num_looks; num_looks == before;) peers.look();
@@ -27,11 +27,20 @@ TEST(EndedPeers, AreToldAfterOneMorePoll) {
     EXPECT_EQ(peers.first_ended(2, told), 2);
     EXPECT_EQ(peers.first_ended(2, told_another), 2) << "polled since, for another rank";
     EXPECT_EQ(peers.first_ended(0, told), -1) << "it is alive";
-    ended[0] = true;
+    ends[0] = PeerEnd::kLost;
     look_again();
     EXPECT_EQ(peers.first_ended(0, told), -1) << "not polled since";
     EXPECT_EQ(peers.first_ended(0, told), 2) << "2 ended first";
     EXPECT_EQ(peers.first_ended(1, told), -1);
+}
+
+TEST(EndedPeers, TheLostOneComesBeforeThoseThatLeft) {
+    const PeerEnd ends[3] = {PeerEnd::kLeft, PeerEnd::kNone, PeerEnd::kLost};
+    EndedPeers peers(3, [&](int rank) { return ends[rank]; });
+    peers.look();
+    uint32_t told = 0;
+    EXPECT_EQ(peers.first_ended(0, told), -1) << "not polled since";
+    EXPECT_EQ(peers.first_ended(0, told), 2);
 }
 
 }  // namespace

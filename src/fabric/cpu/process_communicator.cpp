@@ -55,7 +55,10 @@ ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_near
     : CpuCommunicator(kProcessesBackend, rank, num_ranks, std::move(exchange), executor),
       first_near_(first_near),
       processes_(near_processes.begin(), near_processes.end()) {
-    executor->watch_peers(num_ranks, [this](int peer) { return !why_gone(peer).empty(); });
+    executor->watch_peers(num_ranks, [this](int peer) {
+        if (why_gone(peer).empty()) return PeerEnd::kNone;
+        return took_leave(peer) ? PeerEnd::kLeft : PeerEnd::kLost;
+    });
 }
 
 std::unique_ptr<SymmetricMemory> ProcessCommunicator::allocate_symmetric(size_t bytes, uint64_t timeout_ns) {

@@ -201,6 +201,8 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     }
 
   protected:
+    bool took_leave(int rank) override { return wire_->mesh().took_leave(static_cast<uint32_t>(rank)); }
+
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override {
         const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
         return with_far_peers(ProcessCommunicator::map_window(memory, bytes, timeout_ns), deadline_ns);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "runtime/cpu/clock.h"
 
@@ -14,9 +15,9 @@ constexpr uint64_t kNsPerRank = 100'000;  // to ask about one takes a system cal
 
 }  // namespace
 
-EndedPeers::EndedPeers(int num_ranks, std::function<bool(int rank)> has_ended)
+EndedPeers::EndedPeers(int num_ranks, std::function<PeerEnd(int rank)> end_of)
     : num_ranks_(num_ranks),
-      has_ended_(std::move(has_ended)),
+      end_of_(std::move(end_of)),
       interval_ns_(std::max(kLeastIntervalNs, kNsPerRank * static_cast<uint64_t>(num_ranks))),
       numbers_(std::make_unique<std::atomic<uint32_t>[]>(static_cast<size_t>(num_ranks))) {}
 
@@ -27,12 +28,18 @@ void EndedPeers::look() {
     if (!lock.owns_lock()) return;
     next_look_ns_.store(now_ns + interval_ns_, std::memory_order_relaxed);
     uint32_t count = num_ended_.load(std::memory_order_relaxed);
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-        std::atomic<uint32_t>& number = numbers_[static_cast<size_t>(rank)];
-        if (number.load(std::memory_order_relaxed) != 0 || !has_ended_(rank)) continue;
+    const auto note = [&](int rank) {
         if (count == 0) first_ = rank;
-        number.store(++count, std::memory_order_relaxed);
+        numbers_[static_cast<size_t>(rank)].store(++count, std::memory_order_relaxed);
+    };
+    std::vector<int> left;
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+        if (numbers_[static_cast<size_t>(rank)].load(std::memory_order_relaxed) != 0) continue;
+        const PeerEnd end = end_of_(rank);
+        if (end == PeerEnd::kLost) note(rank);
+        if (end == PeerEnd::kLeft) left.push_back(rank);
     }
+    for (const int rank : left) note(rank);
     num_ended_.store(count, std::memory_order_release);
 }
 

@@ -216,8 +216,8 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
 LocalExecutor::LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress)
     : num_spins_(IdleBackoff::spins_for(num_ranks)), progress_(std::move(progress)) {}
 
-void LocalExecutor::watch_peers(int num_ranks, std::function<bool(int rank)> has_ended) {
-    peers_ = std::make_unique<EndedPeers>(num_ranks, std::move(has_ended));
+void LocalExecutor::watch_peers(int num_ranks, std::function<PeerEnd(int rank)> end_of) {
+    peers_ = std::make_unique<EndedPeers>(num_ranks, std::move(end_of));
 }
 
 void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) {

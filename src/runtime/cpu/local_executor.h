@@ -19,8 +19,8 @@ class LocalExecutor final : public Executor {
     // progress: what is driven forward meanwhile; may be null.
     explicit LocalExecutor(int num_ranks, std::shared_ptr<Progress> progress = nullptr);
 
-    // Before the first launch: waits for a rank of which has_ended is true end.
-    void watch_peers(int num_ranks, std::function<bool(int rank)> has_ended);
+    // Before the first launch: waits end for a rank of which end_of() says that it has ended.
+    void watch_peers(int num_ranks, std::function<PeerEnd(int rank)> end_of);
 
     void run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) override;
     bool wait(const std::function<bool()>& ready, uint64_t deadline_ns) override;
