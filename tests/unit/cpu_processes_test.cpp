@@ -349,6 +349,26 @@ TEST(Processes, WhoEndsAfterJoiningIsNamedAtOnce) {
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
+// A rank that destroys its communicator while another waits for it is named at once, though its process lives on.
+TEST(Processes, WhoLeavesIsNamedAtOnce) {
+    const ncclUniqueId id = make_id();
+    const auto program = [](const ncclUniqueId& shared_id, int rank) {
+        ncclComm_t comm = nullptr;
+        if (crossdockCommInitRank(&comm, 2, shared_id, rank) != ncclSuccess) return false;
+        if (rank == 1) {
+            if (crossdockCommDestroy(comm) != ncclSuccess) return false;
+            return pause() != 0;  // until the parent ends it
+        }
+        const auto start = std::chrono::steady_clock::now();
+        return crossdockCommBarrier(comm) == ncclRemoteError && mentions({"rank 1: it has left the communicator"}) &&
+               std::chrono::steady_clock::now() - start < std::chrono::seconds(20);
+    };
+    const pid_t leaver = fork_rank(program, id, 1);
+    EXPECT_TRUE(succeeds(fork_rank(program, id, 0)));
+    kill(leaver, SIGKILL);
+    EXPECT_FALSE(succeeds(leaver));
+}
+
 // A rank that is killed while others wait for it is named long before their timeout, and nothing of it stays.
 TEST(Processes, AKilledRankIsNamedAndLeavesNothing) {
     constexpr int kRanks = 3;

@@ -53,6 +53,8 @@ class CpuCommunicator : public Communicator {
 
     void require_same_size(const std::vector<uint64_t>& bytes, const char* what) const;
 
+    bool has_left(int rank) { return exchange_->has_left(rank); }
+
     // SystemError where so much symmetric memory for each rank of this machine is more than the machine has.
     void expect_room(size_t bytes) const;
 

@@ -25,6 +25,8 @@ class Exchange {
     virtual void post(uint64_t number, const PostLabel& label, const void* chunk, size_t chunk_bytes) = 0;
     // Any rank's, this one's included. Writes its outputs only with kRead.
     virtual PostSeen read(int rank, uint64_t number, PostLabel& label, void* chunk, size_t chunk_bytes) = 0;
+    // The rank's exchange has ended in order.
+    virtual bool has_left(int rank) = 0;
 };
 
 }  // namespace crossdock::cpu

@@ -55,11 +55,13 @@ class ControlSegment {
     std::atomic<uint64_t> reserved[4];
 
     std::atomic<uint64_t>& process_of(int rank) { return part(rank).process; }  // to_word(); 0: has not joined
+    std::atomic<uint64_t>& left(int rank) { return part(rank).left; }           // 1: it has destroyed its communicator
     Mailbox& mailbox_of(int rank) { return part(rank).mailbox; }
 
   private:
     struct alignas(64) RankPart {
         std::atomic<uint64_t> process;
+        std::atomic<uint64_t> left;
         Mailbox mailbox;
     };
     RankPart& part(int rank) { return reinterpret_cast<RankPart*>(this + 1)[rank]; }
@@ -69,12 +71,14 @@ class ControlSegment {
 class MailboxExchange final : public Exchange {
   public:
     MailboxExchange(std::shared_ptr<ControlSegment> control, int rank) : control_(std::move(control)), rank_(rank) {}
+    ~MailboxExchange() override { control_->left(rank_).store(1, std::memory_order_release); }
     void post(uint64_t number, const PostLabel& label, const void* chunk, size_t chunk_bytes) override {
         control_->mailbox_of(rank_).post(number, label, chunk, chunk_bytes);
     }
     PostSeen read(int rank, uint64_t number, PostLabel& label, void* chunk, size_t chunk_bytes) override {
         return control_->mailbox_of(rank).read(number, label, chunk, chunk_bytes);
     }
+    bool has_left(int rank) override { return control_->left(rank).load(std::memory_order_acquire) == 1; }
 
   private:
     std::shared_ptr<ControlSegment> control_;

@@ -57,7 +57,7 @@ ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_near
       processes_(near_processes.begin(), near_processes.end()) {
     executor->watch_peers(num_ranks, [this](int peer) {
         if (why_gone(peer).empty()) return PeerEnd::kNone;
-        return took_leave(peer) ? PeerEnd::kLeft : PeerEnd::kLost;
+        return has_left(peer) ? PeerEnd::kLeft : PeerEnd::kLost;
     });
 }
 
@@ -92,6 +92,11 @@ std::unique_ptr<SymmetricMemory> ProcessCommunicator::map_window(void* memory, s
 }
 
 std::string ProcessCommunicator::why_gone(int rank) {
+    const std::string reason = why_ended(rank);
+    return reason.empty() && has_left(rank) ? "it has left the communicator" : reason;
+}
+
+std::string ProcessCommunicator::why_ended(int rank) {
     if (!is_near(rank)) return {};
     const ProcessWatch& process = processes_[static_cast<size_t>(rank - first_near_)];
     return process.has_ended() ? fmt::format("its process {} has ended", process.number()) : std::string();

@@ -27,9 +27,8 @@ class ProcessCommunicator : public CpuCommunicator {
     std::string why_gone(int rank) override;
 
   protected:
-    // A rank that is gone said so.
-    virtual bool took_leave(int /*rank*/) { return false; }
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override;
+    std::string why_ended(int rank);  // a near one's process; empty: it has not
     bool is_near(int rank) const { return rank >= first_near_ && rank < first_near_ + lsa_team_size(); }
 
   private:

@@ -98,6 +98,8 @@ class NoteExchange final : public cpu::Exchange {
         return cpu::PostSeen::kRead;
     }
 
+    bool has_left(int rank) override { return wire_->mesh().took_leave(static_cast<uint32_t>(rank)); }
+
   private:
     std::shared_ptr<Wire> wire_;
     std::vector<std::byte> own_;  // the latest
@@ -191,7 +193,7 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
 
     std::string why_gone(int rank) override {
         if (rank == this->rank()) return {};
-        std::string reason = ProcessCommunicator::why_gone(rank);
+        std::string reason = why_ended(rank);
         // What a process sent before it ended may not have been taken yet.
         for (int i = 0; !reason.empty() && i < kMostLastWords && wire_->mesh().progress(); ++i) {
         }
@@ -201,8 +203,6 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     }
 
   protected:
-    bool took_leave(int rank) override { return wire_->mesh().took_leave(static_cast<uint32_t>(rank)); }
-
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override {
         const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
         return with_far_peers(ProcessCommunicator::map_window(memory, bytes, timeout_ns), deadline_ns);
