@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/failure_watch.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -59,7 +58,7 @@ class Rounds {
 
     std::list<Watched>::iterator add(const HostVisibleStatus& status, std::function<void()> tell) {
         const std::lock_guard lock(mutex_);
-        if (!thread_.joinable()) start();
+        if (!thread_.joinable()) thread_ = start_thread([this] { run(); });
         return watched_.insert(watched_.end(), Watched{status, std::move(tell)});
     }
 
@@ -73,15 +72,6 @@ class Rounds {
     bool is_in_child() const { return process_ != getpid(); }
 
   private:
-    // The program's signals are for its own threads.
-    void start() {
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        thread_ = std::thread([this] { run(); });
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
-
     void run() {
         std::unique_lock lock(mutex_);
         while (!is_over_) {

@@ -2,10 +2,12 @@
 #include "core/process.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <new>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -83,6 +85,23 @@ void ForkSafeMutex::renew() noexcept {
 #endif
     new (&mutex_) std::shared_mutex;
     if (in_child_) in_child_();
+}
+
+std::thread start_thread(std::function<void()> body) {
+    struct Masked {
+        sigset_t before;
+        Masked() {
+            sigset_t all;
+            sigfillset(&all);
+            pthread_sigmask(SIG_SETMASK, &all, &before);
+        }
+        ~Masked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    } masked;
+    try {
+        return std::thread(std::move(body));
+    } catch (const std::system_error& error) {
+        fail(ncclSystemError, "the system starts no thread for the library: {}", error.what());
+    }
 }
 
 }  // namespace crossdock

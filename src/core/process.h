@@ -9,6 +9,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 
 namespace crossdock {
 
@@ -57,5 +58,9 @@ class ForkSafeMutex {
     std::shared_mutex mutex_;
     std::function<void()> in_child_;
 };
+
+// A thread of the library, which gets none of the program's signals. Error with ncclSystemError if the system starts no
+// more threads.
+std::thread start_thread(std::function<void()> body);
 
 }  // namespace crossdock

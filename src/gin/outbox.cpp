@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/process.h"
 #include "device/cpu/far_memory.h"
 #include "runtime/cpu/clock.h"
 #include "runtime/cpu/idle_backoff.h"
@@ -73,7 +74,7 @@ Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ran
       has_far_(has_far) {
     const size_t queue_depth = type == GinType::kDirect ? 1 : depth == 0 ? kDefaultDepth : static_cast<size_t>(depth);
     for (int i = 0; i < num_ranks * num_contexts; ++i) lanes_.push_back(std::make_unique<Lane>(queue_depth));
-    if (type == GinType::kProxy && num_contexts > 0) proxy_ = std::thread([this] { run_proxy(); });
+    if (type == GinType::kProxy && num_contexts > 0) proxy_ = start_thread([this] { run_proxy(); });
 }
 
 Outbox::~Outbox() {

@@ -46,8 +46,8 @@ class Rounds {
 
     void add(Mesh& mesh) {
         const std::lock_guard lock(mutex_);
+        if (!thread_.joinable()) thread_ = start_thread([this] { run(); });
         meshes_.push_back(&mesh);
-        if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     }
 
     void remove(Mesh& mesh) {
