@@ -109,6 +109,23 @@ TEST(LocalExecutor, ABarrierThatCannotCompleteIsAnError) {
     expect_mentions(message_of([&] { executor.run({1, 3, 0}, kernel); }, ncclInternalError), {"barrier"});
 }
 
+// The destructor of a thread's object launches although what the thread's launches reuse is gone.
+TEST(LocalExecutor, RunsAtTheEndOfAThread) {
+    static LocalExecutor executor(1);
+    static std::atomic<int> num_runs{0};
+    struct Last {
+        ~Last() {
+            for (const int warps : {1, 4, 2}) executor.run({2, warps, 64}, [](Warp&) { ++num_runs; });
+        }
+    };
+    std::thread([] {
+        thread_local Last last;
+        static_cast<void>(&last);  // made before the executor's
+        executor.run({2, 4, 64}, [](Warp&) { ++num_runs; });
+    }).join();
+    EXPECT_EQ(num_runs, 8 + 2 + 8 + 4);
+}
+
 TEST(LocalExecutor, HostWaitsAreBounded) {
     LocalExecutor executor(1);
     const uint64_t start_ns = executor.now_ns();

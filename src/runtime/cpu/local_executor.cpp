@@ -176,6 +176,13 @@ struct LaunchMemory {
     }
 };
 
+// Destructors of other thread-local objects, and of static ones, may launch when the thread's memory is gone.
+thread_local bool t_memory_is_gone = false;
+
+struct LaunchMemoryOfThread : LaunchMemory {
+    ~LaunchMemoryOfThread() { t_memory_is_gone = true; }
+};
+
 // Resumes every fiber that can go on, in turn, until all have finished.
 std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
     std::exception_ptr cause;
@@ -221,16 +228,18 @@ void LocalExecutor::watch_peers(int num_ranks, std::function<PeerEnd(int rank)> 
 }
 
 void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&)>& kernel) {
-    thread_local LaunchMemory t_memory;
+    thread_local LaunchMemoryOfThread t_memory;
+    LaunchMemory own;
+    LaunchMemory& memory = t_memory_is_gone ? own : t_memory;
     Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_), progress_.get(), peers_.get()};
-    t_memory.prepare(shape, launch);
+    memory.prepare(shape, launch);
     struct Nobody {
         ~Nobody() { Warp::running() = nullptr; }
     } at_the_end;
-    if (t_memory.warps.size() == 1) {
-        Warp::running() = &t_memory.warps.front();
-        kernel(t_memory.warps.front());
-    } else if (auto cause = run_fibers(launch, t_memory.warps)) {
+    if (memory.warps.size() == 1) {
+        Warp::running() = &memory.warps.front();
+        kernel(memory.warps.front());
+    } else if (auto cause = run_fibers(launch, memory.warps)) {
         std::rethrow_exception(cause);
     }
 }
