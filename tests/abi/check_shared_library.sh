@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # check_shared_library.sh LIBRARY INCLUDE_FOLDER SONAME LINK_NAME
 # The shared library exports what symbols.txt lists and what crossdock.h, its parts and device/entry.hpp declare, and
-# nothing else; it has its SONAME and link name, needs only system libraries, and carries no search path and one version banner.
+# nothing else; it has its SONAME and link name, needs only system libraries, stays loaded (threads of its own may run),
+# and carries no search path and one version banner.
 set -euo pipefail
 library=$1 include=$2 soname=$3 link_name=$4
 here=$(dirname "$0")
@@ -24,6 +25,7 @@ dynamic=$(readelf -d "$library")
 grep -q "(SONAME).*\[libnccl_ep\.so\.0\]" <<<"$dynamic" || fail "SONAME is not libnccl_ep.so.0"
 [ "$soname" = libnccl_ep.so.0 ] || fail "the build calls the SONAME $soname"
 [ "$(basename "$(readlink -f "$link_name")")" = libnccl_ep.so.0.2.0 ] || fail "$link_name is no link to libnccl_ep.so.0.2.0"
+grep -q NODELETE <<<"$dynamic" || fail "dlclose() unloads it"
 if grep -qE "\((RPATH|RUNPATH)\)" <<<"$dynamic"; then fail "there is an RPATH or RUNPATH"; fi
 
 while read -r needed; do
