@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -237,6 +238,19 @@ TEST(ProcessWatch, KnowsWhoHasEnded) {
     EXPECT_TRUE(ProcessWatch({child, 0}).has_ended()) << "nobody has waited for it yet";
     EXPECT_FALSE(succeeds(child));
     EXPECT_TRUE(ProcessWatch({child, 0}).has_ended()) << "no process has the number";
+}
+
+// A process that can open no more files takes nobody for ended.
+TEST(ProcessWatch, NeedsNoDescriptor) {
+    const ProcessIdentity own = own_process();
+    const pid_t child = fork();
+    if (child == 0) {
+        const rlimit none{0, 0};
+        setrlimit(RLIMIT_NOFILE, &none);
+        const ProcessWatch watch(own);
+        _exit(watch.has_ended() || own_process().start != 0 ? 1 : 0);
+    }
+    EXPECT_TRUE(succeeds(child));
 }
 
 // A rank that is killed while it joins has no seat: its next process is let in, and those who came meet it.

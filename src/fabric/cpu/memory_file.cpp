@@ -43,6 +43,8 @@ FileDescriptor open_of_process(int64_t pid, int fd) {
         const int reason = errno;
         const char* hint = reason == EACCES || reason == EPERM
                                ? "the ranks of one communicator run as the same user, without protection from debuggers"
+                           : reason == EMFILE || reason == ENFILE
+                               ? "ulimit -n says how many files a process may have open"
                                : "the process has ended, or is in another container or on another host";
         fail(ncclSystemError, "cannot open the shared memory of process {} ({}: {}): {}", pid, path,
              std::strerror(reason), hint);

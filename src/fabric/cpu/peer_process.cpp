@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fabric/cpu/peer_process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 
@@ -17,11 +19,12 @@ namespace {
 
 constexpr int kNumberBits = 22;  // Linux numbers processes below 2^22
 
-// 0: there is no such process.
-uint64_t start_of(int64_t number) {
-    std::ifstream file(fmt::format("/proc/{}/stat", number));
-    std::string line;
-    std::getline(file, line);
+// 0: there is no such process. Nothing: the system does not tell, such as a process that has no descriptor left.
+std::optional<uint64_t> start_of(int64_t number) {
+    const FileDescriptor file(open(fmt::format("/proc/{}/stat", number).c_str(), O_RDONLY | O_CLOEXEC));
+    if (file.get() < 0 && errno != ENOENT) return std::nullopt;
+    std::string line(1024, '\0');
+    line.resize(static_cast<size_t>(std::max<ssize_t>(read(file.get(), line.data(), line.size()), 0)));
     // The second field is a name in parentheses, in which anything may stand; the start is the 22nd.
     const size_t behind_name = line.rfind(')');
     if (behind_name == std::string::npos) return 0;
@@ -33,7 +36,7 @@ uint64_t start_of(int64_t number) {
 
 }  // namespace
 
-ProcessIdentity own_process() { return {getpid(), start_of(getpid())}; }
+ProcessIdentity own_process() { return {getpid(), start_of(getpid()).value_or(0)}; }
 
 uint64_t to_word(const ProcessIdentity& process) {
     return process.start << kNumberBits | static_cast<uint64_t>(process.number);
@@ -46,13 +49,16 @@ ProcessIdentity process_from(uint64_t word) {
 ProcessWatch::ProcessWatch(const ProcessIdentity& process)
     : process_(process), descriptor_(static_cast<int>(syscall(SYS_pidfd_open, process.number, 0))) {
     // EINVAL: the number is now that of a thread. The start is read last: from the descriptor on the number stays.
-    was_gone_ = (descriptor_.get() < 0 && (errno == ESRCH || errno == EINVAL)) ||
-                (process.start != 0 && start_of(process.number) != process.start);
+    was_gone_ = (descriptor_.get() < 0 && (errno == ESRCH || errno == EINVAL)) || has_another_start();
+}
+
+bool ProcessWatch::has_another_start() const {
+    return process_.start != 0 && start_of(process_.number).value_or(process_.start) != process_.start;
 }
 
 bool ProcessWatch::has_ended() const {
     if (was_gone_) return true;
-    if (descriptor_.get() < 0) return start_of(process_.number) != process_.start && process_.start != 0;
+    if (descriptor_.get() < 0) return has_another_start();
     pollfd ended{descriptor_.get(), POLLIN, 0};
     return poll(&ended, 1, 0) > 0;
 }

@@ -27,8 +27,10 @@ class ProcessWatch {
     int64_t number() const { return process_.number; }
 
   private:
+    bool has_another_start() const;
+
     ProcessIdentity process_;
-    FileDescriptor descriptor_;  // none: the kernel has no such descriptors, or the process is gone
+    FileDescriptor descriptor_;  // none: the kernel has no such descriptors or no more, or the process is gone
     bool was_gone_ = false;
 };
 
