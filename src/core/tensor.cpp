@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "core/error.h"
+#include "core/process.h"
 
 namespace crossdock {
 namespace {
@@ -28,20 +29,24 @@ class AllocatedTensors {
         std::shared_lock lock(mutex_);
         return tensor_of_.count(sizes) != 0;
     }
-    // The extents of a descriptor made here, null for another.
-    const size_t* extents(const ncclEpTensor_t* tensor) const {
-        std::shared_lock lock(mutex_);
-        const auto found = extents_of_.find(tensor);
-        return found == extents_of_.end() ? nullptr : found->second;
-    }
-    void remove(const ncclEpTensor_t* tensor) {
+    // The extents of a descriptor made here, which are the caller's from now on. Of several threads that remove one
+    // descriptor, one gets them, and the others the error.
+    const size_t* remove(const ncclEpTensor_t* tensor) {
         std::unique_lock lock(mutex_);
-        tensor_of_.erase(extents_of_[tensor]);
-        extents_of_.erase(tensor);
+        const auto found = extents_of_.find(tensor);
+        require(found != extents_of_.end(), ncclInvalidArgument,
+                "tensor {} was not made by ncclEpTensorAlloc, or is already destroyed",
+                static_cast<const void*>(tensor));
+        const size_t* extents = found->second;
+        require(tensor->sizes == extents, ncclInvalidArgument,
+                "tensor->sizes is not the array that ncclEpTensorAlloc made; nothing was freed");
+        tensor_of_.erase(extents);
+        extents_of_.erase(found);
+        return extents;
     }
 
   private:
-    mutable std::shared_mutex mutex_;
+    mutable ForkSafeMutex mutex_;
     std::unordered_map<const ncclEpTensor_t*, const size_t*> extents_of_;
     std::unordered_map<const size_t*, const ncclEpTensor_t*> tensor_of_;
 };
@@ -51,6 +56,7 @@ AllocatedTensors& allocated_tensors() {
         new AllocatedTensors;  // outlives every other static object that may hold a descriptor
     return *tensors;
 }
+const MadeAtLoad made_at_load(allocated_tensors);
 
 // Checks the descriptor and copies it; the caller's extents are read once.
 Tensor read_descriptor(const ncclEpTensor_t* caller, const char* name, ncclEpTensor_t& copy) {
@@ -264,13 +270,7 @@ ncclEpTensor_t* allocate_tensor(unsigned int ndim, ncclDataType_t dtype, const s
 
 void destroy_tensor(ncclEpTensor_t* tensor) {
     if (tensor == nullptr) return;
-    const size_t* extents = allocated_tensors().extents(tensor);
-    require(extents != nullptr, ncclInvalidArgument,
-            "tensor {} was not made by ncclEpTensorAlloc, or is already destroyed", static_cast<void*>(tensor));
-    require(tensor->sizes == extents, ncclInvalidArgument,
-            "tensor->sizes is not the array that ncclEpTensorAlloc made; nothing was freed");
-    allocated_tensors().remove(tensor);
-    delete[] extents;
+    delete[] allocated_tensors().remove(tensor);
     delete tensor;
 }
 

@@ -20,9 +20,9 @@ constexpr uint64_t kDrainNs = 5'000'000'000;
 constexpr int kFull = 1, kRail = 2;  // ncclGinConnectionType_t
 
 struct Registry {
-    std::mutex mutex;
-    std::map<uint64_t, std::unique_ptr<DeviceComm>> all;
     std::atomic<uint64_t> changes{1};  // what a thread has looked up holds until the next one
+    ForkSafeMutex mutex{[this] { ++changes; }};
+    std::map<uint64_t, std::shared_ptr<DeviceComm>> all;
     uint64_t last_id = 0;
 };
 Registry& registry() {
@@ -30,6 +30,15 @@ Registry& registry() {
     return *instance;
 }
 const MadeAtLoad made_at_load(registry);
+
+std::shared_ptr<DeviceComm> look_up(uint64_t id) {
+    const std::lock_guard lock(registry().mutex);
+    const auto found = registry().all.find(id);
+    require(found != registry().all.end(), ncclInvalidUsage,
+            "the ncclDevComm was not made by ncclDevCommCreate, or is destroyed");
+    found->second->maker.expect_this("the ncclDevComm");
+    return found->second;
+}
 
 void require_count(int count, int max, const char* name) {
     require(count >= 0 && count <= max, ncclInvalidArgument, "reqs->{} is {}, must be in 0..{}", name, count, max);
@@ -183,18 +192,20 @@ DeviceComm& find_device_comm(uint64_t id) {
     thread_local Found t_found;
     const uint64_t changes = registry().changes.load(std::memory_order_acquire);
     if (t_found.id == id && t_found.changes == changes) return *t_found.device_comm;
-    const std::lock_guard lock(registry().mutex);
-    const auto found = registry().all.find(id);
-    require(found != registry().all.end(), ncclInvalidUsage,
-            "the ncclDevComm was not made by ncclDevCommCreate, or is destroyed");
-    t_found = {id, changes, found->second.get()};
-    return *found->second;
+    t_found = {id, changes, look_up(id).get()};
+    return *t_found.device_comm;
 }
 
 void drain(const cpu::CpuCommunicator& communicator) {
-    const std::lock_guard lock(registry().mutex);
-    for (const auto& [id, device_comm] : registry().all) {
-        if (device_comm->communicator.get() != &communicator || device_comm->outbox == nullptr) continue;
+    std::vector<std::shared_ptr<DeviceComm>> its;
+    {
+        const std::lock_guard lock(registry().mutex);
+        for (const auto& [id, device_comm] : registry().all) {
+            if (device_comm->communicator.get() == &communicator && device_comm->outbox != nullptr)
+                its.push_back(device_comm);
+        }
+    }
+    for (const auto& device_comm : its) {
         try {
             device_comm->outbox->drain(kDrainNs);
         } catch (const Error&) {  // whoever uses it next is told
@@ -226,7 +237,7 @@ ncclResult_t crossdockDevCommCreate(ncclComm_t comm, const crossdockDevCommNeeds
             const std::lock_guard lock(registry.mutex);
             id = ++registry.last_id;
         }
-        auto made = std::make_unique<gin::DeviceComm>(cpu_communicator(comm), *needs, id);
+        auto made = std::make_shared<gin::DeviceComm>(cpu_communicator(comm), *needs, id);
         *view = made->view;
         const std::lock_guard lock(registry.mutex);
         registry.all[id] = std::move(made);
@@ -236,17 +247,15 @@ ncclResult_t crossdockDevCommCreate(ncclComm_t comm, const crossdockDevCommNeeds
 ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
     return boundary([&] {
         auto& registry = gin::registry();
-        std::unique_ptr<gin::DeviceComm> last_reference;
-        gin::DeviceComm& found = gin::find_device_comm(id);
+        const auto last_reference = gin::look_up(id);
         // What is on its way writes into memory that goes, and is judged for the last time.
-        if (found.simulated != nullptr) {
-            found.simulated->advance(UINT64_MAX);
-            const std::string& violation = found.simulated->judge().violation();
+        if (last_reference->simulated != nullptr) {
+            last_reference->simulated->advance(UINT64_MAX);
+            const std::string& violation = last_reference->simulated->judge().violation();
             require(violation.empty(), ncclInternalError, "{}", violation);
         }
         const std::lock_guard lock(registry.mutex);
-        last_reference = std::move(registry.all[id]);
-        registry.all.erase(id);
+        require(registry.all.erase(id) == 1, ncclInvalidUsage, "the ncclDevComm is being destroyed by another thread");
         ++registry.changes;
     });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/process.h"
 #include "crossdock/device/entry.hpp"
 #include "fabric/cpu/cpu_communicator.h"
 #include "gin/caller.h"
@@ -30,6 +31,7 @@ class DeviceComm {
     crossdockDevCommNeeds needs;
     std::shared_ptr<cpu::CpuCommunicator> communicator;
     std::shared_ptr<SimulatedGin> simulated;  // null outside of the simulation
+    MakerProcess maker;
 
     // signal: of the program, or with kBarrierSignal. Error for one that does not exist, with caller as its beginning.
     uint64_t* signal(int rank, int context, uint32_t signal, const Caller& caller) const;
@@ -69,7 +71,7 @@ class DeviceComm {
     std::unique_ptr<Outbox> outbox;
 };
 
-// Error with ncclInvalidUsage for one that does not exist, or no longer.
+// Error with ncclInvalidUsage for one that does not exist, or no longer, or that a forked child's parent made.
 DeviceComm& find_device_comm(uint64_t id);
 
 // All that the communicator's device communicators have posted is read from its source, as far as that takes no more

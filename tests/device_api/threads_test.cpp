@@ -343,6 +343,27 @@ TEST(DeviceApi, WhatIsMissingOrGoneHasAMessage) {
         "is not a window registered with this communicator");
 }
 
+// A device communicator is its process's, and ends once.
+TEST(DeviceApi, AForkedChildIsRefused) {
+    ncclComm_t comm = nullptr;
+    ncclDevComm device;
+    const ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+    ASSERT_EQ(crossdockCommInitAll(&comm, 1), ncclSuccess);
+    ASSERT_EQ(ncclDevCommCreate(comm, &reqs, &device), ncclSuccess);
+    const pid_t child = fork();
+    if (child == 0) {
+        const bool is_refused = ncclDevCommDestroy(comm, &device) == ncclInvalidUsage &&
+                                std::string(crossdockGetLastError()).find("before fork()") != std::string::npos;
+        _exit(is_refused ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(ncclDevCommDestroy(comm, &device), ncclSuccess);
+    EXPECT_EQ(ncclDevCommDestroy(comm, &device), ncclInvalidUsage);
+    EXPECT_EQ(crossdockCommDestroy(comm), ncclSuccess);
+}
+
 // A wait is bounded, and names rank, block, signal, what was expected and what was seen.
 TEST(DeviceApi, AWaitThatExpiresEndsTheKernel) {
     setenv("CROSSDOCK_GIN_TIMEOUT_MS", "50", 1);

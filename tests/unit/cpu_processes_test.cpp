@@ -24,6 +24,7 @@
 
 #include "core/log.h"
 #include "crossdock.h"
+#include "crossdock/device/entry.hpp"
 #include "fabric/communicator.h"
 #include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/memory_file.h"
@@ -313,37 +314,53 @@ TEST(Processes, AStoppedJoinerIsNamed) {
     unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
 }
 
-// A child makes ids although threads of its parent were making some, and joining, at the moment of the fork.
-TEST(Processes, AForkFindsNoLockTaken) {
+// A child uses the library although threads of its parent were using it in the same way at the moment of the fork.
+void expect_forks_beside(const std::function<bool()>& use) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "the sanitizer's own locks are taken in a child that is forked beside other threads";
 #endif
-    const auto make_and_join = [] {
-        ncclUniqueId id;
-        ncclComm_t comm = nullptr;
-        return crossdockGetUniqueId(&id) == ncclSuccess && crossdockCommInitRank(&comm, 1, id, 0) == ncclSuccess &&
-               crossdockCommDestroy(comm) == ncclSuccess;
-    };
     // The first fork meets threads that use the library for the first time.
     std::atomic<bool> has_begun{false}, is_over{false};
     std::vector<std::thread> makers;
     for (int i = 0; i < 4; ++i) {
         makers.emplace_back([&] {
             while (!has_begun) std::this_thread::yield();
-            while (!is_over) make_and_join();
+            while (!is_over) use();
         });
     }
     has_begun = true;
-    for (int i = 0; i < 200 && !HasFailure(); ++i) {
+    for (int i = 0; i < 200 && !testing::Test::HasFailure(); ++i) {
         const pid_t child = fork();
         if (child == 0) {
             alarm(20);  // a hang ends the child
-            _exit(make_and_join() ? 0 : 1);
+            _exit(use() ? 0 : 1);
         }
         EXPECT_TRUE(succeeds(child)) << "child " << i;
     }
     is_over = true;
     for (std::thread& maker : makers) maker.join();
+}
+
+TEST(Processes, AForkFindsNoLockTakenOfIds) {
+    expect_forks_beside([] {
+        ncclUniqueId id;
+        ncclComm_t comm = nullptr;
+        return crossdockGetUniqueId(&id) == ncclSuccess && crossdockCommInitRank(&comm, 1, id, 0) == ncclSuccess &&
+               crossdockCommDestroy(comm) == ncclSuccess;
+    });
+}
+
+TEST(Processes, AForkFindsNoLockTakenOfTensors) {
+    expect_forks_beside([] {
+        const size_t size = 1;
+        ncclEpTensor_t* tensor = nullptr;
+        return ncclEpTensorAlloc(&tensor, 1, ncclInt32, &size, nullptr) == ncclSuccess &&
+               ncclEpTensorDestroy(tensor) == ncclSuccess;
+    });
+}
+
+TEST(Processes, AForkFindsNoLockTakenOfDeviceCommunicators) {
+    expect_forks_beside([] { return crossdockDevCommDestroy(nullptr, 0) == ncclInvalidUsage; });
 }
 
 // A rank that ends as soon as it has joined is named at once, whether its peers have looked at its process or not.

@@ -7,6 +7,9 @@
 #include <atomic>
 #include <barrier>
 #include <thread>
+#include <vector>
+
+#include "nccl_ep.h"
 
 namespace crossdock {
 namespace {
@@ -36,6 +39,23 @@ TEST(Registry, OneOfManyThreadsRemovesAnObject) {
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(removed, kRounds);
     EXPECT_EQ(refused, kRounds * (kThreads - 1));
+}
+
+TEST(Tensors, OneOfManyThreadsDestroysADescriptor) {
+    constexpr int kTensors = 100000;
+    const size_t size = 1;
+    std::vector<ncclEpTensor_t*> tensors(kTensors);
+    for (ncclEpTensor_t*& tensor : tensors)
+        ASSERT_EQ(ncclEpTensorAlloc(&tensor, 1, ncclInt32, &size, nullptr), ncclSuccess);
+    std::atomic<int> num_destroyed{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+        threads.emplace_back([&] {
+            for (ncclEpTensor_t* tensor : tensors) num_destroyed += ncclEpTensorDestroy(tensor) == ncclSuccess;
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(num_destroyed, kTensors);
 }
 
 }  // namespace
