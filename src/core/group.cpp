@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/handle.h"
 #include "core/log.h"
+#include "core/process.h"
 #include "kernels/ht/launch.h"
 #include "kernels/ll/launch.h"
 
@@ -25,6 +26,7 @@ uint64_t next_group_number() {
     static std::atomic<uint64_t> next{uint64_t{std::random_device{}()} << 32 | 1};
     return next++;
 }
+const MadeAtLoad made_at_load(next_group_number);
 
 }  // namespace
 

@@ -112,16 +112,19 @@ UcxContext::UcxContext(Reach reach) {
 
 UcxContext::~UcxContext() { ucx().ucp_cleanup(context_); }
 
-static ForkSafeMutex& contexts_mutex() {
-    static auto* instance = new ForkSafeMutex;
+struct SharedContexts {
+    ForkSafeMutex mutex;
+    std::weak_ptr<UcxContext> by_reach[3];
+};
+static SharedContexts& shared_contexts() {
+    static auto* instance = new SharedContexts;
     return *instance;
 }
-static const MadeAtLoad made_at_load(contexts_mutex);
+static const MadeAtLoad made_at_load(shared_contexts);
 
 std::shared_ptr<UcxContext> shared_context(Reach reach) {
-    static std::weak_ptr<UcxContext> contexts[3];
-    auto& place = contexts[static_cast<size_t>(reach)];
-    ForkSafeMutex& mutex = contexts_mutex();
+    auto& place = shared_contexts().by_reach[static_cast<size_t>(reach)];
+    ForkSafeMutex& mutex = shared_contexts().mutex;
     const auto find = [&] {
         const std::lock_guard lock(mutex);
         return place.lock();

@@ -6,6 +6,8 @@
 #include <cpuid.h>
 #endif
 
+#include "core/process.h"
+
 #define CROSSDOCK_SIGN_TARGET  // what every processor of the architecture has
 #include "device/cpu/sign_vectors.h"
 
@@ -39,6 +41,7 @@ const SignVariant& chosen() {
     static const SignVariant& variant = *sign_variants().front();
     return variant;
 }
+const MadeAtLoad made_at_load(chosen);
 
 }  // namespace
 
