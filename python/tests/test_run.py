@@ -131,6 +131,15 @@ def test_a_second_library_of_the_name_in_ld_preload(tmp_path: Path, monkeypatch:
         program.prepare()
 
 
+def test_another_library_in_ld_library_path(asking: Path, tmp_path: Path) -> None:
+    """As of those who ran on NVIDIA's until now: this package's module finds its own, and so does what it starts."""
+    other = stub_libraries.library(stub_libraries.NCCL_EP, tmp_path / "other" / "libnccl_ep.so.0")
+    done = start(*RUN, asking, LD_LIBRARY_PATH=str(other.parent))
+    assert done.returncode == 0, done.stderr
+    own = os.path.realpath(take_over.own_library())
+    assert {os.path.realpath(file) for file in files_of(done.stdout).values()} == {own}
+
+
 def test_a_library_that_is_global_already(tmp_path: Path) -> None:
     other = stub_libraries.library(stub_libraries.NCCL_EP, tmp_path / "libother.so")
     done = start(
