@@ -45,7 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_program() -> int:
     """The command crossdock-run."""
-    sys.path.pop(0)  # the folder of that command
     return main(["run", *sys.argv[1:]])
 
 

@@ -49,7 +49,9 @@ def version() -> str:
 
 
 def _is_command() -> bool:
-    return sys.orig_argv[1:3] == ["-m", "crossdock"] or os.path.basename(sys.argv[0]) == "crossdock-run"
+    # As long as python -m looks for a module, "-m" stands for the program's name.
+    is_module = sys.argv[0] == "-m" and "crossdock" in sys.orig_argv
+    return is_module or os.path.basename(sys.argv[0]) == "crossdock-run"
 
 
 _import_core()

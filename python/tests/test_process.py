@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import stub_libraries
 
 from crossdock import take_over
 from crossdock.__main__ import main
+from crossdock.program import HOME
 
 
 @contextmanager
@@ -55,6 +57,18 @@ def test_a_process_with_others(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"{deep_ep}, not Crossdock's" in found
     assert " and ".join(sorted([take_over.own_library(), str(other)])) in found or f"{other} and " in found
     assert f"crossdock: {old} is too old: GPUs need NCCL 2.30.4 or newer" in found
+
+
+def test_a_process_with_another_installation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It started in another environment than this command: its folder for NCCL_EP_HOME is no second library either."""
+    home = tmp_path / "crossdock" / "nccl_ep_home" / "lib"
+    home.mkdir(parents=True)
+    shutil.copy(HOME / "lib" / "libnccl_ep.so", home)
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "crossdock" / "deep_ep_path")])
+    load = f"import crossdock, ctypes; ctypes.CDLL({str(home / 'libnccl_ep.so')!r})"
+    with running(load, PYTHONPATH=path) as pid:
+        assert main(["doctor", "--pid", str(pid)]) == 0
+    assert "import deep_ep finds crossdock.deep_ep" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pid", ["0", "-3", "4194305"])

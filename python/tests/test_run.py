@@ -75,6 +75,36 @@ print(*sys.argv[1:], sep=", ")
     assert last == "--flag, -m, two words"
 
 
+def test_every_argument_reaches_the_program(tmp_path: Path) -> None:
+    """Also a "--", which argparse likes to keep for itself."""
+    show = ["sh", "-c", 'echo "$@"', "sh"]
+    for command, words in ((["--", *show], ["--", "-x"]), (["env", "--", *show], ["--check", "--", "--"])):
+        done = start(*RUN, *command, *words)
+        assert done.stdout.split() == words, done.stderr
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(*sys.argv[1:])")
+    assert start(*RUN, script, "--", "-m").stdout == "-- -m\n"
+
+
+def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
+    """As with python SCRIPT: also after it has gone elsewhere, and not what lies where it was started."""
+    (tmp_path / "scripts").mkdir()
+    for folder, name in ((tmp_path, "here"), (tmp_path / "scripts", "beside")):
+        (folder / f"{name}.py").write_text("")
+    (tmp_path / "scripts" / "script.py").write_text("""
+import importlib.util, os
+os.chdir("/")
+import beside
+print(os.path.isabs(__file__), importlib.util.find_spec("here") is None)
+""")
+    code = "import sys; from crossdock.__main__ import run_program; sys.exit(run_program())"
+    for command in RUN, [sys.executable, "-c", code]:
+        done = subprocess.run(
+            [*command, "scripts/script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.stdout == "True True\n", done.stderr
+
+
 def test_one_rank_speaks_for_all() -> None:
     for rank, lines in (("0", 1), ("1", 0)):
         done = start(*RUN, "true", RANK=rank)
@@ -84,7 +114,9 @@ def test_one_rank_speaks_for_all() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: PROGRAM"),
+        ([], "PROGRAM is missing: name a script or a command"),
+        (["--as-deep-ep", "--"], "PROGRAM is missing: name a script or a command"),
+        ([""], "PROGRAM is , which is neither a file nor"),
         (["no_such_program"], "PROGRAM is no_such_program, which is neither a file nor a command on PATH"),
         (["missing.py"], "PROGRAM is missing.py, which is neither a file nor"),
         (["-m", "no_such_module"], "PROGRAM is no_such_module, and there is no such module"),
@@ -105,17 +137,21 @@ def test_programs_that_cannot_be_started(asking: Path, tmp_path: Path) -> None:
     done = start(*RUN, text)
     assert done.returncode == 126 and f"crossdock: {text} cannot be started: " in done.stderr
     asking.chmod(0o644)
-    done = start(*RUN, asking)
-    assert done.returncode == 2 and f"{asking} is a program that is not executable: chmod +x" in done.stderr
+    text.write_text("#!/bin/sh\ntrue\n")
+    text.chmod(0o644)
+    for program_file in asking, text:
+        done = start(*RUN, program_file)
+        assert done.returncode == 2 and f"{program_file} is a program that is not executable: chmod +x" in done.stderr
 
 
 def test_another_library_in_ld_preload(tmp_path: Path) -> None:
     """The loader would give the module the other one, and its message would be about a symbol."""
     other = stub_libraries.foreign_nccl_ep(tmp_path)
-    done = start(*RUN, "true", LD_PRELOAD=str(other))
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert f"{other} is loaded already and has the name libnccl_ep.so.0, so " in done.stderr
-    assert "take it out of LD_PRELOAD" in done.stderr
+    for python in [sys.executable], [sys.executable, "-u"]:  # as torchrun -m starts it
+        done = start(*python, "-m", "crossdock", "run", "true", LD_PRELOAD=str(other))
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert f"{other} is loaded already and has the name libnccl_ep.so.0, so " in done.stderr
+        assert "take it out of LD_PRELOAD" in done.stderr
     for before in "", f"import ctypes; ctypes.CDLL({str(other)!r}); ":
         done = start(sys.executable, "-c", f"{before}import crossdock", LD_PRELOAD="" if before else str(other))
         assert done.returncode == 1
@@ -262,8 +298,9 @@ def test_check_says_what_each_engine_would_use(tmp_path: Path) -> None:
     done = start(*RUN, "--check", PYTHONPATH=path)
     assert "this version does not look for libnccl_ep.so" in done.stdout
     assert f"another deep_ep is installed, {tmp_path / 'deep_ep' / '__init__.py'}, and " in done.stdout
-    done = start(*RUN, "--as-deep-ep", "--check", PYTHONPATH=path)
-    assert done.returncode == 2 and done.stdout.startswith("crossdock: another deep_ep is installed, ")
+    for options in ["--as-deep-ep", "--check"], ["--check", "--as-deep-ep"]:
+        done = start(*RUN, *options, PYTHONPATH=path)
+        assert done.returncode == 2 and done.stdout.startswith("crossdock: another deep_ep is installed, ")
 
 
 def test_the_console_script_is_the_command() -> None:

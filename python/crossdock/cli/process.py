@@ -7,22 +7,22 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from crossdock.as_deep_ep import FOLDER
 from crossdock.cli.table import aligned
 from crossdock.errors import InvalidArgument
 from crossdock.libraries import NCCL_EP_VERSION, NCCL_VERSION, OURS, ask
 from crossdock.loaded import all_loaded_files
 from crossdock.nccl import MIN_VERSION
-from crossdock.program import HOME
 
 VARIABLES = ("LD_PRELOAD", "NCCL_EP_HOME", "NCCL_RMA_PLUGIN", "CROSSDOCK_NCCL_LIBRARY")
 DELETED = " (deleted)"
+# Ends of paths in any installation of Crossdock: the process may have another one than this command.
+HOME_LIBRARY, DEEP_EP_FOLDER = "/crossdock/nccl_ep_home/lib/libnccl_ep.so", "/crossdock/deep_ep_path"
 
 
 def report(pid: int) -> int:
     """Prints the libraries of process pid; returns 1 if two have the same name, or if NCCL is too old."""
     files, command, environment = _read(pid)
-    libraries = [file for file in _named(files, "libnccl_ep.so") if Path(file).parent != HOME / "lib"]
+    libraries = [file for file in _named(files, "libnccl_ep.so") if not file.removesuffix(DELETED).endswith(HOME_LIBRARY)]
     nccls = _named(files, "libnccl.so")
     rows = [("process", f"{pid}: {' '.join(command)}")]
     rows += [("libnccl_ep", f"{file}, {_whose(pid, file)}") for file in libraries] or [("libnccl_ep", "not loaded")]
@@ -88,6 +88,7 @@ def _deep_ep(files: Sequence[str], command: Sequence[str], environment: dict[str
     """Whether the process was started with --as-deep-ep: crossdock.deep_ep has no library that could tell."""
     others = [file for file in files if "deep_ep" in file and ".so" in os.path.basename(file)]
     found = [f"{file}, not Crossdock's" for file in others]
-    if "--as-deep-ep" in command or str(FOLDER) in environment.get("PYTHONPATH", "").split(os.pathsep):
+    path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if "--as-deep-ep" in command or any(folder.endswith(DEEP_EP_FOLDER) for folder in path):
         found.append("import deep_ep finds crossdock.deep_ep")
     return found or ["no library of that name is loaded"]

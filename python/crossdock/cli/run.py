@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from crossdock.cli.check import check
 from crossdock.errors import InvalidUsage
@@ -24,37 +23,45 @@ from crossdock.program import Program, prepare
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
-class _Check(argparse.Action):
-    """Like --help: it ends the command, so no program needs to be named."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
-        parser.exit(check(namespace.as_deep_ep, namespace.plugin))
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options = "%(prog)s [-h] [--as-deep-ep] [--plugin FILE]"
+    parser.usage = f"{options} [-m] PROGRAM ...\n       {options} --check"
     parser.add_argument("--as-deep-ep", action="store_true", help="make `import deep_ep` find Crossdock's module")
     parser.add_argument(
         "--plugin", default="", metavar="FILE", help="NCCL's network plugin, libnccl-rma-crossdock.so (NCCL_RMA_PLUGIN)"
     )
-    parser.add_argument("--check", action=_Check, nargs=0, help="start nothing, print what installed engines would use")
+    parser.add_argument("--check", action="store_true", help="start nothing, print what installed engines would use")
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a Python module")
-    parser.add_argument("program", metavar="PROGRAM", help="Python script or any other command; with -m module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the program's own")
+    # The program and its arguments in one: argparse takes a "--" away only where it follows an argument of its own.
+    what = "Python script or any other command, with its arguments; with -m module"
+    parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="PROGRAM ...", help=what)
 
 
-def main(options: argparse.Namespace) -> Callable[[], int]:
-    """Prepares this process; returns a function that runs the program."""
-    kind = "module" if options.is_module else _kind_of(options.program)
+def main(options: argparse.Namespace) -> int | Callable[[], int]:
+    """Prepares this process; returns a function that runs the program, or what --check returns."""
+    if options.check:
+        return check(options.as_deep_ep, options.plugin)
+    words = options.command_line
+    if words[:1] == ["--"]:
+        del words[0]
+    if not words:
+        raise InvalidUsage("PROGRAM is missing: name a script or a command, or with -m a module (-h says more)")
+    name, arguments = words[0], words[1:]
+    kind = "module" if options.is_module else _kind_of(name)
     if kind == "module":
-        _expect_module(options.program)
+        _begin_path(os.getcwd())
+        _expect_module(name)
+    elif kind == "script":
+        path = os.path.realpath(name)
+        _begin_path(path if os.path.isdir(path) else os.path.dirname(path))
     program = prepare(options.as_deep_ep, options.plugin)
     if kind != "command":
         program.enter()
-    if not any(int(os.environ.get(name) or 0) for name in RANKS if os.environ.get(name, "").isdigit()):
+    if not any(int(os.environ.get(rank) or 0) for rank in RANKS if os.environ.get(rank, "").isdigit()):
         print(f"crossdock: {program.message()}", file=sys.stderr, flush=True)
     if kind == "command":
-        return partial(_exec, program, options.program, options.arguments)
-    return partial(_run, options, kind)
+        return partial(_exec, program, name, arguments)
+    return partial(_run, name, arguments, kind)
 
 
 def _kind_of(name: str) -> str:
@@ -67,8 +74,8 @@ def _kind_of(name: str) -> str:
         if os.access(path, os.X_OK):
             return "command"
         with path.open("rb") as file:
-            is_program = file.read(4) == b"\x7fELF"
-        if not is_program:
+            first = file.readline(256)
+        if not first.startswith(b"\x7fELF") and not (first.startswith(b"#!") and b"python" not in first):
             return "script"
         raise InvalidUsage(f"{name} is a program that is not executable: chmod +x {name}")
     elif shutil.which(name) is not None:
@@ -76,20 +83,23 @@ def _kind_of(name: str) -> str:
     raise InvalidUsage(f"PROGRAM is {name}, which is neither a file nor a command on PATH (-m {name} runs a module)")
 
 
+def _begin_path(folder: str) -> None:
+    """Puts folder where Python itself does at a program's start, in place of what it has put there for this command."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
 def _expect_module(name: str) -> None:
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where python -m looks, too
     if importlib.util.find_spec(name.partition(".")[0]) is None:
         raise InvalidUsage(f"PROGRAM is {name}, and there is no such module")
 
 
-def _run(options: argparse.Namespace, kind: str) -> int:
-    sys.argv = [options.program, *options.arguments]
+def _run(name: str, arguments: Sequence[str], kind: str) -> int:
+    sys.argv = [name, *arguments]
     if kind == "module":
-        runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, options.program.rpartition("/")[0] or ".")
-        runpy.run_path(options.program, run_name="__main__")
+        runpy.run_path(os.path.abspath(name), run_name="__main__")
     return 0
 
 
