@@ -82,11 +82,40 @@ def test_arguments_are_named() -> None:
                 "expert_alignment is 'a', allowed",
             ),
             (lambda: elastic.combine(x.to("meta"), of_elastic), "x is on device meta, expected cpu"),
+            # What nobody looked at where calls are asynchronous, and numbers that the library below could not hold.
+            (lambda: low_latency(None, ids, M, E, async_finish=True), "x is of type NoneType, expected"),
+            (lambda: combine(None, ids, weights, sent, async_finish=True), "x is of type NoneType, expected"),
+            (lambda: buffer.combine(None, handle, async_finish=True), "x is of type NoneType, expected"),
+            (
+                lambda: elastic.combine(None, of_elastic, async_with_compute_stream=True),
+                "x is of type NoneType, expected",
+            ),
+            (lambda: buffer.combine(rows, handle, previous_event="a"), "previous_event is of type str, expected"),
+            (lambda: buffer.dispatch(x, **arguments, previous_event=1), "previous_event is of type int, expected"),
+            (
+                lambda: elastic.dispatch(x, ids, num_experts=E, previous_event_before_epilogue=1),
+                "previous_event_before_epilogue is of type int, expected",
+            ),
+            (lambda: low_latency(x, ids, 10**12, E), "num_max_dispatch_tokens_per_rank is 10{12}, allowed: at most"),
+            (lambda: low_latency(x, ids, 10**7, E), "max_dispatch_tokens_per_rank is 10000000, allowed"),
+            (lambda: low_latency(x, ids, M, 10**9), "num_experts is 1000000000, allowed: at most 32768"),
+            (lambda: elastic.dispatch(x, ids, num_experts=2**70), "num_experts is .*, allowed: at most 32768"),
+            (
+                lambda: elastic.dispatch(x, ids, num_experts=E, num_max_tokens_per_rank="a"),
+                "num_max_tokens_per_rank is 'a', allowed",
+            ),
+            (lambda: elastic.dispatch(x, ids, num_experts=E, num_sms=-1), "num_sms is -1, allowed"),
+            (lambda: elastic.get_theoretical_num_qps("a"), "num_sms is 'a', allowed"),
+            (lambda: elastic.get_buffer_size_hint(comm, M, 128, "a"), "num_topk is 'a', allowed"),
+            (lambda: buffer.get_local_buffer_tensor("int8"), "dtype is of type str, expected a torch.dtype"),
+            (lambda: buffer.get_local_buffer_tensor(torch.int8, offset=-1), "offset is -1, allowed: 0 and more"),
+            (lambda: buffer.get_local_buffer_tensor(torch.int8, 5), "size is of type int, expected a torch.Size"),
         ]
         for call, words in cases:
             with pytest.raises(AssertionError, match=words) as raised:
                 call()
             assert isinstance(raised.value, ep.Error)
+        assert deep_ep.get_physical_domain_size(comm) == (1, 1)
         buffer.destroy()
         elastic.destroy()
 

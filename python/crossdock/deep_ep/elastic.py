@@ -8,15 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from crossdock._core import Forms, no_event
+from crossdock._core import Communicator, Forms, no_event
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.config import align
-from crossdock.deep_ep.elastic_dispatch import INT32_MAX, Call, Elastic, EPHandle, state_of
+from crossdock.deep_ep.elastic_dispatch import Call, Elastic, EPHandle, state_of
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.events import EventHandle, EventOverlap
-from crossdock.deep_ep.layout import describe
+from crossdock.deep_ep.layout import INT32_MAX, describe
 from crossdock.deep_ep.normal import Tokens, biases_of
-from crossdock.deep_ep.ranks import Ranks, size_of
+from crossdock.deep_ep.ranks import Ranks, hosts_of, size_of
 from crossdock.deep_ep.turns import Turns, overlaps
 
 __all__ = ["EPHandle", "ElasticBuffer", "get_logical_domain_size", "get_physical_domain_size"]
@@ -70,8 +70,7 @@ class ElasticBuffer:
         explicitly_destroy: bool = False,
     ) -> None:
         require(group is not None, "group is None, expected a ProcessGroup")
-        for name, value in {"num_max_tokens_per_rank": num_max_tokens_per_rank, "hidden": hidden}.items():
-            layout.check_count(name, value, 0)
+        _check_sizes(num_max_tokens_per_rank, hidden, num_topk)
         if num_bytes is not None:
             layout.check_count("num_bytes", num_bytes, 0, "0 and more, or None")
         self.group = group
@@ -114,6 +113,7 @@ class ElasticBuffer:
         allow_multiple_reduction: bool = True,
     ) -> int:
         """A number of bytes, a multiple of 2 MiB, that grows with tokens, hidden and top-k."""
+        _check_sizes(num_max_tokens_per_rank, hidden, num_topk)
         row_bytes = hidden * (1 if use_fp8_dispatch else 2) + hidden // 32 + 8 * (num_topk or LARGEST_TOPK)
         return align(max(1, size_of(group) * num_max_tokens_per_rank * (row_bytes + 2 * hidden)), SIZE_UNIT)
 
@@ -134,6 +134,7 @@ class ElasticBuffer:
         return max(4, min(DEFAULT_NUM_SMS, there // 2 * 2))
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
+        layout.check_count("num_sms", num_sms, 0)
         return max(1, num_sms // 2)
 
     @staticmethod
@@ -206,7 +207,7 @@ class ElasticBuffer:
         events = previous_event, previous_event_before_epilogue
         has_event = async_with_compute_stream or events != (None, None)
         is_alone = not has_event or not (
-            overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)
+            overlaps(previous_event, async_with_compute_stream) or _delays_epilogue(previous_event_before_epilogue)
         )
         statistics = cumulative_local_expert_recv_stats
         if handle is not None and is_alone and topk_weights is None and statistics is None:
@@ -244,6 +245,8 @@ class ElasticBuffer:
             fits = layout.is_whole(alignment, 1, INT32_MAX)
             require(fits, lambda: f"expert_alignment is {alignment!r}, allowed: 1..{INT32_MAX}")
             most = self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank
+            layout.check_count("num_max_tokens_per_rank", most, 0, most=INT32_MAX)
+            layout.check_count("num_sms", num_sms, 0)
             is_exact = do_cpu_sync is None or do_cpu_sync
             require(is_exact or most > 0, "num_max_tokens_per_rank is 0, allowed without CPU sync: 1 and more")
             if most == 0:
@@ -369,7 +372,10 @@ class ElasticBuffer:
             if plain is not None:
                 return plain, None, no_event()
         biases, rounds = biases_of(bias), self.allow_multiple_reduction
-        if not (overlaps(previous_event, async_with_compute_stream) or overlaps(previous_event_before_epilogue, False)):
+        layout.check_tensor("x", x)
+        if not (
+            overlaps(previous_event, async_with_compute_stream) or _delays_epilogue(previous_event_before_epilogue)
+        ):
             return *runtime.elastic.combine(x, handle, topk_weights, biases, rounds), EventOverlap()
         state_of(handle, runtime.elastic.exchange)
         result, event = runtime.turns.run(
@@ -384,12 +390,25 @@ class ElasticBuffer:
         return *result, event
 
 
+def _check_sizes(num_max_tokens_per_rank: int, hidden: int, num_topk: int) -> None:
+    layout.check_count("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
+    layout.check_count("hidden", hidden, 0)
+    layout.check_count("num_topk", num_topk, 0)
+
+
+def _delays_epilogue(event: Event) -> bool:
+    return overlaps(event, False, "previous_event_before_epilogue")
+
+
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
     """(nodes, ranks per node), by host names. Collective."""
     from crossdock.torch.communicators import name_of_host
 
     hosts: list[Any] = [None] * size_of(group)
-    dist.all_gather_object(hosts, name_of_host(), group=group)
+    if isinstance(group, Communicator):
+        hosts = hosts_of(group)
+    else:
+        dist.all_gather_object(hosts, name_of_host(), group=group)
     of_host = {hosts.count(host) for host in hosts}
     node = of_host.pop() if len(of_host) == 1 else len(hosts)
     return len(hosts) // node, node

@@ -15,15 +15,12 @@ from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.expand import Expansion
 from crossdock.deep_ep.packed_routing import MOST_TARGETS, PackedRouting, num_words
-from crossdock.deep_ep.layout import check_device, describe
+from crossdock.deep_ep.layout import INT32_MAX, check_device, describe
 from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.normal import Tokens, add_up_with, check_bias
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.row_exchange import Route, RowExchange
 from crossdock.deep_ep.scales import empty_scales
-
-
-INT32_MAX = 2**31 - 1
 
 
 @dataclass

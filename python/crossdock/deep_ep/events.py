@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from crossdock._core import Kept, StreamEvent
-from crossdock.deep_ep.errors import require_state
+from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.streams import current_stream
 
 
@@ -111,6 +111,11 @@ class EventOverlap:
             self.current_stream_wait(self._releases)
 
 
-def handle_of(event: EventHandle | EventOverlap | None) -> EventHandle | None:
-    """The event to wait for, if there is one."""
-    return event.event if isinstance(event, EventOverlap) else event
+def handle_of(event: EventHandle | EventOverlap | None, name: str = "previous_event") -> EventHandle | None:
+    """The event to wait for, if there is one. name: of the argument."""
+    if isinstance(event, EventOverlap):
+        return event.event
+    kinds = "an EventHandle, an EventOverlap or None"
+    fits = event is None or isinstance(event, EventHandle)
+    require(fits, lambda: f"{name} is of type {type(event).__name__}, expected {kinds}")
+    return event

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from crossdock._core import Group, Handle, Layout
-from crossdock.deep_ep.errors import require_state
+from crossdock.deep_ep.errors import require_state, translated
 from crossdock.deep_ep.ranks import Ranks
+from crossdock.errors import Error
 
 
 SPARE = 4  # handles that captures can have, since none can be made during one
@@ -27,7 +28,10 @@ class PooledGroup:
     """
 
     def __init__(self, ranks: Ranks, device: torch.device, layout: Layout, **fields: Any) -> None:
-        self.group = Group(ranks.communicator(device), **fields)
+        try:
+            self.group = Group(ranks.communicator(device), **fields)
+        except Error as error:
+            raise translated(error) from error
         self.is_cpu = self.group.is_cpu
         self.is_closed = False
         self._layout = layout

@@ -13,6 +13,8 @@ from crossdock.deep_ep.errors import require
 from crossdock.deep_ep.makers import makers_of
 
 topk_idx_t = torch.int64
+INT32_MAX = 2**31 - 1
+MOST_EXPERTS = 32768  # of a rank
 ID_TYPES = (torch.int64, torch.int32)
 
 
@@ -22,10 +24,11 @@ def is_whole(value: object, least: int, most: int | None = None) -> bool:
     return least <= int(value) and (most is None or int(value) <= most)
 
 
-def check_count(name: str, value: object, least: int, allowed: str = "") -> None:
-    """A whole number, no smaller than least; allowed: what is, where that is less."""
+def check_count(name: str, value: object, least: int, allowed: str = "", most: int | None = None) -> None:
+    """A whole number in least..most; allowed: what is, where that is less."""
     fits = is_whole(value, least)
     require(fits, lambda: f"{name} is {value!r}, allowed: {allowed or f'{least} and more'}")
+    require(is_whole(value, least, most), lambda: f"{name} is {value!r}, allowed: at most {most}")
 
 
 def check_tensor(name: str, value: object) -> None:
@@ -59,6 +62,8 @@ def check_form(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None
         num_experts >= 1 and num_experts % num_ranks == 0,
         lambda: f"num_experts is {num_experts}, allowed: positive multiples of the {num_ranks} ranks",
     )
+    most = MOST_EXPERTS * num_ranks
+    require(num_experts <= most, lambda: f"num_experts is {num_experts}, allowed: at most {most} for {num_ranks} ranks")
     require(
         isinstance(topk_idx, torch.Tensor) and topk_idx.dim() == 2 and topk_idx.dtype in ID_TYPES,
         lambda: f"topk_idx is {describe(topk_idx)}, expected [tokens, top-k] of torch.int64",

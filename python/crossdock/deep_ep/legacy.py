@@ -168,6 +168,11 @@ class Buffer:
         No call uses this memory, so callers may do anything with it. The first call allocates it.
         """
         runtime, num_bytes = self._open(), self.num_rdma_bytes if use_rdma_buffer else self.num_nvl_bytes
+        fits = isinstance(dtype, torch.dtype)
+        require(fits, lambda: f"dtype is of type {type(dtype).__name__}, expected a torch.dtype")
+        check_count("offset", offset, 0)
+        fits = size is None or isinstance(size, (tuple, list))
+        require(fits, lambda: f"size is of type {type(size).__name__}, expected a torch.Size or None")
         if use_rdma_buffer not in runtime.staging:
             device = "cuda" if torch.cuda.is_initialized() else "cpu"
             runtime.staging[use_rdma_buffer] = torch.zeros(num_bytes, dtype=torch.int8, device=device)
@@ -267,7 +272,7 @@ class Buffer:
             check_counts(tokens, per_rank, in_rank, per_expert, self.group_size)
             check_routing(topk_idx, topk_weights, tokens.values, per_expert.shape[0], self.group_size)
             check_count("expert_alignment", expert_alignment, 1)
-            check_count("num_worst_tokens", num_worst_tokens, 0)
+            check_count("num_worst_tokens", num_worst_tokens, 0, most=layout.INT32_MAX)
             require(num_worst_tokens == 0 or topk_idx is not None, "topk_idx is None, expected with num_worst_tokens")
             runtime.fresh.keep(True, *form)
         elif topk_idx is not None:
@@ -320,6 +325,7 @@ class Buffer:
             if plain is not None:
                 return plain, None, event
         biases = biases_of(bias)
+        layout.check_tensor("x", x)
         if not overlaps(previous_event, async_finish):
             return *runtime.normal.combine(x, handle, topk_weights, biases), EventOverlap()
         result, event = runtime.turns.run(
@@ -387,6 +393,7 @@ class Buffer:
         arguments = x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, statistics, waiting
         if async_finish:
             _expect_one(is_split)
+            check_tensor("x", x)
             made, event = self._open().turns.run(
                 x.device,
                 lambda: low_latency.dispatch(*arguments, False),
@@ -442,6 +449,7 @@ class Buffer:
         require(not (use_logfmt and zero_copy), "use_logfmt and zero_copy are both True, allowed: one of them")
         if async_finish:
             _expect_one(is_split)
+            check_tensor("x", x)
             made, event = self._open().turns.run(
                 x.device,
                 lambda: low_latency.combine(x, topk_idx, topk_weights, handle, zero_copy, out, waiting, False),

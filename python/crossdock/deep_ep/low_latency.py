@@ -25,6 +25,7 @@ from crossdock.deep_ep.events import EventOverlap
 from crossdock.deep_ep.groups import PooledGroup, is_capturing
 from crossdock.deep_ep.layout import (
     ID_TYPES,
+    INT32_MAX,
     check_count,
     check_device,
     check_tensor,
@@ -437,8 +438,8 @@ def _check_dispatch(
     use_ue8m0: bool,
     num_ranks: int,
 ) -> None:
-    check_count("num_experts", num_experts, 1)
-    check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1)
+    check_count("num_experts", num_experts, 1, most=INT32_MAX)
+    check_count("num_max_dispatch_tokens_per_rank", max_tokens, 1, most=INT32_MAX)
     check_topk_idx(topk_idx, num_experts, num_ranks)
     fits = isinstance(x, torch.Tensor) and x.dim() == 2 and x.dtype == torch.bfloat16 and x.is_contiguous()
     require(fits, lambda: f"x is {describe(x)}, expected a contiguous [tokens, hidden] of torch.bfloat16")

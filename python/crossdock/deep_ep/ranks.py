@@ -33,6 +33,11 @@ def expect_group(group: Any) -> None:
     )
 
 
+def hosts_of(comm: Communicator) -> list[str]:
+    """The host's name of each rank; collective."""
+    return [os.fsdecode(name).rstrip() for name in comm.all_gather(name_of_host().encode().ljust(256))]
+
+
 def size_of(group: Any) -> int:
     """How many ranks a ProcessGroup or Communicator has."""
     if not isinstance(group, Communicator):
@@ -117,7 +122,7 @@ class Ranks:
         if isinstance(comm, Communicator) and group is None:
             require(comm.is_cpu, "comm is a communicator of GPUs, allowed here: one of CPUs")
             self.cpus = comm
-            hosts = [os.fsdecode(name).rstrip() for name in comm.all_gather(name_of_host().encode().ljust(256))]
+            hosts = hosts_of(comm)
         else:
             rank, num_ranks, gather = _gather_of(group, comm)
             hosts = gather(name_of_host())

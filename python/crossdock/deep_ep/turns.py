@@ -13,9 +13,11 @@ from crossdock.deep_ep.events import EventHandle, EventOverlap, handle_of
 from crossdock.deep_ep.streams import Result, current_stream, index_of, run_on
 
 
-def overlaps(previous: EventHandle | EventOverlap | None, is_async: bool) -> bool:
-    """Whether a call is for Turns.run; else its work can be done at once."""
-    return is_async or (previous is not None and handle_of(previous) is not None)
+def overlaps(
+    previous: EventHandle | EventOverlap | None, is_async: bool, name: str = "previous_event"
+) -> bool:
+    """Whether a call is for Turns.run; else its work can be done at once. name: of the event's argument."""
+    return (previous is not None and handle_of(previous, name) is not None) or is_async
 
 
 class Turns:
@@ -65,7 +67,7 @@ class Turns:
         """
         if device.type == "cpu":
             return work(), EventOverlap(EventHandle() if is_async else None)
-        event, further = handle_of(previous_event), handle_of(further_event)
+        event, further = handle_of(previous_event), handle_of(further_event, "previous_event_before_epilogue")
         if event is None and further is None and not is_async:
             return work(), EventOverlap()
         current, own = current_stream(index_of(device)), self.stream(device)
