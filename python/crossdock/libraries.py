@@ -94,7 +94,8 @@ def find_nccl(environment: Mapping[str, str], min_code: int) -> Library:
     found: list[Library] = []
     is_asked_for = bool(environment.get("CROSSDOCK_NCCL_LIBRARY")) or bool(preloaded(environment, "libnccl.so"))
     for candidate in dict.fromkeys(_candidates(environment)):
-        library = ask(candidate, NCCL_VERSION)
+        # What the program starts may be in another folder.
+        library = ask(os.path.abspath(candidate) if "/" in candidate else candidate, NCCL_VERSION)
         if library.code >= min_code:
             return library
         if library.code or is_asked_for:
@@ -104,9 +105,10 @@ def find_nccl(environment: Mapping[str, str], min_code: int) -> Library:
     needed = f"{version_text(min_code)} or newer is needed: pip install {NCCL_PACKAGE}"
     if not found:
         return Library(NCCL, problem=f"no {NCCL} found, {needed}")
-    if is_asked_for and not found[0].code:
-        return Library(found[0].file, problem=f"{found[0].file} cannot be opened as NCCL: {found[0].problem}")
     if is_asked_for:
-        needed += ", and name that in CROSSDOCK_NCCL_LIBRARY, or take the old one out of it and of LD_PRELOAD"
+        needed += ", and name that in CROSSDOCK_NCCL_LIBRARY, or take this one out of it and of LD_PRELOAD"
+    if not found[0].code:
+        problem = f"{found[0].file} cannot be opened as NCCL ({found[0].problem}), {needed}"
+        return Library(found[0].file, problem=problem)
     problem = f"NCCL {found[0].version} ({found[0].file}) is too old, {needed}"
     return Library(found[0].file, found[0].code, problem=problem)

@@ -242,7 +242,11 @@ def test_nccl_that_is_too_old_or_missing(tmp_path: Path, monkeypatch: pytest.Mon
         assert problem.startswith(f"NCCL 2.27.3 ({old}) is too old, {install}")
         assert "name that in CROSSDOCK_NCCL_LIBRARY" in problem
     missing = found(CROSSDOCK_NCCL_LIBRARY="/nowhere/libnccl.so.2").problem
-    assert missing.startswith("/nowhere/libnccl.so.2 cannot be opened as NCCL: ")
+    assert missing.startswith("/nowhere/libnccl.so.2 cannot be opened as NCCL (")
+    assert install in missing and "take this one out of it" in missing
+    monkeypatch.chdir(tmp_path)  # what is started may go to another folder
+    for relative in {"CROSSDOCK_NCCL_LIBRARY": "new/libnccl.so.2"}, {"LD_LIBRARY_PATH": "old:new"}:
+        assert found(**relative).file == str(new)
     monkeypatch.setattr(libraries, "NCCL", "libnccl.so.none")
     assert found().problem == f"no libnccl.so.none found, {install}"
     monkeypatch.setenv("LD_PRELOAD", str(old))
