@@ -4,15 +4,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
-import os
 import sys
-from collections.abc import Iterable
-from importlib.metadata import Distribution, DistributionFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from crossdock.errors import InvalidUsage
 
@@ -33,27 +28,8 @@ SUBMODULES = (
     "utils.refs",
     "utils.testing",
 )
-# Holds a package deep_ep that is nothing but this.
+# Holds a package deep_ep that is nothing but this, and its metadata.
 FOLDER = Path(__file__).parent / "deep_ep_path"
-
-
-class _Distribution(Distribution):
-    """For importlib.metadata.version("deep_ep")."""
-
-    def read_text(self, filename: str) -> str | None:
-        return f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n" if filename == "METADATA" else None
-
-    def locate_file(self, path: Any) -> Any:
-        return FOLDER / str(path)
-
-
-class _Finder(DistributionFinder):
-    @classmethod
-    def find_spec(cls, *_: Any) -> None:  # modules are in sys.modules already
-        return None
-
-    def find_distributions(self, context: Any = None) -> Iterable[Distribution]:
-        return [_Distribution()] if context is None or context.name in (None, NAME, "deep-ep") else []
 
 
 def _is_ours(module: ModuleType) -> bool:
@@ -107,6 +83,6 @@ def _install() -> str:
     for alias, name in ALIASES.items():
         sys.modules[alias] = importlib.import_module(name)
         setattr(home, alias.rpartition(".")[2], sys.modules[alias])
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+    if str(FOLDER) not in sys.path:  # for importlib.metadata, and for multiprocessing's spawn, which hands it down
+        sys.path.append(str(FOLDER))
     return deep_ep_message()

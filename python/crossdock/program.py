@@ -73,8 +73,6 @@ class Program:
         os.environ.update(self.variables(os.environ))
         if self.as_deep_ep:
             install_as_deep_ep()
-            if str(FOLDER) not in sys.path:  # multiprocessing's spawn hands that down, too
-                sys.path.append(str(FOLDER))
 
     def _expect_no_old_nccl(self) -> bool:
         """Whether this process has loaded NCCL. InvalidUsage: it has, and that one is too old."""

@@ -19,6 +19,7 @@ from crossdock.as_deep_ep import FOLDER  # noqa: E402
 IMPORTS = """
 import importlib.metadata, multiprocessing, os, subprocess, sys
 before = dict(os.environ)
+version = importlib.metadata.version("deep_ep")
 import deep_ep
 from deep_ep import Buffer, Config, ElasticBuffer, EPHandle, EventHandle, EventOverlap, topk_idx_t
 from deep_ep.utils import EventHandle as Second, EventOverlap, check_nvlink_connections
@@ -31,7 +32,7 @@ assert Home is OldHome is Buffer and ElasticHome is ElasticBuffer and EventHandl
 assert deep_ep.utils.math.ceil_div(7, 2) == 4 and dict(os.environ) == before
 from deep_ep.utils.gate import a_helper
 from deep_ep.utils.refs import another as other_helper
-assert importlib.metadata.version("deep_ep") == deep_ep.__version__ == "2.1.0"
+assert version == importlib.metadata.version("deep-ep") == deep_ep.__version__ == "2.1.0"
 try:
     from deep_ep import HybridEPBuffer
 except ImportError:
