@@ -49,6 +49,10 @@ quietly "$venv" -m crossdock bench --ranks 2 --tokens 1 --iterations 2
 quietly "$work/venv/bin/pip" install -q --disable-pip-version-check matplotlib
 quietly "$venv" -m crossdock plot demo.json demo.svg
 echo "ok: python -m crossdock doctor, demo, bench with NumPy alone; plot"
+mkdir other
+cc -shared -Wl,-soname,libnccl_ep.so.0 -x c /dev/null -o other/libnccl_ep.so.0
+LD_LIBRARY_PATH=$work/other quietly "$work/venv/bin/crossdock-run" true
+echo "ok: beside another libnccl_ep.so.0 in LD_LIBRARY_PATH"
 for project in consumer_c consumer_cpp; do
     quietly cmake -S "$root/tests/install/$project" -B "$project" \
         -Dcrossdock_DIR="$("$venv" -c 'import crossdock; print(crossdock.get_cmake_dir())')"

@@ -51,7 +51,8 @@ def expect_no_other_deep_ep() -> None:
             )
         return
     spec = importlib.util.find_spec(NAME)
-    if spec is not None and Path(spec.origin or "").parent != FOLDER / NAME:
+    # A folder of that name that is no package has no origin, and a package comes before it.
+    if spec is not None and spec.origin is not None and Path(spec.origin).parent != FOLDER / NAME:
         raise InvalidUsage(
             f"another deep_ep is installed, {spec.origin}, and {_own_file()} does not stand in front of it: pip "
             "uninstall deep_ep, or go without --as-deep-ep"

@@ -153,6 +153,17 @@ def test_another_deep_ep_is_respected(tmp_path: Path) -> None:
     assert process.returncode == 2 and errors.startswith("crossdock: another deep_ep is installed"), errors
 
 
+def test_a_folder_that_is_called_deep_ep(tmp_path: Path) -> None:
+    """It is no package, and in nobody's way."""
+    (tmp_path / "deep_ep").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text("import deep_ep; print(deep_ep.__name__)\n")
+    for command in ([script], [sys.executable, script]):
+        process = start("-m", "crossdock", "run", "--as-deep-ep", *command)
+        output, errors = process.communicate(timeout=120)
+        assert output == "crossdock.deep_ep\n", errors
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
