@@ -20,9 +20,9 @@ from crossdock.program import HOME
 
 
 @contextmanager
-def running(code: str, *options: str, **environment: str) -> Iterator[int]:
-    """A process that has run the code and waits until the block ends."""
-    command = [sys.executable, *options, "-c", f"{code}\nprint(flush=True); input()"]
+def running(code: str, *prefix: str, **environment: str) -> Iterator[int]:
+    """A process that has run the code and waits until the block ends. prefix: of its command."""
+    command = [*prefix, sys.executable, "-c", f"{code}\nprint(flush=True); input()"]
     with subprocess.Popen(
         command, env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -69,6 +69,17 @@ def test_a_process_with_another_installation(tmp_path: Path, capsys: pytest.Capt
     with running(load, PYTHONPATH=path) as pid:
         assert main(["doctor", "--pid", str(pid)]) == 0
     assert "import deep_ep finds crossdock.deep_ep" in capsys.readouterr().out
+
+
+def test_a_process_in_a_container(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its files are looked at, not those that have their names here."""
+    here, there = stub_libraries.nccl(tmp_path, 22703), stub_libraries.nccl(tmp_path / "there", 23007)
+    enter = ["unshare", "--mount", "sh", "-c", f"mount --bind {there} {here} && exec \"$@\"", "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*enter, "true"], capture_output=True).returncode != 0:
+        pytest.skip("unshare --mount is not allowed here: skipped")
+    with running(f"import ctypes; ctypes.CDLL({str(here)!r})", *enter) as pid:
+        assert main(["doctor", "--pid", str(pid)]) == 0
+    assert f"{here}, 2.30.7" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pid", ["0", "-3", "4194305"])

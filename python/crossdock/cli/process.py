@@ -67,8 +67,9 @@ def _named(files: Sequence[str], prefix: str) -> list[str]:
 
 
 def _path(pid: int, file: str) -> str:
-    """The file's path in this process: the other one may have another root, as in a container."""
-    return file if os.path.exists(file) else f"/proc/{pid}/root{file}"
+    """Where this process finds the file: in a container, that name may be another file's."""
+    inside = f"/proc/{pid}/root{file}"
+    return inside if os.path.exists(inside) else file
 
 
 def _whose(pid: int, file: str) -> str:
