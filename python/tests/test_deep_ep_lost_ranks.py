@@ -26,8 +26,8 @@ def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_EP_TIMEOUT_MS", str(int(1000 * TIMEOUT_S)))
 
 
-def shrinking_buffer(comm: ep.Communicator) -> Any:
-    num_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(M, H, RANKS, E)
+def shrinking_buffer(comm: ep.Communicator, further_bytes: int = 0) -> Any:
+    num_bytes = deep_ep.Buffer.get_low_latency_rdma_size_hint(M, H, RANKS, E) + further_bytes
     return deep_ep.Buffer(comm, 0, num_bytes, low_latency_mode=True, explicitly_destroy=True, enable_shrink=True)
 
 
@@ -47,12 +47,13 @@ def layer(buffer: Any) -> float:
     return float(sums[0, 0])
 
 
-def test_a_rank_that_is_silent_from_the_first_call_on() -> None:
+@pytest.mark.parametrize("further_bytes", [0, 1 << 20])  # as where the normal mode's hint is larger
+def test_a_rank_that_is_silent_from_the_first_call_on(further_bytes: int) -> None:
     """Memory is made by the constructor, so survivors go on; cleaning masks is local and takes no time."""
     meet = threading.Barrier(RANKS, timeout=30)
 
     def program(comm: ep.Communicator) -> None:
-        buffer = shrinking_buffer(comm)
+        buffer = shrinking_buffer(comm, further_bytes)
         if comm.rank < 2:
             for _ in range(2):
                 assert layer(buffer) == 2 and masked_of(buffer) == [0, 0, 1]

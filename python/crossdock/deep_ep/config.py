@@ -66,11 +66,15 @@ class Config:
 
 # By bytes and number of ranks, the (M, H, E) that were asked for last. Callers make a buffer of that many bytes next.
 _hinted: dict[tuple[int, int], tuple[int, int, int]] = {}
+# By number of ranks, the bytes that were returned last: for callers that take more, as the normal mode's hint says.
+_last: dict[int, int] = {}
 
 
 def shape_of_hint(num_bytes: int, num_ranks: int) -> tuple[int, int, int] | None:
-    """(M, H, E) of the last call of low_latency_bytes that returned so many bytes for so many ranks."""
-    return _hinted.get((num_bytes, num_ranks))
+    """(M, H, E) of the last call of low_latency_bytes that returned so many bytes for so many ranks, or else of the
+    last one of all if it returned fewer."""
+    last = _last.get(num_ranks, num_bytes)
+    return _hinted.get((num_bytes, num_ranks)) or _hinted.get((min(last, num_bytes), num_ranks))
 
 
 def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
@@ -82,4 +86,5 @@ def low_latency_bytes(max_tokens: int, hidden: int, num_ranks: int, num_experts:
     num_bytes = align(2 * (rows * (2 * hidden + 128) + 8 * (num_experts + num_ranks)), SIZE_UNIT)
     if num_experts % num_ranks == 0 and hidden % 8 == 0:
         _hinted[num_bytes, num_ranks] = max_tokens, hidden, num_experts
+        _last[num_ranks] = num_bytes
     return num_bytes

@@ -52,8 +52,8 @@ class Buffer:
     so that ranks can be threads. Collective, as are all calls but get_dispatch_layout. Memory grows with what is
     dispatched, in steps that all ranks take together; num_nvl_bytes, num_rdma_bytes, num_qps_per_rank and the allow_
     flags have no effect.
-    low_latency_mode: the low_latency_ functions may be called. Their memory is made here where num_rdma_bytes is what
-    get_low_latency_rdma_size_hint said last, and by the first call of another shape, of all ranks together.
+    low_latency_mode: the low_latency_ functions may be called. Their memory is made here where num_rdma_bytes is no
+    less than get_low_latency_rdma_size_hint said last, and by the first call of another shape, of all ranks together.
     enable_shrink: ranks that do not answer are masked in low latency; but not while memory is made.
     explicitly_destroy: destroy() frees everything; without it a dropped buffer keeps its memory until the same ranks
     make another buffer, or the process ends.
