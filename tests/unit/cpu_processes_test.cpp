@@ -241,15 +241,31 @@ TEST(ProcessWatch, KnowsWhoHasEnded) {
     EXPECT_TRUE(ProcessWatch({child, 0}).has_ended()) << "no process has the number";
 }
 
-// A process that can open no more files takes nobody for ended.
+// A process that can open no more files, or has closed all of its own, takes nobody for ended.
 TEST(ProcessWatch, NeedsNoDescriptor) {
     const ProcessIdentity own = own_process();
     const pid_t child = fork();
     if (child == 0) {
+        const ProcessWatch before(own);
+        close_range(3, ~0u, 0);
+        if (before.has_ended()) _exit(1);
         const rlimit none{0, 0};
         setrlimit(RLIMIT_NOFILE, &none);
         const ProcessWatch watch(own);
-        _exit(watch.has_ended() || own_process().start != 0 ? 1 : 0);
+        _exit(watch.has_ended() || before.has_ended() || own_process().start != 0 ? 2 : 0);
+    }
+    EXPECT_TRUE(succeeds(child));
+}
+
+// A limit of files' sizes is an error, where the system would send SIGXFSZ.
+TEST(MemoryFile, ALimitOfFilesIsAnError) {
+    const pid_t child = fork();
+    if (child == 0) {
+        const rlimit page{4096, 4096};
+        setrlimit(RLIMIT_FSIZE, &page);
+        void* memory = nullptr;
+        const bool is_told = crossdockMemAlloc(&memory, 8192) == ncclSystemError && mentions({"8192", "ulimit -f"});
+        _exit(is_told && crossdockMemAlloc(&memory, 4096) == ncclSuccess ? 0 : 1);
     }
     EXPECT_TRUE(succeeds(child));
 }

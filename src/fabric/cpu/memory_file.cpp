@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -31,6 +32,11 @@ Mapping::~Mapping() {
 FileDescriptor make_memory_file(size_t bytes) {
     FileDescriptor file(memfd_create("crossdock", MFD_CLOEXEC));
     require(file.get() >= 0, ncclSystemError, "cannot create shared memory (memfd_create): {}", std::strerror(errno));
+    // Beyond that limit the system would end the process.
+    rlimit limit = {};
+    getrlimit(RLIMIT_FSIZE, &limit);
+    require(bytes <= limit.rlim_cur, ncclSystemError,
+            "cannot create {} bytes of shared memory: files may have {} (ulimit -f)", bytes, limit.rlim_cur);
     require(bytes <= static_cast<size_t>(INT64_MAX) && ftruncate(file.get(), static_cast<off_t>(bytes)) == 0,
             ncclSystemError, "cannot create {} bytes of shared memory: {}", bytes, std::strerror(errno));
     return file;

@@ -58,9 +58,11 @@ bool ProcessWatch::has_another_start() const {
 
 bool ProcessWatch::has_ended() const {
     if (was_gone_) return true;
-    if (descriptor_.get() < 0) return has_another_start();
     pollfd ended{descriptor_.get(), POLLIN, 0};
-    return poll(&ended, 1, 0) > 0;
+    poll(&ended, 1, 0);
+    // A program may have closed what it does not know.
+    if (descriptor_.get() < 0 || (ended.revents & POLLNVAL) != 0) return has_another_start();
+    return (ended.revents & POLLIN) != 0;
 }
 
 }  // namespace crossdock::cpu
