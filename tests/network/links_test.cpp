@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -187,6 +188,24 @@ TEST(Links, AGoodbyeCutsNoFrame) {
     EXPECT_TRUE(pair.farewell->in_order);
     EXPECT_EQ(pair.farewell->because_of, 7u);
     EXPECT_EQ(taker.taken[0], large.content_);
+}
+
+// What comes behind this rank's goodbye is dropped in parts: who goes on sending keeps nobody.
+TEST(Links, DrainingTakesAPartAtATime) {
+    int ends[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    Socket other(ends[0]);
+    LinkStream stream{Socket(ends[1])};
+    const Bytes some(100'000);
+    ASSERT_EQ(write(other.fd(), some.data(), some.size()), static_cast<ssize_t>(some.size()));
+    EXPECT_FALSE(stream.drain());
+    int num_left = 0;
+    ASSERT_EQ(ioctl(stream.fd(), FIONREAD, &num_left), 0);
+    EXPECT_GT(num_left, 0);
+    EXPECT_FALSE(stream.drain());
+    EXPECT_FALSE(stream.drain()) << "nothing has come, the other end is there";
+    other.close();
+    EXPECT_TRUE(stream.drain());
 }
 
 TEST(Links, WhoDiesInTheMiddleOfAFrameCancelsIt) {

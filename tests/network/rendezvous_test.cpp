@@ -5,12 +5,17 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <thread>
 
 #include "core/error.h"
 #include "network/rendezvous_messages.h"
@@ -131,6 +136,24 @@ TEST(Rendezvous, StrangersAreTurnedAway) {
     }
     expect_all(start(meeting(address, 1, 2)).get(), 2);
     expect_all(first.get(), 2);
+}
+
+// A child that is forked while rank 0 waits, and lives on, keeps its port from no later rank 0.
+TEST(Rendezvous, AForkedChildKeepsNoPort) {
+    const std::string address = free_address();
+    const std::string port = to_string(resolve(address).front());
+    auto first = start(meeting(address, 0, 2));
+    while (std::ranges::count(listening_ports(), port) == 0) std::this_thread::yield();
+    const pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
+    }
+    expect_all(start(meeting(address, 1, 2)).get(), 2);
+    expect_all(first.get(), 2);
+    EXPECT_NO_THROW(listen_at(address));
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
 }
 
 // Several hundred connections that are opened again whenever they are closed keep no rank out.
