@@ -48,6 +48,8 @@ quietly "$venv" -m crossdock demo --backend processes --ranks 4 --steps 3 --json
 quietly "$venv" -m crossdock bench --ranks 2 --tokens 1 --iterations 2
 quietly "$work/venv/bin/pip" install -q --disable-pip-version-check matplotlib
 quietly "$venv" -m crossdock plot demo.json demo.svg
+quietly "$work/venv/bin/crossdock-run" --as-deep-ep \
+    "$venv" -c 'from importlib.metadata import version; assert version("deep_ep") == "2.1.0"'
 echo "ok: python -m crossdock doctor, demo, bench with NumPy alone; plot"
 mkdir other
 cc -shared -Wl,-soname,libnccl_ep.so.0 -x c /dev/null -o other/libnccl_ep.so.0
