@@ -14,7 +14,8 @@ namespace crossdock::network {
 Socket Door::let_in(size_t num_strangers, uint64_t now_ns) {
     constexpr uint64_t kRestNs = 100'000'000;
     if (is_full(num_strangers, now_ns)) return Socket();
-    Socket socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    Socket socket =
+        Socket::made_by([&] { return accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (socket.is_open()) return socket;
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         // Who waits stays in the kernel's queue, so poll() would return at once, again and again.

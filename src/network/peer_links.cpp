@@ -3,12 +3,10 @@
 
 #include <sched.h>
 #include <sys/epoll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 
 #include "core/error.h"
 #include "runtime/cpu/clock.h"
@@ -22,8 +20,8 @@ constexpr size_t kFewCarriers = 2;
 }  // namespace
 
 PeerLinks::PeerLinks(std::vector<Link> links, FrameReceiver& receiver)
-    : receiver_(receiver), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
-    require(epoll_ >= 0, ncclSystemError, "epoll_create1 failed: {}", std::strerror(errno));
+    : receiver_(receiver), epoll_(Socket::made_by([] { return epoll_create1(EPOLL_CLOEXEC); })) {
+    require(epoll_.is_open(), ncclSystemError, "epoll_create1 failed: {}", std::strerror(errno));
     for (Link& link : links) {
         const auto rank = static_cast<uint32_t>(streams_.size());
         const LinkStream& stream = streams_.emplace_back(std::move(link.socket));
@@ -31,29 +29,16 @@ PeerLinks::PeerLinks(std::vector<Link> links, FrameReceiver& receiver)
         epoll_event event = {};
         event.events = EPOLLIN | EPOLLRDHUP;
         event.data.u32 = rank;
-        const int status = epoll_ctl(epoll_, EPOLL_CTL_ADD, stream.fd(), &event);
+        const int status = epoll_ctl(epoll_.fd(), EPOLL_CTL_ADD, stream.fd(), &event);
         require(status == 0, ncclSystemError, "epoll_ctl failed: {}", std::strerror(errno));
     }
-}
-
-PeerLinks::~PeerLinks() {
-    const std::lock_guard lock(closing_);
-    close_all();
-}
-
-// In a child nothing is taken out of the epoll set, which is the parent's, too.
-void PeerLinks::close_all() noexcept {
-    for (LinkStream& stream : streams_) stream.close_socket();
-    if (epoll_ >= 0) ::close(epoll_);
-    epoll_ = -1;
 }
 
 void PeerLinks::close(uint32_t peer) {
     LinkStream& stream = streams_[peer];
     if (stream.is_open()) {
-        const std::lock_guard lock(closing_);
         // To close it is not enough where somebody else has the socket open, too.
-        epoll_ctl(epoll_, EPOLL_CTL_DEL, stream.fd(), nullptr);
+        epoll_ctl(epoll_.fd(), EPOLL_CTL_DEL, stream.fd(), nullptr);
         stream.close_socket();
     }
     stream.cancel();
@@ -88,7 +73,7 @@ bool PeerLinks::progress(std::vector<Departure>& departures) {
     bool happened = false;
     if (carriers_.size() > kFewCarriers) {
         epoll_event events[16];
-        const int count = epoll_wait(epoll_, events, 16, 0);
+        const int count = epoll_wait(epoll_.fd(), events, 16, 0);
         for (int i = 0; i < count; ++i) happened |= receive(events[i].data.u32, departures);
     } else {
         for (const uint32_t peer : carriers_) happened |= receive(peer, departures);
@@ -98,7 +83,7 @@ bool PeerLinks::progress(std::vector<Departure>& departures) {
 
 void PeerLinks::look_at_all(std::vector<Departure>& departures) {
     epoll_event events[16];
-    const int count = epoll_wait(epoll_, events, 16, 0);
+    const int count = epoll_wait(epoll_.fd(), events, 16, 0);
     for (int i = 0; i < count; ++i) receive(events[i].data.u32, departures);
 }
 

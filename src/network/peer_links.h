@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "core/process.h"
 #include "network/handshake.h"
 #include "network/link_stream.h"
 
@@ -22,9 +21,6 @@ struct Departure {
 class PeerLinks {
   public:
     PeerLinks(std::vector<Link> links, FrameReceiver& receiver);
-    ~PeerLinks();
-    PeerLinks(const PeerLinks&) = delete;
-    PeerLinks& operator=(const PeerLinks&) = delete;
 
     // Frames to this peer go over its link: progress() looks for those that come from there, look_at_all() does at all.
     void carry_frames(uint32_t peer) { carriers_.push_back(peer); }
@@ -50,16 +46,12 @@ class PeerLinks {
     bool receive(uint32_t peer, std::vector<Departure>& departures);
     void flush_all();
     void close(uint32_t peer);
-    void close_all() noexcept;
 
     std::deque<LinkStream> streams_;  // one per rank; this rank's own is closed
     FrameReceiver& receiver_;
     std::vector<uint32_t> carriers_;
     std::vector<uint32_t> queued_;  // peers for which something is queued
-    int epoll_ = -1;
-    // Held while links are closed. A forked child closes its copies at once: while it has them open, peers do not see
-    // this process end.
-    ForkSafeMutex closing_{[this] { close_all(); }};
+    Socket epoll_;
 };
 
 }  // namespace crossdock::network

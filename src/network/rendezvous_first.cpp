@@ -34,10 +34,6 @@ class First {
           own_(own),
           socket_(listen_at(rendezvous.address)),
           door_(socket_) {}
-    // A child that was forked meanwhile has the socket open, too.
-    ~First() { stop_listening(socket_); }
-    First(const First&) = delete;
-    First& operator=(const First&) = delete;
 
     Attendance run() {
         const uint64_t end_ns = cpu::steady_now_ns() + std::min(rendezvous_.timeout_ns, UINT64_MAX / 2);

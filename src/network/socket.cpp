@@ -17,12 +17,27 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string_view>
 
 #include "core/error.h"
+#include "core/process.h"
 
 namespace crossdock::network {
 namespace {
+
+struct OpenSockets {
+    ForkSafeMutex mutex{[this] {
+        for (const int fd : fds) ::close(fd);
+        fds.clear();
+    }};
+    std::vector<int> fds;
+};
+OpenSockets& open_sockets() {
+    static auto* instance = new OpenSockets;
+    return *instance;
+}
+const MadeAtLoad made_at_load(open_sockets);
 
 socklen_t to_sockaddr(const Endpoint& endpoint, sockaddr_storage& storage) {
     std::memset(&storage, 0, sizeof(storage));
@@ -91,7 +106,7 @@ socklen_t to_sockaddr(const LocalName& name, sockaddr_un& address) {
 
 // Whether an interface of this host has this address, whatever the port.
 bool is_own(const Endpoint& endpoint) {
-    const Socket socket(::socket(endpoint.family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const Socket socket = Socket::made_by([&] { return ::socket(endpoint.family, SOCK_STREAM | SOCK_CLOEXEC, 0); });
     Endpoint any_port = endpoint;
     any_port.port = 0;
     sockaddr_storage storage;
@@ -100,7 +115,7 @@ bool is_own(const Endpoint& endpoint) {
 }
 
 Socket open_socket(uint16_t family) {
-    Socket socket(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    Socket socket = Socket::made_by([&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
     require(socket.is_open(), ncclSystemError, "cannot open a socket: {}", std::strerror(errno));
     return socket;
 }
@@ -124,8 +139,21 @@ Socket listen_on(const Endpoint& endpoint, const std::string& text) {
 
 }  // namespace
 
+Socket Socket::made_by(const std::function<int()>& make) {
+    const std::lock_guard lock(open_sockets().mutex);
+    std::vector<int>& fds = open_sockets().fds;
+    fds.reserve(fds.size() + 1);
+    Socket made;
+    made.fd_ = make();
+    if (made.is_open()) fds.push_back(made.fd_);
+    return made;
+}
+
 void Socket::close() {
-    if (fd_ >= 0) ::close(fd_);
+    if (fd_ < 0) return;
+    const std::lock_guard lock(open_sockets().mutex);
+    // In a forked child it is closed, and its number may be another's.
+    if (std::erase(open_sockets().fds, fd_) > 0) ::close(fd_);
     fd_ = -1;
 }
 
@@ -264,7 +292,7 @@ Socket bind_to(const LocalName& name) {
 }
 
 Socket connect_to(const LocalName& name) {
-    Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    Socket socket = Socket::made_by([] { return ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
     sockaddr_un address;
     const socklen_t length = to_sockaddr(name, address);
     if (!socket.is_open() || connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address), length) == 0)

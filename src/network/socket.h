@@ -4,16 +4,21 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace crossdock::network {
 
-// A descriptor, owned.
+// A descriptor, owned. A forked child closes its copies at once: while it has them open, peers do not see this process
+// end, and ports stay taken.
 class Socket {
   public:
-    explicit Socket(int fd = -1) : fd_(fd) {}
+    Socket() = default;
+    explicit Socket(int fd) : Socket(made_by([fd] { return fd; })) {}
+    // make() opens a descriptor, or returns -1. No fork of another thread comes between this and the constructor.
+    static Socket made_by(const std::function<int()>& make);
     ~Socket() { close(); }
     Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
     Socket& operator=(Socket&& other) noexcept {
@@ -25,7 +30,7 @@ class Socket {
     void close();
 
   private:
-    int fd_;
+    int fd_ = -1;
 };
 
 // An address and port, version 4 or 6, as ranks send it to each other.

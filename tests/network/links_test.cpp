@@ -277,27 +277,31 @@ TEST(Links, TellWhoLeavesHow) {
     EXPECT_TRUE(left.empty());
 }
 
-// A process ends for its peers although a child that it forked lives on.
+// A process ends for its peers although a child that it forked lives on, even one that was forked while ranks met.
 TEST(Links, AChildKeepsNone) {
-    int ends[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-    const Socket other(ends[1]);
-    std::vector<Link> links(1);
-    links[0].socket = Socket(ends[0]);
-    Taker taker;
-    auto watch = std::make_unique<PeerLinks>(std::move(links), taker);
-    const pid_t child = fork();
-    if (child == 0) {
-        close(other.fd());
-        for (;;) pause();
+    for (const bool have_met : {false, true}) {
+        int ends[2];
+        ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+        const Socket other(ends[1]);
+        std::vector<Link> links(1);
+        links[0].socket = Socket(ends[0]);
+        Taker taker;
+        std::unique_ptr<PeerLinks> watch;
+        if (have_met) watch = std::make_unique<PeerLinks>(std::move(links), taker);
+        const pid_t child = fork();
+        if (child == 0) {
+            close(other.fd());
+            for (;;) pause();
+        }
+        watch.reset();
+        links.clear();
+        pollfd ended{other.fd(), POLLIN, 0};
+        EXPECT_EQ(poll(&ended, 1, 20'000), 1) << "the link is still open";
+        char nothing = 0;
+        EXPECT_EQ(recv(other.fd(), &nothing, 1, MSG_DONTWAIT), 0);
+        kill(child, SIGKILL);
+        waitpid(child, nullptr, 0);
     }
-    watch.reset();
-    pollfd ended{other.fd(), POLLIN, 0};
-    EXPECT_EQ(poll(&ended, 1, 20'000), 1) << "the link is still open";
-    char nothing = 0;
-    EXPECT_EQ(recv(other.fd(), &nothing, 1, MSG_DONTWAIT), 0);
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
 }
 
 // Whoever has left is watched no more, also where somebody else has the socket open, too.
