@@ -275,21 +275,19 @@ TEST(Processes, AKilledJoinerIsSucceeded) {
     const ncclUniqueId id = make_id();
     const auto joins = [](const ncclUniqueId& shared_id, int rank) {
         ncclComm_t comm = nullptr;
-        return crossdockCommInitRank(&comm, 3, shared_id, rank) == ncclSuccess &&
-               crossdockCommBarrier(comm) == ncclSuccess && crossdockCommDestroy(comm) == ncclSuccess;
+        ncclResult_t result = ncclInvalidArgument;
+        // Refused in the moments in which the test has the seat.
+        while ((result = crossdockCommInitRank(&comm, 3, shared_id, rank)) == ncclInvalidArgument) usleep(3000);
+        return result == ncclSuccess && crossdockCommBarrier(comm) == ncclSuccess &&
+               crossdockCommDestroy(comm) == ncclSuccess;
     };
     const pid_t first = fork_rank(joins, id, 0);
-    const pid_t killed = fork_rank(
-        [](const ncclUniqueId& shared_id, int rank) {
-            ncclComm_t comm = nullptr;
-            // Refused in the moments in which the test has the seat.
-            while (crossdockCommInitRank(&comm, 3, shared_id, rank) == ncclInvalidArgument) usleep(3000);
-            return false;
-        },
-        id, 1);
+    const pid_t killed = fork_rank(joins, id, 1);
     setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "1", 1);
     ncclComm_t comm = nullptr;
-    while (crossdockCommInitRank(&comm, 3, id, 1) == ncclRemoteError) usleep(5000);
+    for (const int rank : {0, 1}) {
+        while (crossdockCommInitRank(&comm, 3, id, rank) == ncclRemoteError) usleep(5000);
+    }
     EXPECT_TRUE(mentions({"rank 1 is taken by process", std::to_string(killed).c_str()})) << last_error();
     kill(killed, SIGKILL);
     siginfo_t info;
