@@ -101,7 +101,7 @@ TEST(HtMask, SeveralRanksAreLost) {
             for (int later = 0; later < 2; ++later) {
                 expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {
                     const HtProblem problem = mask_problem(4, kHtLayouts[(missed + later) % 2], 5);
-                    const OwnedGroup group = mask_group(context, problem, 200'000'000);
+                    const OwnedGroup group = mask_group(context, problem, 500'000'000);
                     DegradedLayer layer(context, group.get(), problem);
                     layer.step();
                     const int last = context.rank() == 1   ? missed
