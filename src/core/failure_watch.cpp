@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -37,17 +36,10 @@ struct Watched {
 // One thread for all groups of the process, which lives while there is one.
 class Rounds {
   public:
-    static std::shared_ptr<Rounds> make() {
-        return std::shared_ptr<Rounds>(new Rounds, [](Rounds* rounds) {
-            // A forked process has the object, but not the thread, which may hold the mutex, and for whose end the
-            // destructor of the condition variable would wait.
-            if (!rounds->is_in_child()) delete rounds;
-        });
-    }
     ~Rounds() { stop(); }
 
     void stop() {
-        if (is_in_child()) return;
+        if (is_inherited()) return;
         {
             const std::lock_guard lock(mutex_);
             is_over_ = true;
@@ -63,13 +55,13 @@ class Rounds {
     }
 
     void remove(std::list<Watched>::iterator place) {
-        if (is_in_child()) return;
+        if (is_inherited()) return;
         const std::lock_guard lock(mutex_);
         place->look(true);
         watched_.erase(place);
     }
 
-    bool is_in_child() const { return process_ != getpid(); }
+    bool is_inherited() const { return process_ != getpid(); }
 
   private:
     void run() {
@@ -88,38 +80,12 @@ class Rounds {
     std::thread thread_;
 };
 
-struct Current {
-    // Also in a forked child, which has none of its parent's thread.
-    std::shared_ptr<Rounds> get() {
-        const std::lock_guard lock(mutex);
-        std::shared_ptr<Rounds> rounds = object.lock();
-        if (rounds == nullptr || rounds->is_in_child()) object = rounds = Rounds::make();
-        if (!stops_at_exit) stops_at_exit = std::atexit(stop) == 0;
-        return rounds;
-    }
-
-    // At the process's end, before CUDA takes back the memory that the thread reads.
-    static void stop();
-
-    ForkSafeMutex mutex;
-    std::weak_ptr<Rounds> object;
-    bool stops_at_exit = false;
-};
-
-Current& current() {
-    static auto* instance = new Current;
-    return *instance;
-}
-const MadeAtLoad made_at_load(current);
-
-void Current::stop() {
-    if (const auto rounds = current().object.lock()) rounds->stop();
-}
+const MadeAtLoad made_at_load(SharedInProcess<Rounds>::state);
 
 }  // namespace
 
 FailureWatch::Place FailureWatch::watch(const HostVisibleStatus& status, std::function<void()> tell) {
-    const std::shared_ptr<Rounds> rounds = current().get();
+    const std::shared_ptr<Rounds> rounds = SharedInProcess<Rounds>::get();
     const auto place = rounds->add(status, std::move(tell));
     return Place(nullptr, [rounds, place](void*) { rounds->remove(place); });
 }

@@ -5,7 +5,9 @@
 
 #include <sys/types.h>
 
+#include <cstdlib>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -57,6 +59,41 @@ class ForkSafeMutex {
   private:
     std::shared_mutex mutex_;
     std::function<void()> in_child_;
+};
+
+// The one Object that its users in this process share while there are any; a forked child, which has none of its
+// parent's threads, makes its own. It is stopped at the process's end, before what it uses is torn down. Object has
+// stop() and is_inherited(). state() is to be made at load.
+template <typename Object>
+class SharedInProcess {
+  public:
+    struct State {
+        ForkSafeMutex mutex;
+        std::weak_ptr<Object> object;
+        bool stops_at_exit = false;
+    };
+    static State& state() {
+        static auto* instance = new State;
+        return *instance;
+    }
+
+    static std::shared_ptr<Object> get() {
+        const std::lock_guard lock(state().mutex);
+        std::shared_ptr<Object> object = state().object.lock();
+        if (object == nullptr || object->is_inherited()) {
+            // In a child the thread that is missing may hold its mutex, or wait for its condition variable for ever.
+            state().object = object = std::shared_ptr<Object>(new Object, [](Object* last) {
+                if (!last->is_inherited()) delete last;
+            });
+        }
+        if (!state().stops_at_exit) state().stops_at_exit = std::atexit(stop) == 0;
+        return object;
+    }
+
+  private:
+    static void stop() {
+        if (const auto object = state().object.lock()) object->stop();
+    }
 };
 
 // A thread of the library, which gets none of the program's signals. Error with ncclSystemError if the system starts no

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -31,11 +30,7 @@ class Rounds {
 
     // No mesh is looked after any more.
     void stop() {
-        if (is_inherited()) {
-            // A forked process has the object, but not the thread, which may have held the mutex.
-            if (thread_.joinable()) thread_.detach();
-            return;
-        }
+        if (is_inherited()) return;
         {
             const std::lock_guard lock(mutex_);
             is_over_ = true;
@@ -82,38 +77,12 @@ class Rounds {
     std::thread thread_;
 };
 
-struct Current {
-    // Also in a forked child, which has none of its parent's thread.
-    std::shared_ptr<Rounds> get() {
-        const std::lock_guard lock(mutex);
-        std::shared_ptr<Rounds> rounds = object.lock();
-        if (rounds == nullptr || rounds->is_inherited()) object = rounds = std::make_shared<Rounds>();
-        if (!stops_at_exit) stops_at_exit = std::atexit(stop) == 0;
-        return rounds;
-    }
-
-    // At the process's end, before libraries are torn down: what a mesh uses must not go while the thread uses it.
-    static void stop();
-
-    ForkSafeMutex mutex;
-    std::weak_ptr<Rounds> object;
-    bool stops_at_exit = false;
-};
-
-Current& current() {
-    static auto* instance = new Current;
-    return *instance;
-}
-const MadeAtLoad made_at_load(current);
-
-void Current::stop() {
-    if (const auto rounds = current().object.lock()) rounds->stop();
-}
+const MadeAtLoad made_at_load(SharedInProcess<Rounds>::state);
 
 }  // namespace
 
 Caretaker::Place Caretaker::look_after(Mesh& mesh) {
-    const std::shared_ptr<Rounds> rounds = current().get();
+    const std::shared_ptr<Rounds> rounds = SharedInProcess<Rounds>::get();
     rounds->add(mesh);
     return Place(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
 }
