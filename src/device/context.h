@@ -114,6 +114,10 @@ class Ctx {
     CROSSDOCK_DEVICE void store_tagged(TaggedWord* word, uint64_t payload, uint64_t tag) const {
         ptx::store_relaxed_system_16(word, payload, tag);
     }
+    // By the lanes for which that holds, in one instruction of the warp, which has come together (warp_sync).
+    CROSSDOCK_DEVICE void store_tagged_if(bool condition, TaggedWord* word, uint64_t payload, uint64_t tag) const {
+        ptx::store_relaxed_system_16_if(condition, word, payload, tag);
+    }
     // Words of this rank's other blocks.
     CROSSDOCK_DEVICE uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         return ptx::add_relaxed_device_64(word, value);
@@ -162,10 +166,6 @@ class Ctx {
         atomicMax(reinterpret_cast<unsigned long long*>(largest), static_cast<unsigned long long>(value));
     }
 
-    CROSSDOCK_DEVICE float warp_max(float value) const {
-        for (int step = kLanes / 2; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
-        return value;
-    }
     // Of all lanes, and of those before this one.
     CROSSDOCK_DEVICE int warp_sum(int value) const { return __reduce_add_sync(~0u, value); }
     CROSSDOCK_DEVICE int warp_sum_before(int value) const {
@@ -196,6 +196,17 @@ class Ctx {
     // Bit i: lane i's.
     CROSSDOCK_DEVICE uint32_t warp_ballot(bool value) const { return __ballot_sync(~0u, value); }
     CROSSDOCK_DEVICE uint32_t warp_or(uint32_t value) const { return __reduce_or_sync(~0u, value); }
+    // Bit i: lane i's bit of this lane's number. Blocks of bits change places across the diagonal, halved in each step.
+    CROSSDOCK_DEVICE uint32_t warp_transpose(uint32_t bits) const {
+        uint32_t upper = 0xFFFF0000u;
+        CROSSDOCK_UNROLL
+        for (int step = kLanes / 2; step > 0; step /= 2, upper ^= upper >> step) {
+            const uint32_t other = __shfl_xor_sync(~0u, bits, step);
+            bits = (lane() & step) == 0 ? (bits & ~upper) | (other << step & upper)
+                                        : (bits & upper) | (other >> step & ~upper);
+        }
+        return bits;
+    }
     CROSSDOCK_DEVICE int warp_max(int value) const { return __reduce_max_sync(~0u, value); }
     // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
     CROSSDOCK_DEVICE uint64_t warp_broadcast(uint64_t value) const {
@@ -273,6 +284,9 @@ class Ctx {
         __atomic_store_n(&word->payload, payload, __ATOMIC_RELAXED);
         __atomic_store_n(&word->tag, tag, __ATOMIC_RELEASE);
     }
+    void store_tagged_if(bool condition, TaggedWord* word, uint64_t payload, uint64_t tag) const {
+        if (condition) store_tagged(word, payload, tag);
+    }
     uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
         return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);
@@ -312,7 +326,6 @@ class Ctx {
     }
     void wait_for_previous_kernels() const {}
     void let_next_kernel_start() const {}
-    float warp_max(float value) const { return value; }
     int warp_max(int value) const { return value; }
     int warp_sum(int value) const { return value; }
     int warp_sum_before(int) const { return 0; }
@@ -327,6 +340,7 @@ class Ctx {
     bool warp_any(bool value) const { return value; }
     uint32_t warp_ballot(bool value) const { return value ? 1 : 0; }
     uint32_t warp_or(uint32_t value) const { return value; }
+    uint32_t warp_transpose(uint32_t bits) const { return bits & 1; }
     uint64_t warp_broadcast(uint64_t value) const { return value; }
     uint32_t warp_broadcast(uint32_t value) const { return value; }
     cpu::Warp& warp() const { return *warp_; }

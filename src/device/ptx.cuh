@@ -41,6 +41,15 @@ __device__ __forceinline__ void store_relaxed_system_16(void* address, uint64_t 
                  : "memory");
 }
 
+// By some lanes of a warp that has converged: in one instruction, which a branch around it would not be sure to be.
+__device__ __forceinline__ void store_relaxed_system_16_if(bool condition, void* address, uint64_t low, uint64_t high) {
+    asm volatile(
+        "{\n .reg .b128 v;\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n mov.b128 v, {%1, %2};\n"
+        " @p st.relaxed.sys.global.b128 [%0], v;\n}" ::"l"(address),
+        "l"(low), "l"(high), "r"(static_cast<uint32_t>(condition))
+        : "memory");
+}
+
 __device__ __forceinline__ uint64_t add_relaxed_device_64(uint64_t* address, uint64_t value) {
     uint64_t before;
     asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");

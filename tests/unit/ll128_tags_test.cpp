@@ -47,15 +47,15 @@ TEST(Ll128Tags, AreNoNumbersOfAnyFormat) {
 TEST(Ll128Tags, TellADiagnosisWhatIsThere) {
     cpu::LocalExecutor(1).run({1, 1, 1024}, [&](cpu::Warp& warp) {
         const Ctx ctx(warp);
-        const Ll128Row row(4096);
+        const Ll128Row row(ctx, 4096);
         alignas(128) std::byte lines[2 * 4096] = {};
         const std::vector<std::byte> data(4096);
         EXPECT_EQ(epoch_in_ll128(ctx, lines, 0), 0u) << "zeroed memory";
         for (const uint64_t epoch : {uint64_t{7}, kLastEpoch}) {
             for (uint32_t group = 0; group < row.groups(); ++group) {
                 Ll128Group stored;
-                stored.read(ctx, row, group, data.data());
-                stored.store(ctx, row, group, lines, ll128_tag(epoch, 0));
+                stored.read(row, group, data.data());
+                stored.store(ctx, row, group, lines + row.offset_in_lines(group), ll128_tag(epoch, 0));
                 EXPECT_EQ(epoch_in_ll128(ctx, lines, group), epoch) << "group " << group;
             }
         }

@@ -24,11 +24,11 @@ class CombineReceive {
     CROSSDOCK_DEVICE void run(const WorkShare& share, bool is_first) {
         int64_t choice = is_first ? first_choice_ : load_first_choice(share);
         const bool is_ll128 = kForms == RowForms::kLl128 || (op_.sends_ll128() && allows_ll128(args_));
-        const Ll128Row shape(args_.row_bytes);
+        const Ll128Row shape(ctx_, args_.row_bytes);
         const Ll128Parts parts = Ll128Parts::of(shape, c_.num_tokens, share.step());
         const uint32_t work = c_.num_tokens * (is_ll128 ? parts.num : args_.segments);
         uint64_t alike = ranks_alike(0, early_entry_);
-        if (alike != all_ranks()) alike = ranks_entered_alike();
+        if (alike != all_ranks()) alike = ranks_entered_alike(ctx_, args_, op_);
         CROSSDOCK_ROLLED
         for (uint32_t i = share.first(ctx_); i < work; i += share.step()) {
             const uint32_t part = i / c_.num_tokens;
@@ -44,7 +44,7 @@ class CombineReceive {
             } else {
                 sum_plain_rows(num, part, out);
             }
-            if (!has_all) alike = ranks_entered_alike();
+            if (!has_all) alike = ranks_entered_alike(ctx_, args_, op_);
             if (i + share.step() < work) choice = choice_of_lane((i + share.step()) % c_.num_tokens, 0);
             ctx_.warp_sync();
             ctx_.mark(Step::kCombineSummed);
@@ -69,11 +69,14 @@ class CombineReceive {
         const bool is_alike = rank == c_.rank || (rank < c_.arena.num_ranks && op_.is_alike(entry));
         return uint64_t{ctx_.warp_ballot(is_alike)} << base;
     }
-    CROSSDOCK_DEVICE uint64_t ranks_entered_alike() const {
+    CROSSDOCK_DEVICE_RARE static uint64_t ranks_entered_alike(const Ctx& ctx, decltype(Op::args) args,
+                                                              Operation operation) {
+        const Op op(ctx, args, operation);
+        const CombineReceive receive(op);
         uint64_t alike = 0;
         CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < c_.arena.num_ranks && base < kRanksSeenAtOnce; base += kLanes)
-            alike |= ranks_alike(base, load_entry_for_lane(base));
+        for (uint32_t base = 0; base < op.c.arena.num_ranks && base < kRanksSeenAtOnce; base += kLanes)
+            alike |= receive.ranks_alike(base, receive.load_entry_for_lane(base));
         return alike;
     }
 
@@ -142,15 +145,22 @@ class CombineReceive {
                                         std::byte* out) const {
         constexpr uint32_t kRowsAtOnce = 4;
         constexpr uint32_t kGroupsAtOnce = 2;
-        const auto cell = [&](uint32_t at) { return op_.row(c_.rank, static_cast<uint32_t>(terms_.index[at])); };
+        const std::byte* cells = op_.row(c_.rank, 0);
+        const auto cell_offset = [&](uint32_t at) {
+            return static_cast<uint64_t>(static_cast<uint32_t>(terms_.index[at])) * c_.offsets.row_stride;
+        };
         bool has_all = true;
         CROSSDOCK_ROLLED
         for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
             const uint32_t groups = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
+            const std::byte* of_lane = cells + shape.offset_in_lines(first);
             Ll128Sums<kDType> sums[kGroupsAtOnce];
             CROSSDOCK_ROLLED
             for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
                 const uint32_t rows = num - base < kRowsAtOnce ? num - base : kRowsAtOnce;
+                const std::byte* lines[kRowsAtOnce];
+                CROSSDOCK_UNROLL
+                for (uint32_t r = 0; r < kRowsAtOnce; ++r) lines[r] = of_lane + cell_offset(base + (r < rows ? r : 0));
                 // Bit g * kRowsAtOnce + r: group g of row r.
                 const uint32_t expected = ((1u << rows) - 1) | (groups > 1 ? ((1u << rows) - 1) << kRowsAtOnce : 0);
                 Ll128Wait<kRowsAtOnce * kGroupsAtOnce> wait;
@@ -159,7 +169,8 @@ class CombineReceive {
                     ctx_, c_.scope, op_, WaitStep::kRow,
                     [&] {
                         wait.look(
-                            ctx_, shape, op_.epoch, [&](uint32_t i) { return cell(base + i % kRowsAtOnce); },
+                            ctx_, shape, op_.epoch,
+                            [&](uint32_t i) { return lines[i % kRowsAtOnce] + i / kRowsAtOnce * Ll128Row::kGroupBytes; },
                             [&](uint32_t i) { return first + i / kRowsAtOnce; });
                         return wait.missing == 0
                                    ? -1
@@ -167,20 +178,21 @@ class CombineReceive {
                     },
                     [&] {
                         const uint32_t i = wait.first_missing();
-                        return epoch_in_ll128(ctx_, cell(base + i % kRowsAtOnce), first + i / kRowsAtOnce);
+                        return epoch_in_ll128(ctx_, cells + cell_offset(base + i % kRowsAtOnce),
+                                              first + i / kRowsAtOnce);
                     });
                 has_all = has_all && came;
+                static_assert(kCellRow == 0, "other tags are unusual ones");
+                const uint32_t present = expected & ~wait.missing & ~ctx_.warp_or(wait.unusual);
                 CROSSDOCK_UNROLL
                 for (uint32_t i = 0; i < kRowsAtOnce * kGroupsAtOnce; ++i) {
-                    const uint32_t group = i / kRowsAtOnce;
-                    if (((expected & ~wait.missing) >> i & 1) == 0) continue;
-                    if (!ctx_.warp_all(wait.groups[i].says(ctx_, shape, first + group, kCellRow))) continue;
-                    sums[group].add(wait.groups[i], terms_.weight[base + i % kRowsAtOnce]);
+                    if ((present >> i & 1) != 0)
+                        sums[i / kRowsAtOnce].add(wait.groups[i], terms_.weight[base + i % kRowsAtOnce]);
                 }
             }
             CROSSDOCK_UNROLL
             for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
-                if (g < groups) sums[g].rounded().write(ctx_, shape, first + g, args_.row_bytes, out);
+                if (g < groups) sums[g].rounded().write(shape, first + g, args_.row_bytes, out);
             }
         }
         return has_all;

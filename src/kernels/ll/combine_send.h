@@ -199,21 +199,41 @@ template <DType kDType, typename Op>
 class Ll128Returns {
   public:
     CROSSDOCK_DEVICE explicit Ll128Returns(const Op& op)
-        : op_(op), ctx_(op.ctx), args_(op.args), list_(op, true), shape_(op.args.row_bytes) {}
+        : op_(op), ctx_(op.ctx), args_(op.args), list_(op, true), shape_(op.ctx, op.args.row_bytes) {}
 
-    // The first run sets out before the operation is known. After a barrier behind ReturnList::count.
-    CROSSDOCK_DEVICE void start() {
-        number_ = op_.warp() * op_.c.send_blocks + op_.block();
-        step_ = op_.warps() * op_.c.send_blocks;
-        parts_ = Ll128Parts::of(shape_, list_.size(), step_);
-        find();
-        if (!has_computed_rows(args_)) read();
-    }
-    CROSSDOCK_DEVICE void run() {
-        if (has_computed_rows(args_)) {
-            for_rows([&] { send_sums(); }, [] {});
-        } else {
-            for_rows([&] { send(); }, [&] { read(); });
+    // After a barrier behind ReturnList::count. What a warp sends first is on its way before the operation is known:
+    // begin() is called once, by every warp, and says whether anything is sent.
+    template <typename Begin>
+    CROSSDOCK_DEVICE bool run(Begin begin) {
+        const uint32_t step = op_.warps() * op_.c.send_blocks;
+        const Ll128Parts parts = Ll128Parts::of(shape_, list_.size(), step);
+        const uint32_t num = list_.size() * parts.num;
+        const bool has_share = op_.block() < op_.c.send_blocks;
+        uint32_t number = has_share ? op_.warp() * op_.c.send_blocks + op_.block() : num;
+        Ll128Run run{};  // of `number`, what is left of it
+        bool goes = false;
+        CROSSDOCK_ROLLED
+        for (bool is_first = true, is_new = true;; is_first = false) {
+            if (is_new) {
+                goes = number < num && list_.find(number / parts.num, row_);
+                run = goes ? parts.run(number % parts.num) : Ll128Run{};
+            }
+            if (goes && !has_computed_rows(args_)) read(run);
+            if (is_first && !begin()) return false;
+            if (is_new) {
+                goes = op_.wait_credit_as_warp(row_.source, goes && list_.has_cell(row_));
+                if (goes && run.begin == 0 && is_leader(ctx_)) note_cell_written(op_, row_);
+            }
+            if (goes && has_computed_rows(args_)) {
+                send_sums(run);
+                run.begin = run.end;
+            } else if (goes) {
+                send(run);
+                run.begin += kGroupsAtOnce;
+            }
+            is_new = !goes || run.begin >= run.end;
+            if (is_new) number += step;
+            if (is_new && number >= num) return true;
         }
     }
 
@@ -222,56 +242,34 @@ class Ll128Returns {
     static constexpr uint32_t kGroupsSummedAtOnce = 2;
     static constexpr uint32_t kRowsSummedAtOnce = 4;
 
-    // This warp's runs: the next one is found, and fetched, behind each.
-    template <typename Send, typename Fetch>
-    CROSSDOCK_DEVICE void for_rows(Send send_run, Fetch fetch_run) {
-        CROSSDOCK_ROLLED
-        while (number_ < list_.size() * parts_.num) {
-            if (op_.wait_credit_as_warp(row_.source, is_there_ && list_.has_cell(row_))) {
-                if (run_.begin == 0 && is_leader(ctx_)) note_cell_written(op_, row_);
-                send_run();
-            }
-            number_ += step_;
-            find();
-            fetch_run();
-        }
-    }
-    CROSSDOCK_DEVICE void find() {
-        is_there_ = number_ < list_.size() * parts_.num && list_.find(number_ / parts_.num, row_);
-        if (is_there_) run_ = parts_.run(number_ % parts_.num);
-    }
-    CROSSDOCK_DEVICE void read() {
-        if (is_there_) read_from(run_.begin);
-    }
-    CROSSDOCK_DEVICE void read_from(uint32_t first) {
+    // The first groups of a run.
+    CROSSDOCK_DEVICE void read(const Ll128Run& run) {
         if (row_.row_idx < 0) return;  // whatever the lines hold: their tags say "nothing"
         const std::byte* source = args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
-            if (first + i < run_.end) groups_[i].read(ctx_, shape_, first + i, source);
+            if (run.begin + i < run.end) groups_[i].read(shape_, run.begin + i, source);
         }
-    }
-    CROSSDOCK_DEVICE void send() {
-        const uint64_t tag = ll128_tag(op_.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
-        std::byte* lines = op_.row(row_.source, row_.cell);
         ctx_.mark(Step::kCombineLoaded);
-        CROSSDOCK_ROLLED
-        for (uint32_t first = run_.begin; first < run_.end; first += kGroupsAtOnce) {
-            if (first != run_.begin) read_from(first);
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
-                if (first + i < run_.end) groups_[i].store(ctx_, shape_, first + i, lines, tag);
-            }
+    }
+    CROSSDOCK_DEVICE void send(const Ll128Run& run) {
+        const uint64_t tag = ll128_tag(op_.epoch, row_.row_idx < 0 ? kCellNothing : kCellRow);
+        std::byte* lines = op_.row(row_.source, row_.cell) + shape_.offset_in_lines(run.begin);
+        ctx_.warp_sync();
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
+            const uint32_t group = run.begin + i;
+            groups_[i].store(ctx_, shape_, group, lines + i * Ll128Row::kGroupBytes, tag, group < run.end);
         }
         ctx_.mark(Step::kCombineStored);
     }
-    CROSSDOCK_DEVICE void send_sums() const {
+    CROSSDOCK_DEVICE void send_sums(const Ll128Run& run) const {
         const uint64_t tag = ll128_tag(op_.epoch, kCellRow);
         std::byte* lines = op_.row(row_.source, row_.cell);
         const TermList terms = terms_of_warp(ctx_, args_);
         const uint32_t num = list_present_terms(op_, row_, terms);
         CROSSDOCK_ROLLED
-        for (uint32_t first = run_.begin; first < run_.end; first += kGroupsSummedAtOnce) {
+        for (uint32_t first = run.begin; first < run.end; first += kGroupsSummedAtOnce) {
             Ll128Sums<kDType> sums[kGroupsSummedAtOnce];
             CROSSDOCK_ROLLED
             for (uint32_t base = 0; base < num; base += kRowsSummedAtOnce) {
@@ -282,8 +280,7 @@ class Ll128Returns {
                     const std::byte* source =
                         args_.tokens + static_cast<uint64_t>(terms.index[base + r]) * args_.row_bytes;
                     CROSSDOCK_UNROLL
-                    for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g)
-                        groups[r][g].read(ctx_, shape_, first + g, source);
+                    for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g) groups[r][g].read(shape_, first + g, source);
                 }
                 CROSSDOCK_UNROLL
                 for (uint32_t r = 0; r < kRowsSummedAtOnce; ++r) {
@@ -293,9 +290,11 @@ class Ll128Returns {
                         sums[g].add(groups[r][g], terms.weight[base + r]);
                 }
             }
+            ctx_.warp_sync();
             CROSSDOCK_UNROLL
             for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g) {
-                if (first + g < run_.end) sums[g].rounded().store(ctx_, shape_, first + g, lines, tag);
+                sums[g].rounded().store(ctx_, shape_, first + g, lines + shape_.offset_in_lines(first + g), tag,
+                                        first + g < run.end);
             }
         }
         ctx_.warp_sync();
@@ -307,12 +306,7 @@ class Ll128Returns {
     decltype(Op::args) args_;
     ReturnList<Op> list_;
     Ll128Row shape_;
-    Ll128Parts parts_{};
-    uint32_t number_ = 0;
-    uint32_t step_ = 0;
-    bool is_there_ = false;
     Return row_;
-    Ll128Run run_{};
     Ll128Group groups_[kGroupsAtOnce] = {};
 };
 
@@ -509,22 +503,25 @@ class CombineSend {
         if (ctx_.warp_idx() == 0) ReturnList<Op>::count(op_);
     }
     CROSSDOCK_DEVICE void prepare() { empty_outbox(ctx_, c_); }
-    CROSSDOCK_DEVICE void start() {
-        if (has_ll128_share()) ll128_.start();
+    template <typename Begin>
+    CROSSDOCK_DEVICE bool run(Begin begin) {
         if (sends_plain_rows()) plain_.start();
-    }
-    CROSSDOCK_DEVICE void run() {
-        if (args_.wire == LlCombineWire::kSums) {
-            put_weights();
-            announce_weights();
+        const bool runs = ll128_.run([&] {
+            if (!begin()) return false;
+            if (args_.wire == LlCombineWire::kSums) {
+                put_weights();
+                announce_weights();
+            }
+            return true;
+        });
+        if (!runs) {
+            if (sends_plain_rows()) plain_.abandon();
+            return false;
         }
-        if (has_ll128_share()) ll128_.run();
         if (sends_plain_rows()) plain_.run();
         if (kForms == RowForms::kBoth && has_computed_rows(args_)) ComputedReturns<kDType, Op>(op_).run();
         finish_puts();
-    }
-    CROSSDOCK_DEVICE void abandon() {
-        if (sends_plain_rows()) plain_.abandon();
+        return true;
     }
 
   private:
@@ -535,7 +532,6 @@ class CombineSend {
     CROSSDOCK_DEVICE bool sends_plain_rows() const {
         return kForms == RowForms::kBoth && !has_computed_rows(args_) && has_stage();
     }
-    CROSSDOCK_DEVICE bool has_ll128_share() const { return op_.block() < c_.send_blocks; }
 
     // Of a token, by one warp.
     CROSSDOCK_DEVICE void write_weights(uint32_t token, TaggedWord* words) const {

@@ -113,8 +113,7 @@ class DispatchReceive {
     CROSSDOCK_DEVICE_RARE static RowsRead receive_other_form(const Ctx& ctx, decltype(Op::args) args,
                                                              Operation operation, Announced announced,
                                                              WorkShare share) {
-        Op op(ctx, args);
-        static_cast<Operation&>(op) = operation;
+        const Op op(ctx, args, operation);
         DispatchReceive receive(op);
         return op.c.kForm == LlForm::kLl128 ? receive.receive_plain_rows(announced, share)
                                             : receive.receive_ll128_rows(announced, share);
@@ -314,14 +313,42 @@ class DispatchReceive {
                expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
     }
 
-    // Waits for a row's header and finds out where the row goes; look_also: at what else is awaited, since a look takes
-    // as long as the memory is far. Whoever writes also fills in what the caller and a later combine want to know of
-    // it. One warp; false: it will not come.
-    template <typename LookAlso>
-    CROSSDOCK_DEVICE bool read_header(const Announced& announced, const ArrivingRow& row, bool writes,
-                                      LookAlso look_also, const Placement& placement) const {
-        const uint32_t slot = slot_of(c_, row.source, row.i);
+    // What a lane has of a row's header: the label, and one of the choices.
+    struct Header {
+        TaggedWord label{};
+        TaggedWord choice{};
+    };
+    // Choices from `base` on.
+    CROSSDOCK_DEVICE Header load_header(uint32_t slot, uint32_t base) const {
         const TaggedWord* words = op_.header(c_.rank, slot);
+        const uint32_t k = base + op_.lane();
+        return {ctx_.load_tagged(words), ctx_.load_tagged(words + 1 + (k < c_.topk ? k : 0))};
+    }
+    CROSSDOCK_DEVICE bool has_come(const Header& header) const {
+        return ctx_.warp_all(op_.is_of(header.label) && op_.is_of(header.choice));
+    }
+    CROSSDOCK_DEVICE uint64_t epoch_in(const Header& header) const {
+        return word_epoch(op_.is_of(header.label) ? header.choice.tag : header.label.tag);
+    }
+    // look_also: at what else is awaited, since a look takes as long as the memory is far.
+    template <typename LookAlso>
+    CROSSDOCK_DEVICE bool wait_header(const ArrivingRow& row, uint32_t base, Header& header, LookAlso look_also) const {
+        return wait_as_warp(
+            ctx_, c_.scope, op_, WaitStep::kRow,
+            [&] {
+                header = load_header(slot_of(c_, row.source, row.i), base);
+                look_also();
+                return has_come(header) ? -1 : static_cast<int>(row.source);
+            },
+            [&] { return epoch_in(header); });
+    }
+
+    // Finds out where a row goes whose header has come, with the first of its choices. Whoever writes also fills in
+    // what the caller and a later combine want to know of it. One warp; false: the rest will not come, or what it says
+    // can't be.
+    CROSSDOCK_DEVICE bool read_header(const Announced& announced, const ArrivingRow& row, Header header, bool writes,
+                                      const Placement& placement) const {
+        const uint32_t slot = slot_of(c_, row.source, row.i);
         RowRecord* record = row_record(c_, row.source, row.i);
         uint32_t num = 0;      // out rows so far
         uint32_t choices = 0;  // for experts here so far
@@ -329,21 +356,10 @@ class DispatchReceive {
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
             const uint32_t k = base + op_.lane();
             const bool is_choice = k < c_.topk;
-            TaggedWord first{};
-            TaggedWord choice{};
-            const bool came = wait_as_warp(
-                ctx_, c_.scope, op_, WaitStep::kRow,
-                [&] {
-                    first = ctx_.load_tagged(words);
-                    choice = ctx_.load_tagged(words + 1 + (is_choice ? k : 0));
-                    look_also();
-                    return ctx_.warp_all(op_.is_of(first) && op_.is_of(choice)) ? -1 : static_cast<int>(row.source);
-                },
-                [&] { return word_epoch(op_.is_of(first) ? choice.tag : first.tag); });
-            if (!came) return false;
-            const RowLabel label = RowLabel::of(first.payload);
-            const uint32_t id = static_cast<uint32_t>(choice.payload);
-            const uint32_t extra = static_cast<uint32_t>(choice.payload >> 32);
+            if (base > 0 && !wait_header(row, base, header, [] {})) return false;
+            const RowLabel label = RowLabel::of(header.label.payload);
+            const uint32_t id = static_cast<uint32_t>(header.choice.payload);
+            const uint32_t extra = static_cast<uint32_t>(header.choice.payload >> 32);
             const uint32_t expert = id - c_.rank * c_.offsets.experts_per_rank;  // among those here
             const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
             const uint32_t number =
@@ -419,9 +435,9 @@ class DispatchReceive {
                 for (uint32_t other = 1; other < kMost; ++other) {
                     if (other == g) bytes = groups[other].pieces[i];
                 }
-                const Ll128Piece piece = row.piece(ctx_, first_group + g, i);
-                if (!row.has_line_of(piece) || piece.offset < args_.row_bytes || piece.offset >= row.bytes()) continue;
-                place_scale_part(placement, piece.offset - args_.row_bytes, piece.has_tag() ? 8 : 16, bytes);
+                const uint32_t offset = row.offset(first_group + g, i);
+                if (!row.has_payload(first_group + g, i, row.bytes()) || offset < args_.row_bytes) continue;
+                place_scale_part(placement, offset - args_.row_bytes, row.has_tag(i) ? 8 : 16, bytes);
             }
         }
     }
@@ -452,8 +468,10 @@ class DispatchReceive {
         const uint32_t slot = slot_of(c_, row.source, row.i);
         const uint64_t* flag = op_.flag(c_.rank, slot);
         uint64_t seen = 0;  // of the flag, with the header
-        const auto look = [&] { seen = ctx_.load_acquire_system(flag); };
-        if (!read_header(announced, row, true, look, placement)) return false;
+        Header header;
+        if (!wait_header(row, 0, header, [&] { seen = ctx_.load_acquire_system(flag); }) ||
+            !read_header(announced, row, header, true, placement))
+            return false;
         ctx_.mark(Step::kDispatchHeader);
         const bool arrived = is_leader(ctx_) && (op_.is_gin_peer(row.source) || word_epoch(seen) == op_.epoch ||
                                                  op_.wait_word(WaitStep::kRow, row.source, flag, seen));
@@ -492,7 +510,7 @@ class DispatchReceive {
     CROSSDOCK_DEVICE RowsRead receive_ll128_rows(const Announced& announced, const WorkShare& share) const {
         RowsRead rows;
         const Placement placement = placement_of_warp();
-        const Ll128Row shape(ll128_bytes(args_));
+        const Ll128Row shape(ctx_, ll128_bytes(args_));
         const uint32_t num_rows = announced.ll128[c_.arena.num_ranks] * c_.arena.num_ranks;
         const Ll128Parts parts = Ll128Parts::of(shape, num_rows, share.step());
         CROSSDOCK_ROLLED
@@ -512,7 +530,7 @@ class DispatchReceive {
     // One warp places its run of a row.
     CROSSDOCK_DEVICE bool receive_ll128(const Announced& announced, const ArrivingRow& row, const Ll128Row& shape,
                                         const Ll128Run& run, const Placement& placement) const {
-        constexpr uint32_t kGroupsAtOnce = 8;
+        constexpr uint32_t kGroupsAtOnce = 4;
         const uint32_t slot = slot_of(c_, row.source, row.i);
         const std::byte* lines = op_.row(c_.rank, slot);
         const bool is_first = run.begin == 0;
@@ -521,37 +539,37 @@ class DispatchReceive {
             const uint32_t num = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
             Ll128Wait<kGroupsAtOnce> wait;
             wait.missing = (1u << num) - 1;
-            const auto look = [&] {
-                wait.look(
-                    ctx_, shape, op_.epoch, [&](uint32_t) { return lines; }, [&](uint32_t i) { return first + i; });
-            };
-            if (first != run.begin) {
-                // The header has been read.
-            } else if (c_.expert_major || is_first) {
-                if (!read_header(announced, row, is_first, look, placement)) return false;
-                ctx_.mark(Step::kDispatchHeader);
-            } else {
+            const bool needs_header = first == run.begin && (c_.expert_major || is_first);
+            Header header;
+            const bool came = wait_as_warp(
+                ctx_, c_.scope, op_, WaitStep::kRow,
+                [&] {
+                    if (needs_header) header = load_header(slot, 0);
+                    wait.look(
+                        ctx_, shape, op_.epoch, [&](uint32_t i) { return lines + shape.offset_in_lines(first + i); },
+                        [&](uint32_t i) { return first + i; });
+                    const bool has_all = wait.missing == 0 && (!needs_header || has_come(header));
+                    return has_all ? -1 : static_cast<int>(row.source);
+                },
+                [&] {
+                    return wait.missing != 0 ? epoch_in_ll128(ctx_, lines, first + wait.first_missing())
+                                             : epoch_in(header);
+                });
+            if (!came || (needs_header && !read_header(announced, row, header, is_first, placement))) return false;
+            if (first == run.begin && !needs_header) {
                 if (is_leader(ctx_)) {
                     placement.rows[0] = slot;
                     *placement.num = 1;
                 }
                 ctx_.warp_sync();
             }
-            const bool came = wait_as_warp(
-                ctx_, c_.scope, op_, WaitStep::kRow,
-                [&] {
-                    look();
-                    return wait.missing == 0 ? -1 : static_cast<int>(row.source);
-                },
-                [&] { return epoch_in_ll128(ctx_, lines, first + wait.first_missing()); });
-            if (!came) return false;
             ctx_.mark(Step::kDispatchArrived);
             CROSSDOCK_ROLLED
             for (uint32_t i = 0; i < *placement.num; ++i) {
                 std::byte* target = args_.out_tokens + uint64_t{placement.rows[i]} * args_.row_bytes;
                 CROSSDOCK_UNROLL
                 for (uint32_t g = 0; g < kGroupsAtOnce; ++g) {
-                    if (g < num) wait.groups[g].write(ctx_, shape, first + g, args_.row_bytes, target);
+                    if (g < num) wait.groups[g].write(shape, first + g, args_.row_bytes, target);
                 }
             }
             place_scales_of_lines(placement, shape, first, num, wait.groups);

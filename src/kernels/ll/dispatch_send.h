@@ -14,26 +14,56 @@ CROSSDOCK_DEVICE uint32_t ll128_bytes(const auto& args) {
     return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
 }
 
-// One block of 128 bf16 elements as e4m3 with one fp32 scale. One warp; a lane has its share of the elements.
-inline constexpr uint32_t kFp8PerLane = kFp8Block / kLanes;
-static_assert(kFp8PerLane * kLanes == kFp8Block, "a block's elements are the lanes' shares");
+// A lane's share of some of a row's blocks of 128 bf16 elements, which become e4m3 with one fp32 scale each.
+struct Fp8Blocks {
+    static constexpr uint32_t kMost = 8;
+    static constexpr uint32_t kPerLane = kFp8Block / kLanes;
+    static_assert(kPerLane * kLanes == kFp8Block && kPerLane % 4 == 0, "the lanes' shares are whole words");
+    uint64_t words[kMost][kPerLane / 4];
 
-CROSSDOCK_DEVICE void quantise_fp8_block(const Ctx& ctx, const float (&values)[kFp8PerLane], bool round_scales,
-                                         std::byte* target, float* scale_target) {
-    float largest = 1e-4f;
-    for (uint32_t i = 0; i < kFp8PerLane; ++i) largest = larger(largest, absolute(values[i]));
-    largest = ctx.warp_max(largest);
-    float scale = largest * (1.0f / 448.0f);  // not divided: the same bits as DeepEP's
-    float multiplier = 448.0f / largest;
-    if (round_scales) {
-        // The next power of two: the exponent, and one more if there is any mantissa.
-        const uint32_t exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFFu) != 0 ? 1u : 0u);
-        scale = float_of(exponent << 23);
-        multiplier = 1.0f / scale;
+    // Blocks first, first + step, ... below num; all are on their way before the first is looked at. One warp.
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const std::byte* row, uint32_t first, uint32_t step, uint32_t num) {
+        CROSSDOCK_UNROLL
+        for (uint32_t j = 0; j < kMost; ++j) {
+            const uint32_t block = first + j * step < num ? first + j * step : first;
+            const std::byte* share = row + 2 * (block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
+            for (uint32_t i = 0; i < kPerLane / 4; ++i) words[j][i] = reinterpret_cast<const uint64_t*>(share)[i];
+        }
     }
-    store_e4m3(values, multiplier, target + static_cast<uint32_t>(ctx.lane()) * kFp8PerLane);
-    if (is_leader(ctx)) *scale_target = scale;
-}
+    CROSSDOCK_DEVICE void quantise(const Ctx& ctx, bool round_scales, std::byte* target, float* scales, uint32_t first,
+                                   uint32_t step, uint32_t num) const {
+        float largest[kMost];
+        CROSSDOCK_UNROLL
+        for (uint32_t j = 0; j < kMost; ++j) {
+            largest[j] = 1e-4f;
+            for (uint32_t i = 0; i < kPerLane; ++i) largest[j] = larger(largest[j], absolute(element(j, i)));
+            // Positive numbers order as their bits do.
+            largest[j] = float_of(static_cast<uint32_t>(ctx.warp_max(static_cast<int>(bits_of(largest[j])))));
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t j = 0; j < kMost; ++j) {
+            const uint32_t block = first + j * step;
+            if (block >= num) break;
+            float scale = largest[j] * (1.0f / 448.0f);  // not divided: the same bits as DeepEP's
+            float multiplier = 448.0f / largest[j];
+            if (round_scales) {
+                // The next power of two: the exponent, and one more if there is any mantissa.
+                const uint32_t exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFFu) != 0 ? 1u : 0u);
+                scale = float_of(exponent << 23);
+                multiplier = 1.0f / scale;
+            }
+            float values[kPerLane];
+            for (uint32_t i = 0; i < kPerLane; ++i) values[i] = element(j, i);
+            store_e4m3(values, multiplier, target + block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
+            if (is_leader(ctx)) scales[block] = scale;
+        }
+    }
+
+  private:
+    CROSSDOCK_DEVICE float element(uint32_t j, uint32_t i) const {
+        return element_of<DType::kBf16>(words[j][i / 4], i % 4);
+    }
+};
 
 // What a block has counted of its rank's routing, in shared memory.
 struct RoutingCounts {
@@ -108,6 +138,7 @@ class DispatchSend {
         first_ids_ = load_ids(op_.thread(), tokens_to_count(), 0);
         const TokenRun run = tokens();
         if (run.begin < run.end) load_batch(batch_of(run.begin, run.end, 0));
+        if (run.begin < run.end) load_first_blocks(batch_of(run.begin, run.end, 0));
         ctx_.mark(Step::kDispatchFetching);
         if (run.begin < run.end) load_plans(batch_of(run.begin, run.end, 0));
     }
@@ -117,17 +148,23 @@ class DispatchSend {
         empty_outbox(ctx_, c_);
         const TokenRun run = tokens();
         count_tokens(0, tokens_to_count(), first_ids_);
-        if (run.begin < run.end) quantise_batch(batch_of(run.begin, run.end, 0));
+        if (run.begin < run.end) quantise_batch(batch_of(run.begin, run.end, 0), true);
     }
-    CROSSDOCK_DEVICE void start() {}
 
-    CROSSDOCK_DEVICE void run() {
+    template <typename Begin>
+    CROSSDOCK_DEVICE bool run(Begin begin) {
+        if (!begin()) {
+            abandon();
+            return false;
+        }
         if (ctx_.block_idx() == ctx_.num_blocks() - 1) announce();
         send_tokens();
         finish_puts();
+        return true;
     }
 
-    // Where nothing is sent after all: what has set out must arrive before its stage is gone.
+  private:
+    // What has set out must arrive before its stage is gone.
     CROSSDOCK_DEVICE void abandon() {
         const TokenRun run = tokens();
         if (run.begin == run.end || args_.recipe != LlRecipe::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
@@ -136,7 +173,6 @@ class DispatchSend {
         for (uint32_t i = 0; i < batch.num; ++i) stage_at(i).wait_loaded(ctx_, round_);
     }
 
-  private:
     CROSSDOCK_DEVICE RowStage stage_at(uint32_t i) const { return stage_of(ctx_, shared_, i); }
 
     CROSSDOCK_DEVICE TokenPlan plan_of(uint32_t stage) const {
@@ -279,34 +315,29 @@ class DispatchSend {
         }
         RowStage::loaded_for_block(ctx_);
     }
-    CROSSDOCK_DEVICE void quantise_batch(const Batch& batch) const {
+    // is_loaded: the first blocks of the batch have been (load_first_blocks).
+    CROSSDOCK_DEVICE void quantise_batch(const Batch& batch, bool is_loaded) {
         if (args_.recipe != LlRecipe::kFp8) return;
-        constexpr uint32_t kBlocksAtOnce = 8;  // under way together
         const uint32_t blocks = batch.chunk / kFp8Block;
         const uint32_t warps = op_.warps();
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
-            const std::byte* row = source_row(batch.first + i);
             std::byte* target = stage_at(i).data();
             float* scales = reinterpret_cast<float*>(target + shared_.tail) + batch.row_first / kFp8Block;
             CROSSDOCK_ROLLED
-            for (uint32_t first = op_.warp(); first < blocks; first += kBlocksAtOnce * warps) {
-                float values[kBlocksAtOnce][kFp8PerLane];
-                CROSSDOCK_UNROLL
-                for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
-                    const uint32_t block = first + j * warps < blocks ? first + j * warps : first;
-                    load_elements<DType::kBf16>(row, batch.row_first + block * kFp8Block + op_.lane() * kFp8PerLane,
-                                                values[j]);
-                }
-                CROSSDOCK_UNROLL
-                for (uint32_t j = 0; j < kBlocksAtOnce; ++j) {
-                    const uint32_t block = first + j * warps;
-                    if (block >= blocks) break;
-                    quantise_fp8_block(ctx_, values[j], args_.round_scales, target + block * kFp8Block, scales + block);
-                }
+            for (uint32_t first = op_.warp(); first < blocks; first += Fp8Blocks::kMost * warps) {
+                if (!is_loaded)
+                    blocks_.load(ctx_, source_row(batch.first + i) + 2 * batch.row_first, first, warps, blocks);
+                is_loaded = false;
+                blocks_.quantise(ctx_, args_.round_scales, target, scales, first, warps, blocks);
             }
         }
         RowStage::filled();
+    }
+    CROSSDOCK_DEVICE void load_first_blocks(const Batch& batch) {
+        const uint32_t blocks = batch.chunk / kFp8Block;
+        if (args_.recipe == LlRecipe::kFp8 && op_.warp() < blocks)
+            blocks_.load(ctx_, source_row(batch.first) + 2 * batch.row_first, op_.warp(), op_.warps(), blocks);
     }
 
     // Plans: a warp plans the token in its stage. First, before a barrier of the block, its routing is looked up.
@@ -409,7 +440,7 @@ class DispatchSend {
                 const Batch batch = batch_of(first, run.end, row_first);
                 if (!args_.kOneBatch && round_ > 0) {
                     load_batch(batch);
-                    quantise_batch(batch);
+                    quantise_batch(batch, false);
                     if (row_first == 0) load_plans(batch);
                     ctx_.block_sync();
                 }
@@ -424,6 +455,7 @@ class DispatchSend {
                 if (batch.first + batch.num == run.end && batch.is_last_chunk) return;
                 ctx_.block_sync();
             }
+            if (args_.kOneBatch) return;
             const uint32_t next = first + layout.num_stages;
             count_tokens(first, next, load_ids(first + op_.thread(), next, 0));
             ctx_.block_sync();
@@ -464,7 +496,7 @@ class DispatchSend {
             }
             next -= targets;
         }
-        const Ll128Row row(ll128_bytes(args_));
+        const Ll128Row row(ctx_, ll128_bytes(args_));
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
             const TokenPlan of_token = plan_of(i);
@@ -475,10 +507,12 @@ class DispatchSend {
             for (uint32_t group = part * warps + op_.warp(); group < row.groups();
                  group += warps << c_.log2_blocks_per_token) {
                 Ll128Group lines;
-                lines.read(ctx_, row, group, stage_at(i).data());
+                lines.read(row, group, stage_at(i).data());
+                ctx_.warp_sync();
                 CROSSDOCK_ROLLED
                 for (uint32_t target = 0; target < targets; ++target) {
-                    if (of_token.rows[target] != nullptr) lines.store(ctx_, row, group, of_token.rows[target], tag);
+                    if (std::byte* slot = of_token.rows[target]; slot != nullptr)
+                        lines.store(ctx_, row, group, slot + row.offset_in_lines(group), tag);
                 }
             }
             ctx_.mark(Step::kDispatchStored);
@@ -620,6 +654,7 @@ class DispatchSend {
     decltype(Op::c) c_;
     const LlDispatchShared& shared_;
     TokenIds first_ids_;
+    Fp8Blocks blocks_;
     uint32_t round_ = 0;  // loads of each stage
 };
 

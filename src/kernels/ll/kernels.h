@@ -15,8 +15,8 @@ namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
 // The halves' steps: init needs nothing; fetch looks up what earlier kernels have written, prepare adds to it before
-// the block's barrier, start uses what the barrier completes. Then the operation's epoch and buffer are known:
-// look_ahead asks for what will be needed soon, run does the work, and abandon ends what fetch and start have begun.
+// the block's barrier. run begins the operation, by which epoch and buffer are known, when all that needs neither is on
+// its way, and does the work, unless the operation does not run; look_ahead asks for what will be needed soon.
 CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto& receive) {
     const Ctx& ctx = op.ctx;
     ctx.mark(send.kSteps.begin);
@@ -29,13 +29,14 @@ CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto&
     op.enter(direct);
     if (op.sends()) send.prepare();
     ctx.block_sync();
-    if (op.sends()) send.start();
-    const bool runs = op.begin();
-    ctx.mark(send.kSteps.head);
-    if (runs) receive.look_ahead();
-    if (runs && op.sends()) send.run();
+    const auto begin = [&] {
+        const bool runs = op.begin();
+        ctx.mark(send.kSteps.head);
+        if (runs) receive.look_ahead();
+        return runs;
+    };
+    const bool runs = op.sends() ? send.run(begin) : begin();
     if (runs && op.cancels()) await_stragglers(op);
-    if (!runs && op.sends()) send.abandon();
     op.receive_for_good(runs, [&](const WorkShare& share, bool is_first) { receive.run(share, is_first); });
     ctx.mark(send.kSteps.end);
 }

@@ -11,7 +11,7 @@
 // format of rows, and the rest is mixed with a constant.
 #pragma once
 
-#include "device/numeric.h"
+#include "device/sum_rows.h"
 #include "kernels/ll/operation.h"
 
 namespace crossdock {
@@ -44,38 +44,52 @@ static_assert(16 * kPiecesOfLine == kLineBytes && kLinePayload + 8 == kLineBytes
 static_assert(kPiecesOfLane * kLanes == kLinesOfGroup * kPiecesOfLine && kPiecesOfLine % kPiecesOfLane == 0,
               "every lane has as many pieces, of one line: at most its last one has a tag");
 
-// Where 16 bytes of a line are. The first seven pieces of all lines hold the row's beginning, the halves beside the
-// tags its end: so all that is copied is aligned.
-struct Ll128Piece {
-    uint32_t line;
-    uint32_t place;   // in its line
-    uint32_t offset;  // of its payload in the row
-
-    CROSSDOCK_DEVICE bool has_tag() const { return place + 1 == kPiecesOfLine; }
-    CROSSDOCK_DEVICE uint32_t offset_in_lines() const { return line * kLineBytes + place * 16; }
-};
-
-// How a row of so many bytes, a multiple of 16, is cut.
+// How this lane sees a row of so many bytes, a multiple of 16. The first seven pieces of all lines hold the row's
+// beginning, the halves beside the tags its end: so all that is copied is aligned. From group to group a piece moves by
+// a fixed number of bytes.
 class Ll128Row {
   public:
-    CROSSDOCK_DEVICE explicit Ll128Row(uint32_t bytes) : bytes_(bytes), lines_(lines_of(bytes)) {}
-    CROSSDOCK_DEVICE uint32_t bytes() const { return bytes_; }
-    CROSSDOCK_DEVICE uint32_t groups() const { return (lines_ + kLinesOfGroup - 1) / kLinesOfGroup; }
-    CROSSDOCK_DEVICE bool has_line_of(const Ll128Piece& piece) const { return piece.line < lines_; }
+    static constexpr uint32_t kGroupBytes = kLinesOfGroup * kLineBytes;
 
-    // The i-th of this lane's pieces of a group.
-    CROSSDOCK_DEVICE Ll128Piece piece(const Ctx& ctx, uint32_t group, uint32_t i) const {
-        const uint32_t number = static_cast<uint32_t>(ctx.lane()) * kPiecesOfLane + i;
-        const uint32_t line = group * kLinesOfGroup + number / kPiecesOfLine;
-        const uint32_t place = number % kPiecesOfLine;
+    CROSSDOCK_DEVICE Ll128Row(const Ctx& ctx, uint32_t bytes)
+        : bytes_(bytes), groups_((lines_of(bytes) + kLinesOfGroup - 1) / kLinesOfGroup) {
         constexpr uint32_t kAligned = kLinePayload / 16 * 16;
-        const bool has_tag = place + 1 == kPiecesOfLine;
-        return {line, place, has_tag ? kAligned * lines_ + 8 * line : kAligned * line + 16 * place};
+        const uint32_t lines = lines_of(bytes);
+        first_piece_ = static_cast<uint32_t>(ctx.lane()) * kPiecesOfLane;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
+            const uint32_t line = (first_piece_ + i) / kPiecesOfLine;
+            const uint32_t place = (first_piece_ + i) % kPiecesOfLine;
+            first_offset_[i] = has_tag(i) ? kAligned * lines + 8 * line : kAligned * line + 16 * place;
+            groups_with_line_[i] = (lines + kLinesOfGroup - 1 - line) / kLinesOfGroup;
+        }
     }
+    CROSSDOCK_DEVICE uint32_t bytes() const { return bytes_; }
+    CROSSDOCK_DEVICE uint32_t groups() const { return groups_; }
+
+    // Of the i-th of this lane's pieces. The last one may end in a tag.
+    CROSSDOCK_DEVICE bool has_tag(uint32_t i) const {
+        return i + 1 == kPiecesOfLane && first_piece_ % kPiecesOfLine == kPiecesOfLine - kPiecesOfLane;
+    }
+    // In that group.
+    CROSSDOCK_DEVICE bool has_line(uint32_t group, uint32_t i) const { return group < groups_with_line_[i]; }
+    // Of its payload in the row.
+    CROSSDOCK_DEVICE uint32_t offset(uint32_t group, uint32_t i) const {
+        return first_offset_[i] + group * kLinesOfGroup * (has_tag(i) ? 8 : kLinePayload / 16 * 16);
+    }
+    // Whether it has any, of the row's first `end` bytes.
+    CROSSDOCK_DEVICE bool has_payload(uint32_t group, uint32_t i, uint32_t end) const {
+        return has_line(group, i) && offset(group, i) < end;
+    }
+    // Of the first piece in all lines.
+    CROSSDOCK_DEVICE uint32_t offset_in_lines(uint32_t group) const { return group * kGroupBytes + 16 * first_piece_; }
 
   private:
     uint32_t bytes_;
-    uint32_t lines_;
+    uint32_t groups_;
+    uint32_t first_piece_;
+    uint32_t first_offset_[kPiecesOfLane];
+    uint32_t groups_with_line_[kPiecesOfLane];
 };
 
 // Rounded down; both below 2^22. Shorter than a division of integers.
@@ -115,66 +129,58 @@ struct Ll128Group {
     Bytes16 pieces[kPiecesOfLane];
 
     // From a row's bytes; what is past their end is zero.
-    CROSSDOCK_DEVICE void read(const Ctx& ctx, const Ll128Row& row, uint32_t group, const std::byte* data) {
+    CROSSDOCK_DEVICE void read(const Ll128Row& row, uint32_t group, const std::byte* data) {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
-            const Ll128Piece piece = row.piece(ctx, group, i);
-            Bytes16 bytes{0, 0};
-            if (piece.offset < row.bytes()) {
-                if (piece.has_tag()) {
-                    bytes.low = *reinterpret_cast<const uint64_t*>(data + piece.offset);
-                } else {
-                    bytes = *reinterpret_cast<const Bytes16*>(data + piece.offset);
-                }
+            pieces[i] = {0, 0};
+            if (!row.has_payload(group, i, row.bytes())) continue;
+            const std::byte* source = data + row.offset(group, i);
+            if (row.has_tag(i)) {
+                pieces[i].low = *reinterpret_cast<const uint64_t*>(source);
+            } else {
+                pieces[i] = *reinterpret_cast<const Bytes16*>(source);
             }
-            pieces[i] = bytes;
         }
     }
 
-    CROSSDOCK_DEVICE void store(const Ctx& ctx, const Ll128Row& row, uint32_t group, std::byte* lines,
-                                uint64_t tag) const {
-        ctx.warp_sync();  // all lanes of a line in one instruction
+    // If it is to be stored. lines: this lane's first piece of the group. Behind ctx.warp_sync(): all lanes of a line
+    // store in one instruction.
+    CROSSDOCK_DEVICE void store(const Ctx& ctx, const Ll128Row& row, uint32_t group, std::byte* lines, uint64_t tag,
+                                bool stores = true) {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
-            const Ll128Piece piece = row.piece(ctx, group, i);
-            if (!row.has_line_of(piece)) continue;
-            ctx.store_tagged(reinterpret_cast<TaggedWord*>(lines + piece.offset_in_lines()), pieces[i].low,
-                             piece.has_tag() ? tag : pieces[i].high);
+            if (row.has_tag(i)) pieces[i].high = tag;
+            ctx.store_tagged_if(stores && row.has_line(group, i), reinterpret_cast<TaggedWord*>(lines) + i,
+                                pieces[i].low, pieces[i].high);
         }
     }
 
+    // lines: this lane's first piece of the group.
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const Ll128Row& row, uint32_t group, const std::byte* lines) {
         CROSSDOCK_UNROLL
         for (uint32_t i = kPiecesOfLane; i-- > 0;) {  // tags first
-            const Ll128Piece piece = row.piece(ctx, group, i);
-            if (!row.has_line_of(piece)) continue;
-            const TaggedWord word =
-                ctx.load_tagged(reinterpret_cast<const TaggedWord*>(lines + piece.offset_in_lines()));
+            if (!row.has_line(group, i)) continue;
+            const TaggedWord word = ctx.load_tagged(reinterpret_cast<const TaggedWord*>(lines) + i);
             pieces[i] = {word.payload, word.tag};
         }
     }
 
-    // This lane's tags, if it has any, are of that operation; and say that.
-    CROSSDOCK_DEVICE bool is_of(const Ctx& ctx, const Ll128Row& row, uint32_t group, uint64_t epoch) const {
-        const Ll128Piece last = row.piece(ctx, group, kPiecesOfLane - 1);
-        return !last.has_tag() || !row.has_line_of(last) || ll128_epoch(pieces[kPiecesOfLane - 1].high) == epoch;
-    }
-    CROSSDOCK_DEVICE bool says(const Ctx& ctx, const Ll128Row& row, uint32_t group, uint64_t content) const {
-        const Ll128Piece last = row.piece(ctx, group, kPiecesOfLane - 1);
-        return !last.has_tag() || !row.has_line_of(last) || ll128_content(pieces[kPiecesOfLane - 1].high) == content;
+    // How this lane's tag, if it has any, differs from that of an operation's rows: 0 if it does not.
+    CROSSDOCK_DEVICE uint64_t difference(const Ll128Row& row, uint32_t group, uint64_t tag) const {
+        constexpr uint32_t kLast = kPiecesOfLane - 1;
+        return row.has_tag(kLast) && row.has_line(group, kLast) ? pieces[kLast].high ^ tag : 0;
     }
 
     // The row's first `bytes` bytes (a multiple of 16), as far as they are here.
-    CROSSDOCK_DEVICE void write(const Ctx& ctx, const Ll128Row& row, uint32_t group, uint32_t bytes,
-                                std::byte* target) const {
+    CROSSDOCK_DEVICE void write(const Ll128Row& row, uint32_t group, uint32_t bytes, std::byte* data) const {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
-            const Ll128Piece piece = row.piece(ctx, group, i);
-            if (!row.has_line_of(piece) || piece.offset >= bytes) continue;
-            if (piece.has_tag()) {
-                *reinterpret_cast<uint64_t*>(target + piece.offset) = pieces[i].low;
+            if (!row.has_payload(group, i, bytes)) continue;
+            std::byte* target = data + row.offset(group, i);
+            if (row.has_tag(i)) {
+                *reinterpret_cast<uint64_t*>(target) = pieces[i].low;
             } else {
-                *reinterpret_cast<Bytes16*>(target + piece.offset) = pieces[i];
+                *reinterpret_cast<Bytes16*>(target) = pieces[i];
             }
         }
     }
@@ -182,7 +188,7 @@ struct Ll128Group {
 
 // Which operation the first line of a group is of, for a diagnosis; 0: of none.
 CROSSDOCK_DEVICE_RARE uint64_t epoch_in_ll128(const Ctx& ctx, const std::byte* lines, uint32_t group) {
-    const std::byte* end = lines + (uint64_t{group} * kLinesOfGroup + 1) * kLineBytes;
+    const std::byte* end = lines + uint64_t{group} * Ll128Row::kGroupBytes + kLineBytes;
     const uint64_t epoch = ll128_epoch(ctx.load_tagged(reinterpret_cast<const TaggedWord*>(end) - 1).tag);
     return epoch >> kEpochBits == 0 ? epoch : 0;
 }
@@ -192,54 +198,48 @@ template <uint32_t kMost>
 struct Ll128Wait {
     static_assert(kMost < 32, "a bit of 32 per group");
     Ll128Group groups[kMost];
-    uint32_t missing;  // bits; the same for all lanes
+    uint32_t missing;      // bits; the same for all lanes
+    uint32_t unusual = 0;  // bits: this lane has a tag that says something, of those that are here
 
     CROSSDOCK_DEVICE bool awaits(uint32_t i) const { return (missing >> i & 1) != 0; }
     CROSSDOCK_DEVICE uint32_t first_missing() const {
         return static_cast<uint32_t>(number_of_ones((missing & (0u - missing)) - 1));
     }
 
-    // lines(i), group(i): where the i-th is.
+    // group(i): the i-th; lines(i): this lane's first piece of it.
     template <typename Lines, typename Group>
     CROSSDOCK_DEVICE void look(const Ctx& ctx, const Ll128Row& row, uint64_t epoch, Lines lines, Group group) {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kMost; ++i) {
             if (awaits(i)) groups[i].load(ctx, row, group(i), lines(i));
         }
+        const uint64_t tag = ll128_tag(epoch, 0);
+        uint32_t wrong = 0;
+        uint32_t others = 0;
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kMost; ++i) {
-            if (awaits(i) && ctx.warp_all(groups[i].is_of(ctx, row, group(i), epoch))) missing &= ~(1u << i);
+            const uint64_t difference = groups[i].difference(row, group(i), tag);
+            others |= difference != 0 ? 1u << i : 0;
+            wrong |= difference >> kLl128ContentBits != 0 ? 1u << i : 0;
         }
+        unusual |= others & ~wrong & missing;
+        missing = ctx.warp_or(wrong & missing);
     }
 };
 
 // Weighted sums of what a lane has of groups, as device/sum_rows.h defines them.
 template <DType kDType>
 struct Ll128Sums {
-    static constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
-    float sums[kPiecesOfLane][2 * kPerWord] = {};
+    float sums[kPiecesOfLane][16 / dtype_bytes(kDType)] = {};
 
     CROSSDOCK_DEVICE void add(const Ll128Group& group, float weight) {
         CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
-            CROSSDOCK_UNROLL
-            for (uint32_t e = 0; e < 2 * kPerWord; ++e) {
-                const uint64_t packed = e < kPerWord ? group.pieces[i].low : group.pieces[i].high;
-                sums[i][e] = fused_multiply_add(weight, element_of<kDType>(packed, e % kPerWord), sums[i][e]);
-            }
-        }
+        for (uint32_t i = 0; i < kPiecesOfLane; ++i) add_weighted<kDType>(group.pieces[i], weight, sums[i]);
     }
     CROSSDOCK_DEVICE Ll128Group rounded() const {
         Ll128Group group;
         CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
-            group.pieces[i] = {0, 0};
-            CROSSDOCK_UNROLL
-            for (uint32_t e = 0; e < kPerWord; ++e) {
-                group.pieces[i].low |= packed_element<kDType>(sums[i][e], e);
-                group.pieces[i].high |= packed_element<kDType>(sums[i][kPerWord + e], e);
-            }
-        }
+        for (uint32_t i = 0; i < kPiecesOfLane; ++i) group.pieces[i] = packed_sums<kDType>(sums[i]);
         return group;
     }
 };

@@ -174,6 +174,9 @@ class LlOperation : public Operation {
 
     CROSSDOCK_DEVICE LlOperation(const Ctx& of_kernel, const Args& of_call)
         : ctx(of_kernel), args(of_call), c(of_call.common) {}
+    // The same operation in a function apart.
+    CROSSDOCK_DEVICE LlOperation(const Ctx& of_kernel, const Args& of_call, const Operation& operation)
+        : Operation(operation), ctx(of_kernel), args(of_call), c(of_call.common) {}
 
     // Where this thread is.
     CROSSDOCK_DEVICE uint32_t lane() const { return static_cast<uint32_t>(ctx.lane()); }
@@ -308,10 +311,7 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE bool wait_credit(uint32_t peer) const {
         if (!is_active(ctx, c.scope, peer)) return false;
         if (ctx.skips_credit() || peer == c.rank || entered_so_far()[peer] >= free_from) return true;
-        const uint64_t* word = entered_by(peer);
-        return wait_until(
-            ctx, c.scope, *this, WaitStep::kCredit, peer, free_from, [&] { return ctx.load_acquire_system(word); },
-            [&](uint64_t entered) { return entered >= free_from; });
+        return wait_for_credit(ctx, args, *this, peer);
     }
     // The same for a warp as one.
     CROSSDOCK_DEVICE bool wait_credit_as_warp(uint32_t peer, bool asks = true) const {
@@ -330,13 +330,11 @@ class LlOperation : public Operation {
     }
     CROSSDOCK_DEVICE bool is_alike(const TaggedWord& entry) const { return has_entered_alike(entry, c.scope, *this); }
     CROSSDOCK_DEVICE bool wait_entry(uint32_t peer, TaggedWord& entry) const {
-        return wait_until(
-            ctx, c.scope, *this, WaitStep::kEntry, peer, epoch,
-            [&] {
-                entry = load_entry_of(peer);
-                return word_epoch(entry.tag);
-            },
-            [&](uint64_t) { return is_alike(entry); });
+        entry = load_entry_of(peer);
+        if (is_alike(entry)) return true;
+        const AwaitedEntry awaited = wait_for_entry(ctx, args, *this, peer);
+        entry = awaited.entry;
+        return awaited.came;
     }
 
     // A word of this operation's.
@@ -402,6 +400,33 @@ class LlOperation : public Operation {
     }
 
   private:
+    // Waits that are not over at the first look, apart from the code that all others run.
+    CROSSDOCK_DEVICE_RARE static bool wait_for_credit(const Ctx& ctx, const Args& args, Operation operation,
+                                                      uint32_t peer) {
+        const LlOperation op(ctx, args, operation);
+        const uint64_t* word = op.entered_by(peer);
+        return wait_until(
+            ctx, op.c.scope, op, WaitStep::kCredit, peer, op.free_from, [&] { return ctx.load_acquire_system(word); },
+            [&](uint64_t entered) { return entered >= op.free_from; });
+    }
+    struct AwaitedEntry {
+        TaggedWord entry;
+        bool came;
+    };
+    CROSSDOCK_DEVICE_RARE static AwaitedEntry wait_for_entry(const Ctx& ctx, const Args& args, Operation operation,
+                                                             uint32_t peer) {
+        const LlOperation op(ctx, args, operation);
+        AwaitedEntry awaited{};
+        awaited.came = wait_until(
+            ctx, op.c.scope, op, WaitStep::kEntry, peer, op.epoch,
+            [&] {
+                awaited.entry = op.load_entry_of(peer);
+                return word_epoch(awaited.entry.tag);
+            },
+            [&](uint64_t) { return op.is_alike(awaited.entry); });
+        return awaited;
+    }
+
     // The latest operation that each peer has entered as far as this block has seen.
     CROSSDOCK_DEVICE uint64_t* entered_so_far() const { return reinterpret_cast<uint64_t*>(&block_head(ctx) + 1); }
     CROSSDOCK_DEVICE uint64_t* entered_word(uint32_t owner, uint32_t writer) const {
