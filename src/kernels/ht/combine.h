@@ -185,7 +185,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     GinRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kCombineBegin);
-    const Operation operation = begin_operation(ctx, c);
+    const Operation operation = begin_operation(ctx, c, [] {});
     uint32_t* states = peer_states(ctx, args.shared);
     wait_all_entered(ctx, c, operation, states, !c.expert_major);
     const bool runs = block_goes_on(ctx, c);

@@ -15,7 +15,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     GinRing::init_counters(ctx, c);
     ctx.wait_for_previous_kernels();
     ctx.enter(Phase::kDispatchBegin);
-    const Operation operation = begin_operation(ctx, c);
+    const Operation operation = begin_operation(ctx, c, [] {});
     // Own rows pass a ring only where bulk stores cannot write their scales.
     const bool own_is_direct = args.scale_bytes == 0 || RowStage::takes(args.out_scales);
     wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct);

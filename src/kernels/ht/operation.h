@@ -37,11 +37,12 @@ CROSSDOCK_DEVICE Terms terms_of(const HtCommon& c) {
 }
 
 // The operation's number, the same on every rank. The first block tells every peer that this rank has entered it:
-// whatever was announced to it before has been read, and what its stream wrote before may be read; and its terms. Ends
-// with a barrier of the block.
-CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
+// whatever was announced to it before has been read, and what its stream wrote before may be read; and its terms.
+// meanwhile(): what needs no number, done by all warps before the block's barrier; the last one asks for the number.
+template <typename Meanwhile>
+CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c, Meanwhile meanwhile) {
     HtBlockHead* head = ht_block_head(ctx);
-    if (thread_idx(ctx) == 0) {
+    if (ctx.warp_idx() == ctx.num_warps() - 1 && is_leader(ctx)) {
         const uint64_t clock = ctx.add_relaxed_device(&c.state->clock, 1);
         const uint64_t epoch = clock >> kHtTicketBits;
         const uint64_t ticket = clock & ((uint64_t{1} << kHtTicketBits) - 1);
@@ -52,6 +53,8 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c) {
         head->start_ns = ctx.now_ns();
         head->terms = terms_of(c);
     }
+    ctx.warp_sync();
+    meanwhile();
     ctx.block_sync();
     Operation operation;
     operation.epoch = head->epoch;

@@ -210,12 +210,7 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
             CROSSDOCK_UNROLL
             for (uint32_t i = 1; i < kWordsAtOnce; ++i) own = i == w ? held[i] : own;
             if (!is_held) own = bit < num ? bitmaps[bit * t.words + w] : 0;
-            own >>= base % 64;
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kLanes; ++i) {
-                const uint32_t mask = ctx.warp_ballot((own >> i & 1) != 0) << of_lane;
-                if (static_cast<uint32_t>(ctx.lane()) == i) mine |= mask;
-            }
+            mine |= ctx.warp_transpose(static_cast<uint32_t>(own >> base % 64)) << of_lane;
         }
         const uint32_t expert = base + static_cast<uint32_t>(ctx.lane());
         if (expert < c.arena.experts_per_rank) t.masks[(uint64_t{1} + expert) * column + entry] = mine;
@@ -434,10 +429,11 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     ctx.wait_for_previous_kernels();
     const UpdateShared shared = UpdateShared::of(ctx, c);
-    CROSSDOCK_ROLLED
-    for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
-        keep_choices(ctx, args, chunk);
-    const Operation operation = begin_operation(ctx, c);
+    const Operation operation = begin_operation(ctx, c, [&] {
+        CROSSDOCK_ROLLED
+        for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
+            keep_choices(ctx, args, chunk);
+    });
     wait_all_entered(ctx, c, operation, shared.peers, true);
     if (!block_goes_on(ctx, c)) return;
 
