@@ -27,8 +27,9 @@ struct BareArguments {
     uint32_t row_bytes;
     const std::byte* tokens;   // [tokens][row_bytes]
     const int32_t* topk_idx;   // [tokens][topk]
+    const int64_t* rows;       // [tokens][copies] where each is delivered
     std::byte* slots;          // [tokens][row_bytes], where rows are copied on arrival
-    std::byte* received;       // [tokens][copies][row_bytes]
+    std::byte* received;       // [rows][row_bytes], in expert-major [experts][tokens][row_bytes]
     std::byte* cells;          // [tokens][copies][row_bytes]
     std::byte* sums;           // [tokens][row_bytes]
     uint64_t* row_flags;       // [tokens]
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) bare_dispatch(const __grid_constant_
     start_load(stage_in, row, a.row_bytes, shared.barriers + 1);
     wait_loaded(shared.barriers + 1, 0);
     for (int k = 0; k < a.copies; ++k) {
-        bulk_store(a.received + (static_cast<size_t>(slot) * a.copies + k) * a.row_bytes, stage_in, a.row_bytes);
+        bulk_store(a.received + a.rows[slot * a.copies + k] * a.row_bytes, stage_in, a.row_bytes);
     }
     bulk_commit_group();
     bulk_wait_group<0>();
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kThreads) bare_combine(const __grid_constant__
         fence_mbarrier_init();
         uint32_t parity = 0;
         for (int k = warp; k < a.copies; k += a.stages, parity ^= 1) {
-            start_load(stage, a.received + (first + k) * a.row_bytes, a.row_bytes, barrier);
+            start_load(stage, a.received + a.rows[first + k] * a.row_bytes, a.row_bytes, barrier);
             wait_loaded(barrier, parity);
             bulk_store(a.cells + (first + k) * a.row_bytes, stage, a.row_bytes);
             bulk_commit_group();
@@ -171,18 +172,16 @@ class BareKernels : public BareLl {
         arguments_.tokens = allocate(tokens * shape.row_bytes);
         arguments_.slots = allocate(tokens * shape.row_bytes);
         arguments_.sums = allocate(tokens * shape.row_bytes);
-        arguments_.received = allocate(tokens * copies * shape.row_bytes);
+        const size_t num_rows = copies > 1 ? tokens * static_cast<size_t>(shape.num_experts) : tokens;
+        arguments_.received = allocate(num_rows * shape.row_bytes);
         arguments_.cells = allocate(tokens * copies * shape.row_bytes);
         arguments_.row_flags = reinterpret_cast<uint64_t*>(allocate(tokens * 8));
         arguments_.cell_flags = reinterpret_cast<uint64_t*>(allocate(tokens * copies * 8));
         arguments_.count = reinterpret_cast<uint64_t*>(allocate(8));
         epoch_ = reinterpret_cast<uint64_t*>(allocate(8));
         arguments_.epoch = epoch_;
-        std::byte* ids = allocate(shape.topk_idx.size() * sizeof(int32_t));
-        tools::check_cuda(
-            cudaMemcpy(ids, shape.topk_idx.data(), shape.topk_idx.size() * sizeof(int32_t), cudaMemcpyHostToDevice),
-            "cudaMemcpy");
-        arguments_.topk_idx = reinterpret_cast<const int32_t*>(ids);
+        arguments_.topk_idx = upload(shape.topk_idx);
+        arguments_.rows = upload(rows_of(shape));
         int index = 0;
         int shared_bytes = 0;
         tools::check_cuda(cudaGetDevice(&index), "cudaGetDevice");
@@ -221,6 +220,24 @@ class BareKernels : public BareLl {
     }
 
   private:
+    // As a dispatch numbers them: an expert's rows in the order of their tokens.
+    static std::vector<int64_t> rows_of(const BareShape& shape) {
+        std::vector<int64_t> rows;
+        std::vector<int64_t> of_expert(static_cast<size_t>(shape.num_experts));
+        for (int token = 0; token < shape.max_tokens && shape.copies == 1; ++token) rows.push_back(token);
+        for (size_t i = 0; i < shape.topk_idx.size() && shape.copies > 1; ++i) {
+            const int32_t expert = shape.topk_idx[i];
+            rows.push_back(int64_t{expert} * shape.max_tokens + of_expert.at(static_cast<size_t>(expert))++);
+        }
+        return rows;
+    }
+    template <typename Value>
+    const Value* upload(const std::vector<Value>& values) {
+        std::byte* memory = allocate(values.size() * sizeof(Value));
+        tools::check_cuda(cudaMemcpy(memory, values.data(), values.size() * sizeof(Value), cudaMemcpyHostToDevice),
+                          "cudaMemcpy");
+        return reinterpret_cast<const Value*>(memory);
+    }
     std::byte* allocate(size_t bytes) {
         void* memory = nullptr;
         tools::check_cuda(cudaMalloc(&memory, std::max<size_t>(bytes, 16)), "cudaMalloc");
