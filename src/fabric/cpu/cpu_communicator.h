@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the communicators of the three CPU backends have in common: the host exchange, windows, the runtime.
+// What the communicators of the CPU backends have in common: the host exchange, windows, the runtime.
 #pragma once
 
 #include <map>
