@@ -29,8 +29,7 @@ LL_ROWS = [("rank-major, windows", "ll-rank-major-windows"),
            ("expert-major", "ll-expert-major-few-tokens"), ("expert-major, sender's sums", "ll-expert-major-sums"),
            ("expert-major, FP8", "ll-fp8")]
 HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-flat-windows-16-sms"),
-           ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows", "ht-flat-windows-8192"),
-           ("flat, windows, FP8 rows", "ht-flat-fp8-windows"), ("flat, windows, backward", "ht-flat-backward"),
+           ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows, FP8 rows", "ht-flat-fp8-windows"),
            ("flat, staged", "ht-flat"),
            ("expert-major, windows", "ht-expert-major-windows-24-sms"), ("expert-major, staged", "ht-expert-major")]
 CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),

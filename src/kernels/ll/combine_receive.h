@@ -170,7 +170,9 @@ class CombineReceive {
                     [&] {
                         wait.look(
                             ctx_, shape, op_.epoch,
-                            [&](uint32_t i) { return lines[i % kRowsAtOnce] + i / kRowsAtOnce * Ll128Row::kGroupBytes; },
+                            [&](uint32_t i) {
+                                return lines[i % kRowsAtOnce] + i / kRowsAtOnce * Ll128Row::kGroupBytes;
+                            },
                             [&](uint32_t i) { return first + i / kRowsAtOnce; });
                         return wait.missing == 0
                                    ? -1
