@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBufferBytes = 1u << 17;
 constexpr size_t kTopk = 2;
+constexpr size_t kIdBytes = kBufferBytes / kTopk;
 
 enum class Kind { kDispatch, kCombine };
 enum class HandleOf { kLayout, kLayoutWithOneChoice, kOtherLayout };
@@ -88,13 +89,8 @@ class Caller {
           ids_(context, stream_, kBufferBytes),
           input_(context, stream_, kBufferBytes),
           output_(context, stream_, kBufferBytes, arena) {
-        std::vector<std::byte> ids(kBufferBytes);
         std::vector<std::byte> zeros(kBufferBytes);
-        for (size_t token = 0; token < tokens(); ++token) {
-            const int64_t expert = 2 * static_cast<int64_t>(token);
-            for (size_t k = 0; k < kTopk; ++k) std::memcpy(&ids[8 * (kTopk * token + k)], &expert, 8);
-        }
-        ids_.write(ids);
+        ids_.write(ids_of_each_topk());
         input_.write(zeros);
         make_handle(layout, kTopk);
         make_handle(layout, 1);
@@ -134,6 +130,17 @@ class Caller {
     void check_guards() { output_.check_guards("the outputs of a combine that was refused"); }
 
   private:
+    // Token t goes to rank t, with each of its choices: [tokens, topk] for top_k 1 to kTopk, kIdBytes apart.
+    std::vector<std::byte> ids_of_each_topk() const {
+        std::vector<std::byte> ids(kBufferBytes);
+        for (size_t topk = 1; topk <= kTopk; ++topk) {
+            for (size_t i = 0; i < tokens() * topk; ++i) {
+                const int64_t expert = 2 * static_cast<int64_t>(i / topk);
+                std::memcpy(&ids[(topk - 1) * kIdBytes + 8 * i], &expert, 8);
+            }
+        }
+        return ids;
+    }
     void put_in_window(OpenTensor& tensor, size_t shift) {
         auto* const data = static_cast<std::byte*>(tensor.tensor.data) + shift;
         tensor.tensor.data = data;
@@ -156,7 +163,7 @@ class Caller {
         RANK_OK(context_, ncclEpInitHandle(&handle, group_.get(), layout, nullptr, static_cast<int>(topk), nullptr));
         handles_.push_back(handle);
         OpenTensor ids;
-        ids.set(ncclInt64, {tokens(), topk}, ids_.data());
+        ids.set(ncclInt64, {tokens(), topk}, ids_.data() + (topk - 1) * kIdBytes);
         RANK_OK(context_, ncclEpUpdateHandle(handle, &ids.tensor, nullptr, stream_));
     }
     ncclResult_t dispatch(ncclEpHandle_t handle, ncclEpLayout_t layout, size_t topk, const Passed& passed) {
