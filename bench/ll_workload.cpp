@@ -52,9 +52,8 @@ LlWorkload::LlWorkload(const LibraryComm& comm, const tools::RankContext& contex
     config.max_token_bytes =
         static_cast<unsigned>(std::max(row_bytes_combine_, row_bytes_out_ + num_scales(options) * sizeof(float)));
     // Only rank-major dispatch can promise windows that peers write (nccl_ep.h).
-    config.zero_copy = options.windows && !options.is_expert_major() && options.recipe != NCCL_EP_DISP_QUANT_DS_FP8E3M4
-                           ? NCCL_EP_ZERO_COPY_ON
-                           : NCCL_EP_ZERO_COPY_AUTO;
+    config.zero_copy = options.windows && !options.is_expert_major() && !options.quantises() ? NCCL_EP_ZERO_COPY_ON
+                                                                                             : NCCL_EP_ZERO_COPY_AUTO;
     make_handle(config, nullptr);
     // Another library has the exact sums only, and is compared with what ours does on request.
     if (options.sender_sums && library_.set_sums != nullptr) {

@@ -34,14 +34,15 @@ const char* layout_name(const Options& options) {
     return "";
 }
 
+const std::map<std::string, ncclEpDispQuant_t>& dispatch_recipes() {
+    static const std::map<std::string, ncclEpDispQuant_t> recipes = {
+        {"none", NCCL_EP_DISP_QUANT_NONE}, {"fwd", NCCL_EP_DISP_QUANT_FWD}, {"fp8", NCCL_EP_DISP_QUANT_DS_FP8E3M4}};
+    return recipes;
+}
+
 const char* recipe_name(const Options& options) {
-    switch (options.recipe) {
-        case NCCL_EP_DISP_QUANT_NONE:
-            return "none";
-        case NCCL_EP_DISP_QUANT_FWD:
-            return "fwd";
-        case NCCL_EP_DISP_QUANT_DS_FP8E3M4:
-            return "fp8";
+    for (const auto& [name, recipe] : dispatch_recipes()) {
+        if (recipe == options.recipe) return name.c_str();
     }
     return "";
 }

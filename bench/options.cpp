@@ -52,8 +52,8 @@ std::string find_misplaced(const Options& options, const Words& words) {
     if (words.layout == "rm") {
         return "--layout: rm goes with --mode ll only; ht has flat and em";
     }
-    if (options.recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4) {
-        return "--recipe: fp8 goes with --mode ll only; ht has none and fwd";
+    if (options.quantises()) {
+        return fmt::format("--recipe: {} goes with --mode ll only; ht has none and fwd", words.recipe);
     }
     if (options.sender_sums) {
         return "--sums: sender goes with --mode ll only; ht always sums a rank's rows there";
@@ -238,8 +238,6 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
     if (options.launched && !*ranks) {
         options.num_ranks = options.launched->num_ranks;
     }
-    const std::map<std::string, ncclEpDispQuant_t> recipes = {
-        {"none", NCCL_EP_DISP_QUANT_NONE}, {"fwd", NCCL_EP_DISP_QUANT_FWD}, {"fp8", NCCL_EP_DISP_QUANT_DS_FP8E3M4}};
     const std::map<std::string, ncclDataType_t> dtypes = {
         {"bf16", ncclBfloat16}, {"fp16", ncclFloat16}, {"fp32", ncclFloat32}};
     if (!words.old_backend.empty()) {
@@ -267,7 +265,7 @@ std::optional<int> parse_options(int argc, char** argv, Options& options) {
         options.num_iterations = *iterations ? options.num_iterations : 30;
         options.num_warmups = *warmups ? options.num_warmups : 5;
     }
-    options.recipe = recipes.at(words.recipe);
+    options.recipe = dispatch_recipes().at(words.recipe);
     options.combine_recipe = words.combine_recipe == "mxfp8" ? NCCL_EP_COMB_QUANT_MXFP8 : NCCL_EP_COMB_QUANT_NONE;
     options.dtype = dtypes.at(words.dtype);
     options.sender_sums = words.sums == "sender";

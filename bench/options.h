@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -68,6 +69,7 @@ struct Options {
     int max_tokens() const;
     int num_local() const { return num_experts / num_ranks; }
     bool is_high_throughput() const { return mode == Mode::kHighThroughput; }
+    bool quantises() const { return recipe > NCCL_EP_DISP_QUANT_FWD; }
     bool combines_in_mxfp8() const { return combine_recipe == NCCL_EP_COMB_QUANT_MXFP8; }
     bool is_expert_major() const { return layout == NCCL_EP_LAYOUT_EXPERT_MAJOR; }
 };
@@ -79,6 +81,7 @@ const char* mode_name(Mode mode);
 const char* operation_name(Operation operation);
 const char* layout_name(const Options& options);
 const char* recipe_name(const Options& options);
+const std::map<std::string, ncclEpDispQuant_t>& dispatch_recipes();  // by the name of --recipe
 const char* dtype_name(const Options& options);
 
 }  // namespace crossdock::bench

@@ -26,7 +26,7 @@ Problem random_problem(uint64_t seed, int num_ranks) {
     limits.most_row_bytes = 512;
     limits.most_receive_bytes = 128u << 10;
     limits.most_tokens = 12;
-    limits.nvfp4 = false;
+    limits.quantised_combines = false;
     Problem problem = crossdock::testing::random_problem(seed, limits);
     if (problem.recipe == Recipe::kV1Fp8) problem.recipe = Recipe::kFp8;  // only callers of version 1 can ask for it
     problem.sums = CROSSDOCK_SUMS_EXACT;

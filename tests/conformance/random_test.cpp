@@ -58,7 +58,7 @@ void run_seeds(const BackendSpec& spec, Seeds seeds, typename Mode::Limits limit
             limits.mxfp8 = is_one_lsa_team(limits.num_ranks);
             problem = random_ht_problem(seed, limits);
         } else {
-            limits.nvfp4 = !is_cuda(spec.kind);
+            limits.quantised_combines = !is_cuda(spec.kind);
             problem = random_problem(seed, limits);
         }
         SCOPED_TRACE(problem.describe());
@@ -206,7 +206,7 @@ TEST(Random, RunsAndBackendsAgreeBitForBit) {
     std::vector<uint64_t> first;
     on_each_backend(kEveryBackend, [&first](const BackendSpec& spec) {
         const int num_ranks = ranks_or(4);
-        ProblemLimits limits{.num_ranks = num_ranks, .nvfp4 = !is_cuda(spec.kind)};
+        ProblemLimits limits{.num_ranks = num_ranks, .quantised_combines = !is_cuda(spec.kind)};
         for (uint64_t seed = 501; seed < 504; ++seed) {
             Problem problem = random_problem(seed, limits);
             problem.sums = CROSSDOCK_SUMS_SENDER;

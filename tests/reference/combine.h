@@ -18,7 +18,4 @@ struct BoundedRow {
 };
 BoundedRow bounded_row(const Problem& problem, int source, int token, const ActiveRanks& active = {});
 
-// What a caller passes as the scale of a row that combine quantises to NVFP4: 2688 / max |x|, or 0 for a row of zeros.
-float nvfp4_global_scale(const Problem& problem, const std::vector<std::byte>& row);
-
 }  // namespace crossdock::reference

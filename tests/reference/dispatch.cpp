@@ -1,42 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "dispatch.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-
-#include "formats.h"
+#include <utility>
 
 namespace crossdock::reference {
-namespace {
-
-constexpr size_t kFp8Block = 128;
-
-// Each block of 128 elements: amax = max(1e-4, max |x|), scale = amax * (1 / 448) in fp32, stored value x * (448 /
-// amax).
-ArrivedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>& row) {
-    ArrivedRow result;
-    std::vector<float> values = decoded(ncclBfloat16, row);
-    result.scales.resize(problem.num_scales * sizeof(float));
-    for (size_t block = 0; block < problem.hidden / kFp8Block; ++block) {
-        float amax = 1e-4f;
-        for (size_t i = 0; i < kFp8Block; ++i) amax = std::max(amax, std::fabs(values[block * kFp8Block + i]));
-        float scale = amax * (1.0f / 448.0f);
-        float multiplier = 448.0f / amax;
-        if (problem.round_scales) {
-            int exponent = 0;
-            const float fraction = std::frexp(scale, &exponent);  // scale = fraction * 2^exponent, fraction in [0.5, 1)
-            scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
-            multiplier = 1.0f / scale;
-        }
-        for (size_t i = 0; i < kFp8Block; ++i) values[block * kFp8Block + i] *= multiplier;
-        std::memcpy(&result.scales[block * sizeof(float)], &scale, sizeof scale);
-    }
-    result.tokens = encoded(ncclFloat8e4m3, values);
-    return result;
-}
-
-}  // namespace
 
 std::vector<std::vector<RowSource>> received_rows(const Problem& problem, int rank, const ActiveRanks& active) {
     std::vector<std::vector<RowSource>> blocks(problem.num_blocks());
@@ -75,16 +42,9 @@ std::vector<char> choices_with_slot(const Problem& problem, int source, int toke
 
 ArrivedRow arrived_row(const Problem& problem, RowSource row) {
     std::vector<std::byte> tokens = token_row(problem, row.source, row.token);
-    switch (problem.recipe) {
-        case Recipe::kNone:
-            return {std::move(tokens), {}};
-        case Recipe::kForward:
-            return {std::move(tokens), scale_row(problem, row.source, row.token)};
-        case Recipe::kFp8:
-        case Recipe::kV1Fp8:
-            return quantised_to_fp8(problem, tokens);
-    }
-    return {};
+    if (computes_scales(problem.recipe)) return quantised(problem, tokens);
+    return {std::move(tokens),
+            problem.has_scales() ? scale_row(problem, row.source, row.token) : std::vector<std::byte>()};
 }
 
 std::vector<int32_t> arrived_ids(const Problem& problem, int target, RowSource row) {

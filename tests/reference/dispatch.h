@@ -2,7 +2,7 @@
 // Low-latency dispatch in plain loops: which rows a rank receives, in which order, and what each looks like.
 #pragma once
 
-#include "problem.h"
+#include "recipes.h"
 
 namespace crossdock::reference {
 
@@ -20,10 +20,7 @@ std::vector<std::vector<RowSource>> received_rows(const Problem& problem, int ra
 std::vector<char> choices_with_slot(const Problem& problem, int source, int token);
 
 // A row as it arrives: as it was sent, or quantised.
-struct ArrivedRow {
-    std::vector<std::byte> tokens;
-    std::vector<std::byte> scales;
-};
+using ArrivedRow = QuantisedRow;
 ArrivedRow arrived_row(const Problem& problem, RowSource row);
 
 // Rank-major: the ids that rank `target` gets for a row, [K]: of the choices hosted there, else -1.

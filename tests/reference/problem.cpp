@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "formats.h"
+#include "recipes.h"
 
 namespace crossdock::reference {
 namespace {
@@ -72,9 +73,7 @@ std::vector<std::byte> quantisable_row(uint64_t seed, size_t num_elements) {
 
 }  // namespace
 
-ncclDataType_t Problem::received_type() const {
-    return recipe == Recipe::kFp8 || recipe == Recipe::kV1Fp8 ? ncclFloat8e4m3 : token_type;
-}
+ncclDataType_t Problem::received_type() const { return reference::received_type(recipe, token_type); }
 size_t Problem::token_row_bytes() const { return hidden * type_bytes(token_type); }
 size_t Problem::received_row_bytes() const { return hidden * type_bytes(received_type()); }
 size_t Problem::scale_row_bytes() const { return num_scales * type_bytes(scale_type); }
@@ -90,22 +89,20 @@ int Problem::target_rank(int source, int token, int k) const {
 }
 
 std::string Problem::describe() const {
-    static constexpr const char* kRecipes[] = {"NONE", "FWD", "DS_FP8E3M4", "v1 FP8"};
     std::string tokens;
     for (const RankInput& rank : ranks) tokens += fmt::format("{}{}", tokens.empty() ? "" : ",", rank.num_tokens);
     return fmt::format(
-        "{} R {} E {} M {} K {} B [{}] ids {} | dispatch {} H {} recipe {}{} S {} {} id kind {} | combine {} H {}{}{}",
+        "{} R {} E {} M {} K {} B [{}] ids {} | dispatch {} H {} recipe {}{} S {} {} id kind {} | combine {} H {} "
+        "recipe {}{}",
         expert_major() ? "expert-major" : "rank-major", num_ranks, num_experts, max_tokens, num_topk, tokens,
-        type_name(index_type), type_name(token_type), hidden, kRecipes[static_cast<int>(recipe)],
-        round_scales ? " rounded" : "", num_scales, type_name(scale_type), static_cast<int>(id_kind),
-        type_name(combine_type), combine_hidden, combine_recipe == NCCL_EP_COMB_QUANT_NVFP4 ? " NVFP4" : "",
-        sums == CROSSDOCK_SUMS_SENDER ? " sender sums" : "");
+        type_name(index_type), type_name(token_type), hidden, name_of(recipe), round_scales ? " rounded" : "",
+        num_scales, type_name(scale_type), static_cast<int>(id_kind), type_name(combine_type), combine_hidden,
+        name_of(combine_recipe), sums == CROSSDOCK_SUMS_SENDER ? " sender sums" : "");
 }
 
 std::vector<std::byte> token_row(const Problem& problem, int source, int token) {
     const uint64_t seed = row_seed(problem, Stream::kTokens, 0, {source, token, 0});
-    if (problem.recipe == Recipe::kFp8 || problem.recipe == Recipe::kV1Fp8)
-        return quantisable_row(seed, problem.hidden);
+    if (computes_scales(problem.recipe)) return quantisable_row(seed, problem.hidden);
     return random_row(seed, problem.token_row_bytes());
 }
 
@@ -116,7 +113,7 @@ std::vector<std::byte> scale_row(const Problem& problem, int source, int token) 
 std::vector<std::byte> expert_row(const Problem& problem, int target, RowSource row) {
     if (!problem.expert_major()) row.k = 0;
     const uint64_t seed = row_seed(problem, Stream::kExperts, target, row);
-    if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4) return quantisable_row(seed, problem.combine_hidden);
+    if (problem.combine_recipe != NCCL_EP_COMB_QUANT_NONE) return quantisable_row(seed, problem.combine_hidden);
     std::vector<std::byte> result(problem.combine_row_bytes());
     const size_t element_bytes = type_bytes(problem.combine_type);
     const bool half = problem.combine_type == ncclFloat16;

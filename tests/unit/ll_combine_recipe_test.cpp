@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "core/ll/handle.h"
+#include "core/ll/recipes.h"
 #include "messages.h"
 
 namespace crossdock {

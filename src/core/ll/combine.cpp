@@ -1,33 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpCombine in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
 // kernel arguments.
-#include <algorithm>
-#include <array>
-
 #include "core/error.h"
 #include "core/ll/handle.h"
+#include "core/ll/recipes.h"
 #include "core/structs.h"
-#include "device/nvfp4.h"
 
 namespace crossdock {
-void expect_fp4(int compute_capability) {
-    constexpr std::array kCapable{0, 100, 103, 110, 120, 121};
-    require(std::find(kCapable.begin(), kCapable.end(), compute_capability) != kCapable.end(), ncclInvalidUsage,
-            "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; "
-            "this one has {}.{}",
-            compute_capability / 10, compute_capability % 10);
-}
 
 void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
     // First whether this device can do it at all: a caller asks by trying.
     const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
-    const unsigned int recipe = enum_bits(settings.quant_recipe);
-    require(recipe <= NCCL_EP_COMB_QUANT_NVFP4, ncclInvalidArgument,
-            "config->quant_recipe is {}, allowed in LL mode: 0 (none), 1 (NVFP4); 2 (MXFP8) is for HT expert-major",
-            recipe);
-    if (recipe == NCCL_EP_COMB_QUANT_NVFP4) expect_fp4(group_->runtime().compute_capability());
+    const LlCombineRecipe& recipe = ll_combine_recipe(enum_bits(settings.quant_recipe));
+    if (recipe.needs_fp4) expect_fp4(group_->runtime().compute_capability());
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
     expect_routing();
@@ -84,29 +71,29 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         memory.reads(weights);
     }
     memory.expect_apart();
-    args.common.set(Term::kRecipe, recipe);
+    args.common.set(Term::kRecipe, recipe.value);
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set(Term::kDtype, tokens.dtype);
     args.common.set(Term::kSums, args.wire == LlCombineWire::kSums ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
     run(args, stream);
 }
 
-void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
-                                   LlCombineArgs& args, CallMemory& memory) const {
-    if (recipe == NCCL_EP_COMB_QUANT_NONE) {
-        expect_absent(inputs.scales, "inputs->scales", "with recipe none");
-        return;
-    }
+void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe,
+                                   const Tensor& tokens, LlCombineArgs& args, CallMemory& memory) const {
+    if (!recipe.takes_row_scales) expect_no_scales(inputs.scales, "inputs->scales", recipe.name);
+    if (!is_quantised(recipe.wire)) return;
     expect_dtype(tokens, {ncclBfloat16});
-    require(tokens.sizes[2] % 32 == 0, ncclInvalidArgument,
-            "inputs->tokens has rows of {} elements, allowed with NVFP4: multiples of 32", tokens.sizes[2]);
+    require(tokens.sizes[2] % recipe.row_multiple == 0, ncclInvalidArgument,
+            "inputs->tokens has rows of {} elements, allowed with {}: multiples of {}", tokens.sizes[2], recipe.name,
+            recipe.row_multiple);
+    args.wire = recipe.wire;
+    args.wire_bytes = quantised_row_bytes(recipe.wire, static_cast<uint32_t>(tokens.sizes[2]));
+    if (!recipe.takes_row_scales) return;
     const Tensor scales = read_tensor(group_->communicator(), inputs.scales, "inputs->scales");
     expect_dtype(scales, {ncclFloat32});
     expect_shape(scales, {tokens.sizes[0], tokens.sizes[1], 1}, "[as inputs->tokens, 1]");
     memory.reads(scales);
     args.row_scales = reinterpret_cast<const float*>(scales.data);
-    args.wire = LlCombineWire::kNvfp4;
-    args.wire_bytes = nvfp4_wire_bytes(static_cast<uint32_t>(tokens.sizes[2]));
 }
 
 }  // namespace crossdock

@@ -3,6 +3,7 @@
 // kernel arguments.
 #include "core/error.h"
 #include "core/ll/handle.h"
+#include "core/ll/recipes.h"
 #include "core/structs.h"
 
 namespace crossdock {
@@ -23,27 +24,25 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     group_->expect_working();
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_DISPATCH_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_DISPATCH_OUTPUTS_V1_SIZE, "outputs");
-    const auto config = optional_struct(caller_config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, "config");
+    auto config = optional_struct(caller_config, NCCL_EP_DISPATCH_CONFIG_V1_SIZE, "config");
     expect_routing();
     const unsigned int direction = enum_bits(config.pass_direction);
     require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
     require(direction == NCCL_EP_FWD_PASS, ncclInvalidUsage,
             "config->pass_direction is backward: LL groups run forward only");
-    const unsigned int recipe_bits = enum_bits(config.quant_recipe);
-    require(recipe_bits <= NCCL_EP_DISP_QUANT_DS_FP8E3M4, ncclInvalidArgument,
-            "config->quant_recipe is {}, allowed: 0 (none), 1 (forward), 2 (e4m3)", recipe_bits);
+    const bool is_v1_fp8 = asks_for_v1_fp8(caller_config, group_->config(), is_expert_major(), outputs);
+    if (is_v1_fp8) config.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    const LlDispatchRecipe& recipe = ll_dispatch_recipe(enum_bits(config.quant_recipe));
     expect_may_start(config.send_only != 0);
 
     LlDispatchArgs args{};
     args.common = common(OperationKind::kDispatch, config.send_only != 0);
-    args.transposed_scales = asks_for_v1_fp8(caller_config, group_->config(), is_expert_major(), outputs);
-    const auto recipe =
-        args.transposed_scales ? NCCL_EP_DISP_QUANT_DS_FP8E3M4 : static_cast<ncclEpDispQuant_t>(recipe_bits);
-    args.recipe = recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? LlRecipe::kFp8 : LlRecipe::kBytes;
+    args.transposed_scales = is_v1_fp8;
+    args.recipe = recipe.rows;
     args.round_scales = config.round_scales != 0;
-    require(recipe != NCCL_EP_DISP_QUANT_FWD || !args.round_scales, ncclInvalidArgument,
-            "config->round_scales is {}, allowed with recipe forward: 0", config.round_scales);
+    require(!recipe.forwards_scales || !args.round_scales, ncclInvalidArgument,
+            "config->round_scales is {}, allowed with recipe {}: 0", config.round_scales, recipe.name);
 
     std::optional<PeerMap> token_window;
     std::optional<PeerMap> scale_window;
@@ -55,13 +54,12 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     read_dispatch_scales(inputs, outputs, recipe, args, scale_window, scale_place, memory);
     read_dispatch_routing(inputs, outputs, layout_info, args, memory);
     memory.expect_apart();
-    args.common.set(Term::kRecipe,
-                    recipe | (args.round_scales && recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? kRoundedScales : 0));
+    args.common.set(Term::kRecipe, recipe.value | (args.round_scales && recipe.computes_scales() ? kRoundedScales : 0));
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     // Computed scales are as many as the row's bytes ask for.
-    if (args.recipe == LlRecipe::kBytes) args.common.set_folded(Term::kScaleUnits, args.scale_bytes / kRowUnitBytes);
+    if (!recipe.computes_scales()) args.common.set_folded(Term::kScaleUnits, args.scale_bytes / kRowUnitBytes);
 
-    const bool may_be_direct = !is_expert_major() && args.recipe == LlRecipe::kBytes;
+    const bool may_be_direct = !is_expert_major() && !recipe.computes_scales();
     if (may_be_direct && token_window) args.direct |= kDirectTokens, args.token_windows = *token_window;
     if (may_be_direct && scale_window) args.direct |= kDirectScales, args.scale_windows = *scale_window;
     require(group_->config().zero_copy != NCCL_EP_ZERO_COPY_ON || args.direct != 0, ncclInvalidArgument,
@@ -73,18 +71,18 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                    ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+                                    const LlDispatchRecipe& recipe, LlDispatchArgs& args,
                                     std::optional<PeerMap>& token_window, WindowPlace& token_place,
                                     CallMemory& memory) const {
     const GroupConfig& config = group_->config();
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
-    if (recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4) {
-        expect_dtype(source, {ncclBfloat16});
+    if (recipe.computes_scales()) {
+        expect_dtype(source, {recipe.tokens});
     } else {
         expect_carried(source);
     }
-    expect_dtype(target, {recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4 ? ncclFloat8e4m3 : source.dtype});
+    expect_dtype(target, {recipe.computes_scales() ? recipe.received : source.dtype});
 
     const size_t slots = size_t{config.num_ranks} * config.max_tokens;
     if (is_expert_major()) {
@@ -100,8 +98,9 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
     const uint64_t source_row = hidden * dtype_size(source.dtype);
     require(hidden > 0 && target.row_bytes() % kRowGranule == 0 && source_row % kRowGranule == 0, ncclInvalidArgument,
             "outputs->tokens has rows of {} bytes, allowed: positive multiples of {}", target.row_bytes(), kRowGranule);
-    require(recipe != NCCL_EP_DISP_QUANT_DS_FP8E3M4 || hidden % kFp8Block == 0, ncclInvalidArgument,
-            "inputs->tokens has rows of {} elements, allowed with FP8: multiples of {}", hidden, kFp8Block);
+    require(!recipe.computes_scales() || hidden % recipe.scale_block == 0, ncclInvalidArgument,
+            "inputs->tokens has rows of {} elements, allowed with {}: multiples of {}", hidden, recipe.name,
+            recipe.scale_block);
     require(target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
             "outputs->tokens has rows of {} bytes, allowed: at most max_token_bytes ({})", target.row_bytes(),
             config.max_token_bytes);
@@ -119,23 +118,21 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
 }
 
 void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                                    ncclEpDispQuant_t recipe, LlDispatchArgs& args,
+                                    const LlDispatchRecipe& recipe, LlDispatchArgs& args,
                                     std::optional<PeerMap>& scale_window, WindowPlace& scale_place,
                                     CallMemory& memory) const {
     const GroupConfig& config = group_->config();
-    if (recipe == NCCL_EP_DISP_QUANT_NONE) {
-        expect_absent(inputs.scales, "inputs->scales", "with recipe none");
-        expect_absent(outputs.scales, "outputs->scales", "with recipe none");
-        return;
-    }
+    if (!recipe.forwards_scales) expect_no_scales(inputs.scales, "inputs->scales", recipe.name);
+    if (!recipe.forwards_scales && !recipe.computes_scales())
+        return expect_no_scales(outputs.scales, "outputs->scales", recipe.name);
     const Tensor target = read_tensor(group_->communicator(), outputs.scales, "outputs->scales");
     const size_t slots = size_t{config.num_ranks} * config.max_tokens;
     const size_t first = is_expert_major() ? config.experts_per_rank() : config.num_ranks;
     const size_t second = is_expert_major() ? slots : config.max_tokens;
-    if (recipe == NCCL_EP_DISP_QUANT_DS_FP8E3M4) {
-        expect_absent(inputs.scales, "inputs->scales", "with an FP8 recipe, which computes them");
-        expect_dtype(target, {ncclFloat32});
-        expect_shape(target, {first, second, args.row_bytes / kFp8Block}, "[.., .., hidden / 128]");
+    if (recipe.computes_scales()) {
+        expect_dtype(target, {recipe.scales});
+        const size_t hidden = args.row_bytes / dtype_size(recipe.received);
+        expect_shape(target, {first, second, hidden / recipe.scale_block}, "[as outputs->tokens, blocks of hidden]");
     } else {
         const Tensor source = read_tensor(group_->communicator(), inputs.scales, "inputs->scales");
         expect_dtype(source, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});

@@ -10,8 +10,8 @@
 
 namespace crossdock {
 
-// InvalidUsage on a GPU that cannot convert to E2M1, as an NVFP4 combine must; a CPU (0) does it in software.
-void expect_fp4(int compute_capability);
+struct LlCombineRecipe;
+struct LlDispatchRecipe;
 
 class LlHandle final : public Handle {
   public:
@@ -43,15 +43,15 @@ class LlHandle final : public Handle {
     Tensor routing() const;  // the borrowed topk_idx
     void expect_may_start(bool send_only) const;
     void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              ncclEpDispQuant_t recipe, LlDispatchArgs& args, std::optional<PeerMap>& token_window,
-                              WindowPlace& token_place, CallMemory& memory) const;
+                              const LlDispatchRecipe& recipe, LlDispatchArgs& args,
+                              std::optional<PeerMap>& token_window, WindowPlace& token_place, CallMemory& memory) const;
     void read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
-                              ncclEpDispQuant_t recipe, LlDispatchArgs& args, std::optional<PeerMap>& scale_window,
-                              WindowPlace& scale_place, CallMemory& memory) const;
+                              const LlDispatchRecipe& recipe, LlDispatchArgs& args,
+                              std::optional<PeerMap>& scale_window, WindowPlace& scale_place, CallMemory& memory) const;
     void read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                                const ncclEpLayoutInfo_t* layout_info, LlDispatchArgs& args, CallMemory& memory) const;
     void read_dispatch_places(const ncclEpLayoutInfo_t& info, LlDispatchArgs& args, CallMemory& memory) const;
-    void read_combine_recipe(const ncclEpCombineInputs_t& inputs, unsigned int recipe, const Tensor& tokens,
+    void read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe, const Tensor& tokens,
                              LlCombineArgs& args, CallMemory& memory) const;
     void run(LlDispatchArgs& args, cudaStream_t stream);
     void run(LlCombineArgs& args, cudaStream_t stream);

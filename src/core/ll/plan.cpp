@@ -119,13 +119,12 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
 LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     LlCommon& common = args.common;
     LlWarpLayout& warp_layout = common.warp_layout;
-    const bool plain = !common.arena.fits_all_in_ll128() || args.wire == LlCombineWire::kNvfp4;
+    const bool plain = !common.arena.fits_all_in_ll128() || is_quantised(args.wire);
     warp_layout =
         warp_layout_for(group.communicator().backend(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
     common.ll128_tokens = common.arena.ll128_tokens;
     args.forms = plain ? RowForms::kBoth : RowForms::kLl128;
-    if (args.wire == LlCombineWire::kNvfp4)
-        warp_layout.chunk_bytes = args.wire_bytes;  // block scales follow the payload
+    if (is_quantised(args.wire)) warp_layout.chunk_bytes = args.wire_bytes;  // scales follow the payload
     const bool splits_rows = group.communicator().backend().splits_rows;
     args.segment_bytes = splits_rows ? kGpuSegmentBytes : std::max(args.row_bytes, 16u);
     if (chooses_warps(group) && !plain && common.num_tokens <= kShortCombineTokens)

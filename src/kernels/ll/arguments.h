@@ -6,6 +6,7 @@
 #include "device/peer_map.h"
 #include "kernels/agreement.h"
 #include "kernels/ll/outbox.h"
+#include "kernels/ll/recipes.h"
 #include "kernels/ll/shared_memory.h"
 #include "kernels/ll/steps.h"
 #include "kernels/wait_steps.h"
@@ -101,10 +102,6 @@ using LlCommon = LlCommonOf<WaitScope>;
 inline constexpr uint32_t kRankOfExpertShift = 31;
 static_assert(kRankOfExpertShift < 32, "the factor for one expert per rank, 2^shift, is a uint32_t");
 
-// Plain bytes (NONE, FWD) or e4m3 with one scale per block of 128 elements.
-enum class LlRecipe : uint32_t { kBytes, kFp8 };
-inline constexpr uint32_t kFp8Block = 128;
-
 template <typename Common>
 struct LlDispatchArgsOf {
     static constexpr bool kOneBatch = false;  // a block's tokens are under way at once, in whole rows
@@ -142,8 +139,6 @@ using LlDispatchArgs = LlDispatchArgsOf<LlCommon>;
 // Which forms the rows of a combine may have: a kernel for LL128 rows alone is smaller, and keeps more in registers.
 enum class RowForms : uint32_t { kLl128, kBoth };
 
-enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
-
 template <typename Common>
 struct LlCombineArgsOf {
     Common common;
@@ -153,7 +148,7 @@ struct LlCombineArgsOf {
     RowForms forms;
     const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
                               // tokens][row_bytes]
-    const float* row_scales;  // NVFP4: one per row of tokens
+    const float* row_scales;  // of recipes that take one per row of tokens
     uint32_t row_bytes;
     uint32_t wire_bytes;
     const float* topk_weights;  // this rank's own tokens'; expert-major

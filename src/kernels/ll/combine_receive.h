@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine, receive half: a token's rows are summed in a fixed order as soon as they have arrived.
+// Combine, receive half: a token's rows are summed in a fixed order as soon as they have arrived. At the end: the
+// kernel.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/ll/combine_send.h"
 
@@ -211,8 +214,8 @@ class CombineReceive {
         ctx_.mark(Step::kCombineArrived);
         const uint32_t element = first / dtype_bytes(kDType);
         const uint32_t elements = bytes / dtype_bytes(kDType);
-        if (args_.wire == LlCombineWire::kNvfp4) {
-            sum_nvfp4_rows(cells, num, element, elements, out);
+        if (is_quantised(args_.wire)) {
+            sum_quantised_rows(cells, num, element, elements, out);
         } else {
             sum_rows<kDType>(ctx_, RowTerms{cells, c_.offsets.row_stride, terms_.index, terms_.weight, num}, element,
                              elements, out);
@@ -241,8 +244,8 @@ class CombineReceive {
         content = word_epoch(word) == op_.epoch ? word_payload(word) : uint64_t{kCellRow};
         return true;
     }
-    CROSSDOCK_DEVICE void sum_nvfp4_rows(const std::byte* cells, uint32_t count, uint32_t first, uint32_t num,
-                                         std::byte* out) const {
+    CROSSDOCK_DEVICE void sum_quantised_rows(const std::byte* cells, uint32_t count, uint32_t first, uint32_t num,
+                                             std::byte* out) const {
         const uint32_t elements = args_.row_bytes / 2;
         for_lanes(ctx_, num, [&](uint32_t i) {
             float sum = 0.0f;
@@ -250,7 +253,7 @@ class CombineReceive {
             for (uint32_t k = 0; k < count; ++k) {
                 if (terms_.index[k] < 0) continue;
                 const std::byte* wire = cells + static_cast<uint64_t>(terms_.index[k]) * c_.offsets.row_stride;
-                const float value = nvfp4_element(wire, elements, first + i) * nvfp4_inverse_scale(wire, elements);
+                const float value = quantised_element(args_.wire, wire, elements, first + i);
                 sum = fused_multiply_add(terms_.weight[k], value, sum);
             }
             store_element<DType::kBf16>(out, first + i, sum);
@@ -265,6 +268,16 @@ class CombineReceive {
     int64_t first_choice_ = 0;
     TaggedWord early_entry_{};
 };
+
+// The kernel: both halves or one of them. Contract: nccl_ep.h, ncclEpCombine; protocol: docs/protocol.md.
+template <DType kDType, RowForms kForms>
+CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
+    using Op = LlOperation<std::remove_cvref_t<decltype(args)>>;
+    Op op(ctx, args);
+    CombineSend<kDType, kForms, Op> send(op);
+    CombineReceive<kDType, kForms, Op> receive(op);
+    run_operation(op, 0, send, receive);
+}
 
 }  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

@@ -2,7 +2,6 @@
 // Combine, send half: the experts' rows return to the source rank of each token, into that token's own cells.
 #pragma once
 
-#include "device/nvfp4.h"
 #include "device/sum_rows.h"
 #include "kernels/ll/gin_peers.h"
 #include "kernels/ll/ll128.h"
@@ -38,8 +37,8 @@ CROSSDOCK_DEVICE bool has_row_per_choice(const auto& args) {
 }
 // Rows that the kernel computes before they go.
 CROSSDOCK_DEVICE bool has_computed_rows(const auto& args) { return args.wire != LlCombineWire::kRows; }
-// NVFP4 rows are never LL128 rows: their receiver reads them in another order than they come.
-CROSSDOCK_DEVICE bool allows_ll128(const auto& args) { return args.wire != LlCombineWire::kNvfp4; }
+// Quantised rows are never LL128 rows: their receiver reads them in another order than they come.
+CROSSDOCK_DEVICE bool allows_ll128(const auto& args) { return !is_quantised(args.wire); }
 
 // A row on its way to its source rank.
 struct Return {
@@ -442,10 +441,10 @@ class ComputedReturns {
     CROSSDOCK_DEVICE void compute(uint32_t stage, uint32_t row_first, uint32_t part, uint32_t parts) const {
         constexpr uint32_t kSegmentBytes = 1024;
         std::byte* target = stage_of(ctx_, args_.shared, stage).data();
-        if (args_.wire == LlCombineWire::kNvfp4) {
+        if (is_quantised(args_.wire)) {
             if (part == 0 && row_.row_idx >= 0) {
-                quantise_nvfp4(ctx_, args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes,
-                               args_.row_bytes / 2, args_.row_scales[row_.row_idx], target);
+                quantise_row(ctx_, args_.wire, args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes,
+                             args_.row_bytes / 2, args_.row_scales, row_.row_idx, target);
             }
             return;
         }

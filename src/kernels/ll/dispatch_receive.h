@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch, receive half: every arrived row is placed where its expert (expert-major) or its source (rank-major) wants
-// it, in the order (source rank, token, k), while others are still under way.
+// it, in the order (source rank, token, k), while others are still under way. At the end: the kernel.
 #pragma once
 
 #include "kernels/counters.h"
-#include "kernels/ll/gin_peers.h"
-#include "kernels/ll/ll128.h"
+#include "kernels/ll/dispatch_send.h"
 
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
@@ -586,6 +585,14 @@ class DispatchReceive {
     decltype(Op::c) c_;
     uint32_t round_ = 0;  // loads of this warp's stage
 };
+
+// The kernel: both halves or one of them. Contract: nccl_ep.h, ncclEpDispatch; protocol: docs/protocol.md.
+CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
+    LlOperation op(ctx, args);
+    DispatchSend send(op);
+    DispatchReceive receive(op);
+    run_operation(op, args.common.expert_major ? 0 : args.direct, send, receive);
+}
 
 }  // namespace CROSSDOCK_VARIANT
 }  // namespace crossdock

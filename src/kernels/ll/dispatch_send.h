@@ -14,57 +14,6 @@ CROSSDOCK_DEVICE uint32_t ll128_bytes(const auto& args) {
     return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
 }
 
-// A lane's share of some of a row's blocks of 128 bf16 elements, which become e4m3 with one fp32 scale each.
-struct Fp8Blocks {
-    static constexpr uint32_t kMost = 8;
-    static constexpr uint32_t kPerLane = kFp8Block / kLanes;
-    static_assert(kPerLane * kLanes == kFp8Block && kPerLane % 4 == 0, "the lanes' shares are whole words");
-    uint64_t words[kMost][kPerLane / 4];
-
-    // Blocks first, first + step, ... below num; all are on their way before the first is looked at. One warp.
-    CROSSDOCK_DEVICE void load(const Ctx& ctx, const std::byte* row, uint32_t first, uint32_t step, uint32_t num) {
-        CROSSDOCK_UNROLL
-        for (uint32_t j = 0; j < kMost; ++j) {
-            const uint32_t block = first + j * step < num ? first + j * step : first;
-            const std::byte* share = row + 2 * (block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
-            for (uint32_t i = 0; i < kPerLane / 4; ++i) words[j][i] = reinterpret_cast<const uint64_t*>(share)[i];
-        }
-    }
-    CROSSDOCK_DEVICE void quantise(const Ctx& ctx, bool round_scales, std::byte* target, float* scales, uint32_t first,
-                                   uint32_t step, uint32_t num) const {
-        float largest[kMost];
-        CROSSDOCK_UNROLL
-        for (uint32_t j = 0; j < kMost; ++j) {
-            largest[j] = 1e-4f;
-            for (uint32_t i = 0; i < kPerLane; ++i) largest[j] = larger(largest[j], absolute(element(j, i)));
-            // Positive numbers order as their bits do.
-            largest[j] = float_of(static_cast<uint32_t>(ctx.warp_max(static_cast<int>(bits_of(largest[j])))));
-        }
-        CROSSDOCK_UNROLL
-        for (uint32_t j = 0; j < kMost; ++j) {
-            const uint32_t block = first + j * step;
-            if (block >= num) break;
-            float scale = largest[j] * (1.0f / 448.0f);  // not divided: the same bits as DeepEP's
-            float multiplier = 448.0f / largest[j];
-            if (round_scales) {
-                // The next power of two: the exponent, and one more if there is any mantissa.
-                const uint32_t exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFFu) != 0 ? 1u : 0u);
-                scale = float_of(exponent << 23);
-                multiplier = 1.0f / scale;
-            }
-            float values[kPerLane];
-            for (uint32_t i = 0; i < kPerLane; ++i) values[i] = element(j, i);
-            store_e4m3(values, multiplier, target + block * kFp8Block + static_cast<uint32_t>(ctx.lane()) * kPerLane);
-            if (is_leader(ctx)) scales[block] = scale;
-        }
-    }
-
-  private:
-    CROSSDOCK_DEVICE float element(uint32_t j, uint32_t i) const {
-        return element_of<DType::kBf16>(words[j][i / 4], i % 4);
-    }
-};
-
 // What a block has counted of its rank's routing, in shared memory.
 struct RoutingCounts {
     int* experts;  // [experts] choices

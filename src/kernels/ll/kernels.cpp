@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The low-latency kernels on CPUs. Compiled twice (platform.h: Peers).
-#include "kernels/ll/kernels.h"
+#include "kernels/ll/combine_receive.h"
+#include "kernels/ll/dispatch_receive.h"
 #include "kernels/ll/launch.h"
 #include "kernels/ll/variants.h"
 #include "runtime/cpu/launch.h"

@@ -10,7 +10,8 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/ll/kernels.h"
+#include "kernels/ll/combine_receive.h"
+#include "kernels/ll/dispatch_receive.h"
 #include "kernels/ll/launch.h"
 #include "kernels/ll/variants.h"
 #include "runtime/cuda/launch.cuh"

@@ -493,6 +493,34 @@ class LlOperation : public Operation {
     uint32_t ticket_ = 0;  // the block's, of the first thread of WarpRole::kClock
 };
 
+// An operation by its halves' steps, as much as possible before the operation is known. init needs nothing; fetch looks
+// up what earlier kernels have written, prepare adds to it before the block's barrier. run begins the operation, by
+// which epoch and buffer are known, when all that needs neither is on its way, and does the work, unless the operation
+// does not run; look_ahead asks for what will be needed soon.
+CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto& receive) {
+    const Ctx& ctx = op.ctx;
+    ctx.mark(send.kSteps.begin);
+    send.init();
+    op.look_up();
+    ctx.wait_for_previous_kernels();
+    ctx.mark(send.kSteps.ready);
+    receive.fetch();
+    if (op.sends()) send.fetch();
+    op.enter(direct);
+    if (op.sends()) send.prepare();
+    ctx.block_sync();
+    const auto begin = [&] {
+        const bool runs = op.begin();
+        ctx.mark(send.kSteps.head);
+        if (runs) receive.look_ahead();
+        return runs;
+    };
+    const bool runs = op.sends() ? send.run(begin) : begin();
+    if (runs && op.cancels()) await_stragglers(op);
+    op.receive_for_good(runs, [&](const WorkShare& share, bool is_first) { receive.run(share, is_first); });
+    ctx.mark(send.kSteps.end);
+}
+
 // Rows of scales begin where their elements allow.
 CROSSDOCK_DEVICE bool is_word(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 4 == 0; }
 

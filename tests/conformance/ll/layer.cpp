@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/ll/layer.h"
 
+#include "reference/recipes.h"
+
 namespace crossdock::testing {
 
 using reference::Recipe;
@@ -19,7 +21,7 @@ Layer::Layer(RankContext& context, ncclEpGroup_t group, const Problem& problem, 
         received_weights_ = make_buffer(rows * topk() * sizeof(float), arena);
         received_ids_ = make_buffer(rows * topk() * sizeof(int32_t), arena);
     }
-    if (problem.combine_recipe == NCCL_EP_COMB_QUANT_NVFP4) combine_scales_ = make_buffer(rows * sizeof(float), arena);
+    if (reference::takes_row_scales(problem.combine_recipe)) combine_scales_ = make_buffer(rows * sizeof(float), arena);
 
     write_routing();
     write_inputs();
@@ -95,8 +97,7 @@ ncclResult_t Layer::dispatch(bool send_only) {
     }
     config->send_only = send_only ? 1 : 0;
     config->round_scales = problem_.round_scales ? 1 : 0;
-    if (problem_.recipe == Recipe::kForward) config->quant_recipe = NCCL_EP_DISP_QUANT_FWD;
-    if (problem_.recipe == Recipe::kFp8) config->quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    config->quant_recipe = reference::quant_recipe(problem_.recipe);
     const bool defaults = !send_only && !problem_.round_scales && config->quant_recipe == NCCL_EP_DISP_QUANT_NONE;
     const unsigned cut = options_.cut_structs ? 3 : 0;
     if (options_.version_1_structs || options_.cut_structs || problem_.recipe == Recipe::kV1Fp8) {

@@ -6,6 +6,7 @@
 
 #include "conformance/ll/layer.h"
 #include "reference/formats.h"
+#include "reference/recipes.h"
 
 namespace crossdock::testing {
 
@@ -98,7 +99,10 @@ void Layer::prepare_combine(const ActiveRanks& active) {
             const Bytes row = expert_row(problem_, context_.rank(), blocks[block][slot]);
             const size_t index = block * problem_.slots() + slot;
             put(rows, index * problem_.combine_row_bytes(), row);
-            if (combine_scales_) scales[index] = nvfp4_global_scale(problem_, row);
+            if (combine_scales_) {
+                scales[index] =
+                    reference::row_scale(problem_.combine_recipe, reference::decoded(problem_.combine_type, row));
+            }
         }
     }
     combine_input().write(rows);

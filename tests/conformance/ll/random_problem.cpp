@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "reference/formats.h"
+#include "reference/recipes.h"
 
 namespace crossdock::testing {
 
@@ -88,19 +90,21 @@ void choose_types(Problem& problem, const ProblemLimits& limits, Random& random)
         problem.num_scales = 16 * static_cast<size_t>(random.between(1, 5)) / type_bytes(problem.scale_type);
     } else if (problem.recipe != Recipe::kNone) {
         problem.token_type = ncclBfloat16;
-        problem.hidden = std::max<size_t>(1, units * 16 / 256) * 128;
+        const size_t block = reference::scale_block(problem.recipe);
+        problem.hidden = std::max<size_t>(1, units * 16 / (2 * block)) * block;
         problem.scale_type = ncclFloat32;
-        problem.num_scales = problem.hidden / 128;
+        problem.num_scales = problem.hidden / block;
         problem.round_scales = random.chance(50);
     }
     problem.combine_type = random.pick({ncclBfloat16, ncclBfloat16, ncclFloat16, ncclFloat32});
     const size_t combine_bytes =
         random.chance(60) ? std::max<size_t>(16, problem.token_row_bytes()) : 16 * (1 + random.bits() % most_units);
     problem.combine_hidden = combine_bytes / type_bytes(problem.combine_type);
-    if (limits.nvfp4 && random.chance(15)) {
-        problem.combine_recipe = NCCL_EP_COMB_QUANT_NVFP4;
+    if (limits.quantised_combines && random.chance(15)) {
+        problem.combine_recipe = reference::kQuantisedCombines[problem.seed % std::size(reference::kQuantisedCombines)];
         problem.combine_type = ncclBfloat16;
-        problem.combine_hidden = std::max<size_t>(1, combine_bytes / 64) * 32;
+        const size_t multiple = reference::row_multiple(problem.combine_recipe);
+        problem.combine_hidden = std::max<size_t>(1, combine_bytes / (2 * multiple)) * multiple;
     }
     problem.values = random.chance(30) ? reference::Values::kWide : reference::Values::kModerate;
     if (problem.expert_major() && problem.combine_recipe == NCCL_EP_COMB_QUANT_NONE && random.chance(25)) {

@@ -34,7 +34,7 @@ struct ProblemLimits {
     size_t most_row_bytes = 4096;
     size_t most_receive_bytes = 8u << 20;  // of one rank's receive tensor
     int most_tokens = 24;
-    bool nvfp4 = true;
+    bool quantised_combines = true;
     bool scales = true;
 };
 

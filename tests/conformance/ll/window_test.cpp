@@ -40,7 +40,7 @@ TEST(Window, RandomProblemsMatchTheReference) {
             const Problem problem = random_problem(seed, {.num_ranks = num_ranks,
                                                           .most_row_bytes = 1024,
                                                           .most_receive_bytes = 512u << 10,
-                                                          .nvfp4 = !is_cuda(spec.kind)});
+                                                          .quantised_combines = !is_cuda(spec.kind)});
             const auto naming = random.pick({Naming::kWindowOnly, Naming::kWindowAndData});
             const auto mode = random.pick({NCCL_EP_ZERO_COPY_AUTO, NCCL_EP_ZERO_COPY_OFF});
             const bool keep_outputs = random.chance(50);

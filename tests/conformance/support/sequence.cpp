@@ -276,7 +276,7 @@ void run_sequence(RankContext& context, const SequenceShape& shape, uint64_t see
 }
 
 void run_sequences(const BackendSpec& spec, SequenceShape shape, const Seeds& seeds) {
-    shape.ll_limits.nvfp4 = !is_cuda(spec.kind);
+    shape.ll_limits.quantised_combines = !is_cuda(spec.kind);
     for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count && !::testing::Test::HasFailure(); ++seed) {
         BackendSpec seeded = spec;
         seeded.deterministic.seed = seed;

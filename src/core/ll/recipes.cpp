@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/ll/recipes.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "core/error.h"
+#include "core/tensor.h"
+
+namespace crossdock {
+namespace {
+
+constexpr LlDispatchRecipe kDispatchRecipes[] = {
+    {.value = NCCL_EP_DISP_QUANT_NONE, .name = "none", .rows = LlRecipe::kBytes},
+    {.value = NCCL_EP_DISP_QUANT_FWD, .name = "forward", .rows = LlRecipe::kBytes, .forwards_scales = true},
+    {.value = NCCL_EP_DISP_QUANT_DS_FP8E3M4,
+     .name = "FP8",
+     .rows = LlRecipe::kFp8,
+     .scale_block = kFp8Block,
+     .tokens = ncclBfloat16,
+     .received = ncclFloat8e4m3,
+     .scales = ncclFloat32},
+};
+
+constexpr LlCombineRecipe kCombineRecipes[] = {
+    {.value = NCCL_EP_COMB_QUANT_NONE, .name = "none", .wire = LlCombineWire::kRows},
+    {.value = NCCL_EP_COMB_QUANT_NVFP4,
+     .name = "NVFP4",
+     .wire = LlCombineWire::kNvfp4,
+     .row_multiple = 2 * kNvfp4Block,
+     .takes_row_scales = true,
+     .needs_fp4 = true},
+};
+
+template <typename Recipe, size_t kNum>
+const Recipe& find_recipe(const Recipe (&recipes)[kNum], unsigned int bits, const char* elsewhere) {
+    std::string allowed;
+    for (const Recipe& recipe : recipes) {
+        if (static_cast<unsigned int>(recipe.value) == bits) return recipe;
+        allowed +=
+            fmt::format("{}{} ({})", allowed.empty() ? "" : ", ", static_cast<unsigned int>(recipe.value), recipe.name);
+    }
+    fail(ncclInvalidArgument, "config->quant_recipe is {}, allowed in LL mode: {}{}", bits, allowed, elsewhere);
+}
+
+}  // namespace
+
+const LlDispatchRecipe& ll_dispatch_recipe(unsigned int bits) { return find_recipe(kDispatchRecipes, bits, ""); }
+const LlCombineRecipe& ll_combine_recipe(unsigned int bits) {
+    return find_recipe(kCombineRecipes, bits, "; 2 (MXFP8) is for HT expert-major");
+}
+
+void expect_no_scales(const ncclEpTensor_t* caller, const char* name, const char* recipe) {
+    if (caller != nullptr) expect_absent(caller, name, fmt::format("with recipe {}", recipe).c_str());
+}
+
+void expect_fp4(int compute_capability) {
+    constexpr std::array kCapable{0, 100, 103, 110, 120, 121};
+    require(std::find(kCapable.begin(), kCapable.end(), compute_capability) != kCapable.end(), ncclInvalidUsage,
+            "config->quant_recipe is NVFP4, which needs a GPU of compute capability 10.0, 10.3, 11.0, 12.0 or 12.1; "
+            "this one has {}.{}",
+            compute_capability / 10, compute_capability % 10);
+}
+
+}  // namespace crossdock

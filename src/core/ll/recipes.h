@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What callers pass for each quantisation recipe of low latency; what becomes of a row: kernels/ll/recipes.h.
+#pragma once
+
+#include "kernels/ll/recipes.h"
+#include "nccl_ep.h"
+
+namespace crossdock {
+
+struct LlDispatchRecipe {
+    ncclEpDispQuant_t value;
+    const char* name;  // in messages
+    LlRecipe rows;
+    bool forwards_scales = false;  // inputs->scales travel with the rows
+    // Of recipes that compute scales; other rows arrive in the type in which they were passed.
+    uint32_t scale_block = 0;  // elements that share a scale
+    ncclDataType_t tokens{};
+    ncclDataType_t received{};
+    ncclDataType_t scales{};
+
+    bool computes_scales() const { return scale_block > 0; }
+};
+
+struct LlCombineRecipe {
+    ncclEpCombQuant_t value;
+    const char* name;
+    LlCombineWire wire;
+    // Of recipes that quantise, whose rows are bf16.
+    uint32_t row_multiple = 1;      // elements
+    bool takes_row_scales = false;  // inputs->scales: one fp32 per row
+    bool needs_fp4 = false;
+};
+
+// InvalidArgument for bits that are no recipe of low latency.
+const LlDispatchRecipe& ll_dispatch_recipe(unsigned int bits);
+const LlCombineRecipe& ll_combine_recipe(unsigned int bits);
+
+void expect_no_scales(const ncclEpTensor_t* caller, const char* name, const char* recipe);
+
+// InvalidUsage on a GPU that cannot convert to E2M1; a CPU (0) does it in software.
+void expect_fp4(int compute_capability);
+
+}  // namespace crossdock

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The quantisation recipes of low latency. To add one: its format in src/device, an enumerator and its cases here, what
+// callers pass in core/ll/recipes.cpp. A dispatch recipe also quantises in dispatch_send.h, from registers.
+#pragma once
+
+#include "device/fp8.h"
+#include "device/nvfp4.h"
+
+namespace crossdock {
+
+// Of a dispatch. kBytes: NONE and FWD.
+enum class LlRecipe : uint32_t { kBytes, kFp8 };
+
+// Of a combine: rows as they are, a rank's sums of its rows of a token, and from kNvfp4 on bf16 rows quantised.
+enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
+
+CROSSDOCK_HOST_DEVICE constexpr bool is_quantised(LlCombineWire wire) { return wire >= LlCombineWire::kNvfp4; }
+
+// Of a quantised row, a multiple of 16.
+constexpr uint32_t quantised_row_bytes(LlCombineWire wire, uint32_t elements) {
+    switch (wire) {
+        case LlCombineWire::kRows:
+        case LlCombineWire::kSums:
+            break;
+        case LlCombineWire::kNvfp4:
+            return nvfp4_wire_bytes(elements);
+    }
+    return 0;
+}
+
+inline namespace CROSSDOCK_VARIANT {
+
+// By one warp. scales: one per row that the caller has passed, for recipes that take them.
+CROSSDOCK_DEVICE void quantise_row(const Ctx& ctx, LlCombineWire wire, const std::byte* row, uint32_t elements,
+                                   const float* scales, int64_t row_idx, std::byte* target) {
+    if (wire == LlCombineWire::kNvfp4) quantise_nvfp4(ctx, row, elements, scales[row_idx], target);
+}
+
+CROSSDOCK_DEVICE float quantised_element(LlCombineWire wire, const std::byte* row, uint32_t elements, uint32_t e) {
+    if (wire == LlCombineWire::kNvfp4) return nvfp4_element(row, elements, e) * nvfp4_inverse_scale(row, elements);
+    return 0.0f;
+}
+
+}  // namespace CROSSDOCK_VARIANT
+}  // namespace crossdock

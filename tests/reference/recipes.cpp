@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recipes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "formats.h"
+
+namespace crossdock::reference {
+namespace {
+
+// Each block: amax = max(1e-4, max |x|), scale = amax * (1 / 448) in fp32, stored value x * (448 / amax).
+QuantisedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>& row) {
+    const size_t block_size = scale_block(problem.recipe);
+    QuantisedRow result;
+    std::vector<float> values = decoded(ncclBfloat16, row);
+    result.scales.resize(problem.num_scales * sizeof(float));
+    for (size_t block = 0; block < problem.hidden / block_size; ++block) {
+        float* const first = &values[block * block_size];
+        float amax = 1e-4f;
+        for (size_t i = 0; i < block_size; ++i) amax = std::max(amax, std::fabs(first[i]));
+        float scale = amax * (1.0f / 448.0f);
+        float multiplier = 448.0f / amax;
+        if (problem.round_scales) {
+            int exponent = 0;
+            const float fraction = std::frexp(scale, &exponent);  // scale = fraction * 2^exponent, fraction in [0.5, 1)
+            scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+            multiplier = 1.0f / scale;
+        }
+        for (size_t i = 0; i < block_size; ++i) first[i] *= multiplier;
+        std::memcpy(&result.scales[block * sizeof(float)], &scale, sizeof scale);
+    }
+    result.tokens = encoded(ncclFloat8e4m3, values);
+    return result;
+}
+
+constexpr size_t kNvfp4Block = 16;
+
+// Of a block with the largest magnitude b, the block scale s = e4m3(g b / 6) makes b about 6: the grid of 4-bit floats
+// is 0.5, 1 or 2 wide there, in units of s / g. Where s is subnormal or 0 (a block far smaller than its row), its own
+// rounding, at most half of e4m3's smallest step, counts too.
+double nvfp4_error(double x, double block_max, double g) {
+    if (g == 0) return std::fabs(x);
+    const double exact_scale = g * block_max / 6;
+    const double scale_error = std::max(exact_scale * 0x1p-4, 0x1p-10) * 1.01;
+    if (exact_scale + scale_error < 0x1p-9) return std::fabs(x);  // every block scale that may result is 0
+    const double largest_scale = exact_scale + scale_error;
+    const double smallest_scale = std::max(exact_scale - scale_error, 0.0);
+    // Saturation at 6 of a value whose scale was rounded down, and half of the widest step that x can meet.
+    const double saturation = std::max(0.0, std::fabs(x) - 6 * smallest_scale / g);
+    const double magnitude = smallest_scale > 0 ? std::fabs(x) * g / smallest_scale : 6;
+    const double half_step = magnitude < 2 ? 0.25 : magnitude < 4 ? 0.5 : 1.0;
+    return (std::max(half_step * largest_scale / g, saturation) + std::fabs(x) * 0x1p-20) * 1.01;
+}
+
+std::vector<double> nvfp4_errors(const std::vector<float>& row) {
+    const double g = row_scale(NCCL_EP_COMB_QUANT_NVFP4, row);
+    std::vector<double> errors(row.size());
+    for (size_t block = 0; block < row.size(); block += kNvfp4Block) {
+        double block_max = 0;
+        for (size_t i = block; i < block + kNvfp4Block; ++i) block_max = std::max<double>(block_max, std::fabs(row[i]));
+        for (size_t i = block; i < block + kNvfp4Block; ++i) errors[i] = nvfp4_error(row[i], block_max, g);
+    }
+    return errors;
+}
+
+}  // namespace
+
+const char* name_of(Recipe recipe) {
+    static constexpr const char* kNames[] = {"NONE", "FWD", "DS_FP8E3M4", "v1 FP8"};
+    return kNames[static_cast<int>(recipe)];
+}
+
+ncclEpDispQuant_t quant_recipe(Recipe recipe) {
+    return recipe == Recipe::kForward ? NCCL_EP_DISP_QUANT_FWD
+           : recipe == Recipe::kFp8   ? NCCL_EP_DISP_QUANT_DS_FP8E3M4
+                                      : NCCL_EP_DISP_QUANT_NONE;
+}
+
+bool computes_scales(Recipe recipe) { return recipe == Recipe::kFp8 || recipe == Recipe::kV1Fp8; }
+
+size_t scale_block(Recipe recipe) { return computes_scales(recipe) ? 128 : 0; }
+
+ncclDataType_t received_type(Recipe recipe, ncclDataType_t token_type) {
+    return computes_scales(recipe) ? ncclFloat8e4m3 : token_type;
+}
+
+QuantisedRow quantised(const Problem& problem, const std::vector<std::byte>& row) {
+    return quantised_to_fp8(problem, row);
+}
+
+const char* name_of(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4 ? "NVFP4" : "NONE"; }
+
+size_t row_multiple(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4 ? 2 * kNvfp4Block : 1; }
+
+bool takes_row_scales(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4; }
+
+// NVFP4: 2688 / max |x|, or 0 for a row of zeros.
+float row_scale(ncclEpCombQuant_t, const std::vector<float>& row) {
+    float amax = 0;
+    for (const float value : row) amax = std::max(amax, std::fabs(value));
+    return amax == 0 ? 0.0f : 2688.0f / amax;
+}
+
+std::vector<double> quantisation_errors(ncclEpCombQuant_t recipe, const std::vector<float>& row) {
+    return recipe == NCCL_EP_COMB_QUANT_NVFP4 ? nvfp4_errors(row) : std::vector<double>(row.size());
+}
+
+}  // namespace crossdock::reference
