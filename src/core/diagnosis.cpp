@@ -126,9 +126,9 @@ const char* name_of(PeerNumber number) {
 
 }  // namespace
 
-std::string describe(const PeerFault& fault, int rank) {
+std::string describe(const PeerFault& fault, int rank, const char* mode) {
     const std::string where =
-        fmt::format("{} (operation {}, handle {})", name_of(fault.operation), fault.epoch, fault.handle);
+        fmt::format("{} {} (operation {}, handle {})", mode, name_of(fault.operation), fault.epoch, fault.handle);
     if (fault.kind == PeerFaultKind::kOutOfRange && fault.number == PeerNumber::kMask) {
         return fmt::format("the group has failed: rank {} announced {:#x} {} to rank {}, allowed: bits of {:#x}; in {}",
                            fault.peer, fault.seen, name_of(fault.number), rank, fault.expected, where);
@@ -178,29 +178,29 @@ void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& d
     diagnosis.elapsed_us = record.elapsed_ns / 1000;
 }
 
-std::string describe(const crossdockDiagnosis_t& diagnosis) {
+std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
     if (diagnosis.valid == 0) return "the group has failed: a wait for another rank expired";
     if (std::strcmp(diagnosis.step, "buffer") == 0) {
         return fmt::format(
-            "the group has failed: operation {} of rank {} ({} of handle {}) found every buffer held by a pending "
+            "the group has failed: operation {} of rank {} ({} {} of handle {}) found every buffer held by a pending "
             "send_only operation",
-            diagnosis.epoch, diagnosis.rank, diagnosis.operation, diagnosis.handle);
+            diagnosis.epoch, diagnosis.rank, mode, diagnosis.operation, diagnosis.handle);
     }
     // Another rank found it and told this one, which the other may mean.
     const bool is_refused = std::strcmp(diagnosis.step, "refused") == 0;
     if (is_refused || std::strcmp(diagnosis.step, "report") == 0) {
         const bool means_us = diagnosis.seen == static_cast<uint64_t>(diagnosis.peer);
         return fmt::format(
-            "the group has failed: rank {} stopped: rank {} reported that it {} rank {} in {} "
+            "the group has failed: rank {} stopped: rank {} reported that it {} rank {} in {} {} "
             "(operation {}, handle {})",
             diagnosis.rank, diagnosis.seen, is_refused ? "refused what was announced by" : "timed out waiting for",
-            means_us ? diagnosis.rank : diagnosis.peer, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
+            means_us ? diagnosis.rank : diagnosis.peer, mode, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
     }
     return fmt::format(
-        "the group has failed: rank {} waited {} us for rank {} in {} (operation {}, handle {}, step {}: expected {}, "
-        "saw {})",
-        diagnosis.rank, diagnosis.elapsed_us, diagnosis.peer, diagnosis.operation, diagnosis.epoch, diagnosis.handle,
-        diagnosis.step, diagnosis.expected, diagnosis.seen);
+        "the group has failed: rank {} waited {} us for rank {} in {} {} (operation {}, handle {}, step {}: expected "
+        "{}, saw {})",
+        diagnosis.rank, diagnosis.elapsed_us, diagnosis.peer, mode, diagnosis.operation, diagnosis.epoch,
+        diagnosis.handle, diagnosis.step, diagnosis.expected, diagnosis.seen);
 }
 
 }  // namespace crossdock

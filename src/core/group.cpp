@@ -101,7 +101,6 @@ void Group::destroy() noexcept {
     try {
         DeviceScope scope(device);
         device.synchronize_device();
-        watch_.reset();
 #if defined(CROSSDOCK_TIMELINE)
         if (order_ != nullptr)
             config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? cuda::write_phases(rank())
@@ -112,6 +111,7 @@ void Group::destroy() noexcept {
     } catch (const std::exception& error) {
         debug(error.what());
     }
+    watch_.reset();  // it reads the status
     try {
         DeviceScope scope(device);
         for (Handle* handle : handles_) handle->release_memory();
@@ -136,7 +136,9 @@ void Group::expect_working() const {
 std::optional<Error> Group::failure() const {
     if (__atomic_load_n(&status_->failed, __ATOMIC_ACQUIRE) == 0) return std::nullopt;
     const Overflow& overflow = status_->overflow;
-    if (__atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0 && config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY) {
+    const bool is_ll = config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY;
+    const char* const mode = is_ll ? "LL" : "HT";
+    if (__atomic_load_n(&overflow.complete, __ATOMIC_ACQUIRE) != 0 && is_ll) {
         return Error(
             ncclInvalidUsage,
             fmt::format("the group has failed: {} rows of one expert came to rank {}, allowed: at most {} (ranks "
@@ -152,11 +154,11 @@ std::optional<Error> Group::failure() const {
     const PeerFault& fault = status_->fault;
     if (__atomic_load_n(&fault.complete, __ATOMIC_ACQUIRE) != 0) {
         return Error(fault.kind == PeerFaultKind::kDisagrees ? ncclInvalidUsage : ncclRemoteError,
-                     describe(fault, rank()));
+                     describe(fault, rank(), mode));
     }
     const crossdockDiagnosis_t what = diagnosis();
     const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
-    return Error(ncclRemoteError, describe(what) + (gone.empty() ? "" : fmt::format("; {}", gone)));
+    return Error(ncclRemoteError, describe(what, mode) + (gone.empty() ? "" : fmt::format("; {}", gone)));
 }
 
 std::shared_ptr<LlArena> Group::arena_for(ncclEpLayout_t layout, uint32_t topk) {

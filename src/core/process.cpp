@@ -91,9 +91,11 @@ std::thread start_thread(std::function<void()> body) {
     struct Masked {
         sigset_t before;
         Masked() {
-            sigset_t all;
-            sigfillset(&all);
-            pthread_sigmask(SIG_SETMASK, &all, &before);
+            sigset_t masked;
+            sigfillset(&masked);
+            // A thread's own faults, which end the process past the program's handler where they are masked.
+            for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&masked, fault);
+            pthread_sigmask(SIG_SETMASK, &masked, &before);
         }
         ~Masked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
     } masked;

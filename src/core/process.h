@@ -96,8 +96,8 @@ class SharedInProcess {
     }
 };
 
-// A thread of the library, which gets none of the program's signals. Error with ncclSystemError if the system starts no
-// more threads.
+// A thread of the library, which gets none of the program's signals but those of its own faults. Error with
+// ncclSystemError if the system starts no more threads.
 std::thread start_thread(std::function<void()> body);
 
 }  // namespace crossdock

@@ -13,7 +13,7 @@ struct BackendTraits {
 
     // Launches. 0: chosen for each operation, out of what a GPU has.
     uint32_t blocks = 1;
-    uint32_t warps = 1;           // of a block whose warps have one role, or none of their own
+    uint32_t warps = 1;           // of a block whose warps all do the same
     uint32_t warps_per_role = 1;  // of a block whose warps have roles; 1: one warp does all that a pipeline would
     uint32_t stages = 1;          // of those warps
     uint32_t pipeline_stages = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads, processes and the simulation.
+// Ranks on CPUs: threads, processes, processes without shared memory (hosts), and the simulation.
 #include <cstdlib>
 #include <thread>
 

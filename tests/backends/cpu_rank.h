@@ -47,7 +47,6 @@ class CpuRank : public RankContext {
     void barrier() override;
     void all_gather(const void* own, void* all, size_t bytes) override;
     ncclComm_t make_communicator() override;
-    bool is_process() const override { return backend_ == Backend::kProcesses || backend_ == Backend::kHosts; }
     bool is_simulated() const override { return backend_ == Backend::kSimulation; }
 
   private:

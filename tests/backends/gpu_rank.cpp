@@ -102,7 +102,12 @@ Graph GpuRank::capture(cudaStream_t stream, const std::function<void()>& work) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t ready = nullptr;
     CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    work();
+    try {
+        work();
+    } catch (...) {
+        if (cudaStreamEndCapture(stream, &graph) == cudaSuccess) cudaGraphDestroy(graph);
+        throw;
+    }
     CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
     CHECK_CUDA(cudaGraphInstantiate(&ready, graph, 0));
     CHECK_CUDA(cudaGraphDestroy(graph));

@@ -59,7 +59,6 @@ class GpuRank : public RankContext {
         exchange_.all_gather(rank(), own, all, bytes);
     }
     ncclComm_t make_communicator() override { return make_comm_(++num_made_); }
-    bool is_process() const override { return is_process_; }
     bool is_gpu() const override { return true; }
 
     // Everything that this rank enqueued is done.

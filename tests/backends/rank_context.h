@@ -72,8 +72,6 @@ class RankContext {
     // Another communicator of the same ranks, for tests with two. Collective; it lives as long as the program.
     virtual ncclComm_t make_communicator() = 0;
 
-    // Whether programs share an address space, and whether the process of a rank may kill itself.
-    virtual bool is_process() const { return false; }
     virtual bool is_simulated() const { return false; }
     virtual bool is_gpu() const { return false; }
 

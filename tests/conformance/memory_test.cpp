@@ -125,7 +125,7 @@ ncclEpAllocConfig_t hooks_of(Books& books) {
 
 // An allocator that has nothing fails the call, and gets back all it gave.
 TEST_BOTH_MODES(Memory, AllocatorsAreBalanced) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         expect_clean(spec, 1, std::nullopt, [](RankContext& context) {
             for (int limit = 0; limit < 12; ++limit) {
                 Books books{.limit = limit, .context = &context};
@@ -154,7 +154,7 @@ TEST_BOTH_MODES(Memory, AllocatorsAreBalanced) {
 
 // What a group says that it has from the allocator is what it has: all that peers do not reach.
 TEST_BOTH_MODES(Memory, MemoryThatNoPeerReachesIsTheAllocators) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             const auto problem = Mode::plain(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 1);
             Books books{.context = &context};
@@ -189,7 +189,7 @@ TEST_BOTH_MODES(Memory, MemoryThatNoPeerReachesIsTheAllocators) {
 
 // Operations allocate nothing, whatever they need for the first time.
 TEST_BOTH_MODES(Memory, OperationsCallNoAllocator) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : Mode::kLayouts) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                 Books books{.context = &context};

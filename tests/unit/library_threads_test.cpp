@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own threads: the program's signals are not for them, and a system that starts none is an error.
+// The library's own threads: the program's signals are not for them, but those of their own faults are; a system that
+// starts none is an error.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -32,7 +33,7 @@ bool blocks(const std::filesystem::path& task, int signal) {
 }
 
 // That of a device communicator.
-TEST(LibraryThreads, TheProxyGetsNoSignals) {
+TEST(LibraryThreads, TheProxyGetsNoSignalsButItsOwnFaults) {
 #if defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "ThreadSanitizer has a thread of its own";
 #endif
@@ -52,6 +53,7 @@ TEST(LibraryThreads, TheProxyGetsNoSignals) {
             // Before its first sleep the C library may still block all signals.
             while (status_of(task, "State:") == "R") std::this_thread::yield();
             EXPECT_TRUE(blocks(task, SIGUSR1));
+            EXPECT_FALSE(blocks(task, SIGSEGV)) << "the program's handler would not learn of a fault";
             ++num_others;
         }
     }

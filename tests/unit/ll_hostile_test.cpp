@@ -30,8 +30,8 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
         case 1:
             return uint64_t{1} << any / 5 % 64;
         case 2:
-            return RowLabel{static_cast<uint32_t>(any / 5 % 8), static_cast<uint32_t>(any / 40 % 8), 0,
-                            static_cast<uint32_t>(any / 320 % 40)}
+            return RowOrigin{static_cast<uint32_t>(any / 5 % 8), static_cast<uint32_t>(any / 40 % 8), 0,
+                             static_cast<uint32_t>(any / 320 % 40)}
                 .payload();
         case 3:
             return pack_word(epoch, any / 5 % 20);
@@ -40,7 +40,7 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
     }
 }
 
-// A false flag, credit or label lets two ranks use a row at once, which is a race and meant to be one. So under
+// A false flag, credit or origin lets two ranks use a row at once, which is a race and meant to be one. So under
 // ThreadSanitizer nonsense goes to counts and weights alone, and only in threads: it does not see races of processes.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kSeesRaces = true;

@@ -18,9 +18,9 @@ TEST(Packings, TheLowLatencyClockHoldsEveryBuffer) {
     }
 }
 
-TEST(Packings, ARowsLabelHoldsItsNumbers) {
-    const RowLabel packed{kMaxTokensOfRank, kMaxTopk - 1, kDirectTokens | kDirectScales, kMaxChoicesOfRank};
-    const RowLabel seen = RowLabel::of(packed.payload());
+TEST(Packings, ARowsOriginHoldsItsNumbers) {
+    const RowOrigin packed{kMaxTokensOfRank, kMaxTopk - 1, kDirectTokens | kDirectScales, kMaxChoicesOfRank};
+    const RowOrigin seen = RowOrigin::of(packed.payload());
     EXPECT_EQ(seen.token_idx, packed.token_idx);
     EXPECT_EQ(seen.place, packed.place);
     EXPECT_EQ(seen.direct, packed.direct);

@@ -99,20 +99,20 @@ PeerFault fault_of(PeerFaultKind kind, PeerNumber number, uint64_t expected, uin
 }
 
 TEST(PeerFaults, AMessageSaysWhatTheNumberIs) {
-    const std::string end = describe(fault_of(PeerFaultKind::kOutOfRange, PeerNumber::kEndInWindow, 64, 70), 0);
-    expect_words(end, {"rank 3", "70 rows from the beginning of its tensor", "at most 64"});
+    const std::string end = describe(fault_of(PeerFaultKind::kOutOfRange, PeerNumber::kEndInWindow, 64, 70), 0, "HT");
+    expect_words(end, {"rank 3", "70 rows from the beginning of its tensor", "at most 64", "in HT dispatch"});
     EXPECT_EQ(end.find("first row"), std::string::npos) << end;
-    const std::string mask = describe(fault_of(PeerFaultKind::kOutOfRange, PeerNumber::kMask, 0xff, 0x100), 0);
+    const std::string mask = describe(fault_of(PeerFaultKind::kOutOfRange, PeerNumber::kMask, 0xff, 0x100), 0, "HT");
     expect_words(mask, {"rank 3", "0x100", "bits of 0xff"});
     EXPECT_EQ(mask.find("at most"), std::string::npos) << mask;
     constexpr uint64_t kUnits = 1'000'000;
     const Terms large = Terms{}.with_folded(Term::kRowUnits, kUnits);
     const Terms small = Terms{}.with_folded(Term::kRowUnits, 256);
-    expect_words(describe(fault_of(PeerFaultKind::kDisagrees, PeerNumber::kNone, small.word, large.word), 0),
+    expect_words(describe(fault_of(PeerFaultKind::kDisagrees, PeerNumber::kNone, small.word, large.word), 0, "HT"),
                  {"the bytes of a row is 4096 on rank 0", "131072 or more", "on rank 3"});
     expect_words(describe(fault_of(PeerFaultKind::kDisagrees, PeerNumber::kWindowOffset, folded_window_offset(4096),
                                    folded_window_offset(64 << 20)),
-                          0),
+                          0, "HT"),
                  {"byte 4096 of its window on rank 0", "byte 67108864 on rank 3"});
 }
 

@@ -40,8 +40,10 @@ def _check_recipes(
     combine_recipe: CombineQuantizationRecipe,
     zero_copy: bool,
 ) -> None:
-    if recipe == DispatchQuantizationRecipe.FWD:
-        raise InvalidArgument("recipe is FWD, allowed here: NONE, DS_FP8E3M4 (FWD is for Handle.dispatch)")
+    if recipe not in (DispatchQuantizationRecipe.NONE, DispatchQuantizationRecipe.DS_FP8E3M4):
+        raise InvalidArgument(
+            f"recipe is {recipe.name}, allowed here: NONE, DS_FP8E3M4 (FWD is for Handle.dispatch)"
+        )
     if recipe != DispatchQuantizationRecipe.NONE:
         if dtype != torch.bfloat16 or hidden % quantise.BLOCK != 0:
             raise InvalidArgument(
@@ -50,8 +52,10 @@ def _check_recipes(
             )
         if zero_copy:
             raise InvalidUsage("zero_copy and recipe DS_FP8E3M4 exclude each other: rows that arrive are decoded")
-    if combine_recipe == CombineQuantizationRecipe.MXFP8:
-        raise InvalidArgument("combine_recipe is MXFP8, allowed here: NONE, NVFP4 (MXFP8 is for expert-major rows)")
+    if combine_recipe not in (CombineQuantizationRecipe.NONE, CombineQuantizationRecipe.NVFP4):
+        raise InvalidArgument(
+            f"combine_recipe is {combine_recipe.name}, allowed here: NONE, NVFP4 (MXFP8 is for expert-major rows)"
+        )
     if combine_recipe != CombineQuantizationRecipe.NONE:
         if algorithm != Algorithm.LOW_LATENCY or dtype != torch.bfloat16 or hidden % 32 != 0:
             raise InvalidArgument(

@@ -56,7 +56,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     memory.expect_apart();
     args.common.set(Term::kRecipe, recipe.value | (args.round_scales && recipe.computes_scales() ? kRoundedScales : 0));
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
-    // Computed scales are as many as the row's bytes ask for.
+    // Ranks that agree on the bytes of a row have as many computed scales.
     if (!recipe.computes_scales()) args.common.set_folded(Term::kScaleUnits, args.scale_bytes / kRowUnitBytes);
 
     const bool may_be_direct = !is_expert_major() && !recipe.computes_scales();

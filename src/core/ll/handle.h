@@ -55,7 +55,7 @@ class LlHandle final : public Handle {
                              LlCombineArgs& args, CallMemory& memory) const;
     void run(LlDispatchArgs& args, cudaStream_t stream);
     void run(LlCombineArgs& args, cudaStream_t stream);
-    // After a send half was issued: what Complete needs.
+    // Of an operation that was issued without its receive half: what Complete needs.
     template <typename Args>
     void keep_pending(const Args& args);
 

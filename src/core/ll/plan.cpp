@@ -32,7 +32,7 @@ constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: 
 // On a GPU, operations with few tokens have blocks of few warps.
 bool chooses_warps(const Group& group) { return group.communicator().backend().warps == 0; }
 
-// With the most stages. plain: rows may go, or come, as plain rows.
+// With the most stages. plain: some rows that are sent or received may be plain ones.
 LlWarpLayout warp_layout_for(const BackendTraits& backend, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
     // Warps of two roles that are fewer than both together: some both send and receive.
     if (backend.warps > 0) return {backend.warps, backend.warps_per_role, backend.stages, backend.stages, row_bytes};

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
 
 #include "core/error.h"
 #include "core/tensor.h"
+#include "kernels/agreement.h"
 
 namespace crossdock {
 namespace {
@@ -32,6 +34,8 @@ constexpr LlCombineRecipe kCombineRecipes[] = {
      .takes_row_scales = true,
      .needs_fp4 = true},
 };
+
+static_assert(std::end(kDispatchRecipes)[-1].value < kRoundedScales, "Term::kRecipe holds it beside that bit");
 
 template <typename Recipe, size_t kNum>
 const Recipe& find_recipe(const Recipe (&recipes)[kNum], unsigned int bits, const char* elsewhere) {

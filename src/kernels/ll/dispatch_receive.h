@@ -293,28 +293,28 @@ class DispatchReceive {
                    : -1;
     }
 
-    // A row's label and the number of a choice are what this source may send.
-    CROSSDOCK_DEVICE bool expect_label(uint32_t source, const RowLabel& label, uint32_t choice) const {
-        return (label.token_idx < c_.arena.max_tokens && label.place < c_.arena.cells_per_token &&
+    // A row's origin and the number of a choice are what this source may send.
+    CROSSDOCK_DEVICE bool expect_origin(uint32_t source, const RowOrigin& origin, uint32_t choice) const {
+        return (origin.token_idx < c_.arena.max_tokens && origin.place < c_.arena.cells_per_token &&
                 choice < c_.handle.choices_of_source) ||
-               refuse_label(ctx_, args_, op_, source, label, choice);
+               refuse_origin(ctx_, args_, op_, source, origin, choice);
     }
     // Which of them is out of range. False, always.
-    CROSSDOCK_DEVICE_RARE static bool refuse_label(const Ctx& ctx, decltype(Op::args) args, Operation operation,
-                                                   uint32_t source, RowLabel label, uint32_t choice) {
+    CROSSDOCK_DEVICE_RARE static bool refuse_origin(const Ctx& ctx, decltype(Op::args) args, Operation operation,
+                                                    uint32_t source, RowOrigin origin, uint32_t choice) {
         const auto& c = args.common;
         const auto expect = [&](PeerNumber number, uint64_t most, uint64_t seen) {
             if (seen > most) refuse_number(ctx, c, operation, number, source, most, seen);
             return seen <= most;
         };
-        return expect(PeerNumber::kToken, c.arena.max_tokens - 1, label.token_idx) &&
-               expect(PeerNumber::kPlace, c.arena.cells_per_token - 1, label.place) &&
+        return expect(PeerNumber::kToken, c.arena.max_tokens - 1, origin.token_idx) &&
+               expect(PeerNumber::kPlace, c.arena.cells_per_token - 1, origin.place) &&
                expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
     }
 
-    // What a lane has of a row's header: the label, and one of the choices.
+    // What a lane has of a row's header: the origin, and one of the choices.
     struct Header {
-        TaggedWord label{};
+        TaggedWord origin{};
         TaggedWord choice{};
     };
     // Choices from `base` on.
@@ -324,10 +324,10 @@ class DispatchReceive {
         return {ctx_.load_tagged(words), ctx_.load_tagged(words + 1 + (k < c_.topk ? k : 0))};
     }
     CROSSDOCK_DEVICE bool has_come(const Header& header) const {
-        return ctx_.warp_all(op_.is_of(header.label) && op_.is_of(header.choice));
+        return ctx_.warp_all(op_.is_of(header.origin) && op_.is_of(header.choice));
     }
     CROSSDOCK_DEVICE uint64_t epoch_in(const Header& header) const {
-        return word_epoch(op_.is_of(header.label) ? header.choice.tag : header.label.tag);
+        return word_epoch(op_.is_of(header.origin) ? header.choice.tag : header.origin.tag);
     }
     // look_also: at what else is awaited, since a look takes as long as the memory is far.
     template <typename LookAlso>
@@ -356,22 +356,23 @@ class DispatchReceive {
             const uint32_t k = base + op_.lane();
             const bool is_choice = k < c_.topk;
             if (base > 0 && !wait_header(row, base, header, [] {})) return false;
-            const RowLabel label = RowLabel::of(header.label.payload);
+            const RowOrigin origin = RowOrigin::of(header.origin.payload);
             const uint32_t id = static_cast<uint32_t>(header.choice.payload);
             const uint32_t extra = static_cast<uint32_t>(header.choice.payload >> 32);
             const uint32_t expert = id - c_.rank * c_.offsets.experts_per_rank;  // among those here
             const bool is_here = is_choice && expert < c_.offsets.experts_per_rank;
             const uint32_t number =
-                label.first_choice + choices + static_cast<uint32_t>(ctx_.warp_count_before(is_here));
-            if (!ctx_.warp_all(expect_label(row.source, label, c_.expert_major && is_here ? number : 0))) return false;
+                origin.first_choice + choices + static_cast<uint32_t>(ctx_.warp_count_before(is_here));
+            if (!ctx_.warp_all(expect_origin(row.source, origin, c_.expert_major && is_here ? number : 0)))
+                return false;
             if (base == 0 && is_leader(ctx_)) {
-                *placement.direct = label.direct == args_.direct ? args_.direct : 0;
-                if (writes) *record = {label.token_idx, cell_of(c_, label.token_idx, label.place)};
+                *placement.direct = origin.direct == args_.direct ? args_.direct : 0;
+                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.place)};
             }
             int32_t row_idx = -1;
             if (c_.expert_major) {
                 if (is_here) row_idx = row_of_choice(announced, row.source, expert, extra);
-                if (is_here && writes) *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, label.token_idx, k)};
+                if (is_here && writes) *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, origin.token_idx, k)};
                 if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
                 choices += static_cast<uint32_t>(ctx_.warp_count(is_here));
             } else if (is_choice && writes) {
@@ -509,7 +510,7 @@ class DispatchReceive {
     CROSSDOCK_DEVICE RowsRead receive_ll128_rows(const Announced& announced, const WorkShare& share) const {
         RowsRead rows;
         const Placement placement = placement_of_warp();
-        const Ll128Row shape(ctx_, ll128_bytes(args_));
+        const Ll128Row shape(ctx_, bytes_with_scales(args_));
         const uint32_t num_rows = announced.ll128[c_.arena.num_ranks] * c_.arena.num_ranks;
         const Ll128Parts parts = Ll128Parts::of(shape, num_rows, share.step());
         CROSSDOCK_ROLLED

@@ -9,8 +9,8 @@
 namespace crossdock {
 inline namespace CROSSDOCK_VARIANT {
 
-// A row and its scales, one after the other, are what LL128 rows carry.
-CROSSDOCK_DEVICE uint32_t ll128_bytes(const auto& args) {
+// Of a row and its scales, which travel one after the other.
+CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) {
     return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
 }
 
@@ -420,7 +420,7 @@ class DispatchSend {
         const uint64_t tag = pack_word(op_.epoch, 0);
         const uint32_t first_choice = !c_.expert_major ? 0 : choices_before(task.stage, task.peer);
         for_lanes(ctx_, 1 + c_.topk, [&](uint32_t i) {
-            const uint64_t payload = i == 0 ? RowLabel{task.token, task.target, direct, first_choice}.payload()
+            const uint64_t payload = i == 0 ? RowOrigin{task.token, task.target, direct, first_choice}.payload()
                                             : uint64_t{of_token.extras[i - 1]} << 32 | of_token.expert_ids[i - 1];
             ctx_.store_tagged(words + i, payload, tag);
         });
@@ -445,7 +445,7 @@ class DispatchSend {
             }
             next -= targets;
         }
-        const Ll128Row row(ctx_, ll128_bytes(args_));
+        const Ll128Row row(ctx_, bytes_with_scales(args_));
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
             const TokenPlan of_token = plan_of(i);
@@ -543,7 +543,7 @@ class DispatchSend {
     }
     // Row, scales, header.
     CROSSDOCK_DEVICE uint64_t bytes_on_the_way() const {
-        return uint64_t{ll128_bytes(args_)} + c_.offsets.header_stride;
+        return uint64_t{bytes_with_scales(args_)} + c_.offsets.header_stride;
     }
 
     // A token's row for GIN peers goes into the outbox once, and from there into its slot at each of its ranks there.
@@ -562,7 +562,7 @@ class DispatchSend {
             if (!is_stored) store_in_outbox(batch, in_outbox(c_, outbox));
             is_stored = true;
             if (!batch.is_last_chunk) continue;
-            put(ctx_, c_.reach, task.peer, op_.row_offset(task.slot), outbox, ll128_bytes(args_));
+            put(ctx_, c_.reach, task.peer, op_.row_offset(task.slot), outbox, bytes_with_scales(args_));
             count_rows(ctx_, c_.reach, task.peer, 1, 0);
         }
         ctx_.warp_sync();

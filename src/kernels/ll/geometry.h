@@ -38,18 +38,18 @@ inline constexpr uint32_t kDirectBits = 3;
 inline constexpr uint32_t kFirstChoiceBits = 31;
 inline constexpr uint32_t kMaxTokensOfRank = (1u << kTokenBits) - 1;
 inline constexpr uint32_t kMaxChoicesOfRank = (1u << kFirstChoiceBits) - 1;  // tokens times topk
-static_assert(kTokenBits + kPlaceBits + kDirectBits + kFirstChoiceBits <= 64, "a row's label is one 64-bit payload");
-static_assert(kMaxTopk <= 1 << kPlaceBits, "a label counts a token's ranks, of which there are at most top-k");
-static_assert((kDirectTokens | kDirectScales) < 1 << kDirectBits, "a label holds every DirectPart");
+static_assert(kTokenBits + kPlaceBits + kDirectBits + kFirstChoiceBits <= 64, "a row's origin is one 64-bit payload");
+static_assert(kMaxTopk <= 1 << kPlaceBits, "an origin counts a token's ranks, of which there are at most top-k");
+static_assert((kDirectTokens | kDirectScales) < 1 << kDirectBits, "an origin holds every DirectPart");
 static_assert((kDirectTokens | kDirectScales) < 1 << Entry::kPartBits, "an entry holds every DirectPart");
 
-struct RowLabel {
+struct RowOrigin {
     uint32_t token_idx;
     uint32_t place;         // of the receiving rank among the token's ranks, in the order of their first choices
     uint32_t direct;        // DirectPart
     uint32_t first_choice;  // of the source's earlier choices, so many are for the receiving rank; expert-major
 
-    CROSSDOCK_HOST_DEVICE static constexpr RowLabel of(uint64_t payload) {
+    CROSSDOCK_HOST_DEVICE static constexpr RowOrigin of(uint64_t payload) {
         return {static_cast<uint32_t>(payload) & kMaxTokensOfRank,
                 static_cast<uint32_t>(payload >> kTokenBits) & ((1u << kPlaceBits) - 1),
                 static_cast<uint32_t>(payload >> kDirectShift) & ((1u << kDirectBits) - 1),

@@ -394,7 +394,7 @@ class LlOperation : public Operation {
             share = {0, 1, warps()};
         }
     }
-    // This block's; of a block that sends alone the number wraps around, and is no share.
+    // This block's. The first blocks may only send: their number wraps around, and WorkShare::has is false.
     CROSSDOCK_DEVICE WorkShare first_share() const {
         return {block() - (blocks() - c.receive_blocks), c.receive_blocks, c.warp_layout.receive_warps};
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantisation recipes of low latency. To add one: its format in src/device, an enumerator and its cases here, what
-// callers pass in core/ll/recipes.cpp. A dispatch recipe also quantises in dispatch_send.h, from registers.
+// The quantisation recipes of low latency: which there are, and what becomes of a row of a combine. What callers pass
+// for each: core/ll/recipes.cpp. How to add one: CONTRIBUTING.md. A dispatch quantises in dispatch_send.h.
 #pragma once
 
 #include "device/fp8.h"
@@ -33,11 +33,24 @@ inline namespace CROSSDOCK_VARIANT {
 // By one warp. scales: one per row that the caller has passed, for recipes that take them.
 CROSSDOCK_DEVICE void quantise_row(const Ctx& ctx, LlCombineWire wire, const std::byte* row, uint32_t elements,
                                    const float* scales, int64_t row_idx, std::byte* target) {
-    if (wire == LlCombineWire::kNvfp4) quantise_nvfp4(ctx, row, elements, scales[row_idx], target);
+    switch (wire) {
+        case LlCombineWire::kRows:
+        case LlCombineWire::kSums:
+            break;
+        case LlCombineWire::kNvfp4:
+            quantise_nvfp4(ctx, row, elements, scales[row_idx], target);
+            break;
+    }
 }
 
 CROSSDOCK_DEVICE float quantised_element(LlCombineWire wire, const std::byte* row, uint32_t elements, uint32_t e) {
-    if (wire == LlCombineWire::kNvfp4) return nvfp4_element(row, elements, e) * nvfp4_inverse_scale(row, elements);
+    switch (wire) {
+        case LlCombineWire::kRows:
+        case LlCombineWire::kSums:
+            break;
+        case LlCombineWire::kNvfp4:
+            return nvfp4_element(row, elements, e) * nvfp4_inverse_scale(row, elements);
+    }
     return 0.0f;
 }
 

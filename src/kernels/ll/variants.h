@@ -75,8 +75,8 @@ struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLl1
                args.wire == wire && args.forms == forms;
     }
 };
-struct RankMajorSums : LlCombineKnown<false> {};
-struct ExpertMajorSums : LlCombineKnown<true> {};
+struct RankMajorCombine : LlCombineKnown<false> {};
+struct ExpertMajorCombine : LlCombineKnown<true> {};
 
 // Calls run with the arguments as the first of these kernels that serves them takes them.
 template <typename First, typename... Others, typename Args, typename Run>
@@ -94,7 +94,7 @@ void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
 }
 template <typename Run>
 void with_combine_variant(const LlCombineArgs& args, Run run) {
-    with_known<RankMajorSums, ExpertMajorSums>(args, run);
+    with_known<RankMajorCombine, ExpertMajorCombine>(args, run);
 }
 
 }  // namespace CROSSDOCK_VARIANT

@@ -50,7 +50,7 @@ TEST(BadCombine, Fp4OnADeviceWithoutItIsRefusedFirst) {
 TEST(BadCombine, Tensors) { check_on_each_backend(NCCL_EP_LAYOUT_EXPERT_MAJOR, kExpertMajor); }
 
 TEST(BadCombine, Nvfp4) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : {NCCL_EP_LAYOUT_EXPERT_MAJOR, NCCL_EP_LAYOUT_RANK_MAJOR}) {
             expect_clean(spec, 2, std::nullopt, [=](RankContext& context) {
                 Victim victim(context, layout);

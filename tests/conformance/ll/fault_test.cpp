@@ -201,7 +201,7 @@ TEST(Fault, AFailureIsToldWhenItHappens) {
 
 // NCCL_EP_TIMEOUT_MS rules over the configuration.
 TEST(Fault, TheEnvironmentSetsTheTimeout) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         setenv("NCCL_EP_TIMEOUT_MS", "400", 1);
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             const Problem problem = busy_problem(2, NCCL_EP_LAYOUT_EXPERT_MAJOR, 7);

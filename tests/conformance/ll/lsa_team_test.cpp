@@ -27,7 +27,7 @@ RankProgram round_trips(const Problem& problem) {
 
 // 1 x 8, 2 x 4, 4 x 2 and 8 x 1 are the same to a caller.
 TEST(LsaTeam, EveryShapeGivesTheSameBits) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         const uint64_t num_seeds = seeds_or(71, 6).count;
         for (uint64_t seed = 71; seed < 71 + num_seeds; ++seed) {
             Problem problem = random_problem(seed, {.num_ranks = 8, .most_row_bytes = 1024});
@@ -92,7 +92,7 @@ struct Expected {
 
 // Bytes and messages are those of the model in docs/scaling.md.
 TEST(LsaTeam, TrafficIsWhatTheModelSays) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         for (const int lsa_team_size : {1, 2, 3, 6}) {
             const WithLsaTeam team(lsa_team_size);
             Problem problem = busy_problem(6, NCCL_EP_LAYOUT_RANK_MAJOR, 8);
@@ -175,7 +175,7 @@ TEST(LsaTeam, TheNetworksSpeedDoesNotMatter) {
 
 // A handle with a pending send_only operation may go at any time: nothing that is still under way meets a later one.
 TEST(LsaTeam, PendingOperationsMayBeGivenUp) {
-    on_each_backend(kBackends, [](const BackendSpec& backend) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& backend) {
         const WithLsaTeam team(1);
         for (uint64_t seed = 1; seed <= seeds_or(1, 40).count; ++seed) {
             BackendSpec spec = backend;

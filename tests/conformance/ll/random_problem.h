@@ -34,7 +34,7 @@ struct ProblemLimits {
     size_t most_row_bytes = 4096;
     size_t most_receive_bytes = 8u << 20;  // of one rank's receive tensor
     int most_tokens = 24;
-    bool quantised_combines = true;
+    bool quantised_combines = true;  // false on GPUs: NVFP4 needs one that converts to 4 bits
     bool scales = true;
 };
 

@@ -158,7 +158,7 @@ TEST(Window, TensorsOfAStepLieInSeveralWindows) {
 }
 
 TEST(Window, RegistrationRefusesWhatIsNoWindow) {
-    on_each_backend(kBackends, [](const BackendSpec& spec) {
+    on_each_backend(kCpuBackends, [](const BackendSpec& spec) {
         expect_clean(spec, 2, std::nullopt, [](RankContext& context) {
             void* memory = nullptr;
             RANK_REFUSED(context, ncclInvalidArgument, "memory", crossdockMemAlloc(nullptr, 4096));

@@ -10,7 +10,8 @@ namespace crossdock::testing {
 // Processes come first: they are forked from this process while it has no threads yet.
 const std::vector<Backend> kEveryBackend = {Backend::kProcesses,  Backend::kHosts, Backend::kThreads,
                                             Backend::kSimulation, Backend::kCuda,  Backend::kCudaProcesses};
-const std::vector<Backend> kBackends = {Backend::kProcesses, Backend::kHosts, Backend::kThreads, Backend::kSimulation};
+const std::vector<Backend> kCpuBackends = {Backend::kProcesses, Backend::kHosts, Backend::kThreads,
+                                           Backend::kSimulation};
 
 Options& options() {
     static Options instance;

@@ -40,7 +40,7 @@ int ranks_or(int wanted);
 int lsa_team_for(int num_ranks);
 bool is_one_lsa_team(int num_ranks);
 
-// Whether the test may run on a backend, and with how many ranks at most.
+// Whether --backend allows it.
 bool backend_is_selected(Backend kind);
 
 // The command line that runs the current test again, on this backend, with this seed.
@@ -59,6 +59,6 @@ bool survives_nonsense(const BackendSpec& backend, int num_ranks, uint64_t seed,
 // and why.
 void on_each_backend(const std::vector<Backend>& kinds, const std::function<void(const BackendSpec&)>& run);
 extern const std::vector<Backend> kEveryBackend;
-extern const std::vector<Backend> kBackends;  // those of this machine
+extern const std::vector<Backend> kCpuBackends;
 
 }  // namespace crossdock::testing
