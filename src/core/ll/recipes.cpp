@@ -39,9 +39,11 @@ static_assert(std::end(kDispatchRecipes)[-1].value < kRoundedScales, "Term::kRec
 
 template <typename Recipe, size_t kNum>
 const Recipe& find_recipe(const Recipe (&recipes)[kNum], unsigned int bits, const char* elsewhere) {
-    std::string allowed;
     for (const Recipe& recipe : recipes) {
         if (static_cast<unsigned int>(recipe.value) == bits) return recipe;
+    }
+    std::string allowed;
+    for (const Recipe& recipe : recipes) {
         allowed +=
             fmt::format("{}{} ({})", allowed.empty() ? "" : ", ", static_cast<unsigned int>(recipe.value), recipe.name);
     }
