@@ -18,7 +18,8 @@ struct Fp8Blocks {
     static_assert(kPerLane * kLanes == kFp8Block && kPerLane % 4 == 0, "the lanes' shares are whole words");
     uint64_t words[kMost][kPerLane / 4];
 
-    // Blocks first, first + step, ... below num; all are on their way before the first is looked at. One warp.
+    // Loads blocks first, first + step, ... below num, at most kMost; all loads are issued before one is used. One
+    // warp.
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const std::byte* row, uint32_t first, uint32_t step, uint32_t num) {
         CROSSDOCK_UNROLL
         for (uint32_t j = 0; j < kMost; ++j) {
@@ -27,6 +28,7 @@ struct Fp8Blocks {
             for (uint32_t i = 0; i < kPerLane / 4; ++i) words[j][i] = reinterpret_cast<const uint64_t*>(share)[i];
         }
     }
+    // The same blocks. target: a byte per element of the row; scales: one per block.
     CROSSDOCK_DEVICE void quantise(const Ctx& ctx, bool round_scales, std::byte* target, float* scales, uint32_t first,
                                    uint32_t step, uint32_t num) const {
         float largest[kMost];
@@ -44,7 +46,7 @@ struct Fp8Blocks {
             float scale = largest[j] * (1.0f / 448.0f);  // not divided: the same bits as DeepEP's
             float multiplier = 448.0f / largest[j];
             if (round_scales) {
-                // The next power of two: the exponent, and one more if there is any mantissa.
+                // Up to a power of two: the exponent, and one more if there is any mantissa.
                 const uint32_t exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFFu) != 0 ? 1u : 0u);
                 scale = float_of(exponent << 23);
                 multiplier = 1.0f / scale;

@@ -37,9 +37,9 @@ QuantisedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byt
 
 constexpr size_t kNvfp4Block = 16;
 
-// Of a block with the largest magnitude b, the block scale s = e4m3(g b / 6) makes b about 6: the grid of 4-bit floats
-// is 0.5, 1 or 2 wide there, in units of s / g. Where s is subnormal or 0 (a block far smaller than its row), its own
-// rounding, at most half of e4m3's smallest step, counts too.
+// g: the row's scale. Of a block with the largest magnitude b, the block scale s = e4m3(g b / 6) makes b about 6. Steps
+// of 4-bit floats are 0.5 below 2, 1 below 4 and else 2, in units of s / g. Where s is subnormal or 0 (a block far
+// smaller than its row), its own rounding, at most half of e4m3's smallest step, counts too.
 double nvfp4_error(double x, double block_max, double g) {
     if (g == 0) return std::fabs(x);
     const double exact_scale = g * block_max / 6;
@@ -90,7 +90,17 @@ QuantisedRow quantised(const Problem& problem, const std::vector<std::byte>& row
     return quantised_to_fp8(problem, row);
 }
 
-const char* name_of(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4 ? "NVFP4" : "NONE"; }
+const char* name_of(ncclEpCombQuant_t recipe) {
+    switch (recipe) {
+        case NCCL_EP_COMB_QUANT_NONE:
+            return "NONE";
+        case NCCL_EP_COMB_QUANT_NVFP4:
+            return "NVFP4";
+        case NCCL_EP_COMB_QUANT_MXFP8:
+            return "MXFP8";
+    }
+    return "?";
+}
 
 size_t row_multiple(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4 ? 2 * kNvfp4Block : 1; }
 

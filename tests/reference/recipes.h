@@ -29,7 +29,7 @@ const char* name_of(ncclEpCombQuant_t recipe);
 size_t row_multiple(ncclEpCombQuant_t recipe);    // elements
 bool takes_row_scales(ncclEpCombQuant_t recipe);  // one fp32 per row, from the caller
 float row_scale(ncclEpCombQuant_t recipe, const std::vector<float>& row);
-// How far each value may be from what was sent, whatever the order of the multiplications.
+// The largest error of each element, whatever the order of the multiplications.
 std::vector<double> quantisation_errors(ncclEpCombQuant_t recipe, const std::vector<float>& row);
 
 }  // namespace crossdock::reference

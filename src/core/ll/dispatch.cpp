@@ -78,11 +78,11 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
     const Tensor source = read_tensor(group_->communicator(), inputs.tokens, "inputs->tokens");
     const Tensor target = read_tensor(group_->communicator(), outputs.tokens, "outputs->tokens");
     if (recipe.computes_scales()) {
-        expect_dtype(source, {recipe.tokens});
+        expect_dtype(source, {recipe.token_type});
     } else {
         expect_carried(source);
     }
-    expect_dtype(target, {recipe.computes_scales() ? recipe.received : source.dtype});
+    expect_dtype(target, {recipe.computes_scales() ? recipe.received_type : source.dtype});
 
     const size_t slots = size_t{config.num_ranks} * config.max_tokens;
     if (is_expert_major()) {
@@ -130,8 +130,8 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
     const size_t first = is_expert_major() ? config.experts_per_rank() : config.num_ranks;
     const size_t second = is_expert_major() ? slots : config.max_tokens;
     if (recipe.computes_scales()) {
-        expect_dtype(target, {recipe.scales});
-        const size_t hidden = args.row_bytes / dtype_size(recipe.received);
+        expect_dtype(target, {recipe.scale_type});
+        const size_t hidden = args.row_bytes / dtype_size(recipe.received_type);
         expect_shape(target, {first, second, hidden / recipe.scale_block}, "[as outputs->tokens, blocks of hidden]");
     } else {
         const Tensor source = read_tensor(group_->communicator(), inputs.scales, "inputs->scales");

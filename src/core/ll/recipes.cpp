@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <string>
 
 #include "core/error.h"
@@ -20,9 +19,9 @@ constexpr LlDispatchRecipe kDispatchRecipes[] = {
      .name = "FP8",
      .rows = LlRecipe::kFp8,
      .scale_block = kFp8Block,
-     .tokens = ncclBfloat16,
-     .received = ncclFloat8e4m3,
-     .scales = ncclFloat32},
+     .token_type = ncclBfloat16,
+     .received_type = ncclFloat8e4m3,
+     .scale_type = ncclFloat32},
 };
 
 constexpr LlCombineRecipe kCombineRecipes[] = {
@@ -35,10 +34,12 @@ constexpr LlCombineRecipe kCombineRecipes[] = {
      .needs_fp4 = true},
 };
 
-static_assert(std::end(kDispatchRecipes)[-1].value < kRoundedScales, "Term::kRecipe holds it beside that bit");
+constexpr auto kFitsTheTerm = [](const auto& recipe) { return recipe.value < kRoundedScales; };
+static_assert(std::ranges::all_of(kDispatchRecipes, kFitsTheTerm) && std::ranges::all_of(kCombineRecipes, kFitsTheTerm),
+              "Term::kRecipe holds a recipe and, beside it, kRoundedScales");
 
 template <typename Recipe, size_t kNum>
-const Recipe& find_recipe(const Recipe (&recipes)[kNum], unsigned int bits, const char* elsewhere) {
+const Recipe& find_recipe(const Recipe (&recipes)[kNum], unsigned int bits, const char* hint) {
     for (const Recipe& recipe : recipes) {
         if (static_cast<unsigned int>(recipe.value) == bits) return recipe;
     }
@@ -47,7 +48,7 @@ const Recipe& find_recipe(const Recipe (&recipes)[kNum], unsigned int bits, cons
         allowed +=
             fmt::format("{}{} ({})", allowed.empty() ? "" : ", ", static_cast<unsigned int>(recipe.value), recipe.name);
     }
-    fail(ncclInvalidArgument, "config->quant_recipe is {}, allowed in LL mode: {}{}", bits, allowed, elsewhere);
+    fail(ncclInvalidArgument, "config->quant_recipe is {}, allowed in LL mode: {}{}", bits, allowed, hint);
 }
 
 }  // namespace

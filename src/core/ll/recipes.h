@@ -12,11 +12,11 @@ struct LlDispatchRecipe {
     const char* name;  // in messages
     LlRecipe rows;
     bool forwards_scales = false;  // inputs->scales travel with the rows
-    // Of recipes that compute scales; other rows arrive in the type in which they were passed.
+    // Of recipes that compute scales, 4 bytes each; other rows arrive in the type in which they were passed.
     uint32_t scale_block = 0;  // elements that share a scale
-    ncclDataType_t tokens{};
-    ncclDataType_t received{};
-    ncclDataType_t scales{};
+    ncclDataType_t token_type{};
+    ncclDataType_t received_type{};
+    ncclDataType_t scale_type{};
 
     bool computes_scales() const { return scale_block > 0; }
 };

@@ -8,15 +8,15 @@
 
 namespace crossdock {
 
-// Of a dispatch. kBytes: NONE and FWD.
+// What a dispatch does to a row: copies it (NONE, FWD), or makes FP8 of it.
 enum class LlRecipe : uint32_t { kBytes, kFp8 };
 
-// Of a combine: rows as they are, a rank's sums of its rows of a token, and from kNvfp4 on bf16 rows quantised.
+// What a combine sends: rows as they are, or a rank's sum of its rows of a token; from kNvfp4 on, bf16 rows quantised.
 enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
 
 CROSSDOCK_HOST_DEVICE constexpr bool is_quantised(LlCombineWire wire) { return wire >= LlCombineWire::kNvfp4; }
 
-// Of a quantised row, a multiple of 16.
+// Of a quantised row: a multiple of 16, and no more than the bf16 row, whose cell it uses.
 constexpr uint32_t quantised_row_bytes(LlCombineWire wire, uint32_t elements) {
     switch (wire) {
         case LlCombineWire::kRows:
