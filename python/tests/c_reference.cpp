@@ -77,7 +77,7 @@ NB_MODULE(c_reference, module) {
         .def_ro("round_scales", &Problem::round_scales)
         .def_ro("combine_hidden", &Problem::combine_hidden)
         .def_prop_ro("layout", [](const Problem& problem) { return static_cast<int>(problem.layout); })
-        .def_prop_ro("recipe", [](const Problem& problem) { return static_cast<int>(reference::quant_recipe(problem.recipe)); })
+        .def_prop_ro("recipe", [](const Problem& problem) { return static_cast<int>(quant_recipe(problem.recipe)); })
         .def_prop_ro("id_kind", [](const Problem& problem) { return static_cast<int>(problem.id_kind); })
         .def_prop_ro("index_is_64_bit", [](const Problem& problem) { return problem.index_type == ncclInt64; })
         .def_prop_ro("token_type", [](const Problem& problem) { return static_cast<int>(problem.token_type); })
