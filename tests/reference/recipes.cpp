@@ -10,31 +10,6 @@
 namespace crossdock::reference {
 namespace {
 
-// Each block: amax = max(1e-4, max |x|), scale = amax * (1 / 448) in fp32, stored value x * (448 / amax).
-QuantisedRow quantised_to_fp8(const Problem& problem, const std::vector<std::byte>& row) {
-    const size_t block_size = scale_block(problem.recipe);
-    QuantisedRow result;
-    std::vector<float> values = decoded(ncclBfloat16, row);
-    result.scales.resize(problem.num_scales * sizeof(float));
-    for (size_t block = 0; block < problem.hidden / block_size; ++block) {
-        float* const first = &values[block * block_size];
-        float amax = 1e-4f;
-        for (size_t i = 0; i < block_size; ++i) amax = std::max(amax, std::fabs(first[i]));
-        float scale = amax * (1.0f / 448.0f);
-        float multiplier = 448.0f / amax;
-        if (problem.round_scales) {
-            int exponent = 0;
-            const float fraction = std::frexp(scale, &exponent);  // scale = fraction * 2^exponent, fraction in [0.5, 1)
-            scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
-            multiplier = 1.0f / scale;
-        }
-        for (size_t i = 0; i < block_size; ++i) first[i] *= multiplier;
-        std::memcpy(&result.scales[block * sizeof(float)], &scale, sizeof scale);
-    }
-    result.tokens = encoded(ncclFloat8e4m3, values);
-    return result;
-}
-
 constexpr size_t kNvfp4Block = 16;
 
 // g: the row's scale. Of a block with the largest magnitude b, the block scale s = e4m3(g b / 6) makes b about 6. Steps
@@ -55,7 +30,7 @@ double nvfp4_error(double x, double block_max, double g) {
 }
 
 std::vector<double> nvfp4_errors(const std::vector<float>& row) {
-    const double g = row_scale(NCCL_EP_COMB_QUANT_NVFP4, row);
+    const double g = row_scale(row);
     std::vector<double> errors(row.size());
     for (size_t block = 0; block < row.size(); block += kNvfp4Block) {
         double block_max = 0;
@@ -86,8 +61,29 @@ ncclDataType_t received_type(Recipe recipe, ncclDataType_t token_type) {
     return computes_scales(recipe) ? ncclFloat8e4m3 : token_type;
 }
 
+// FP8, each block: amax = max(1e-4, max |x|), scale = amax * (1 / 448) in fp32, stored value x * (448 / amax).
 QuantisedRow quantised(const Problem& problem, const std::vector<std::byte>& row) {
-    return quantised_to_fp8(problem, row);
+    const size_t block_size = scale_block(problem.recipe);
+    QuantisedRow result;
+    std::vector<float> values = decoded(ncclBfloat16, row);
+    result.scales.resize(problem.num_scales * sizeof(float));
+    for (size_t block = 0; block < problem.hidden / block_size; ++block) {
+        float* const first = &values[block * block_size];
+        float amax = 1e-4f;
+        for (size_t i = 0; i < block_size; ++i) amax = std::max(amax, std::fabs(first[i]));
+        float scale = amax * (1.0f / 448.0f);
+        float multiplier = 448.0f / amax;
+        if (problem.round_scales) {
+            int exponent = 0;
+            const float fraction = std::frexp(scale, &exponent);  // scale = fraction * 2^exponent, fraction in [0.5, 1)
+            scale = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+            multiplier = 1.0f / scale;
+        }
+        for (size_t i = 0; i < block_size; ++i) first[i] *= multiplier;
+        std::memcpy(&result.scales[block * sizeof(float)], &scale, sizeof scale);
+    }
+    result.tokens = encoded(ncclFloat8e4m3, values);
+    return result;
 }
 
 const char* name_of(ncclEpCombQuant_t recipe) {
@@ -107,7 +103,7 @@ size_t row_multiple(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QU
 bool takes_row_scales(ncclEpCombQuant_t recipe) { return recipe == NCCL_EP_COMB_QUANT_NVFP4; }
 
 // NVFP4: 2688 / max |x|, or 0 for a row of zeros.
-float row_scale(ncclEpCombQuant_t, const std::vector<float>& row) {
+float row_scale(const std::vector<float>& row) {
     float amax = 0;
     for (const float value : row) amax = std::max(amax, std::fabs(value));
     return amax == 0 ? 0.0f : 2688.0f / amax;

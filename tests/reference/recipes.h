@@ -28,7 +28,7 @@ inline constexpr ncclEpCombQuant_t kQuantisedCombines[] = {NCCL_EP_COMB_QUANT_NV
 const char* name_of(ncclEpCombQuant_t recipe);
 size_t row_multiple(ncclEpCombQuant_t recipe);    // elements
 bool takes_row_scales(ncclEpCombQuant_t recipe);  // one fp32 per row, from the caller
-float row_scale(ncclEpCombQuant_t recipe, const std::vector<float>& row);
+float row_scale(const std::vector<float>& row);   // what the caller passes
 // The largest error of each element, whatever the order of the multiplications.
 std::vector<double> quantisation_errors(ncclEpCombQuant_t recipe, const std::vector<float>& row);
 

@@ -41,9 +41,7 @@ def _check_recipes(
     zero_copy: bool,
 ) -> None:
     if recipe not in (DispatchQuantizationRecipe.NONE, DispatchQuantizationRecipe.DS_FP8E3M4):
-        raise InvalidArgument(
-            f"recipe is {recipe.name}, allowed here: NONE, DS_FP8E3M4 (FWD is for Handle.dispatch)"
-        )
+        raise InvalidArgument(f"recipe is {recipe.name}, allowed here: NONE, DS_FP8E3M4 (FWD is for Handle.dispatch)")
     if recipe != DispatchQuantizationRecipe.NONE:
         if dtype != torch.bfloat16 or hidden % quantise.BLOCK != 0:
             raise InvalidArgument(

@@ -100,8 +100,7 @@ void Layer::prepare_combine(const ActiveRanks& active) {
             const size_t index = block * problem_.slots() + slot;
             put(rows, index * problem_.combine_row_bytes(), row);
             if (combine_scales_) {
-                scales[index] =
-                    reference::row_scale(problem_.combine_recipe, reference::decoded(problem_.combine_type, row));
+                scales[index] = reference::row_scale(reference::decoded(problem_.combine_type, row));
             }
         }
     }
