@@ -13,7 +13,7 @@
 namespace crossdock::bench {
 namespace {
 
-using namespace gpu::ptx;
+using namespace ptx;
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
@@ -150,10 +150,10 @@ __global__ void __launch_bounds__(kThreads) bare_combine(const __grid_constant__
         float sum[4] = {};
         for (int k = 0; k < a.copies; ++k) {
             const uint64_t packed = *reinterpret_cast<const volatile uint64_t*>(cells + k * a.row_bytes + at);
-            for (uint32_t i = 0; i < 4; ++i) sum[i] += gpu::element_of<DType::kBf16>(packed, i);
+            for (uint32_t i = 0; i < 4; ++i) sum[i] += element_of<DType::kBf16>(packed, i);
         }
         uint64_t packed = 0;
-        for (uint32_t i = 0; i < 4; ++i) packed |= gpu::packed_element<DType::kBf16>(sum[i], i);
+        for (uint32_t i = 0; i < 4; ++i) packed |= packed_element<DType::kBf16>(sum[i], i);
         *reinterpret_cast<uint64_t*>(sums + at) = packed;
     }
 }

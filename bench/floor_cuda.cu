@@ -10,7 +10,7 @@
 namespace crossdock::bench {
 namespace {
 
-using namespace gpu::ptx;
+using namespace ptx;
 
 constexpr int kMaxPeers = 64;
 constexpr uint32_t kChunkBytes = 16384;

@@ -11,7 +11,7 @@
 namespace crossdock::bench {
 namespace {
 
-using namespace gpu::ptx;
+using namespace ptx;
 
 constexpr int kMaxRanks = 64;
 constexpr uint64_t kStopPatienceNs = 1'000'000'000;

@@ -13,7 +13,7 @@ struct alignas(16) BlockBarrierPlace {
     std::byte bytes[16];
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 #if defined(__CUDACC__)
 
@@ -84,5 +84,5 @@ class BlockBarrier {
 
 #endif
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -16,19 +16,15 @@
 #endif
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 #if defined(__CUDACC__)
 
-#if defined(CROSSDOCK_GIN_PEERS)
-namespace ptx = gpu::ptx;
-#endif
-
 #if defined(CROSSDOCK_TIMELINE)
 // Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
-static __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
-static __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
-static __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
+__device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
+__device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
+__device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
 #endif
 
 class Ctx {
@@ -356,5 +352,5 @@ CROSSDOCK_DEVICE bool is_leader(const Ctx& ctx) { return ctx.lane() == 0; }
 CROSSDOCK_DEVICE int thread_idx(const Ctx& ctx) { return ctx.warp_idx() * kLanes + ctx.lane(); }
 CROSSDOCK_DEVICE int num_threads(const Ctx& ctx) { return ctx.num_warps() * kLanes; }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -9,7 +9,7 @@ namespace crossdock {
 
 inline constexpr uint32_t kFp8Block = 128;
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // A lane's share of some of a row's blocks of bf16 elements.
 struct Fp8Blocks {
@@ -64,5 +64,5 @@ struct Fp8Blocks {
     }
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -20,7 +20,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t mxfp8_wire_bytes(uint32_t elements, uin
     return elements / part_elements * mxfp8_part_bytes(part_elements) + mxfp8_part_bytes(rest);
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 inline constexpr uint32_t kMxfp8Nan = 255;  // the scale of a block that holds an infinity or a NaN
 
@@ -104,5 +104,5 @@ CROSSDOCK_DEVICE void sum_mxfp8_rows(const Ctx& ctx, const std::byte* const* row
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

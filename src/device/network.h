@@ -18,7 +18,7 @@
 #include "crossdock/device/kernel.hpp"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE const ncclDevComm& comm_of(const NetworkHandle& network) {
     return *static_cast<const ncclDevComm*>(network.device_comm);
@@ -81,13 +81,13 @@ CROSSDOCK_DEVICE_RARE void flush_network(const NetworkHandle& network) {
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock
 
 #else
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // All peers are in the LSA team: never called.
 CROSSDOCK_DEVICE void put_to_peer(const NetworkHandle&, int, uint64_t, uint64_t, uint64_t) {}
@@ -99,7 +99,7 @@ CROSSDOCK_DEVICE void put_value_with_signal_to_peer(const NetworkHandle&, int, u
 CROSSDOCK_DEVICE void signal_peer(const NetworkHandle&, int, uint64_t, uint64_t) {}
 CROSSDOCK_DEVICE void flush_network(const NetworkHandle&) {}
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock
 
 #endif

@@ -32,7 +32,7 @@ void with_dtype(DType dtype, Run run) {
     }
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 #if defined(__CUDACC__)
 CROSSDOCK_DEVICE uint32_t bits_of(float value) { return __float_as_uint(value); }
@@ -204,8 +204,8 @@ CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, 
         float scaled[4];
         for (uint32_t i = 0; i < 4; ++i) scaled[i] = values[4 * word + i] * multiplier;
 #if defined(__CUDACC__)
-        const uint32_t packed = static_cast<uint32_t>(gpu::ptx::e4m3_pair_of(scaled[2], scaled[3])) << 16 |
-                                gpu::ptx::e4m3_pair_of(scaled[0], scaled[1]);
+        const uint32_t packed = static_cast<uint32_t>(ptx::e4m3_pair_of(scaled[2], scaled[3])) << 16 |
+                                ptx::e4m3_pair_of(scaled[0], scaled[1]);
 #else
         uint32_t packed = 0;
         for (uint32_t i = 0; i < 4; ++i) packed |= static_cast<uint32_t>(float_to_e4m3(scaled[i])) << (8 * i);
@@ -214,5 +214,5 @@ CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, 
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -18,7 +18,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t nvfp4_row_scale_offset(uint32_t element
     return nvfp4_wire_bytes(elements) - 4;
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Quantises a bf16 row by one warp. row_scale: 2688 / largest magnitude of the row, or 0 for a row of zeros.
 CROSSDOCK_DEVICE void quantise_nvfp4(const Ctx& ctx, const std::byte* row, uint32_t elements, float row_scale,
@@ -59,5 +59,5 @@ CROSSDOCK_DEVICE float nvfp4_inverse_scale(const std::byte* wire, uint32_t eleme
     return bits_of(absolute(inverse)) == 0x7F800000u ? 1.0f : inverse;
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -2,6 +2,10 @@
 // The two compilers of the kernels: nvcc (a warp is 32 lanes) and the host compiler (a warp is one fiber, one lane).
 // Either compiles kernels that reach other ranks twice: for groups of one LSA team, and with CROSSDOCK_GIN_PEERS for
 // groups that also have GIN peers. The former contain nothing of the latter.
+//
+// So one name of a kernel's code means up to four things in one library. All code that uses a Ctx or a constant of this
+// file is therefore in unnamed namespaces, of headers too: each translation unit has its own. (With kPeers as a
+// parameter of Ctx, each of these functions would have to be a template.)
 #pragma once
 
 #include <cstddef>
@@ -10,11 +14,6 @@
 #if defined(__CUDACC__)
 #define CROSSDOCK_DEVICE __device__ __forceinline__
 #define CROSSDOCK_HOST_DEVICE __host__ __device__ __forceinline__
-#if defined(CROSSDOCK_GIN_PEERS)
-#define CROSSDOCK_VARIANT gpu_gin
-#else
-#define CROSSDOCK_VARIANT gpu
-#endif
 #define CROSSDOCK_DEVICE_RARE \
     inline __device__ __noinline__            // off the short path: kept out of the code that runs every time
 #define CROSSDOCK_UNROLL _Pragma("unroll")    // so that a small array stays in registers
@@ -22,11 +21,6 @@
 #else
 #define CROSSDOCK_DEVICE inline
 #define CROSSDOCK_HOST_DEVICE inline
-#if defined(CROSSDOCK_GIN_PEERS)
-#define CROSSDOCK_VARIANT cpu_gin
-#else
-#define CROSSDOCK_VARIANT cpu
-#endif
 #define CROSSDOCK_DEVICE_RARE inline
 #define CROSSDOCK_UNROLL
 #define CROSSDOCK_ROLLED
@@ -37,23 +31,20 @@ namespace crossdock {
 // Whom a kernel can reach: a parameter of its launch (runtime/launch.h), and of its entry point on GPUs.
 enum class Peers : uint32_t { kLsa, kLsaAndGin };
 
-// The code of kernels lives in a namespace that differs with the compiler and kPeers, so all variants of one source can
-// be linked into one library: their functions have the same names and parameters, and another meaning. (With kPeers as
-// a parameter of Ctx instead, each of these functions would have to be a template.)
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 #if defined(__CUDACC__)
-inline constexpr int kLanes = 32;
+constexpr int kLanes = 32;
 #else
-inline constexpr int kLanes = 1;
+constexpr int kLanes = 1;
 #endif
 
 #if defined(CROSSDOCK_GIN_PEERS)
-inline constexpr Peers kPeers = Peers::kLsaAndGin;
+constexpr Peers kPeers = Peers::kLsaAndGin;
 #else
-inline constexpr Peers kPeers = Peers::kLsa;
+constexpr Peers kPeers = Peers::kLsa;
 #endif
-inline constexpr bool kHasGinPeers = kPeers == Peers::kLsaAndGin;
+constexpr bool kHasGinPeers = kPeers == Peers::kLsaAndGin;
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace crossdock::gpu::ptx {
+namespace crossdock::ptx {
 
 __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* address) {
     uint64_t value;
@@ -237,4 +237,4 @@ __device__ __forceinline__ void bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-}  // namespace crossdock::gpu::ptx
+}  // namespace crossdock::ptx

@@ -5,7 +5,7 @@
 #include "device/row_stage.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // The same bytes to each of several places. Addresses and sizes are multiples of 16. On CPUs a copy may land late:
 // wait_row_copies comes before the rows are announced.
@@ -73,5 +73,5 @@ CROSSDOCK_DEVICE void zero_scales(const Ctx& ctx, std::byte* target, uint32_t by
     for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < bytes; at += kLanes) target[at] = std::byte{0};
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

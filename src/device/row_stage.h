@@ -23,7 +23,7 @@ namespace crossdock {
 
 inline constexpr uint32_t kStageHeadBytes = 128;  // in front of the data, which keeps the data's alignment
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 #if defined(__CUDACC__)
 
@@ -155,5 +155,5 @@ class RowStage {
 
 #endif
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -27,7 +27,7 @@ struct SignSums {
     CROSSDOCK_HOST_DEVICE bool is_finite() const { return positive - positive == 0 && negative - negative == 0; }
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 #if defined(__CUDACC__)
 
@@ -221,5 +221,5 @@ CROSSDOCK_DEVICE void shift_by_sign(const Ctx&, DType dtype, std::byte* entries,
 
 #endif
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

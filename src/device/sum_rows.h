@@ -12,7 +12,7 @@
 #endif
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Row i is base + index[i] * stride; index[i] < 0: no such row.
 struct RowTerms {
@@ -234,5 +234,5 @@ CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Terms& terms, uint32_t firs
 #endif
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

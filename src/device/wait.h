@@ -150,7 +150,7 @@ struct WaitScope {
     int rank;
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // One operation of one rank, as its kernel sees it.
 struct Operation {
@@ -360,5 +360,5 @@ CROSSDOCK_DEVICE bool wait_as_warp(const Ctx& ctx, const auto& scope, const Oper
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -5,7 +5,7 @@
 #include "device/context.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // counters may be null.
 CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at, uint32_t value) {
@@ -17,5 +17,5 @@ CROSSDOCK_DEVICE void write_counter(void* counters, bool is_64_bit, uint32_t at,
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -25,7 +25,7 @@ struct MaskExchange {
 // is left out.
 inline constexpr uint64_t kLastEpoch = uint64_t{1} << (63 - kPayloadBits);
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner, int phase, int writer) {
     return reinterpret_cast<uint64_t*>(exchange.peers.at(owner, exchange.barrier_offset)) +
@@ -122,5 +122,5 @@ CROSSDOCK_DEVICE uint64_t agree_on_epoch(const Ctx& ctx, const MaskExchange& exc
     return *largest;
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

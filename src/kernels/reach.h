@@ -37,7 +37,7 @@ struct Reach {
     bool has_several_teams() const { return end_of_team - first_of_team < num_ranks; }
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE bool is_remote(const Reach& reach, int peer) {
     if constexpr (!kHasGinPeers) return false;
@@ -55,5 +55,5 @@ CROSSDOCK_DEVICE const uint64_t* signal_word(const Reach& reach, Signal signal, 
     return reinterpret_cast<const uint64_t*>(reach.network.local + signal_offset(reach, reach.signals, signal, peer));
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

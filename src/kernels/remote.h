@@ -7,7 +7,7 @@
 #include "kernels/reach.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE void count_traffic(const Ctx& ctx, const Reach& reach, Traffic what, uint64_t increase) {
     if constexpr (!kHasGinPeers) return;
@@ -98,5 +98,5 @@ CROSSDOCK_DEVICE bool wait_signal(const Ctx& ctx, const WaitScope& scope, const 
         [&](uint64_t seen) { return seen >= value; });
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

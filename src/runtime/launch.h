@@ -12,7 +12,7 @@
 
 namespace crossdock {
 
-// One kernel, compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these.
+// One kernel, compiled for one kind of processor and peers: kernels.cpp and kernels.cu define `launch` of each.
 template <typename Kernel, Peers kReached>
 struct OnCpu {
     static void launch(cpu::Executor& executor, const typename Kernel::Args& args, const LaunchShape& shape);

@@ -25,10 +25,10 @@ __device__ bool has_failed(const Job& job) { return *reinterpret_cast<volatile u
 // A bounded wait: GIN's own would wait for ever.
 template <class Read>
 __device__ void wait_for(const Job& job, Read read, uint64_t least, Step step, uint32_t peer, uint32_t round) {
-    const uint64_t end = gpu::ptx::global_timer_ns() + kTimeoutNs;
+    const uint64_t end = ptx::global_timer_ns() + kTimeoutNs;
     uint64_t seen = read();
     while (static_cast<int64_t>(seen - least) < 0 && !has_failed(job)) {
-        if (gpu::ptx::global_timer_ns() > end) report(job, {step, 1, peer, round, 0, least, seen});
+        if (ptx::global_timer_ns() > end) report(job, {step, 1, peer, round, 0, least, seen});
         seen = read();
     }
 }
@@ -190,7 +190,7 @@ __global__ void ping_pong(Job job) {
     const ncclTeam world = ncclTeamWorld(job.comm);
     ncclGin gin(job.comm, 0);
     const uint64_t mine = gin.readSignal(ids.weak(peer));
-    const uint64_t begin = gpu::ptx::global_timer_ns();
+    const uint64_t begin = ptx::global_timer_ns();
     for (uint32_t i = 1; i <= job.rounds && !has_failed(job); ++i) {
         if (self == 1)
             wait_for(
@@ -201,7 +201,7 @@ __global__ void ping_pong(Job job) {
             wait_for(
                 job, [&] { return gin.readSignal(ids.weak(peer)); }, mine + i, Step::kWeakSignal, peer, i);
     }
-    job.times[0] = gpu::ptx::global_timer_ns() - begin;
+    job.times[0] = ptx::global_timer_ns() - begin;
 }
 
 // Rank 0 puts, rank 1 says when all is there.
@@ -212,7 +212,7 @@ __global__ void stream_puts(Job job) {
     const ncclTeam world = ncclTeamWorld(job.comm);
     ncclGin gin(job.comm, 0);
     const uint64_t strong = gin.readSignal(ids.strong(peer));
-    const uint64_t begin = gpu::ptx::global_timer_ns();
+    const uint64_t begin = ptx::global_timer_ns();
     if (self == 0) {
         for (uint32_t i = 0; i < job.rounds; ++i) {
             gin.put(world, peer, job.window, job.layout.received(self), job.window, job.layout.sent(peer), job.bytes);
@@ -225,7 +225,7 @@ __global__ void stream_puts(Job job) {
     if (self == 0)
         wait_for(
             job, [&] { return gin.readSignal(ids.strong(peer)); }, strong + 1, Step::kStrongSignal, peer, 1);
-    job.times[0] = gpu::ptx::global_timer_ns() - begin;
+    job.times[0] = ptx::global_timer_ns() - begin;
 }
 
 }  // namespace

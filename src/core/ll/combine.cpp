@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpCombine in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
-// kernel arguments.
+// kernel arguments; the launch.
 #include "core/error.h"
 #include "core/ll/handle.h"
+#include "core/ll/plan.h"
 #include "core/ll/recipes.h"
 #include "core/structs.h"
+#include "kernels/ll/launch.h"
 
 namespace crossdock {
 
@@ -76,6 +78,16 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     args.common.set(Term::kDtype, tokens.dtype);
     args.common.set(Term::kSums, args.wire == LlCombineWire::kSums ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
     run(args, stream);
+}
+
+void LlHandle::run(LlCombineArgs& args, cudaStream_t stream) {
+    const LaunchShape shape = plan_ll_combine(*group_, args);
+    DeviceScope device(group_->runtime());
+    before_operation(stream);
+    launch<LlCombine>(group_->runtime(), args, shape, stream);
+    group_->note_combine_warps(shape.warps_per_block);
+    keep_if_pending(args);
+    group_->after_operation(stream);
 }
 
 void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe,

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // ncclEpDispatch in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
-// kernel arguments.
+// kernel arguments; the launch.
 #include "core/error.h"
 #include "core/ll/handle.h"
+#include "core/ll/plan.h"
 #include "core/ll/recipes.h"
 #include "core/structs.h"
+#include "kernels/ll/launch.h"
 
 namespace crossdock {
 namespace {
@@ -68,6 +70,16 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
             kRowGranule);
     args.common.set(Term::kRouting, window_term(args.direct, token_place, scale_place));
     run(args, stream);
+}
+
+void LlHandle::run(LlDispatchArgs& args, cudaStream_t stream) {
+    const LaunchShape shape = plan_ll_dispatch(*group_, args);
+    DeviceScope device(group_->runtime());
+    before_operation(stream);
+    launch<LlDispatch>(group_->runtime(), args, shape, stream);
+    has_dispatched_ = true;
+    keep_if_pending(args);
+    group_->after_operation(stream);
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "core/ll/plan.h"
 #include "core/log.h"
 #include "core/structs.h"
 #include "kernels/ll/launch.h"
@@ -136,33 +135,6 @@ void LlHandle::expect_may_start(bool send_only) const {
     require(!send_only || arena_->pending_splits < arena_->geometry.num_buffers - 1, ncclInvalidUsage,
             "{} send_only operations of this group are pending, allowed: at most {}", arena_->pending_splits,
             arena_->geometry.num_buffers - 1);
-}
-
-template <typename Args>
-void LlHandle::keep_pending(const Args& args) {
-    if ((args.common.halves & kReceiveHalf) != 0) return;
-    pending_ = args;
-    ++arena_->pending_splits;
-}
-
-void LlHandle::run(LlDispatchArgs& args, cudaStream_t stream) {
-    const LaunchShape shape = plan_ll_dispatch(*group_, args);
-    DeviceScope device(group_->runtime());
-    before_operation(stream);
-    launch<LlDispatch>(group_->runtime(), args, shape, stream);
-    has_dispatched_ = true;
-    if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
-    group_->after_operation(stream);
-}
-
-void LlHandle::run(LlCombineArgs& args, cudaStream_t stream) {
-    const LaunchShape shape = plan_ll_combine(*group_, args);
-    DeviceScope device(group_->runtime());
-    before_operation(stream);
-    launch<LlCombine>(group_->runtime(), args, shape, stream);
-    group_->note_combine_warps(shape.warps_per_block);
-    if ((args.common.halves & kSendHalf) != 0) keep_pending(args);
-    group_->after_operation(stream);
 }
 
 void LlHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) {

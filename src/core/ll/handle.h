@@ -55,9 +55,12 @@ class LlHandle final : public Handle {
                              LlCombineArgs& args, CallMemory& memory) const;
     void run(LlDispatchArgs& args, cudaStream_t stream);
     void run(LlCombineArgs& args, cudaStream_t stream);
-    // Of an operation that was issued without its receive half: what Complete needs.
-    template <typename Args>
-    void keep_pending(const Args& args);
+    // After a launch: keeps what Complete needs of an operation that was issued without its receive half.
+    void keep_if_pending(const auto& args) {
+        if (args.common.halves != kSendHalf) return;
+        pending_ = args;
+        ++arena_->pending_splits;
+    }
 
     std::shared_ptr<LlArena> arena_;
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;

@@ -5,7 +5,7 @@
 #include "kernels/a2sgd/arguments.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE void a2sgd_apply(const Ctx& ctx, const A2sgdArgs& args) {
     const A2sgdState& state = *args.state;
@@ -20,5 +20,5 @@ CROSSDOCK_DEVICE void a2sgd_apply(const Ctx& ctx, const A2sgdArgs& args) {
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

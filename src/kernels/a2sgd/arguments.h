@@ -110,11 +110,11 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t a2sgd_means_shared_bytes(uint32_t num_r
     return uint64_t{16} * num_ranks + 16;
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE TaggedWord* means_word(const A2sgdArgs& args, int owner, uint64_t step, int writer) {
     return reinterpret_cast<TaggedWord*>(args.peers.at(owner, args.arena.word_offset(step, writer)));
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -6,7 +6,7 @@
 #include "kernels/remote.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Operation& operation, int peer,
                                  TaggedWord& word) {
@@ -80,5 +80,5 @@ CROSSDOCK_DEVICE void a2sgd_means(const Ctx& ctx, const A2sgdArgs& args) {
     if (thread_idx(ctx) == 0) settle_means(ctx, args, words, *num_missing == 0);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -7,7 +7,7 @@
 #include "kernels/remote.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE A2sgdSums no_sums() { return {0, 0, 0, kAllFinite, 0}; }
 
@@ -142,5 +142,5 @@ CROSSDOCK_DEVICE void a2sgd_sums(const Ctx& ctx, const A2sgdArgs& args) {
     send_means(ctx, args, shared);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

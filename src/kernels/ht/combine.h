@@ -9,7 +9,7 @@
 #include "kernels/ht/sum_pipeline.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // The gradients of a chunk's weights, from all of its ranks; 0 if no rank sends one. One warp.
 CROSSDOCK_DEVICE void collect_weights(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation,
@@ -224,5 +224,5 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     if (c.has_windows && is_last_block(ctx, c)) wait_until_all_have_read(ctx, c, operation, states);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -7,7 +7,7 @@
 #include "kernels/ht/combine_rows.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 template <DType kDType>
 class RowGatherer {
@@ -91,5 +91,5 @@ class RowGatherer {
     HtPlan plan_;
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -6,7 +6,7 @@
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // The row that a rank of this team returns for a token of `source`, whose agent this rank is: where it lies, or in its
 // packet once that has come; stays null where there is none: it is not sent, or does not travel, or this rank's own
@@ -42,5 +42,5 @@ CROSSDOCK_DEVICE uint32_t note_rows(const Ctx& ctx, const HtPlan& plan, uint32_t
     return static_cast<uint32_t>(ctx.warp_sum(has_row));
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

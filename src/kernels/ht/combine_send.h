@@ -10,7 +10,7 @@
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Bytes [first, first + bytes) of the part in a stage, which has part_bytes. Quantised, the part lies behind the chunk.
 // One warp.
@@ -235,5 +235,5 @@ CROSSDOCK_DEVICE void return_weights(const Ctx& ctx, const HtCombineArgs& args, 
                  });
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

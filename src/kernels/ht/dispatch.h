@@ -7,7 +7,7 @@
 #include "kernels/ht/dispatch_receive.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
@@ -47,5 +47,5 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -8,7 +8,7 @@
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Own rows, to the rail peers. warp: among the `warps` of this block that do this.
 CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, uint32_t warp,
@@ -151,5 +151,5 @@ class RowForwarder {
     uint32_t channel_;
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

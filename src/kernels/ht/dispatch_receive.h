@@ -9,7 +9,7 @@
 #include "kernels/ht/update.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // ---- routing weights and expert ids ----
 
@@ -255,5 +255,5 @@ CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, 
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

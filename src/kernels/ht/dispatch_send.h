@@ -12,7 +12,7 @@
 #include "kernels/ht/weights.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // What a warp does one after the other: a part of a token's row, to some peers, a lane per peer. The last part takes
 // the row's scales along.
@@ -212,5 +212,5 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, c
                  });
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

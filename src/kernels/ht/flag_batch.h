@@ -5,7 +5,7 @@
 #include "kernels/ht/operation.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Flags of packets, raised some at a time: what it costs to know that rows have landed is paid once for all of them.
 // Every lane has its own packets. Must be called by the full warp.
@@ -43,5 +43,5 @@ class FlagBatch {
     uint32_t num_ = 0;
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -4,23 +4,22 @@
 #include "kernels/ht/dispatch.h"
 #include "kernels/ht/launch.h"
 #include "kernels/ht/update.h"
-#include "runtime/cpu/launch.h"
+#include "runtime/cpu/executor.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
 
-template <Peers>
-void run_on_cpu(HtUpdate, cpu::Executor& executor, const HtUpdateArgs& args, const LaunchShape& shape) {
+template <>
+void OnCpu<HtUpdate, kPeers>::launch(cpu::Executor& executor, const HtUpdateArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
 }
 
-template <Peers>
-void run_on_cpu(HtDispatch, cpu::Executor& executor, const HtDispatchArgs& args, const LaunchShape& shape) {
+template <>
+void OnCpu<HtDispatch, kPeers>::launch(cpu::Executor& executor, const HtDispatchArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
 }
 
-template <Peers>
-void run_on_cpu(HtCombine, cpu::Executor& executor, const HtCombineArgs& args, const LaunchShape& shape) {
+template <>
+void OnCpu<HtCombine, kPeers>::launch(cpu::Executor& executor, const HtCombineArgs& args, const LaunchShape& shape) {
     if (args.wire == HtWire::kMxfp8) {
         return executor.run(shape, [&](cpu::Warp& warp) { ht_combine<DType::kBf16, HtWire::kMxfp8>(Ctx(warp), args); });
     }
@@ -29,16 +28,10 @@ void run_on_cpu(HtCombine, cpu::Executor& executor, const HtCombineArgs& args, c
     });
 }
 
-template <Peers>
-void run_on_cpu(HtMaskClean, cpu::Executor& executor, const HtMaskCleanArgs& args, const LaunchShape& shape) {
+template <>
+void OnCpu<HtMaskClean, kPeers>::launch(cpu::Executor& executor, const HtMaskCleanArgs& args,
+                                        const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ht_mask_clean(Ctx(warp), args); });
 }
-
-}  // namespace CROSSDOCK_VARIANT
-
-template struct OnCpu<HtUpdate, kPeers>;
-template struct OnCpu<HtDispatch, kPeers>;
-template struct OnCpu<HtCombine, kPeers>;
-template struct OnCpu<HtMaskClean, kPeers>;
 
 }  // namespace crossdock

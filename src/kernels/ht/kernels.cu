@@ -54,34 +54,26 @@ __global__ void __launch_bounds__(kMostThreads, 1)
 
 }  // namespace
 
-inline namespace CROSSDOCK_VARIANT {
-
-template <Peers kReached>
-void launch_on_gpu(HtUpdate, const HtUpdateArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    cuda::launch<crossdock_ht_update<kReached>>(args, shape, stream, HtUpdate::kName);
+template <>
+void OnGpu<HtUpdate, kPeers>::launch(const HtUpdateArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ht_update<kPeers>>(args, shape, stream, HtUpdate::kName);
 }
 
-template <Peers kReached>
-void launch_on_gpu(HtDispatch, const HtDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    cuda::launch<crossdock_ht_dispatch_kernel<kReached>>(args, shape, stream, HtDispatch::kName);
+template <>
+void OnGpu<HtDispatch, kPeers>::launch(const HtDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ht_dispatch_kernel<kPeers>>(args, shape, stream, HtDispatch::kName);
 }
 
-template <Peers kReached>
-void launch_on_gpu(HtCombine, const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    if constexpr (kReached == Peers::kLsa) {  // core refuses the others
+template <>
+void OnGpu<HtCombine, kPeers>::launch(const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    if constexpr (!kHasGinPeers) {  // core refuses the others
         if (args.wire == HtWire::kMxfp8)
-            return cuda::launch<crossdock_ht_combine_mxfp8<kReached>>(args, shape, stream, HtCombine::kName);
+            return cuda::launch<crossdock_ht_combine_mxfp8<kPeers>>(args, shape, stream, HtCombine::kName);
     }
     with_dtype(args.dtype, [&]<DType kDType>() {
-        cuda::launch<crossdock_ht_combine_kernel<kDType, kReached>>(args, shape, stream, HtCombine::kName);
+        cuda::launch<crossdock_ht_combine_kernel<kDType, kPeers>>(args, shape, stream, HtCombine::kName);
     });
 }
-
-}  // namespace CROSSDOCK_VARIANT
-
-template struct OnGpu<HtUpdate, kPeers>;
-template struct OnGpu<HtDispatch, kPeers>;
-template struct OnGpu<HtCombine, kPeers>;
 
 }  // namespace crossdock
 
@@ -93,16 +85,10 @@ __global__ void crossdock_ht_mask_clean(const __grid_constant__ HtMaskCleanArgs 
 
 }  // namespace
 
-inline namespace CROSSDOCK_VARIANT {
-
-template <Peers>
-void launch_on_gpu(HtMaskClean, const HtMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+template <>
+void OnGpu<HtMaskClean, kPeers>::launch(const HtMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_ht_mask_clean>(args, shape, stream, HtMaskClean::kName);
 }
-
-}  // namespace CROSSDOCK_VARIANT
-
-template struct OnGpu<HtMaskClean, Peers::kLsa>;
 
 #if defined(CROSSDOCK_TIMELINE)
 // As steps that follow each other, each as long as all of a warp's times in that phase.
@@ -114,7 +100,7 @@ void cuda::write_phases(int rank) {
     int clock_khz = 0;
     if (folder == nullptr || cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device) != cudaSuccess ||
-        cudaMemcpyFromSymbol(times.get(), gpu::phase_times, sizeof(AllTimes)) != cudaSuccess)
+        cudaMemcpyFromSymbol(times.get(), phase_times, sizeof(AllTimes)) != cudaSuccess)
         return;
     std::ofstream file(std::string(folder) + "/phases-" + std::to_string(rank) + ".jsonl");
     const auto write = [&](const char* kernel, Phase begin, const auto& names) {

@@ -12,7 +12,7 @@ struct HtMaskCleanArgs {
     HtState* state;
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE void ht_mask_clean(const Ctx& ctx, const HtMaskCleanArgs& args) {
     ctx.wait_for_previous_kernels();
@@ -25,5 +25,5 @@ CROSSDOCK_DEVICE void ht_mask_clean(const Ctx& ctx, const HtMaskCleanArgs& args)
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -5,7 +5,7 @@
 #include "kernels/ht/teams.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // ---- an operation's beginning ----
 
@@ -542,5 +542,5 @@ CROSSDOCK_DEVICE void init_stages(const Ctx& ctx, const HtWarpLayout& warp_layou
     RowStage::initialised();
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -6,7 +6,7 @@
 #include "kernels/ht/operation.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Which of a channel's rows a warp handles: of the tokens first, first + stride, ... of every rank's share of the
 // channel, in this order; of each token the rows of all ranks, one after the other, from this rank on.
@@ -99,5 +99,5 @@ class RowBatches {
     uint32_t num_ = 0;
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -14,7 +14,7 @@
 #include "kernels/ht/combine_send.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // The head of a stage. Sums go through stages in parts, each of some terms. Terms take stages in turn. What is known of
 // part n lies in the head of stage n, in turn, too: parts take at least one stage, so what the loader overwrites when
@@ -353,5 +353,5 @@ class SumPipeline {
     StageTurn term_;
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

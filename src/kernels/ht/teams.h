@@ -11,7 +11,7 @@
 #include "kernels/ht/waits.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // ---- who acts for whom ----
 
@@ -180,5 +180,5 @@ class GinRing {
     const HtGinRings& rings_;
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -9,7 +9,7 @@
 #include "kernels/ht/update_cross.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // ---- send ----
 
@@ -488,5 +488,5 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     if (is_last_block(ctx, c) && met) finish_update(ctx, args, operation, shared);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

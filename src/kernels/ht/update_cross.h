@@ -6,7 +6,7 @@
 #include "kernels/ht/update_words.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Behind all that the blocks have announced: the last one puts to every GIN peer which of its experts the tokens go to,
 // and to the rail peers which tokens they are to forward to whom. By all blocks, once per update.
@@ -92,5 +92,5 @@ CROSSDOCK_DEVICE void learn_gin_total(const Ctx& ctx, const HtUpdateArgs& args, 
     if (!args.drops && total > c.budget) record_overflow(ctx, c.scope, peer, total, c.budget);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

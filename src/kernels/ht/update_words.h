@@ -5,7 +5,7 @@
 #include "kernels/ht/operation.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
@@ -101,5 +101,5 @@ CROSSDOCK_DEVICE void number_chunks(const Ctx& ctx, const uint32_t* masks, uint3
     if (is_leader(ctx)) firsts[chunks] = total;
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -9,7 +9,7 @@
 #include "kernels/remote.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // A wait whose first poll failed. Times are 0 until the first look at the clock.
 struct HtWait {
@@ -207,5 +207,5 @@ CROSSDOCK_DEVICE bool wait_ring_word(const Ctx& ctx, const HtCommon& c, const Op
     });
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -8,7 +8,7 @@
 #include "kernels/ht/operation.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Puts weights one behind the other into a packet, four at a time.
 class WeightWriter {
@@ -151,5 +151,5 @@ CROSSDOCK_DEVICE void share_weights(uint32_t warp, uint32_t warps, WeightPieces 
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -5,9 +5,9 @@
 #include "device/numeric.h"
 #include "device/peer_map.h"
 #include "kernels/agreement.h"
+#include "kernels/ll/geometry.h"
 #include "kernels/ll/outbox.h"
 #include "kernels/ll/recipes.h"
-#include "kernels/ll/shared_memory.h"
 #include "kernels/ll/steps.h"
 #include "kernels/wait_steps.h"
 

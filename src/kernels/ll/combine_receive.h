@@ -8,7 +8,7 @@
 #include "kernels/ll/combine_send.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 template <DType kDType, RowForms kForms, typename Op>
 class CombineReceive {
@@ -279,5 +279,5 @@ CROSSDOCK_DEVICE void ll_combine(const Ctx& ctx, const auto& args) {
     run_operation(op, 0, send, receive);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

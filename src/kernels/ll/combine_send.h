@@ -12,7 +12,7 @@ namespace crossdock {
 enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
 static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // A warp's list of rows to sum, and the ranks of the choices of the token that it works on; in shared memory.
 struct TermList {
@@ -597,5 +597,5 @@ class CombineSend {
     PlainReturns<Op> plain_;
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

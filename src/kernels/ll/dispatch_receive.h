@@ -7,7 +7,7 @@
 #include "kernels/ll/dispatch_send.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // What the sources have announced, in shared memory.
 struct Announced {
@@ -595,5 +595,5 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     run_operation(op, args.common.expert_major ? 0 : args.direct, send, receive);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

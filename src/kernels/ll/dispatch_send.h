@@ -7,7 +7,7 @@
 #include "kernels/ll/ll128.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Of a row and its scales, which travel one after the other.
 CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) {
@@ -607,5 +607,5 @@ class DispatchSend {
     uint32_t round_ = 0;  // loads of each stage
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

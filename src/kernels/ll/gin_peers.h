@@ -9,7 +9,7 @@
 #include "kernels/remote.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // Places in the outbox, in bytes from the beginning of this rank's arena.
 CROSSDOCK_DEVICE std::byte* in_outbox(const auto& c, uint64_t offset) { return c.reach.network.local + offset; }
@@ -89,5 +89,5 @@ CROSSDOCK_DEVICE void await_stragglers(const auto& op) {
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -38,57 +38,37 @@ __global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs 
 
 }  // namespace
 
-inline namespace CROSSDOCK_VARIANT {
+template <>
+void OnGpu<LlDispatch, kPeers>::launch(const LlDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    with_dispatch_variant(args, [&]<typename Args>(const Args& known) {
+        cuda::launch<crossdock_ll_dispatch<Args, kPeers>>(known, shape, stream, LlDispatch::kName);
+    });
+}
 
-template <Peers kReached>
-void launch_on_gpu(LlDispatch, const LlDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    const auto run = [&]<typename Args>(const Args& known) {
-        cuda::launch<crossdock_ll_dispatch<Args, kReached>>(known, shape, stream, LlDispatch::kName);
+template <>
+void OnGpu<LlCombine, kPeers>::launch(const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    const auto run = [&]<DType kDType, RowForms kForms, typename Args>(const Args& known) {
+        cuda::launch<crossdock_ll_combine<kDType, kForms, Args, kPeers>>(known, shape, stream, LlCombine::kName);
     };
-    if constexpr (kReached == Peers::kLsa) {
-        with_dispatch_variant(args, run);
-    } else {
-        run(args);
-    }
-}
-
-template <DType kDType, RowForms kForms, Peers kReached, typename Args>
-void launch_ll_combine(const Args& args, const LaunchShape& shape, cudaStream_t stream) {
-    cuda::launch<crossdock_ll_combine<kDType, kForms, Args, kReached>>(args, shape, stream, LlCombine::kName);
-}
-
-template <Peers kReached>
-void launch_on_gpu(LlCombine, const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    const auto run_general = [&]<DType kDType>() {
-        if constexpr (kReached == Peers::kLsa) {
-            if (args.forms == RowForms::kLl128)
-                return launch_ll_combine<kDType, RowForms::kLl128, kReached>(args, shape, stream);
+    with_combine_variant(args, [&]<typename Args>(const Args& known) {
+        if constexpr (std::is_same_v<Args, LlCombineArgs>) {
+            with_dtype(known.dtype, [&]<DType kDType>() {
+                if constexpr (!kHasGinPeers) {
+                    if (known.forms == RowForms::kLl128)
+                        return run.template operator()<kDType, RowForms::kLl128>(known);
+                }
+                run.template operator()<kDType, RowForms::kBoth>(known);
+            });
+        } else {
+            run.template operator()<DType::kBf16, Args::forms>(known);
         }
-        launch_ll_combine<kDType, RowForms::kBoth, kReached>(args, shape, stream);
-    };
-    if constexpr (kReached == Peers::kLsa) {
-        with_combine_variant(args, [&]<typename Args>(const Args& known) {
-            if constexpr (std::is_same_v<Args, LlCombineArgs>) {
-                with_dtype(known.dtype, run_general);
-            } else {
-                launch_ll_combine<DType::kBf16, Args::forms, kReached>(known, shape, stream);
-            }
-        });
-    } else {
-        with_dtype(args.dtype, run_general);
-    }
+    });
 }
 
-template <Peers kReached>
-void launch_on_gpu(LlMaskClean, const LlMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    cuda::launch<crossdock_ll_mask_clean<kReached>>(args, shape, stream, LlMaskClean::kName);
+template <>
+void OnGpu<LlMaskClean, kPeers>::launch(const LlMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    cuda::launch<crossdock_ll_mask_clean<kPeers>>(args, shape, stream, LlMaskClean::kName);
 }
-
-}  // namespace CROSSDOCK_VARIANT
-
-template struct OnGpu<LlDispatch, kPeers>;
-template struct OnGpu<LlCombine, kPeers>;
-template struct OnGpu<LlMaskClean, kPeers>;
 
 }  // namespace crossdock
 
@@ -102,16 +82,10 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_sources(const __
 
 }  // namespace
 
-inline namespace CROSSDOCK_VARIANT {
-
-template <Peers>
-void launch_on_gpu(LlSources, const LlSourcesArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+template <>
+void OnGpu<LlSources, kPeers>::launch(const LlSourcesArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_ll_sources>(args, shape, stream, LlSources::kName);
 }
-
-}  // namespace CROSSDOCK_VARIANT
-
-template struct OnGpu<LlSources, Peers::kLsa>;
 
 #if defined(CROSSDOCK_TIMELINE)
 void cuda::write_timeline(int rank) {
@@ -126,8 +100,8 @@ void cuda::write_timeline(int rank) {
     int clock_khz = 0;
     if (folder == nullptr || cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, device) != cudaSuccess ||
-        cudaMemcpyFromSymbol(times->clocks, gpu::timeline_clocks, sizeof clocks) != cudaSuccess ||
-        cudaMemcpyFromSymbol(times->begin_ns, gpu::timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
+        cudaMemcpyFromSymbol(times->clocks, timeline_clocks, sizeof clocks) != cudaSuccess ||
+        cudaMemcpyFromSymbol(times->begin_ns, timeline_begin_ns, sizeof begin_ns) != cudaSuccess)
         return;
     std::ofstream file(std::string(folder) + "/timeline-" + std::to_string(rank) + ".jsonl");
     const auto write = [&, &clocks = clocks, &begin_ns = begin_ns](const char* kernel, Step begin, const auto& names) {

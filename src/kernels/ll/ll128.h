@@ -33,7 +33,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t ll128_content(uint64_t tag) {
     return (tag ^ kLl128TagPattern) % (uint64_t{1} << kLl128ContentBits);
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 inline constexpr uint32_t kPiecesOfLine = 8;
 // A warp moves a group of lines at once.
@@ -244,5 +244,5 @@ struct Ll128Sums {
     }
 };
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

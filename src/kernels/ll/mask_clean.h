@@ -12,7 +12,7 @@ struct LlMaskCleanArgs {
     LlArenaState* state;
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args) {
     ctx.wait_for_previous_kernels();
@@ -23,5 +23,5 @@ CROSSDOCK_DEVICE void ll_mask_clean(const Ctx& ctx, const LlMaskCleanArgs& args)
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -10,7 +10,7 @@ namespace crossdock {
 
 inline constexpr uint32_t kDropped = ~uint32_t{0};  // a choice of no expert, so of no rank
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // act(i) for every i below num: the lanes of a warp share them, or the threads of a block.
 template <typename Act>
@@ -544,5 +544,5 @@ CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value) {
     for (uint32_t i = 0; i < 4; ++i) target[i] = static_cast<std::byte>(value >> (8 * i));
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -28,7 +28,7 @@ constexpr uint32_t quantised_row_bytes(LlCombineWire wire, uint32_t elements) {
     return 0;
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // By one warp. scales: one per row that the caller has passed, for recipes that take them.
 CROSSDOCK_DEVICE void quantise_row(const Ctx& ctx, LlCombineWire wire, const std::byte* row, uint32_t elements,
@@ -54,5 +54,5 @@ CROSSDOCK_DEVICE float quantised_element(LlCombineWire wire, const std::byte* ro
     return 0.0f;
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

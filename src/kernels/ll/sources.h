@@ -13,7 +13,7 @@ struct LlSourcesArgs {
     int64_t* ranges;  // [local experts][ranks]
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // The rows of one expert and source: names their tokens and counts them. One lane.
 CROSSDOCK_DEVICE int64_t name_tokens(const LlSourcesArgs& args, uint32_t expert, int source) {
@@ -56,5 +56,5 @@ CROSSDOCK_DEVICE void ll_sources(const Ctx& ctx, const LlSourcesArgs& args) {
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

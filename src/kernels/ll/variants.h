@@ -10,7 +10,6 @@
 #include "kernels/ll/arguments.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
 
 struct UnmaskedScope : WaitScope {
     static constexpr uint32_t masking = 0;
@@ -24,13 +23,6 @@ struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
     static constexpr bool expert_major = kExpertMajor;
     static constexpr bool ids_are_64_bit = true;
     static constexpr uint32_t halves = kSendHalf | kReceiveHalf;
-
-    static bool serves(const LlCommon& c) {
-        const bool is_ll128 = c.num_tokens <= c.ll128_tokens;
-        const bool are_few = c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes};
-        return are_few && c.ids_are_64_bit && c.expert_major == kExpertMajor && c.halves == halves &&
-               c.scope.masking == 0 && c.topk <= kMostTopk && is_ll128 == (kForm == LlForm::kLl128);
-    }
 };
 
 template <bool kExpertMajor, LlForm kRowForm, LlRecipe kRecipe>
@@ -38,22 +30,11 @@ struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<kExpertMajor, kRowForm>>
     static constexpr bool kOneBatch = true;
     static constexpr LlRecipe recipe = kRecipe;
     static constexpr bool transposed_scales = false;
-
-    static bool serves(const LlDispatchArgs& args) {
-        const LlWarpLayout& warp_layout = args.common.warp_layout;
-        return LlCommonKnown<kExpertMajor, kRowForm>::serves(args.common) && args.recipe == recipe &&
-               !args.transposed_scales && args.common.tokens_per_block <= warp_layout.num_stages &&
-               args.row_bytes <= warp_layout.chunk_bytes;
-    }
 };
 
 template <bool kExpertMajor, LlForm kRowForm>
 struct LlPlainDispatchKnown : LlDispatchKnown<kExpertMajor, kRowForm, LlRecipe::kBytes> {
     static constexpr uint32_t scale_bytes = 0;
-
-    static bool serves(const LlDispatchArgs& args) {
-        return LlDispatchKnown<kExpertMajor, kRowForm, LlRecipe::kBytes>::serves(args) && args.scale_bytes == 0;
-    }
 };
 
 // Their names are those of the kernels that profilers and resources.txt show.
@@ -69,22 +50,47 @@ template <bool kExpertMajor>
 struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLl128>> {
     static constexpr LlCombineWire wire = LlCombineWire::kRows;
     static constexpr RowForms forms = RowForms::kLl128;
-
-    static bool serves(const LlCombineArgs& args) {
-        return LlCommonKnown<kExpertMajor, LlForm::kLl128>::serves(args.common) && args.dtype == DType::kBf16 &&
-               args.wire == wire && args.forms == forms;
-    }
 };
 struct RankMajorCombine : LlCombineKnown<false> {};
 struct ExpertMajorCombine : LlCombineKnown<true> {};
 
-// Calls run with the arguments as the first of these kernels that serves them takes them.
+namespace {
+
+template <typename Known>
+bool has_what_is_known(const LlCommon& c) {
+    const bool is_ll128 = c.num_tokens <= c.ll128_tokens;
+    const bool are_few = c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes};
+    return are_few && c.ids_are_64_bit == Known::ids_are_64_bit && c.expert_major == Known::expert_major &&
+           c.halves == Known::halves && c.scope.masking == UnmaskedScope::masking && c.topk <= Known::kMostTopk &&
+           is_ll128 == (Known::kForm == LlForm::kLl128);
+}
+
+template <typename Known>
+bool serves(const LlDispatchArgs& args) {
+    const LlWarpLayout& warp_layout = args.common.warp_layout;
+    const bool in_one_batch =
+        args.common.tokens_per_block <= warp_layout.num_stages && args.row_bytes <= warp_layout.chunk_bytes;
+    return has_what_is_known<decltype(Known::common)>(args.common) && in_one_batch && args.recipe == Known::recipe &&
+           args.transposed_scales == Known::transposed_scales &&
+           (args.scale_bytes == 0 || Known::recipe != LlRecipe::kBytes);
+}
+
+template <typename Known>
+bool serves(const LlCombineArgs& args) {
+    return has_what_is_known<decltype(Known::common)>(args.common) && args.dtype == DType::kBf16 &&
+           args.wire == Known::wire && args.forms == Known::forms;
+}
+
+// Calls run with the arguments as the first of these kernels that serves them takes them. GIN peers have the general
+// kernel alone.
 template <typename First, typename... Others, typename Args, typename Run>
 void with_known(const Args& args, Run run) {
     static_assert(sizeof(First) == sizeof(Args), "a constant takes no room");
-    if (First::serves(args)) return run(std::bit_cast<First>(args));
-    if constexpr (sizeof...(Others) > 0) return with_known<Others...>(args, run);
-    if constexpr (sizeof...(Others) == 0) run(args);
+    if constexpr (!kHasGinPeers) {
+        if (serves<First>(args)) return run(std::bit_cast<First>(args));
+        if constexpr (sizeof...(Others) > 0) return with_known<Others...>(args, run);
+    }
+    run(args);
 }
 
 template <typename Run>
@@ -97,5 +103,5 @@ void with_combine_variant(const LlCombineArgs& args, Run run) {
     with_known<RankMajorCombine, ExpertMajorCombine>(args, run);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

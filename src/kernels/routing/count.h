@@ -14,7 +14,7 @@ struct RoutingSlice {
     uint32_t first_node, num_nodes;
 };
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_HOST_DEVICE RoutingSlice routing_slice(const crossdockRoutingCounts_t& c, uint32_t block, uint32_t blocks) {
     RoutingSlice slice{};
@@ -133,5 +133,5 @@ CROSSDOCK_DEVICE void count_routing(const Ctx& ctx, const crossdockRoutingCounts
     for (uint32_t i = thread; i < slice.num_nodes; i += threads) c.per_node[slice.first_node + i] = counters.nodes[i];
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

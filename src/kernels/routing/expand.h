@@ -11,7 +11,7 @@ namespace crossdock {
 // Shared memory: one place per lane.
 CROSSDOCK_HOST_DEVICE uint32_t shared_words(const crossdockExpandedRows_t&, uint32_t threads) { return threads; }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 template <typename Part, typename Target>
 CROSSDOCK_DEVICE void put_parts(const Ctx& ctx, const std::byte* source, uint32_t bytes, uint32_t num_targets,
@@ -101,5 +101,5 @@ CROSSDOCK_DEVICE void expand_rows(const Ctx& ctx, const crossdockExpandedRows_t&
     wait_row_copies(ctx);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -8,7 +8,7 @@
 #include "device/numeric.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE int64_t load_id(const void* ids, ncclDataType_t type, int64_t place) {
     if (type == ncclInt64) return static_cast<const int64_t*>(ids)[place];
@@ -32,5 +32,5 @@ CROSSDOCK_DEVICE uint64_t num_all_warps(const Ctx& ctx) {
     return static_cast<uint64_t>(ctx.num_blocks()) * static_cast<uint64_t>(ctx.num_warps());
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -5,7 +5,7 @@
 #include "kernels/routing/ids.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 // -1 for what is no expert's: a number that does not fit into 32 bits must not be taken for another's.
 CROSSDOCK_DEVICE int64_t sent_id(const crossdockRoutingSent_t& l, int64_t token, uint32_t k) {
@@ -65,5 +65,5 @@ CROSSDOCK_DEVICE void pack_routing(const Ctx& ctx, const crossdockRoutingSent_t&
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

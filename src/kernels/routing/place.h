@@ -23,7 +23,7 @@ CROSSDOCK_HOST_DEVICE uint64_t shared_words(const PlacingSlice& slice, uint32_t 
     return uint64_t{2} * slice.num_experts * warps;
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 constexpr uint32_t kPairsOfLane = 4;  // loaded at once
 constexpr uint32_t kPairsAtOnce = kPairsOfLane * static_cast<uint32_t>(kLanes);
@@ -177,5 +177,5 @@ CROSSDOCK_DEVICE void place_rows(const Ctx& ctx, const crossdockRowPlaces_t& p) 
                 block * threads + static_cast<uint64_t>(thread_idx(ctx)), blocks * threads);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -7,7 +7,7 @@
 #include "kernels/routing/ids.h"
 
 namespace crossdock {
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 constexpr uint32_t kPartElements = 16 / dtype_bytes(DType::kBf16);  // in 16 bytes of a row
 
@@ -92,5 +92,5 @@ CROSSDOCK_DEVICE void reduce_rows(const Ctx& ctx, const crossdockReducedRows_t& 
     }
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -12,7 +12,7 @@ CROSSDOCK_HOST_DEVICE uint32_t shared_words(const crossdockRoutingReceived_t& l)
     return l.counts == nullptr ? 0 : l.rank_experts + 1;
 }
 
-inline namespace CROSSDOCK_VARIANT {
+namespace {
 
 CROSSDOCK_DEVICE uint64_t rows_received(const crossdockRoutingReceived_t& l) {
     const uint64_t num = l.received == nullptr ? l.num_received : static_cast<uint64_t>(*l.received);
@@ -134,5 +134,5 @@ CROSSDOCK_DEVICE void unpack_routing(const Ctx& ctx, const crossdockRoutingRecei
     if (l.counts != nullptr && add_counts(ctx, l, shared)) write_ends(ctx, l, shared);
 }
 
-}  // namespace CROSSDOCK_VARIANT
+}  // namespace
 }  // namespace crossdock

@@ -8,15 +8,7 @@
 #include "runtime/cuda/kernel_list.h"
 #include "runtime/launch.h"
 
-namespace crossdock {
-
-// launch_on_gpu(Kernel, args, shape, stream) is the mode's own: it chooses the variant and launches it.
-template <typename Kernel, Peers kReached>
-void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
-    launch_on_gpu<kReached>(Kernel{}, args, shape, stream);
-}
-
-namespace cuda {
+namespace crossdock::cuda {
 
 // Whoever calls launch<kernel> thereby lists the kernel.
 template <auto kKernel>
@@ -44,5 +36,4 @@ void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, con
     fail_launch(name, shape, result);
 }
 
-}  // namespace cuda
-}  // namespace crossdock
+}  // namespace crossdock::cuda
