@@ -37,13 +37,15 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
     }
 }
 
-// Now and then to any word that announces something, mostly to words of updates, tagged as this operation's. Not to the
-// rings behind them: what is in these is a peer's to write, and read by ordinary loads.
+// Now and then to any word that announces something, mostly to terms, whose tags hold numbers of tokens, and to words
+// of updates, tagged as this operation's. Not to the rings behind them: what is in these is a peer's to write, and read
+// by ordinary loads.
 void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
     const HtGeometry& geometry = arena.geometry;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);
     const uint64_t words = geometry.weight_rings_offset() / 8;
-    const uint64_t routing = geometry.tokens_offset() / 8;
+    const uint64_t terms = geometry.terms_offset() / 8;
+    const uint64_t routing = geometry.bases_offset() / 8;
     const uint64_t routing_end = geometry.flags_offset() / 8;
     // The latest operation that somebody has told the hostile rank of, or the next.
     const auto* entered =
@@ -56,6 +58,7 @@ void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
         const uint64_t kind = random() % 8;
         const uint64_t at = kind == 0   ? random() % words
                             : kind == 1 ? random() % routing
+                            : kind == 2 ? terms + random() % (4 * geometry.num_ranks)
                                         : routing + random() % (routing_end - routing);
         auto* const word = reinterpret_cast<uint64_t*>(memory) + at;
         if (kind > 3) {

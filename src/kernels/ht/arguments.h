@@ -86,7 +86,6 @@ struct HtOffsets {
     uint64_t terms;
     uint64_t finished;
     uint64_t alarms;
-    uint64_t tokens;
     uint64_t bases;
     uint64_t bitmaps;
     uint64_t done;
@@ -98,7 +97,6 @@ struct HtOffsets {
                 arena.terms_offset(),
                 arena.finished_offset(),
                 arena.alarms_offset(),
-                arena.tokens_offset(),
                 arena.bases_offset(),
                 arena.bitmaps_offset(),
                 arena.done_offset(),

@@ -52,11 +52,8 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t alarms_offset() const {  // u64: failure report; u64 [ranks]: heartbeats
         return align_up(barrier_offset() + 16 * uint64_t{num_ranks}, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t tokens_offset() const {  // TaggedWord [ranks]
-        return align_up(alarms_offset() + 8 + 8 * uint64_t{num_ranks}, 128);
-    }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // TaggedWord [ranks]
-        return align_up(tokens_offset() + 16 * uint64_t{num_ranks}, 128);
+        return align_up(alarms_offset() + 8 + 8 * uint64_t{num_ranks}, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // TaggedWord [ranks][tokens][words]
         return align_up(bases_offset() + 16 * uint64_t{num_ranks}, 128);

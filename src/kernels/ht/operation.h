@@ -29,6 +29,12 @@ CROSSDOCK_DEVICE uint64_t entered_payload(const HtCommon& c) {
     return hash_of(c.window_places, static_cast<uint32_t>(kPayloadBits) - kStateBits) << kStateBits | kDirect;
 }
 
+// What an LSA peer learns beside the terms: of an update how many tokens this rank has, of others where its window
+// begins.
+CROSSDOCK_DEVICE uint64_t told_with_terms(const HtCommon& c) {
+    return c.scope.operation == OperationKind::kUpdate ? c.num_tokens : c.window_offset;
+}
+
 CROSSDOCK_DEVICE Terms terms_of(const HtCommon& c) {
     if (c.scope.operation == OperationKind::kUpdate) return c.terms;
     constexpr uint32_t kBits = Terms::bits_of(static_cast<uint32_t>(Term::kRouting));
@@ -72,7 +78,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c, Me
                                          pack_word(operation.epoch, entered_payload(c)));
                 // Behind it: a release would wait until these have landed.
                 ctx.store_tagged(terms_word(c, operation, peer, c.rank), head->terms.word,
-                                 pack_word(operation.epoch, c.window_offset));
+                                 pack_word(operation.epoch, told_with_terms(c)));
             }
         }
     }

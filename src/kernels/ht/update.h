@@ -13,11 +13,12 @@ namespace {
 
 // ---- send ----
 
-// Some of a token's choices.
+// Some of a token's choices, as global ids; -1: dropped, or there is none.
 struct Choices {
     static constexpr uint32_t kMost = 8;
     int32_t ids[kMost];
 
+    // As kept.
     CROSSDOCK_DEVICE static Choices of(const HtCommon& c, uint32_t token, uint32_t first) {
         Choices choices;
         CROSSDOCK_UNROLL
@@ -25,34 +26,47 @@ struct Choices {
             choices.ids[i] = first + i < c.topk ? c.tables.ids[uint64_t{token} * c.topk + first + i] : -1;
         return choices;
     }
+
+    // As the caller passes them; keeps them.
+    CROSSDOCK_DEVICE static Choices keep(const HtUpdateArgs& args, uint32_t token, uint32_t first) {
+        const HtCommon& c = args.common;
+        const int64_t experts = int64_t{c.arena.experts_per_rank} * c.arena.num_ranks;
+        const uint64_t at = uint64_t{token} * c.topk + first;
+        int64_t given[kMost];
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kMost; ++i) {
+            given[i] = -1;
+            if (first + i < c.topk)
+                given[i] = args.ids_are_64_bit ? static_cast<const int64_t*>(args.topk_idx)[at + i]
+                                               : static_cast<const int32_t*>(args.topk_idx)[at + i];
+        }
+        Choices choices;
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < kMost; ++i) {
+            choices.ids[i] = given[i] >= 0 && given[i] < experts ? static_cast<int32_t>(given[i]) : -1;
+            if (first + i < c.topk) c.tables.ids[at + i] = choices.ids[i];
+        }
+        return choices;
+    }
 };
 
-// Keeps the choices of a chunk of own tokens, as global ids; -1: dropped. One warp.
-CROSSDOCK_DEVICE void keep_choices(const Ctx& ctx, const HtUpdateArgs& args, uint32_t chunk) {
+// Keeps the choices of a chunk of own tokens; returns the lane's last ones. One warp.
+CROSSDOCK_DEVICE Choices keep_choices(const Ctx& ctx, const HtUpdateArgs& args, uint32_t chunk) {
     const HtCommon& c = args.common;
-    const int64_t experts = int64_t{c.arena.experts_per_rank} * c.arena.num_ranks;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
-    const uint64_t at = uint64_t{first} * c.topk;
+    Choices choices{};
     CROSSDOCK_ROLLED
-    for (uint32_t base = static_cast<uint32_t>(ctx.lane()); base < num * c.topk; base += kLanes * Choices::kMost) {
-        int64_t ids[Choices::kMost];
-        CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < Choices::kMost; ++i) {
-            const uint32_t choice = base + i * kLanes;
-            ids[i] = -1;
-            if (choice < num * c.topk)
-                ids[i] = args.ids_are_64_bit ? static_cast<const int64_t*>(args.topk_idx)[at + choice]
-                                             : static_cast<const int32_t*>(args.topk_idx)[at + choice];
-        }
-        CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < Choices::kMost; ++i) {
-            const uint32_t choice = base + i * kLanes;
-            const bool is_expert = ids[i] >= 0 && ids[i] < experts;
-            if (choice < num * c.topk) c.tables.ids[at + choice] = is_expert ? static_cast<int32_t>(ids[i]) : -1;
-        }
+    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
+        CROSSDOCK_ROLLED
+        for (uint32_t base = 0; base < c.topk; base += Choices::kMost) choices = Choices::keep(args, first + bit, base);
     }
-    ctx.warp_sync();
+    return choices;
+}
+
+// On GPUs a lane has one token of a chunk, of which few choices stay in registers.
+CROSSDOCK_DEVICE bool are_choices_held(const HtCommon& c) {
+    return kLanes >= static_cast<int>(kChunkTokens) && c.topk <= Choices::kMost;
 }
 
 // Those of the choices that are among 64 experts from `first` on.
@@ -66,19 +80,16 @@ CROSSDOCK_DEVICE uint64_t bitmap_of_choices(const Choices& choices, int32_t firs
     return bits;
 }
 
-// Tells every peer of a chunk of own tokens. One warp.
+// Tells every peer of a chunk of own tokens. choices: the lane's, where they are held. One warp.
 CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
-                                     uint32_t chunk, const uint32_t* peers) {
+                                     uint32_t chunk, const uint32_t* peers, Choices choices) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
     const int32_t experts = static_cast<int32_t>(c.arena.experts_per_rank);
     const uint64_t tag = pack_word(operation.epoch, 0);
-    const bool are_held = kLanes >= static_cast<int>(kChunkTokens) && c.topk <= Choices::kMost;
-    Choices choices{};
-    if (are_held && static_cast<uint32_t>(ctx.lane()) < num)
-        choices = Choices::of(c, first + static_cast<uint32_t>(ctx.lane()), 0);
+    const bool are_held = are_choices_held(c);
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < c.arena.num_ranks; ++i) {
         const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % c.arena.num_ranks;
@@ -114,17 +125,18 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
 
 // ---- receive ----
 
-// How many tokens a source has; 0: it is lost, or has said nonsense. What a GIN peer has put is here when that is
-// known. The calling lane.
-CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source) {
-    if (!is_active(ctx, c.scope, source)) return 0;
+// How many tokens a source has; 0: it is lost, or has said nonsense. LSA peers have told it when they entered. What a
+// GIN peer has put is here when that is known. The calling lane.
+CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+                                      const uint32_t* peers) {
+    if (source == c.rank) return c.num_tokens;
     uint64_t tokens = 0;
     if (is_remote(c.reach, source)) {
-        if (wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
+        if (is_active(ctx, c.scope, source) &&
+            wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
             tokens = in_own_arena<uint64_t>(c, c.outbox.tokens)[source];
-    } else {
-        const TaggedWord* word = tokens_word(c, c.rank, source);
-        if (!wait_tagged_word(ctx, c, operation, WaitStep::kCounts, source, word, tokens)) return 0;
+    } else if (peers[source] != kAbsent) {
+        tokens = word_payload(ctx.load_tagged(terms_word(c, operation, c.rank, source)).tag);
     }
     if (tokens <= c.arena.max_tokens) return static_cast<uint32_t>(tokens);
     refuse_number(ctx, c, operation, PeerNumber::kTokens, source, c.arena.max_tokens, tokens);
@@ -429,27 +441,29 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     ctx.wait_for_previous_kernels();
     const UpdateShared shared = UpdateShared::of(ctx, c);
+    const uint32_t first_chunk = warp_of_grid(ctx);
+    Choices choices{};  // the lane's in the warp's first chunk; most warps have no other
     const Operation operation = begin_operation(ctx, c, [&] {
+        if (first_chunk < num_chunks(c.num_tokens)) choices = keep_choices(ctx, args, first_chunk);
         CROSSDOCK_ROLLED
-        for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
+        for (uint32_t chunk = first_chunk + warps_of_grid(ctx); chunk < num_chunks(c.num_tokens);
+             chunk += warps_of_grid(ctx))
             keep_choices(ctx, args, chunk);
     });
     wait_all_entered(ctx, c, operation, shared.peers, true);
     if (!block_goes_on(ctx, c)) return;
 
     CROSSDOCK_ROLLED
-    for (int peer = thread_idx(ctx); ctx.block_idx() == 0 && peer < num_ranks; peer += num_threads(ctx)) {
-        if (shared.peers[peer] != kAbsent && !is_remote(c.reach, peer))
-            ctx.store_tagged(tokens_word(c, peer, c.rank), c.num_tokens, pack_word(operation.epoch, 0));
+    for (uint32_t chunk = first_chunk; chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx)) {
+        const uint32_t token = chunk * kChunkTokens + static_cast<uint32_t>(ctx.lane());
+        if (are_choices_held(c) && chunk != first_chunk && token < c.num_tokens) choices = Choices::of(c, token, 0);
+        announce_chunk(ctx, args, operation, chunk, shared.peers, choices);
     }
-    CROSSDOCK_ROLLED
-    for (uint32_t chunk = warp_of_grid(ctx); chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
-        announce_chunk(ctx, args, operation, chunk, shared.peers);
     announce_to_gin_peers(ctx, args, operation, shared.peers);
 
     CROSSDOCK_ROLLED
     for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx))
-        c.tables.source_tokens[source] = shared.tokens[source] = wait_tokens(ctx, c, operation, source);
+        c.tables.source_tokens[source] = shared.tokens[source] = wait_tokens(ctx, c, operation, source, shared.peers);
     ctx.block_sync();
     CROSSDOCK_ROLLED
     for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {

@@ -7,9 +7,6 @@
 namespace crossdock {
 namespace {
 
-CROSSDOCK_DEVICE TaggedWord* tokens_word(const HtCommon& c, int owner, int writer) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.tokens)) + writer;
-}
 CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int lane) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + lane;
 }
