@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle: the routing of one layer or micro-batch, and what its dispatch leaves for its combine. One class a mode
-// behind one interface.
+// A handle: the routing of one layer or micro-batch, and what its dispatch leaves for its combine. One class per
+// mode behind one interface.
 #pragma once
 
 #include <memory>

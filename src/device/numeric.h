@@ -187,15 +187,6 @@ CROSSDOCK_DEVICE uint64_t packed_element(float value, uint32_t i) {
     }
 }
 
-// kNum neighbouring elements at a multiple of kNum.
-template <DType kDType, uint32_t kNum>
-CROSSDOCK_DEVICE void load_elements(const std::byte* row, uint32_t first, float (&values)[kNum]) {
-    constexpr uint32_t kPerWord = 8 / dtype_bytes(kDType);
-    static_assert(kNum > 0 && kNum % kPerWord == 0, "whole words of 8 bytes are loaded, from the first one on");
-    const uint64_t* words = reinterpret_cast<const uint64_t*>(row) + first / kPerWord;
-    for (uint32_t i = 0; i < kNum; ++i) values[i] = element_of<kDType>(words[i / kPerWord], i % kPerWord);
-}
-
 // values * multiplier as e4m3, four to a 32-bit word.
 template <uint32_t kNum>
 CROSSDOCK_DEVICE void store_e4m3(const float (&values)[kNum], float multiplier, std::byte* target) {

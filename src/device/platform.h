@@ -3,9 +3,10 @@
 // Either compiles kernels that reach other ranks twice: for groups of one LSA team, and with CROSSDOCK_GIN_PEERS for
 // groups that also have GIN peers. The former contain nothing of the latter.
 //
-// So one name of a kernel's code means up to four things in one library. All code that uses a Ctx or a constant of this
-// file is therefore in unnamed namespaces, of headers too: each translation unit has its own. (With kPeers as a
-// parameter of Ctx, each of these functions would have to be a template.)
+// So one function of a kernel is compiled up to four times for one library, each time to other code. All that uses a
+// Ctx or a constant of this file is therefore in unnamed namespaces, in headers too: each translation unit has its own.
+// What has kPeers as a template parameter may be outside. (With kPeers as a parameter of Ctx, each of these functions
+// would have to be a template.)
 #pragma once
 
 #include <cstddef>
@@ -28,7 +29,8 @@
 
 namespace crossdock {
 
-// Whom a kernel can reach: a parameter of its launch (runtime/launch.h), and of its entry point on GPUs.
+// Whom a kernel can reach: a parameter of its launch (runtime/launch.h), and of its entry point on GPUs, where
+// profilers and resources.txt show it.
 enum class Peers : uint32_t { kLsa, kLsaAndGin };
 
 namespace {

@@ -165,8 +165,8 @@ CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Terms& terms, uint32_t
         }
     }
 }
-// Exactly kRows rows, kVectors vectors a lane at a time, all of which are under way before the first is added. What is
-// left behind the returned byte is less than that.
+// Exactly kRows rows, kVectors vectors per lane at a time, all of which are under way before the first is added. What
+// is left behind the returned byte is less than that.
 template <DType kDType, uint32_t kRows, uint32_t kVectors>
 CROSSDOCK_DEVICE uint32_t sum_whole_parts(const Ctx& ctx, const PointerTerms& terms, uint32_t begin, uint32_t end,
                                           std::byte* out) {

@@ -3,8 +3,8 @@
 //
 // A kernel is a type with its arguments (Args) and its name in messages (kName), listed in its mode's launch.h. Its
 // code is in the mode's kernels.cpp for CPUs and kernels.cu for GPUs. A kernel that reaches other ranks has `reach`, a
-// function that returns the Reach in its arguments: it is compiled for LSA peers only and for GIN peers, too, and its
-// launch chooses.
+// function that returns the Reach in its arguments: it is compiled twice, for LSA peers alone and for LSA and GIN
+// peers, and its launch chooses.
 #pragma once
 
 #include "device/platform.h"
@@ -12,7 +12,7 @@
 
 namespace crossdock {
 
-// One kernel, compiled for one kind of processor and peers: kernels.cpp and kernels.cu define `launch` of each.
+// One kernel, compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these.
 template <typename Kernel, Peers kReached>
 struct OnCpu {
     static void launch(cpu::Executor& executor, const typename Kernel::Args& args, const LaunchShape& shape);

@@ -41,7 +41,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     LlDispatchArgs args{};
     args.common = common(OperationKind::kDispatch, config.send_only != 0);
     args.transposed_scales = is_v1_fp8;
-    args.recipe = recipe.rows;
+    args.wire = recipe.wire;
     args.round_scales = config.round_scales != 0;
     require(!recipe.forwards_scales || !args.round_scales, ncclInvalidArgument,
             "config->round_scales is {}, allowed with recipe {}: 0", config.round_scales, recipe.name);

@@ -12,12 +12,12 @@ namespace {
 constexpr uint32_t kGpuWarps = 16;
 constexpr uint32_t kFewGpuWarps = 8;  // of operations whose time is latency: fewer to start, and to wait for
 constexpr uint32_t kGpuReceiveWarps = 8;
-constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once, a warp's each
+constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once, one per warp
 constexpr uint32_t kGpuCombineStages = 8;  // rows of a block under way at once
 constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
-constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores a microsecond is little
+constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores per microsecond is little
 // With more tokens a dispatch is faster with plain rows, flags and all: LL128 rows are more bytes, and copied once
 // more.
 constexpr uint32_t kMostLl128TokensOfDispatch = 16;
@@ -83,8 +83,8 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     LlWarpLayout& warp_layout = common.warp_layout;
     warp_layout = warp_layout_for(group.communicator().backend(), kGpuSendStages, args.row_bytes,
                                   true);  // peers may have more tokens
-    common.ll128_tokens = ll128_tokens_of_dispatch(group.communicator().backend(), common.arena);
-    const bool is_ll128 = common.num_tokens <= common.ll128_tokens;
+    const bool is_ll128 = common.num_tokens <= ll128_tokens_of_dispatch(group.communicator().backend(), common.arena);
+    common.own_rows_are_ll128 = is_ll128;
     const uint32_t blocks =
         blocks_for(group, group.config().dispatch_sms, is_ll128 ? 2 * common.num_tokens : common.num_tokens + 1);
     share_blocks(common, is_ll128, kFewDispatchTokens, blocks);
@@ -122,7 +122,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     const bool plain = !common.arena.fits_all_in_ll128() || is_quantised(args.wire);
     warp_layout =
         warp_layout_for(group.communicator().backend(), plain ? kGpuCombineStages : 0, args.wire_bytes, plain);
-    common.ll128_tokens = common.arena.ll128_tokens;
+    common.own_rows_are_ll128 = common.num_tokens <= common.arena.ll128_tokens;
     args.forms = plain ? RowForms::kBoth : RowForms::kLl128;
     if (is_quantised(args.wire)) warp_layout.chunk_bytes = args.wire_bytes;  // scales follow the payload
     const bool splits_rows = group.communicator().backend().splits_rows;

@@ -7,8 +7,8 @@
 
 namespace crossdock {
 
-// Set chunk and warps in the arguments and return the shape. InvalidArgument where not even one warp's stage fits into
-// a block.
+// Set the arguments that say who does what (blocks, warps, stages, chunks, forms of rows) and where it lies in shared
+// memory, and return the shape. InvalidArgument where not even one warp's stage fits into a block.
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args);
 LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args);
 

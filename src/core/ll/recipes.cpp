@@ -13,11 +13,11 @@ namespace crossdock {
 namespace {
 
 constexpr LlDispatchRecipe kDispatchRecipes[] = {
-    {.value = NCCL_EP_DISP_QUANT_NONE, .name = "none", .rows = LlRecipe::kBytes},
-    {.value = NCCL_EP_DISP_QUANT_FWD, .name = "forward", .rows = LlRecipe::kBytes, .forwards_scales = true},
+    {.value = NCCL_EP_DISP_QUANT_NONE, .name = "none", .wire = LlDispatchWire::kBytes},
+    {.value = NCCL_EP_DISP_QUANT_FWD, .name = "forward", .wire = LlDispatchWire::kBytes, .forwards_scales = true},
     {.value = NCCL_EP_DISP_QUANT_DS_FP8E3M4,
      .name = "FP8",
-     .rows = LlRecipe::kFp8,
+     .wire = LlDispatchWire::kFp8,
      .scale_block = kFp8Block,
      .token_type = ncclBfloat16,
      .received_type = ncclFloat8e4m3,

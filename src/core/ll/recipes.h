@@ -10,7 +10,7 @@ namespace crossdock {
 struct LlDispatchRecipe {
     ncclEpDispQuant_t value;
     const char* name;  // in messages
-    LlRecipe rows;
+    LlDispatchWire wire;
     bool forwards_scales = false;  // inputs->scales travel with the rows
     // Of recipes that compute scales, 4 bytes each; other rows arrive in the type in which they were passed.
     uint32_t scale_block = 0;  // elements that share a scale

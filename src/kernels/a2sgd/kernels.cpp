@@ -4,25 +4,26 @@
 #include "kernels/a2sgd/launch.h"
 #include "kernels/a2sgd/means.h"
 #include "kernels/a2sgd/sums.h"
-#include "runtime/cpu/executor.h"
+#include "runtime/cpu/launch.h"
 
 namespace crossdock {
 
-template <>
-void OnCpu<A2sgdSumsKernel, kPeers>::launch(cpu::Executor& executor, const A2sgdArgs& args, const LaunchShape& shape) {
+static void run_on_cpu(A2sgdSumsKernel, cpu::Executor& executor, const A2sgdArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) {
         args.sums_in_fp64 ? a2sgd_sums<double>(Ctx(warp), args) : a2sgd_sums<float>(Ctx(warp), args);
     });
 }
 
-template <>
-void OnCpu<A2sgdMeansKernel, kPeers>::launch(cpu::Executor& executor, const A2sgdArgs& args, const LaunchShape& shape) {
+static void run_on_cpu(A2sgdMeansKernel, cpu::Executor& executor, const A2sgdArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { a2sgd_means(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<A2sgdApplyKernel, kPeers>::launch(cpu::Executor& executor, const A2sgdArgs& args, const LaunchShape& shape) {
+static void run_on_cpu(A2sgdApplyKernel, cpu::Executor& executor, const A2sgdArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { a2sgd_apply(Ctx(warp), args); });
 }
+
+template struct OnCpu<A2sgdSumsKernel, kPeers>;
+template struct OnCpu<A2sgdMeansKernel, kPeers>;
+template struct OnCpu<A2sgdApplyKernel, kPeers>;
 
 }  // namespace crossdock

@@ -25,17 +25,18 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_a2sgd_means(const _
 
 }  // namespace
 
-template <>
-void OnGpu<A2sgdSumsKernel, kPeers>::launch(const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(A2sgdSumsKernel, const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     if (args.sums_in_fp64)
         return cuda::launch<crossdock_a2sgd_sums<double, kPeers>>(args, shape, stream, A2sgdSumsKernel::kName);
     cuda::launch<crossdock_a2sgd_sums<float, kPeers>>(args, shape, stream, A2sgdSumsKernel::kName);
 }
 
-template <>
-void OnGpu<A2sgdMeansKernel, kPeers>::launch(const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(A2sgdMeansKernel, const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_a2sgd_means<kPeers>>(args, shape, stream, A2sgdMeansKernel::kName);
 }
+
+template struct OnGpu<A2sgdSumsKernel, kPeers>;
+template struct OnGpu<A2sgdMeansKernel, kPeers>;
 
 }  // namespace crossdock
 
@@ -49,10 +50,11 @@ __global__ void __launch_bounds__(kMostThreads, 2) crossdock_a2sgd_apply(const _
 
 }  // namespace
 
-template <>
-void OnGpu<A2sgdApplyKernel, kPeers>::launch(const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(A2sgdApplyKernel, const A2sgdArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_a2sgd_apply>(args, shape, stream, A2sgdApplyKernel::kName);
 }
+
+template struct OnGpu<A2sgdApplyKernel, kPeers>;
 
 }  // namespace crossdock
 #endif

@@ -4,22 +4,19 @@
 #include "kernels/ht/dispatch.h"
 #include "kernels/ht/launch.h"
 #include "kernels/ht/update.h"
-#include "runtime/cpu/executor.h"
+#include "runtime/cpu/launch.h"
 
 namespace crossdock {
 
-template <>
-void OnCpu<HtUpdate, kPeers>::launch(cpu::Executor& executor, const HtUpdateArgs& args, const LaunchShape& shape) {
+static void run_on_cpu(HtUpdate, cpu::Executor& executor, const HtUpdateArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ht_update(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<HtDispatch, kPeers>::launch(cpu::Executor& executor, const HtDispatchArgs& args, const LaunchShape& shape) {
+static void run_on_cpu(HtDispatch, cpu::Executor& executor, const HtDispatchArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ht_dispatch(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<HtCombine, kPeers>::launch(cpu::Executor& executor, const HtCombineArgs& args, const LaunchShape& shape) {
+static void run_on_cpu(HtCombine, cpu::Executor& executor, const HtCombineArgs& args, const LaunchShape& shape) {
     if (args.wire == HtWire::kMxfp8) {
         return executor.run(shape, [&](cpu::Warp& warp) { ht_combine<DType::kBf16, HtWire::kMxfp8>(Ctx(warp), args); });
     }
@@ -28,10 +25,13 @@ void OnCpu<HtCombine, kPeers>::launch(cpu::Executor& executor, const HtCombineAr
     });
 }
 
-template <>
-void OnCpu<HtMaskClean, kPeers>::launch(cpu::Executor& executor, const HtMaskCleanArgs& args,
-                                        const LaunchShape& shape) {
+static void run_on_cpu(HtMaskClean, cpu::Executor& executor, const HtMaskCleanArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ht_mask_clean(Ctx(warp), args); });
 }
+
+template struct OnCpu<HtUpdate, kPeers>;
+template struct OnCpu<HtDispatch, kPeers>;
+template struct OnCpu<HtCombine, kPeers>;
+template struct OnCpu<HtMaskClean, kPeers>;
 
 }  // namespace crossdock

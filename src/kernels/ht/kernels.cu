@@ -24,9 +24,8 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ht_update(const __g
 }
 
 // Calls run(ctx), but in blocks that take no part; groups with GIN peers have none.
-template <Peers kReached>
 __device__ __forceinline__ void in_used_blocks(const HtCommon& common, auto run) {
-    if constexpr (kReached == Peers::kLsa) {
+    if constexpr (!kHasGinPeers) {
         const Ctx ctx(common.unused_blocks);
         if (ctx.block_idx() >= 0) run(ctx);
     } else {
@@ -34,38 +33,35 @@ __device__ __forceinline__ void in_used_blocks(const HtCommon& common, auto run)
     }
 }
 
-template <Peers kReached>
+template <Peers>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_dispatch_kernel(const __grid_constant__ HtDispatchArgs args) {
-    in_used_blocks<kReached>(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_dispatch(ctx, args); });
 }
 
-template <DType kDType, Peers kReached>
+template <DType kDType, Peers>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_combine_kernel(const __grid_constant__ HtCombineArgs args) {
-    in_used_blocks<kReached>(args.common, [&](const Ctx& ctx) { ht_combine<kDType>(ctx, args); });
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<kDType>(ctx, args); });
 }
 
-template <Peers kReached>
+template <Peers>
 __global__ void __launch_bounds__(kMostThreads, 1)
     crossdock_ht_combine_mxfp8(const __grid_constant__ HtCombineArgs args) {
-    in_used_blocks<kReached>(args.common, [&](const Ctx& ctx) { ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args); });
+    in_used_blocks(args.common, [&](const Ctx& ctx) { ht_combine<DType::kBf16, HtWire::kMxfp8>(ctx, args); });
 }
 
 }  // namespace
 
-template <>
-void OnGpu<HtUpdate, kPeers>::launch(const HtUpdateArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(HtUpdate, const HtUpdateArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_ht_update<kPeers>>(args, shape, stream, HtUpdate::kName);
 }
 
-template <>
-void OnGpu<HtDispatch, kPeers>::launch(const HtDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(HtDispatch, const HtDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_ht_dispatch_kernel<kPeers>>(args, shape, stream, HtDispatch::kName);
 }
 
-template <>
-void OnGpu<HtCombine, kPeers>::launch(const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(HtCombine, const HtCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     if constexpr (!kHasGinPeers) {  // core refuses the others
         if (args.wire == HtWire::kMxfp8)
             return cuda::launch<crossdock_ht_combine_mxfp8<kPeers>>(args, shape, stream, HtCombine::kName);
@@ -74,6 +70,10 @@ void OnGpu<HtCombine, kPeers>::launch(const HtCombineArgs& args, const LaunchSha
         cuda::launch<crossdock_ht_combine_kernel<kDType, kPeers>>(args, shape, stream, HtCombine::kName);
     });
 }
+
+template struct OnGpu<HtUpdate, kPeers>;
+template struct OnGpu<HtDispatch, kPeers>;
+template struct OnGpu<HtCombine, kPeers>;
 
 }  // namespace crossdock
 
@@ -85,10 +85,11 @@ __global__ void crossdock_ht_mask_clean(const __grid_constant__ HtMaskCleanArgs 
 
 }  // namespace
 
-template <>
-void OnGpu<HtMaskClean, kPeers>::launch(const HtMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(HtMaskClean, const HtMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_ht_mask_clean>(args, shape, stream, HtMaskClean::kName);
 }
+
+template struct OnGpu<HtMaskClean, kPeers>;
 
 #if defined(CROSSDOCK_TIMELINE)
 // As steps that follow each other, each as long as all of a warp's times in that phase.

@@ -16,43 +16,6 @@ namespace crossdock {
 // kCancel: with kReceiveHalf, gives the buffer of a pending operation back without reading it.
 enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 
-// Advances by one operation a kernel, on the device, so that graph replays count too. All ranks run the same operations
-// in the same order, so epoch and buffer agree everywhere without a word exchanged.
-//
-// Every block reads the clock and then takes a ticket. Whoever takes the last ticket of a grid writes the next
-// operation's clock: by then nobody needs this one any more.
-struct LlArenaState {
-    uint64_t clock;  // LlClock
-    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by
-    // the operation of that epoch, written by the one before it.
-    uint64_t free_from[2][kNumBuffers];
-    uint32_t tickets;
-    uint32_t blocks_done;  // counts only where masks are on
-    uint32_t blocks_put;   // counts only in groups of several LSA teams
-};
-
-// In one word, from the upper end: epoch, latest buffer, held buffers.
-struct LlClock {
-    uint64_t epoch;
-    uint32_t latest_buffer;  // of the operation before
-    uint32_t held_buffers;   // bit b: held by a pending send_only operation
-
-    CROSSDOCK_HOST_DEVICE static constexpr LlClock of(uint64_t word) {
-        return {word >> kEpochShift,
-                static_cast<uint32_t>(word >> kLatestBufferShift) & ((1u << kLatestBufferBits) - 1),
-                static_cast<uint32_t>(word) & ((1u << kNumBuffers) - 1)};
-    }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t word() const {
-        return epoch << kEpochShift | uint64_t{latest_buffer} << kLatestBufferShift | held_buffers;
-    }
-
-    static constexpr uint32_t kLatestBufferBits = bits_below(kNumBuffers);
-    static constexpr uint32_t kLatestBufferShift = kNumBuffers;
-    static constexpr uint32_t kEpochShift = kLatestBufferShift + kLatestBufferBits;
-};
-static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
-static_assert(kNumBuffers < 32, "a bit of 32 per buffer");
-
 // The form of a rank's own rows, where it is known before the launch.
 enum class LlForm : uint32_t { kEither, kLl128, kPlain };
 
@@ -86,7 +49,7 @@ struct LlCommonOf {
     uint32_t receive_blocks;  // the last ones
     uint32_t tokens_per_block;
     uint32_t log2_blocks_per_token;  // of LL128 rows
-    uint32_t ll128_tokens;           // with at most that many tokens, rows are LL128 rows
+    bool own_rows_are_ll128;         // those of this rank's tokens, both ways
     LlWarpLayout warp_layout;
 
     // Groups of several LSA teams.
@@ -108,7 +71,7 @@ struct LlDispatchArgsOf {
 
     Common common;
     LlDispatchShared shared;
-    LlRecipe recipe;
+    LlDispatchWire wire;
     bool round_scales;
     bool transposed_scales;  // API v1's memory order
     bool global_ids;

@@ -26,7 +26,7 @@ class CombineReceive {
     // Work is shared by parts of tokens, so that few tokens still occupy many warps.
     CROSSDOCK_DEVICE void run(const WorkShare& share, bool is_first) {
         int64_t choice = is_first ? first_choice_ : load_first_choice(share);
-        const bool is_ll128 = kForms == RowForms::kLl128 || (op_.sends_ll128() && allows_ll128(args_));
+        const bool is_ll128 = kForms == RowForms::kLl128 || (op_.own_rows_are_ll128() && allows_ll128(args_));
         const Ll128Row shape(ctx_, args_.row_bytes);
         const Ll128Parts parts = Ll128Parts::of(shape, c_.num_tokens, share.step());
         const uint32_t work = c_.num_tokens * (is_ll128 ? parts.num : args_.segments);
@@ -48,7 +48,7 @@ class CombineReceive {
                 sum_plain_rows(num, part, out);
             }
             if (!has_all) alike = ranks_entered_alike(ctx_, args_, op_);
-            if (i + share.step() < work) choice = choice_of_lane((i + share.step()) % c_.num_tokens, 0);
+            if (i + share.step() < work) choice = given_id_of_lane((i + share.step()) % c_.num_tokens, 0);
             ctx_.warp_sync();
             ctx_.mark(Step::kCombineSummed);
         }
@@ -84,17 +84,17 @@ class CombineReceive {
     }
 
     // This lane's of a token's choices from `base` on.
-    CROSSDOCK_DEVICE int64_t choice_of_lane(uint32_t token, uint32_t base) const {
+    CROSSDOCK_DEVICE int64_t given_id_of_lane(uint32_t token, uint32_t base) const {
         const uint32_t k = base + op_.lane();
         return token < c_.num_tokens ? given_id(c_, token, k < c_.topk ? k : base) : 0;
     }
     CROSSDOCK_DEVICE int64_t load_first_choice(const WorkShare& share) const {
         if (!op_.receives() || !share.has(ctx_) || c_.num_tokens == 0) return 0;
-        return choice_of_lane(share.first(ctx_) % c_.num_tokens, 0);
+        return given_id_of_lane(share.first(ctx_) % c_.num_tokens, 0);
     }
 
     // Lists the cells of one token, in the order of its choices; those of masked ranks are left out. Returns how many.
-    // first_choice: choice_of_lane of the first choices. has_all: all of their ranks are among `alike`.
+    // first_choice: given_id_of_lane of the first choices. has_all: all of their ranks are among `alike`.
     CROSSDOCK_DEVICE uint32_t list_cells(uint32_t token, int64_t first_choice, uint64_t alike, bool& has_all) const {
         const bool per_choice = has_row_per_choice(args_);
         has_all = true;
@@ -103,7 +103,7 @@ class CombineReceive {
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
             const uint32_t k = base + op_.lane();
-            const int64_t choice = base == 0 ? first_choice : choice_of_lane(token, base);
+            const int64_t choice = base == 0 ? first_choice : given_id_of_lane(token, base);
             const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice)) : kDropped;
             const bool repeats = ctx_.lanes_before_with(rank) != 0 || !is_first_of_rank(c_, token, base, rank);
             const bool has_row = rank != kDropped && (per_choice || !repeats);

@@ -65,7 +65,7 @@ class ReturnList {
         for_lanes(op.ctx, num_ranks, [&](uint32_t i) {
             const LlReceived received = *received_from(op.c, i);
             const int rows = static_cast<int>(has_row_per_choice(op.args) ? received.choices : received.rows);
-            const bool is_ll128 = received.is_ll128 != 0 && allows_ll128(op.args);
+            const bool is_ll128 = received.returns_as_ll128 != 0 && allows_ll128(op.args);
             counts[0][i] = is_ll128 ? 0 : rows;
             counts[1][i] = is_ll128 ? rows : 0;
             largest[0] = !is_ll128 && rows > largest[0] ? rows : largest[0];
@@ -211,6 +211,7 @@ class Ll128Returns {
         uint32_t number = has_share ? op_.warp() * op_.c.send_blocks + op_.block() : num;
         Ll128Run run{};  // of `number`, what is left of it
         bool goes = false;
+        // The first turn, which begins the operation, is one of this loop's, so that the code stands here once.
         CROSSDOCK_ROLLED
         for (bool is_first = true, is_new = true;; is_first = false) {
             if (is_new) {

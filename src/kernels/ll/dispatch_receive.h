@@ -592,7 +592,9 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     LlOperation op(ctx, args);
     DispatchSend send(op);
     DispatchReceive receive(op);
-    run_operation(op, args.common.expert_major ? 0 : args.direct, send, receive);
+    const uint32_t direct =
+        args.common.expert_major ? 0 : args.direct;  // so kernels that know their layout know it, too
+    run_operation(op, direct, send, receive);
 }
 
 }  // namespace

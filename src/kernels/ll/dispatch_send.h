@@ -9,6 +9,29 @@
 namespace crossdock {
 namespace {
 
+// Rows of scales begin where their elements allow.
+CROSSDOCK_DEVICE bool is_word(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 4 == 0; }
+
+// A multiple of 4 bytes by all lanes.
+CROSSDOCK_DEVICE void copy_words(const Ctx& ctx, void* target, const void* source, uint32_t bytes) {
+    if (is_word(target) && is_word(source)) {
+        for_lanes(ctx, bytes / 4,
+                  [&](uint32_t i) { static_cast<uint32_t*>(target)[i] = static_cast<const uint32_t*>(source)[i]; });
+    } else {
+        for_lanes(ctx, bytes,
+                  [&](uint32_t i) { static_cast<std::byte*>(target)[i] = static_cast<const std::byte*>(source)[i]; });
+    }
+}
+
+CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value) {
+    if (is_word(target)) {
+        *reinterpret_cast<uint32_t*>(target) = value;
+        return;
+    }
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) target[i] = static_cast<std::byte>(value >> (8 * i));
+}
+
 // Of a row and its scales, which travel one after the other.
 CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) {
     return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
@@ -57,7 +80,7 @@ struct SendTask {
     uint32_t stage;
     uint32_t target;  // of the token's
     uint32_t peer;
-    uint32_t i;  // among this source's slots there
+    uint32_t row_idx;  // among this source's rows there
     uint32_t slot;
     std::byte* row;  // null: the peer is lost
 };
@@ -116,7 +139,7 @@ class DispatchSend {
     // What has set out must arrive before its stage is gone.
     CROSSDOCK_DEVICE void abandon() {
         const TokenRun run = tokens();
-        if (run.begin == run.end || args_.recipe != LlRecipe::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
+        if (run.begin == run.end || args_.wire != LlDispatchWire::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
         const Batch batch = batch_of(run.begin, run.end, 0);
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) stage_at(i).wait_loaded(ctx_, round_);
@@ -125,16 +148,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE RowStage stage_at(uint32_t i) const { return stage_of(ctx_, shared_, i); }
 
     CROSSDOCK_DEVICE TokenPlan plan_of(uint32_t stage) const {
-        const uint32_t topk = c_.topk;
-        std::byte* memory = ctx_.shared_memory() + shared_.plans + TokenPlan::bytes(topk) * stage;
-        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
-        return {reinterpret_cast<std::byte**>(memory),
-                words,
-                words + topk,
-                words + 2 * topk,
-                words + 3 * topk,
-                words + 4 * topk,
-                words + 5 * topk};
+        return TokenPlan::of(ctx_.shared_memory() + shared_.plans + TokenPlan::bytes(c_.topk) * stage, c_.topk);
     }
 
     // Blocks share the tokens in contiguous runs; the last block announces the counts and sends nothing unless it is
@@ -227,7 +241,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE void announce() const {
         const RoutingCounts counted = counts();
         const uint32_t experts = c_.offsets.experts_per_rank;
-        const uint64_t form = op_.sends_ll128() ? kLl128Rows : 0;
+        const uint64_t form = op_.own_rows_are_ll128() ? kLl128Rows : 0;
         CROSSDOCK_ROLLED
         for (uint32_t peer = op_.warp(); peer < c_.arena.num_ranks; peer += op_.warps()) {
             if (!op_.wait_credit_as_warp(peer)) continue;
@@ -252,7 +266,7 @@ class DispatchSend {
         return args_.tokens + uint64_t{token} * args_.source_row_bytes;
     }
     CROSSDOCK_DEVICE void load_batch(const Batch& batch) const {
-        if (args_.recipe != LlRecipe::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
+        if (args_.wire != LlDispatchWire::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
             if (is_leader(ctx_)) stage_at(i).load(ctx_, source_row(batch.first + i) + batch.row_first, batch.chunk);
@@ -266,7 +280,7 @@ class DispatchSend {
     }
     // is_loaded: the first blocks of the batch have been (load_first_blocks).
     CROSSDOCK_DEVICE void quantise_batch(const Batch& batch, bool is_loaded) {
-        if (args_.recipe != LlRecipe::kFp8) return;
+        if (args_.wire != LlDispatchWire::kFp8) return;
         const uint32_t blocks = batch.chunk / kFp8Block;
         const uint32_t warps = op_.warps();
         CROSSDOCK_ROLLED
@@ -285,7 +299,7 @@ class DispatchSend {
     }
     CROSSDOCK_DEVICE void load_first_blocks(const Batch& batch) {
         const uint32_t blocks = batch.chunk / kFp8Block;
-        if (args_.recipe == LlRecipe::kFp8 && op_.warp() < blocks)
+        if (args_.wire == LlDispatchWire::kFp8 && op_.warp() < blocks)
             blocks_.load(ctx_, source_row(batch.first) + 2 * batch.row_first, op_.warp(), op_.warps(), blocks);
     }
 
@@ -320,10 +334,10 @@ class DispatchSend {
             const int same_rank = ctx_.lanes_before_with(rank);
             bool is_first = false;
             uint32_t position = 0;
-            uint32_t slot = 0;
+            uint32_t row_idx = 0;
             if (is_sent) {
                 position = static_cast<uint32_t>((c_.expert_major ? counted.experts[id] : 0) + same_expert);
-                slot = static_cast<uint32_t>(counted.ranks[rank]);
+                row_idx = static_cast<uint32_t>(counted.ranks[rank]);
                 is_first = same_rank == 0;
                 CROSSDOCK_ROLLED
                 for (uint32_t j = 0; j < base; ++j) {
@@ -339,14 +353,14 @@ class DispatchSend {
                         position += other.expert_ids[j] == id ? 1 : 0;
                         goes_there = goes_there || other.ranks[j] == rank;
                     }
-                    slot += goes_there ? 1 : 0;
+                    row_idx += goes_there ? 1 : 0;
                 }
             }
             const uint32_t target = num_targets + static_cast<uint32_t>(ctx_.warp_count_before(is_first));
             if (k < c_.topk && c_.expert_major) own.extras[k] = position;
             if (is_first) {
-                std::byte* row = op_.row(rank, slot_of(c_, c_.rank, slot));
-                own.slots[target] = slot;
+                std::byte* row = op_.row(rank, slot_of(c_, c_.rank, row_idx));
+                own.row_idx[target] = row_idx;
                 own.choices[target] = k;
                 own.rows[target] = op_.wait_credit(rank) ? row : nullptr;
             }
@@ -371,10 +385,14 @@ class DispatchSend {
 
     CROSSDOCK_DEVICE SendTask task_of(const Batch& batch, const TokenPlan& of_token, uint32_t stage,
                                       uint32_t target) const {
-        const uint32_t i = of_token.slots[target];
-        return {
-            batch.first + stage,  stage, target, of_token.ranks[of_token.choices[target]], i, slot_of(c_, c_.rank, i),
-            of_token.rows[target]};
+        const uint32_t row_idx = of_token.row_idx[target];
+        return {batch.first + stage,
+                stage,
+                target,
+                of_token.ranks[of_token.choices[target]],
+                row_idx,
+                slot_of(c_, c_.rank, row_idx),
+                of_token.rows[target]};
     }
 
     // Rows out of stages.
@@ -395,7 +413,7 @@ class DispatchSend {
                 }
                 if (row_first == 0) make_plans(batch);
                 ctx_.mark(Step::kDispatchPlanned);
-                if (op_.sends_ll128()) {
+                if (op_.own_rows_are_ll128()) {
                     ctx_.block_sync();
                     send_ll128(batch);
                 } else {
@@ -414,9 +432,10 @@ class DispatchSend {
     // Which token a row is and where its choices go. One warp.
     CROSSDOCK_DEVICE void send_header(const SendTask& task, uint32_t direct) const {
         const TokenPlan of_token = plan_of(task.stage);
-        TaggedWord* words = op_.is_gin_peer(task.peer)
-                                ? reinterpret_cast<TaggedWord*>(in_outbox(c_, outbox_header(c_, task.peer, task.i)))
-                                : op_.header(task.peer, task.slot);
+        TaggedWord* words =
+            op_.is_gin_peer(task.peer)
+                ? reinterpret_cast<TaggedWord*>(in_outbox(c_, outbox_header(c_, task.peer, task.row_idx)))
+                : op_.header(task.peer, task.slot);
         const uint64_t tag = pack_word(op_.epoch, 0);
         const uint32_t first_choice = !c_.expert_major ? 0 : choices_before(task.stage, task.peer);
         for_lanes(ctx_, 1 + c_.topk, [&](uint32_t i) {
@@ -449,7 +468,7 @@ class DispatchSend {
         CROSSDOCK_ROLLED
         for (uint32_t i = 0; i < batch.num; ++i) {
             const TokenPlan of_token = plan_of(i);
-            if (args_.recipe == LlRecipe::kBytes) stage_at(i).wait_loaded(ctx_, round_);
+            if (args_.wire == LlDispatchWire::kBytes) stage_at(i).wait_loaded(ctx_, round_);
             ctx_.mark(Step::kDispatchLoaded);
             const uint32_t targets = *of_token.num_targets;
             CROSSDOCK_ROLLED
@@ -490,7 +509,7 @@ class DispatchSend {
                 send_header(task, args_.direct);
             });
         }
-        if (args_.recipe == LlRecipe::kBytes) stage_at(own_stage).wait_loaded(ctx_, round_);
+        if (args_.wire == LlDispatchWire::kBytes) stage_at(own_stage).wait_loaded(ctx_, round_);
         ctx_.mark(Step::kDispatchLoaded);
         put_row(batch, of_token);
         for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });

@@ -18,7 +18,7 @@
 namespace crossdock {
 
 inline constexpr int kNumBuffers = 3;     // two may be held by pending send_only operations, and one is left
-inline constexpr int kFewestBuffers = 2;  // of groups that promise windows, for the sake of their memory
+inline constexpr int kFewestBuffers = 2;  // of groups with zero_copy on, for the sake of their memory
 
 // An LL128 row: every line is payload and, in its last 8 bytes, a tag.
 inline constexpr uint32_t kLineBytes = 128;
@@ -167,11 +167,49 @@ struct LlOffsets {
     }
 };
 
+// A rank's own words in device memory. They advance by one operation per kernel, on the device, so that graph replays
+// count too. All ranks run the same operations in the same order, so epoch and buffer agree everywhere without a word
+// exchanged.
+//
+// Every block reads the clock and then takes a ticket. Whoever takes the last ticket of a grid writes the next
+// operation's clock: by then nobody needs this one any more.
+struct LlArenaState {
+    uint64_t clock;  // LlClock
+    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by
+    // the operation of that epoch, written by the one before it.
+    uint64_t free_from[2][kNumBuffers];
+    uint32_t tickets;
+    uint32_t blocks_done;  // counts only where masks are on
+    uint32_t blocks_put;   // counts only in groups of several LSA teams
+};
+
+// In one word, from the upper end: epoch, latest buffer, held buffers.
+struct LlClock {
+    uint64_t epoch;
+    uint32_t latest_buffer;  // of the operation before
+    uint32_t held_buffers;   // bit b: held by a pending send_only operation
+
+    CROSSDOCK_HOST_DEVICE static constexpr LlClock of(uint64_t word) {
+        return {word >> kEpochShift,
+                static_cast<uint32_t>(word >> kLatestBufferShift) & ((1u << kLatestBufferBits) - 1),
+                static_cast<uint32_t>(word) & ((1u << kNumBuffers) - 1)};
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t word() const {
+        return epoch << kEpochShift | uint64_t{latest_buffer} << kLatestBufferShift | held_buffers;
+    }
+
+    static constexpr uint32_t kLatestBufferBits = bits_below(kNumBuffers);
+    static constexpr uint32_t kLatestBufferShift = kNumBuffers;
+    static constexpr uint32_t kEpochShift = kLatestBufferShift + kLatestBufferBits;
+};
+static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
+static_assert(kNumBuffers < 32, "a bit of 32 per buffer");
+
 // What came from one source in a dispatch.
 struct LlReceived {
     uint32_t rows;
-    uint32_t choices;   // of experts here; expert-major
-    uint32_t is_ll128;  // 1: returns as LL128 rows
+    uint32_t choices;           // of experts here; expert-major
+    uint32_t returns_as_ll128;  // 1 or 0
     uint32_t reserved;
 };
 
@@ -266,11 +304,23 @@ struct TokenPlan {
     uint32_t* ranks;       // [k] or kDropped
     uint32_t* extras;      // [k] what goes with a choice: its place among this source's rows for that expert, or its
                            // weight
-    uint32_t* slots;       // [targets] among this source's slots there
+    uint32_t* row_idx;     // [targets] among this source's rows there
     uint32_t* choices;     // [targets] the rank's first choice
     uint32_t* num_targets;
 
-    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) { return (28 * topk + 4 + 15) / 16 * 16; }
+    CROSSDOCK_HOST_DEVICE static constexpr uint32_t bytes(uint32_t topk) {
+        return static_cast<uint32_t>(align_up(28 * uint64_t{topk} + 4, 16));
+    }
+    CROSSDOCK_HOST_DEVICE static TokenPlan of(std::byte* memory, uint32_t topk) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(memory + uint64_t{8} * topk);
+        return {reinterpret_cast<std::byte**>(memory),
+                words,
+                words + topk,
+                words + 2 * topk,
+                words + 3 * topk,
+                words + 4 * topk,
+                words + 5 * topk};
+    }
 };
 
 // A block's shared memory: one description for the launch and the kernel. Offsets in bytes.
@@ -338,12 +388,4 @@ struct LlCombineShared {
     }
 };
 
-namespace {
-
-// Dispatch: those for rows on their way out come first, those for rows on their way in follow.
-CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const auto& shared, uint32_t stage) {
-    return RowStage(ctx.shared_memory() + shared.stages + uint64_t{shared.stage_bytes} * stage);
-}
-
-}  // namespace
 }  // namespace crossdock

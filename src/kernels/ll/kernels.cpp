@@ -4,35 +4,35 @@
 #include "kernels/ll/dispatch_receive.h"
 #include "kernels/ll/launch.h"
 #include "kernels/ll/variants.h"
-#include "runtime/cpu/executor.h"
+#include "runtime/cpu/launch.h"
 
 namespace crossdock {
 
-template <>
-void OnCpu<LlDispatch, kPeers>::launch(cpu::Executor& executor, const LlDispatchArgs& args, const LaunchShape& shape) {
+static void run_on_cpu(LlDispatch, cpu::Executor& executor, const LlDispatchArgs& args, const LaunchShape& shape) {
     with_dispatch_variant(
         args, [&](const auto& known) { executor.run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), known); }); });
 }
 
-// CPUs choose the form of rows as they go.
-template <>
-void OnCpu<LlCombine, kPeers>::launch(cpu::Executor& executor, const LlCombineArgs& args, const LaunchShape& shape) {
-    with_combine_variant(args, [&](const auto& known) {
-        with_dtype(args.dtype, [&]<DType kDType>() {
-            executor.run(shape, [&](cpu::Warp& warp) { ll_combine<kDType, RowForms::kBoth>(Ctx(warp), known); });
-        });
+// Ranks may send rows of either form (few of them fit in LL128 rows), so there is one kernel for both.
+static void run_on_cpu(LlCombine, cpu::Executor& executor, const LlCombineArgs& args, const LaunchShape& shape) {
+    with_combine_variant(args, [&]<DType kDType>(const auto& known) {
+        executor.run(shape, [&](cpu::Warp& warp) { ll_combine<kDType, RowForms::kBoth>(Ctx(warp), known); });
     });
 }
 
-template <>
-void OnCpu<LlMaskClean, kPeers>::launch(cpu::Executor& executor, const LlMaskCleanArgs& args,
-                                        const LaunchShape& shape) {
+static void run_on_cpu(LlMaskClean, cpu::Executor& executor, const LlMaskCleanArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ll_mask_clean(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<LlSources, kPeers>::launch(cpu::Executor& executor, const LlSourcesArgs& args, const LaunchShape& shape) {
+#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+static void run_on_cpu(LlSources, cpu::Executor& executor, const LlSourcesArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ll_sources(Ctx(warp), args); });
 }
+template struct OnCpu<LlSources, kPeers>;
+#endif
+
+template struct OnCpu<LlDispatch, kPeers>;
+template struct OnCpu<LlCombine, kPeers>;
+template struct OnCpu<LlMaskClean, kPeers>;
 
 }  // namespace crossdock

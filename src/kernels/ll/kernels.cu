@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of the low-latency kernels. One kernel per operation, whose name carries the word by which
-// profilers find it. Compiled twice (platform.h: Peers).
+// The GPU's entry points of the low-latency kernels. One launch per operation (variants.h chooses its kernel),
+// whose name carries the word by which profilers find it. Compiled twice (platform.h: Peers).
 #include <cuda_runtime.h>
 
 #include <cstdlib>
@@ -38,37 +38,35 @@ __global__ void crossdock_ll_mask_clean(const __grid_constant__ LlMaskCleanArgs 
 
 }  // namespace
 
-template <>
-void OnGpu<LlDispatch, kPeers>::launch(const LlDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(LlDispatch, const LlDispatchArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     with_dispatch_variant(args, [&]<typename Args>(const Args& known) {
         cuda::launch<crossdock_ll_dispatch<Args, kPeers>>(known, shape, stream, LlDispatch::kName);
     });
 }
 
-template <>
-void OnGpu<LlCombine, kPeers>::launch(const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
-    const auto run = [&]<DType kDType, RowForms kForms, typename Args>(const Args& known) {
-        cuda::launch<crossdock_ll_combine<kDType, kForms, Args, kPeers>>(known, shape, stream, LlCombine::kName);
-    };
-    with_combine_variant(args, [&]<typename Args>(const Args& known) {
-        if constexpr (std::is_same_v<Args, LlCombineArgs>) {
-            with_dtype(known.dtype, [&]<DType kDType>() {
-                if constexpr (!kHasGinPeers) {
-                    if (known.forms == RowForms::kLl128)
-                        return run.template operator()<kDType, RowForms::kLl128>(known);
-                }
-                run.template operator()<kDType, RowForms::kBoth>(known);
-            });
+static void launch_on_gpu(LlCombine, const LlCombineArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+    with_combine_variant(args, [&]<DType kDType, typename Args>(const Args& known) {
+        const auto run = [&]<RowForms kForms>() {
+            cuda::launch<crossdock_ll_combine<kDType, kForms, Args, kPeers>>(known, shape, stream, LlCombine::kName);
+        };
+        if constexpr (!std::is_same_v<Args, LlCombineArgs>) {
+            run.template operator()<Args::forms>();
+        } else if constexpr (kHasGinPeers) {
+            run.template operator()<RowForms::kBoth>();
         } else {
-            run.template operator()<DType::kBf16, Args::forms>(known);
+            known.forms == RowForms::kLl128 ? run.template operator()<RowForms::kLl128>()
+                                            : run.template operator()<RowForms::kBoth>();
         }
     });
 }
 
-template <>
-void OnGpu<LlMaskClean, kPeers>::launch(const LlMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(LlMaskClean, const LlMaskCleanArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_ll_mask_clean<kPeers>>(args, shape, stream, LlMaskClean::kName);
 }
+
+template struct OnGpu<LlDispatch, kPeers>;
+template struct OnGpu<LlCombine, kPeers>;
+template struct OnGpu<LlMaskClean, kPeers>;
 
 }  // namespace crossdock
 
@@ -82,10 +80,11 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ll_sources(const __
 
 }  // namespace
 
-template <>
-void OnGpu<LlSources, kPeers>::launch(const LlSourcesArgs& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(LlSources, const LlSourcesArgs& args, const LaunchShape& shape, cudaStream_t stream) {
     cuda::launch<crossdock_ll_sources>(args, shape, stream, LlSources::kName);
 }
+
+template struct OnGpu<LlSources, kPeers>;
 
 #if defined(CROSSDOCK_TIMELINE)
 void cuda::write_timeline(int rank) {

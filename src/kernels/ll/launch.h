@@ -35,7 +35,8 @@ struct LlSources {
 };
 
 namespace cuda {
-void write_timeline(int rank);  // of builds with CROSSDOCK_TIMELINE; the current device's latest kernels
-}
+// Of builds with CROSSDOCK_TIMELINE: what the current device's latest kernels did, but for those with GIN peers.
+void write_timeline(int rank);
+}  // namespace cuda
 
 }  // namespace crossdock

@@ -90,6 +90,11 @@ CROSSDOCK_DEVICE LlBlockHead& block_head(const Ctx& ctx) {
     return *reinterpret_cast<LlBlockHead*>(ctx.shared_memory());
 }
 
+// Dispatch: those for rows on their way out come first, those for rows on their way in follow.
+CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const auto& shared, uint32_t stage) {
+    return RowStage(ctx.shared_memory() + shared.stages + uint64_t{shared.stage_bytes} * stage);
+}
+
 // The first buffer that no pending operation holds and that the operation before did not use, if there is one: so two
 // take turns, and what goes through them stays in caches. -1: all are held.
 CROSSDOCK_DEVICE int choose_buffer(const auto& c, const LlClock& clock) {
@@ -190,17 +195,13 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE bool sends() const { return (c.halves & kSendHalf) != 0; }
     CROSSDOCK_DEVICE bool receives() const { return (c.halves & (kReceiveHalf | kCancel)) == kReceiveHalf; }
     CROSSDOCK_DEVICE bool cancels() const { return (c.halves & kCancel) != 0; }
-    // This rank's own rows are LL128 rows.
-    CROSSDOCK_DEVICE bool sends_ll128() const {
+    CROSSDOCK_DEVICE bool own_rows_are_ll128() const {
         if (c.kForm != LlForm::kEither) return c.kForm == LlForm::kLl128;
-        return c.num_tokens <= c.ll128_tokens;
+        return c.own_rows_are_ll128;
     }
     CROSSDOCK_DEVICE bool is_gin_peer(uint32_t peer) const { return is_remote(c.reach, peer); }
 
     // Where things are in every rank's arena, in this operation's buffer: bytes from the arena's beginning.
-    CROSSDOCK_DEVICE uint64_t entry_offset(uint32_t source) const {
-        return base + c.offsets.entries + sizeof(TaggedWord) * source;
-    }
     CROSSDOCK_DEVICE uint64_t counts_offset(uint32_t source) const {
         return base + c.offsets.counts + source * c.offsets.count_stride;
     }
@@ -493,10 +494,13 @@ class LlOperation : public Operation {
     uint32_t ticket_ = 0;  // the block's, of the first thread of WarpRole::kClock
 };
 
-// An operation by its halves' steps, as much as possible before the operation is known. init needs nothing; fetch looks
-// up what earlier kernels have written, prepare adds to it before the block's barrier. run begins the operation, by
-// which epoch and buffer are known, when all that needs neither is on its way, and does the work, unless the operation
-// does not run; look_ahead asks for what will be needed soon.
+// An operation, as much of it as possible before epoch and buffer are known:
+// 1. init: what needs nothing of earlier kernels.
+// 2. fetch: looks up what they have written. enter: asks for the operation's number.
+// 3. prepare, before the block's barrier: adds to what was looked up.
+// 4. begin: the operation is known, or does not run. The send half's run calls it when all that needs neither epoch nor
+//    buffer is on its way, and then sends; look_ahead asks for what the receive half will need soon.
+// 5. The receive half.
 CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto& receive) {
     const Ctx& ctx = op.ctx;
     ctx.mark(send.kSteps.begin);
@@ -519,29 +523,6 @@ CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto&
     if (runs && op.cancels()) await_stragglers(op);
     op.receive_for_good(runs, [&](const WorkShare& share, bool is_first) { receive.run(share, is_first); });
     ctx.mark(send.kSteps.end);
-}
-
-// Rows of scales begin where their elements allow.
-CROSSDOCK_DEVICE bool is_word(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 4 == 0; }
-
-// A multiple of 4 bytes by all lanes.
-CROSSDOCK_DEVICE void copy_words(const Ctx& ctx, void* target, const void* source, uint32_t bytes) {
-    if (is_word(target) && is_word(source)) {
-        for_lanes(ctx, bytes / 4,
-                  [&](uint32_t i) { static_cast<uint32_t*>(target)[i] = static_cast<const uint32_t*>(source)[i]; });
-    } else {
-        for_lanes(ctx, bytes,
-                  [&](uint32_t i) { static_cast<std::byte*>(target)[i] = static_cast<const std::byte*>(source)[i]; });
-    }
-}
-
-CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value) {
-    if (is_word(target)) {
-        *reinterpret_cast<uint32_t*>(target) = value;
-        return;
-    }
-    CROSSDOCK_UNROLL
-    for (uint32_t i = 0; i < 4; ++i) target[i] = static_cast<std::byte>(value >> (8 * i));
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 
 namespace crossdock {
 
-// What a dispatch does to a row: copies it (NONE, FWD), or makes FP8 of it.
-enum class LlRecipe : uint32_t { kBytes, kFp8 };
+// What a dispatch sends: rows as they are (NONE, FWD), or FP8 made of them.
+enum class LlDispatchWire : uint32_t { kBytes, kFp8 };
 
 // What a combine sends: rows as they are, or a rank's sum of its rows of a token; from kNvfp4 on, bf16 rows quantised.
 enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };

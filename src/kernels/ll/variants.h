@@ -2,10 +2,12 @@
 // Which kernel serves a low-latency operation. Those that inference runs all the time have kernels of their own, which
 // know at compile time what is the same in each of their launches; the general kernel serves all others.
 //
-// What is known hides the argument of the same name by a constant, so a kernel's source is the same for all.
+// What is known hides the argument of the same name by a constant, so a kernel's source is the same for all. Every
+// constant needs its check in `serves`, or a kernel runs with arguments that it does not know.
 #pragma once
 
 #include <bit>
+#include <type_traits>
 
 #include "kernels/ll/arguments.h"
 
@@ -25,15 +27,15 @@ struct LlCommonKnown : LlCommonOf<UnmaskedScope> {
     static constexpr uint32_t halves = kSendHalf | kReceiveHalf;
 };
 
-template <bool kExpertMajor, LlForm kRowForm, LlRecipe kRecipe>
+template <bool kExpertMajor, LlForm kRowForm, LlDispatchWire kWire>
 struct LlDispatchKnown : LlDispatchArgsOf<LlCommonKnown<kExpertMajor, kRowForm>> {
     static constexpr bool kOneBatch = true;
-    static constexpr LlRecipe recipe = kRecipe;
+    static constexpr LlDispatchWire wire = kWire;
     static constexpr bool transposed_scales = false;
 };
 
 template <bool kExpertMajor, LlForm kRowForm>
-struct LlPlainDispatchKnown : LlDispatchKnown<kExpertMajor, kRowForm, LlRecipe::kBytes> {
+struct LlPlainDispatchKnown : LlDispatchKnown<kExpertMajor, kRowForm, LlDispatchWire::kBytes> {
     static constexpr uint32_t scale_bytes = 0;
 };
 
@@ -42,12 +44,13 @@ struct RankMajorLl128 : LlPlainDispatchKnown<false, LlForm::kLl128> {};
 struct RankMajorRows : LlPlainDispatchKnown<false, LlForm::kPlain> {};
 struct ExpertMajorLl128 : LlPlainDispatchKnown<true, LlForm::kLl128> {};
 struct ExpertMajorRows : LlPlainDispatchKnown<true, LlForm::kPlain> {};
-struct ExpertMajorFp8Ll128 : LlDispatchKnown<true, LlForm::kLl128, LlRecipe::kFp8> {};
-struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlRecipe::kFp8> {};
+struct ExpertMajorFp8Ll128 : LlDispatchKnown<true, LlForm::kLl128, LlDispatchWire::kFp8> {};
+struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlDispatchWire::kFp8> {};
 
-// On GPUs all rows of a combine are LL128 rows, unless they are long.
+// On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised.
 template <bool kExpertMajor>
 struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLl128>> {
+    static constexpr DType dtype = DType::kBf16;
     static constexpr LlCombineWire wire = LlCombineWire::kRows;
     static constexpr RowForms forms = RowForms::kLl128;
 };
@@ -58,11 +61,10 @@ namespace {
 
 template <typename Known>
 bool has_what_is_known(const LlCommon& c) {
-    const bool is_ll128 = c.num_tokens <= c.ll128_tokens;
     const bool are_few = c.num_tokens <= c.warp_layout.warps_per_block * uint32_t{kLanes};
     return are_few && c.ids_are_64_bit == Known::ids_are_64_bit && c.expert_major == Known::expert_major &&
            c.halves == Known::halves && c.scope.masking == UnmaskedScope::masking && c.topk <= Known::kMostTopk &&
-           is_ll128 == (Known::kForm == LlForm::kLl128);
+           c.own_rows_are_ll128 == (Known::kForm == LlForm::kLl128);
 }
 
 template <typename Known>
@@ -70,19 +72,19 @@ bool serves(const LlDispatchArgs& args) {
     const LlWarpLayout& warp_layout = args.common.warp_layout;
     const bool in_one_batch =
         args.common.tokens_per_block <= warp_layout.num_stages && args.row_bytes <= warp_layout.chunk_bytes;
-    return has_what_is_known<decltype(Known::common)>(args.common) && in_one_batch && args.recipe == Known::recipe &&
+    return has_what_is_known<decltype(Known::common)>(args.common) && in_one_batch && args.wire == Known::wire &&
            args.transposed_scales == Known::transposed_scales &&
-           (args.scale_bytes == 0 || Known::recipe != LlRecipe::kBytes);
+           (Known::wire != LlDispatchWire::kBytes || args.scale_bytes == 0);  // LlPlainDispatchKnown
 }
 
 template <typename Known>
 bool serves(const LlCombineArgs& args) {
-    return has_what_is_known<decltype(Known::common)>(args.common) && args.dtype == DType::kBf16 &&
+    return has_what_is_known<decltype(Known::common)>(args.common) && args.dtype == Known::dtype &&
            args.wire == Known::wire && args.forms == Known::forms;
 }
 
-// Calls run with the arguments as the first of these kernels that serves them takes them. GIN peers have the general
-// kernel alone.
+// Calls run with the arguments as the first listed kernel that serves them takes them, or else as they are, for the
+// general kernel. Groups with GIN peers have only that.
 template <typename First, typename... Others, typename Args, typename Run>
 void with_known(const Args& args, Run run) {
     static_assert(sizeof(First) == sizeof(Args), "a constant takes no room");
@@ -99,8 +101,14 @@ void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
                ExpertMajorFp8Rows>(args, run);
 }
 template <typename Run>
-void with_combine_variant(const LlCombineArgs& args, Run run) {
-    with_known<RankMajorCombine, ExpertMajorCombine>(args, run);
+void with_combine_variant(const LlCombineArgs& args, Run run) {  // run<kDType>(args)
+    with_known<RankMajorCombine, ExpertMajorCombine>(args, [&]<typename Args>(const Args& known) {
+        if constexpr (std::is_same_v<Args, LlCombineArgs>) {
+            with_dtype(known.dtype, [&]<DType kDType>() { run.template operator()<kDType>(known); });
+        } else {
+            run.template operator()<Args::dtype>(known);
+        }
+    });
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "kernels/routing/place.h"
 #include "kernels/routing/reduce.h"
 #include "kernels/routing/unpack.h"
-#include "runtime/cpu/executor.h"
+#include "runtime/cpu/launch.h"
 #include "runtime/cpu/local_executor.h"
 
 namespace crossdock {
@@ -26,41 +26,41 @@ LaunchShape shape_of_rows(int device, uint64_t num_rows, size_t shared_bytes) {
 
 }  // namespace
 
-template <>
-void OnCpu<CountRouting, kPeers>::launch(cpu::Executor& executor, const crossdockRoutingCounts_t& args,
-                                         const LaunchShape& shape) {
+static void run_on_cpu(CountRouting, cpu::Executor& executor, const crossdockRoutingCounts_t& args,
+                       const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { count_routing(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<PackRouting, kPeers>::launch(cpu::Executor& executor, const crossdockRoutingSent_t& args,
-                                        const LaunchShape& shape) {
+static void run_on_cpu(PackRouting, cpu::Executor& executor, const crossdockRoutingSent_t& args,
+                       const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { pack_routing(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<UnpackRouting, kPeers>::launch(cpu::Executor& executor, const crossdockRoutingReceived_t& args,
-                                          const LaunchShape& shape) {
+static void run_on_cpu(UnpackRouting, cpu::Executor& executor, const crossdockRoutingReceived_t& args,
+                       const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { unpack_routing(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<PlaceRows, kPeers>::launch(cpu::Executor& executor, const crossdockRowPlaces_t& args,
-                                      const LaunchShape& shape) {
+static void run_on_cpu(PlaceRows, cpu::Executor& executor, const crossdockRowPlaces_t& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { place_rows(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<ExpandRows, kPeers>::launch(cpu::Executor& executor, const crossdockExpandedRows_t& args,
-                                       const LaunchShape& shape) {
+static void run_on_cpu(ExpandRows, cpu::Executor& executor, const crossdockExpandedRows_t& args,
+                       const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { expand_rows(Ctx(warp), args); });
 }
 
-template <>
-void OnCpu<ReduceRows, kPeers>::launch(cpu::Executor& executor, const crossdockReducedRows_t& args,
-                                       const LaunchShape& shape) {
+static void run_on_cpu(ReduceRows, cpu::Executor& executor, const crossdockReducedRows_t& args,
+                       const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { reduce_rows(Ctx(warp), args); });
 }
+
+template struct OnCpu<CountRouting, kPeers>;
+template struct OnCpu<PackRouting, kPeers>;
+template struct OnCpu<UnpackRouting, kPeers>;
+template struct OnCpu<PlaceRows, kPeers>;
+template struct OnCpu<ExpandRows, kPeers>;
+template struct OnCpu<ReduceRows, kPeers>;
 
 LaunchShape CountRouting::shape(const Args& counts) {
     if (counts.device < 0) return {1, 1, sizeof(int) * num_counters(routing_slice(counts, 0, 1))};

@@ -56,39 +56,40 @@ void launch_on_device(const auto& args, const LaunchShape& shape, cudaStream_t s
 
 }  // namespace
 
-template <>
-void OnGpu<CountRouting, kPeers>::launch(const crossdockRoutingCounts_t& args, const LaunchShape& shape,
-                                         cudaStream_t stream) {
+static void launch_on_gpu(CountRouting, const crossdockRoutingCounts_t& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
     launch_on_device<crossdock_count_routing>(args, shape, stream, CountRouting::kName);
 }
 
-template <>
-void OnGpu<PackRouting, kPeers>::launch(const crossdockRoutingSent_t& args, const LaunchShape& shape,
-                                        cudaStream_t stream) {
+static void launch_on_gpu(PackRouting, const crossdockRoutingSent_t& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
     launch_on_device<crossdock_pack_routing>(args, shape, stream, PackRouting::kName);
 }
 
-template <>
-void OnGpu<UnpackRouting, kPeers>::launch(const crossdockRoutingReceived_t& args, const LaunchShape& shape,
-                                          cudaStream_t stream) {
+static void launch_on_gpu(UnpackRouting, const crossdockRoutingReceived_t& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
     launch_on_device<crossdock_unpack_routing>(args, shape, stream, UnpackRouting::kName);
 }
 
-template <>
-void OnGpu<PlaceRows, kPeers>::launch(const crossdockRowPlaces_t& args, const LaunchShape& shape, cudaStream_t stream) {
+static void launch_on_gpu(PlaceRows, const crossdockRowPlaces_t& args, const LaunchShape& shape, cudaStream_t stream) {
     launch_on_device<crossdock_place_rows>(args, shape, stream, PlaceRows::kName);
 }
 
-template <>
-void OnGpu<ExpandRows, kPeers>::launch(const crossdockExpandedRows_t& args, const LaunchShape& shape,
-                                       cudaStream_t stream) {
+static void launch_on_gpu(ExpandRows, const crossdockExpandedRows_t& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
     launch_on_device<crossdock_expand_rows>(args, shape, stream, ExpandRows::kName);
 }
 
-template <>
-void OnGpu<ReduceRows, kPeers>::launch(const crossdockReducedRows_t& args, const LaunchShape& shape,
-                                       cudaStream_t stream) {
+static void launch_on_gpu(ReduceRows, const crossdockReducedRows_t& args, const LaunchShape& shape,
+                          cudaStream_t stream) {
     launch_on_device<crossdock_reduce_rows>(args, shape, stream, ReduceRows::kName);
 }
+
+template struct OnGpu<CountRouting, kPeers>;
+template struct OnGpu<PackRouting, kPeers>;
+template struct OnGpu<UnpackRouting, kPeers>;
+template struct OnGpu<PlaceRows, kPeers>;
+template struct OnGpu<ExpandRows, kPeers>;
+template struct OnGpu<ReduceRows, kPeers>;
 
 }  // namespace crossdock

@@ -8,7 +8,16 @@
 #include "runtime/cuda/kernel_list.h"
 #include "runtime/launch.h"
 
-namespace crossdock::cuda {
+namespace crossdock {
+
+// launch_on_gpu(Kernel, args, shape, stream) is the file's own, for kPeers: it chooses the variant and launches it. It
+// is static, because arguments of a class do not lead to what is in unnamed namespaces.
+template <typename Kernel, Peers kReached>
+void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
+    launch_on_gpu(Kernel{}, args, shape, stream);
+}
+
+namespace cuda {
 
 // Whoever calls launch<kernel> thereby lists the kernel.
 template <auto kKernel>
@@ -36,4 +45,5 @@ void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, con
     fail_launch(name, shape, result);
 }
 
-}  // namespace crossdock::cuda
+}  // namespace cuda
+}  // namespace crossdock
