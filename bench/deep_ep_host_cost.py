@@ -28,7 +28,7 @@ except ImportError:
     print("torch is not installed: skipped")
     sys.exit(77)
 
-from crossdock._core import copy_of  # noqa: E402
+from crossdock._core import CopyMaker  # noqa: E402
 from crossdock.deep_ep import Buffer, ElasticBuffer  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN = 4, 2, 128
@@ -109,7 +109,7 @@ def elastic_kinds(buffer: Any) -> dict[str, Callable[[], Any]]:
         "elastic: fresh dispatch, combine": lambda: fresh(False),
         "elastic: the same by expert": lambda: fresh(True),
         "elastic: cached dispatch": lambda: buffer.dispatch(x, handle=handle),
-        "elastic: its copy of topk_idx alone": lambda: copy_of(ids),
+        "elastic: its copy of topk_idx alone": CopyMaker(ids),
         "elastic: combine": lambda: buffer.combine(rows, handle),
     }
 

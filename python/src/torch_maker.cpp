@@ -16,9 +16,16 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
-constexpr int64_t kPieces = 64;     // of one memory
-constexpr int64_t kPieceUnit = 32;  // elements of 4 bytes: a line of a GPU's memory
+constexpr int64_t kPieces = 64;  // of one memory
 constexpr int64_t kLongestPiece = 1024;
+constexpr int64_t kLineBytes = 128;  // of a GPU's memory
+constexpr int64_t kMostBytesOfCopies = 1 << 20;
+
+// Elements, rounded up.
+int64_t whole_lines(int64_t length, int64_t element_bytes) {
+    const int64_t line = kLineBytes / element_bytes;
+    return (length + line - 1) / line * line;
+}
 
 // Of a tensor of torch; -1: the host.
 int device_of(nb::handle tensor) {
@@ -75,28 +82,6 @@ nb::object new_tensor(nb::handle sizes, nb::handle strides, nb::handle dtype, nb
     return nb::steal(made);
 }
 
-nb::object copy_of(nb::handle tensor) {
-    nb::dlpack::dltensor view, copied;
-    const bool has_view = view_torch(tensor, view) && view.ndim == 2 && is_contiguous(view);
-    const std::optional<ncclDataType_t> type = has_view ? datatype_of(view.dtype) : std::nullopt;
-    if (!type || !(is_on_host(view) || is_on_cuda(view))) return tensor.attr("clone")();
-    const int64_t columns = view.shape[1];
-    const auto num_bytes = static_cast<size_t>(view.shape[0] * columns) * bytes_of_datatype(*type);
-    const int device = is_on_host(view) ? -1 : view.device.device_id;
-    const nb::object copy =
-        new_tensor(nb::make_tuple(view.shape[0], columns), nb::make_tuple(std::max<int64_t>(columns, 1), 1),
-                   tensor.attr("dtype"), tensor, device);
-    if (!view_torch(copy, copied)) return tensor.attr("clone")();
-    if (device < 0) {
-        std::memcpy(copied.data, view.data, num_bytes);
-        return copy;
-    }
-    // One call of the driver, past the choice of an operator. It goes by the thread's current device, as new tensors
-    // do.
-    const bool is_copied = copy_on_device(copied.data, view.data, num_bytes, stream_from(nb::none(), false, device));
-    return is_copied ? copy : tensor.attr("clone")();
-}
-
 TensorMaker::TensorMaker(nb::object like, nb::object sizes, nb::object strides)
     : like_(std::move(like)),
       dtype_(like_.attr("dtype")),
@@ -104,24 +89,29 @@ TensorMaker::TensorMaker(nb::object like, nb::object sizes, nb::object strides)
       strides_(std::move(strides)),
       device_(device_of(like_)) {}
 
-PieceMaker::PieceMaker(nb::object like, int64_t length)
+PieceMaker::PieceMaker(nb::object like, nb::object sizes, nb::object strides, int64_t step, int64_t num_pieces)
     : like_(std::move(like)),
-      dtype_(like_.attr("dtype")),
-      sizes_(nb::make_tuple(length)),
-      strides_(nb::make_tuple(1)),
       device_(device_of(like_)),
-      step_((length + kPieceUnit - 1) / kPieceUnit * kPieceUnit) {
-    whole_sizes_ = nb::make_tuple(kPieces * step_);
-}
+      step_(step),
+      num_pieces_(num_pieces),
+      dtype_(like_.attr("dtype")),
+      sizes_(std::move(sizes)),
+      strides_(std::move(strides)),
+      whole_sizes_(nb::make_tuple(num_pieces * step)),
+      whole_strides_(nb::make_tuple(1)) {}
+
+PieceMaker::PieceMaker(nb::object like, int64_t length)
+    : PieceMaker(std::move(like), nb::make_tuple(length), nb::make_tuple(1), whole_lines(length, 4),
+                 length > kLongestPiece ? 0 : kPieces) {}
 
 nb::object PieceMaker::make(bool is_captured) {
     PyObject* view = QuickMakers::get().view;
-    if (is_captured || view == nullptr || step_ > kLongestPiece) {
-        return new_tensor(sizes_, strides_, dtype_, like_, device_);
-    }
+    if (is_captured || view == nullptr || num_pieces_ == 0) return make_alone();
     const cudaStream_t stream = device_ < 0 ? nullptr : current_stream_of_torch(device_);
-    if (!whole_.is_valid() || next_ == kPieces * step_ || stream != stream_) {
-        whole_ = new_tensor(whole_sizes_, strides_, dtype_, like_, device_);
+    if (!whole_.is_valid() || next_ == num_pieces_ * step_ || stream != stream_) {
+        const nb::object made = new_tensor(whole_sizes_, whole_strides_, dtype_, like_, device_);
+        if (!fill(made, stream)) return make_alone();
+        whole_ = made;
         stream_ = stream;
         next_ = 0;
     }
@@ -137,6 +127,54 @@ nb::object PieceMaker::make(bool is_captured) {
 int PieceMaker::visit(visitproc visit, void* arg) const {
     Py_VISIT(whole_.ptr());
     return 0;
+}
+
+struct CopyMaker::Form {
+    int64_t rows = 0;
+    int64_t columns = 0;
+    int64_t step = 1;
+    int64_t num_copies = 0;
+
+    static Form of(nb::handle tensor) {
+        nb::dlpack::dltensor view;
+        if (!view_torch(tensor, view) || view.ndim != 2 || !is_contiguous(view)) return {};
+        const std::optional<ncclDataType_t> type = datatype_of(view.dtype);
+        if (!type) return {};
+        const auto element_bytes = static_cast<int64_t>(bytes_of_datatype(*type));
+        Form form{view.shape[0], view.shape[1], whole_lines(view.shape[0] * view.shape[1], element_bytes), kPieces};
+        while (form.num_copies > 0 && form.num_copies * form.step * element_bytes > kMostBytesOfCopies)
+            form.num_copies /= 2;
+        if (form.step == 0 || form.num_copies == 1) form.num_copies = 0;
+        return form;
+    }
+};
+
+CopyMaker::CopyMaker(nb::object tensor) : CopyMaker(tensor, Form::of(tensor)) {}
+
+CopyMaker::CopyMaker(nb::object tensor, const Form& form)
+    : PieceMaker(std::move(tensor), nb::make_tuple(form.rows, form.columns),
+                 nb::make_tuple(std::max<int64_t>(form.columns, 1), 1), form.step, form.num_copies) {}
+
+nb::object CopyMaker::make_copy() { return make(device_ >= 0 && is_capturing()); }
+
+// By doubling what is there, in calls of the driver: torch takes longer to choose an operator.
+bool CopyMaker::fill(nb::handle whole, cudaStream_t current) const {
+    nb::dlpack::dltensor from, to;
+    if (!view_torch(like_, from) || !view_torch(whole, to)) return false;
+    const size_t step_bytes = static_cast<size_t>(step_) * from.dtype.bits / 8;
+    const auto num_bytes = static_cast<size_t>(from.shape[0] * from.shape[1]) * from.dtype.bits / 8;
+    auto* const first = static_cast<std::byte*>(to.data);
+    const auto copy = [&](std::byte* target, const void* source, size_t bytes) {
+        if (device_ >= 0) return copy_on_device(target, source, bytes, current);
+        std::memcpy(target, source, bytes);
+        return true;
+    };
+    bool is_filled = copy(first, from.data, num_bytes);
+    for (int64_t there = 1; is_filled && there < num_pieces_; there *= 2) {
+        const size_t bytes = static_cast<size_t>(there) * step_bytes;
+        is_filled = copy(first + bytes, first, bytes);
+    }
+    return is_filled;
 }
 
 void bind_torch_makers(nb::module_& module) {
@@ -155,8 +193,12 @@ void bind_torch_makers(nb::module_& module) {
         .def("__call__", &PieceMaker::make, "is_captured"_a,
              nb::sig("def __call__(self, is_captured: bool) -> typing.Any"),
              "is_captured: the current stream is being captured.");
-    module.def("copy_of", &copy_of, "tensor"_a, nb::sig("def copy_of(tensor: object) -> typing.Any"),
-               "A copy of a tensor of torch, on the current stream of its device.");
+    nb::class_<CopyMaker>(module, "CopyMaker", nb::type_slots(collected<CopyMaker>()),
+                          "Makes copies of one tensor of torch, on the current stream of its device; of a short one "
+                          "many at a time.")
+        .def(nb::init<nb::object>(), "tensor"_a, nb::sig("def __init__(self, tensor: object) -> None"),
+             "tensor: not written any more.")
+        .def("__call__", &CopyMaker::make_copy, nb::sig("def __call__(self) -> typing.Any"));
 }
 
 }  // namespace crossdock::python

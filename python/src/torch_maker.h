@@ -23,9 +23,6 @@ bool is_current(int device);
 // That device; nothing where this torch does not say it quickly.
 std::optional<int> current_device();
 
-// A copy of a dense tensor, on the current stream of its device.
-nanobind::object copy_of(nanobind::handle tensor);
-
 // crossdock._core.TensorMaker: makes tensors that are all alike.
 class TensorMaker {
   public:
@@ -46,17 +43,44 @@ class TensorMaker {
 // stream gets other memory, and a capture, whose memory must be that of its graph, tensors of their own.
 class PieceMaker {
   public:
+    // like: a tensor of torch of the same type, on the same device, of 4 bytes an element.
     PieceMaker(nanobind::object like, int64_t length);
+    virtual ~PieceMaker() = default;
     // is_captured: the current stream is being captured.
     nanobind::object make(bool is_captured);
     int visit(visitproc visit, void* arg) const;
     void clear() { whole_.reset(); }
 
-  private:
-    nanobind::object like_, dtype_, sizes_, whole_sizes_, strides_, whole_;
+  protected:
+    // sizes, strides: tuples, of a piece; step: elements from one to the next; num_pieces: of one memory, 0: none, all
+    // tensors are made alone.
+    PieceMaker(nanobind::object like, nanobind::object sizes, nanobind::object strides, int64_t step,
+               int64_t num_pieces);
+    virtual nanobind::object make_alone() const { return new_tensor(sizes_, strides_, dtype_, like_, device_); }
+    // What new memory holds before its first piece is given away. false: it can't be written.
+    virtual bool fill(nanobind::handle /*whole*/, cudaStream_t /*current*/) const { return true; }
+
+    nanobind::object like_;
     int device_;
-    int64_t step_, next_ = 0;  // elements
+    int64_t step_, num_pieces_;
+
+  private:
+    nanobind::object dtype_, sizes_, strides_, whole_sizes_, whole_strides_, whole_;
+    int64_t next_ = 0;  // elements
     cudaStream_t stream_ = nullptr;
+};
+
+// crossdock._core.CopyMaker: makes copies of one tensor, short ones many at a time.
+class CopyMaker final : public PieceMaker {
+  public:
+    explicit CopyMaker(nanobind::object tensor);
+    nanobind::object make_copy();
+
+  private:
+    struct Form;
+    CopyMaker(nanobind::object tensor, const Form& form);
+    nanobind::object make_alone() const override { return like_.attr("clone")(); }
+    bool fill(nanobind::handle whole, cudaStream_t current) const override;
 };
 
 void bind_torch_makers(nanobind::module_& module);

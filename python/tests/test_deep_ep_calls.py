@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import subprocess
 import sys
 import weakref
@@ -18,7 +19,7 @@ import stub_libraries  # noqa: E402
 
 import crossdock as ep  # noqa: E402
 from crossdock import deep_ep  # noqa: E402
-from crossdock._core import PieceMaker, copy_of, low_latency_combine, low_latency_dispatch, no_event  # noqa: E402
+from crossdock._core import CopyMaker, PieceMaker, low_latency_combine, low_latency_dispatch, no_event  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN, TOKENS = 4, 2, 128, 3
 
@@ -137,11 +138,18 @@ def test_events_of_calls_without_one_are_their_callers_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
-def test_a_copy_is_its_own_memory(dtype: Any) -> None:
-    for shape in ((0, 3), (5, 3), (4,)):
-        made = torch.ones(shape).to(dtype)
-        copy = copy_of(made)
-        assert torch.equal(copy, made) and copy.dtype == dtype and (not len(made) or copy.data_ptr() != made.data_ptr())
+@pytest.mark.parametrize("shape", [(0, 3), (5, 3), (4,), (3000, 9), (90000, 9)])
+def test_copies_are_memory_that_nobody_else_has(dtype: Any, shape: tuple[int, ...]) -> None:
+    """Of short tensors, which are copied many at a time, of long ones, and of those that have no rows or columns."""
+    made = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    expected, make = made.clone(), CopyMaker(made)
+    copies = []
+    for _ in range(70 if made.numel() < 100 else 3):
+        copies.append(make())
+        assert torch.equal(copies[-1], expected) and copies[-1].dtype == dtype and copies[-1].is_contiguous()
+        copies[-1].fill_(0)
+    assert torch.equal(made, expected)
+    assert not made.numel() or len({copy.data_ptr() for copy in [made, *copies]}) == 1 + len(copies)
 
 
 @pytest.mark.parametrize("is_inference", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import copy_of, unpack_routing
+from crossdock._core import CopyMaker, unpack_routing
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.config import align
@@ -69,6 +69,7 @@ class State:
     route: Route
     local_ids: torch.Tensor  # [N, K], -1 for experts of other ranks; int32 with an expansion
     expansion: Expansion | None
+    copy_of_local_ids: CopyMaker  # callers overwrite theirs
 
 
 def state_of(handle: Any, owner: RowExchange) -> State:
@@ -206,7 +207,7 @@ class Elastic:
             recv_src_metadata=sources,
             num_recv_tokens=num_rows,
             num_expanded_tokens=num_expanded,
-            _state=State(route, local_ids, expansion),
+            _state=State(route, local_ids, expansion, CopyMaker(local_ids)),
         )
         return self._outputs(call, handle, values, ids, came_weights, came_scales)
 
@@ -231,7 +232,7 @@ class Elastic:
     def rows_again(self, x: Any, handle: EPHandle) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The rows of x along a handle by rank, and their local ids, where x fits as it is. None: look closer."""
         rows = self.exchange.send_plain(self._route_by_rank(handle), x)
-        return None if rows is None else (rows, copy_of(handle._state.local_ids))
+        return None if rows is None else (rows, handle._state.copy_of_local_ids())
 
     def sums_again(self, x: Any, handle: EPHandle) -> torch.Tensor | None:
         """The sums of rows along a handle by rank, where x fits as it is. None: look closer."""
@@ -250,7 +251,7 @@ class Elastic:
             require(False, message)
         x, scales = call.tokens
         values, (scales, weights) = self.exchange.send_again(state.route, x, scales, call.topk_weights)
-        ids = None if state.expansion is not None else copy_of(state.local_ids)  # callers overwrite theirs
+        ids = None if state.expansion is not None else state.copy_of_local_ids()
         return self._outputs(call, handle, values, ids, weights, scales)
 
     def _outputs(
