@@ -75,6 +75,21 @@ class CommunicatorCache {
         const std::lock_guard lock(mutex_);
         sets_.clear();
     }
+    // Of all that are kept. NCCL wants one thread per rank.
+    void destroy() {
+        const std::lock_guard lock(mutex_);
+        for (const auto& [key, set] : sets_) {
+            std::vector<std::thread> threads;
+            for (int rank = 0; rank < key.first; ++rank) {
+                threads.emplace_back([comm = set.comms[rank], rank] {
+                    use_device_of(rank);
+                    nccl_library().comm_destroy(comm);
+                });
+            }
+            for (std::thread& thread : threads) thread.join();
+        }
+        sets_.clear();
+    }
 
   private:
     struct Set {
@@ -84,6 +99,11 @@ class CommunicatorCache {
     std::mutex mutex_;
     std::map<std::pair<int, int>, Set> sets_;
 };
+
+CommunicatorCache& kept_communicators() {
+    static CommunicatorCache cache;
+    return cache;
+}
 
 }  // namespace
 
@@ -110,7 +130,7 @@ std::string why_no_gpu() {
 
 RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program) {
     set_environment();
-    static CommunicatorCache cache;
+    CommunicatorCache& cache = kept_communicators();
     RunReport report;
     report.digests.resize(num_ranks);
     std::mutex report_mutex;
@@ -140,6 +160,8 @@ RunReport run_on_gpu_threads(int num_ranks, const RankProgram& program) {
     if (!report.ok()) cache.forget();
     return report;
 }
+
+void free_kept_communicators() { kept_communicators().destroy(); }
 
 RunReport run_on_gpu_processes(const BackendSpec& spec, int num_ranks, const RankProgram& program) {
     set_environment();

@@ -35,6 +35,10 @@ using RankProgram = std::function<void(RankContext&)>;
 // failures. Processes are forked here, so the caller has no other threads then.
 RunReport run_ranks(const BackendSpec& spec, int num_ranks, const RankProgram& program);
 
+// What runs have kept for later ones. A program that ran any calls it before main returns: NCCL's threads must not
+// outlive what they use.
+void free_kept_communicators();
+
 // Empty if the backend can run here, else why not.
 std::string why_unavailable(Backend kind);
 

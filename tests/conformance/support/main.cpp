@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "backends/run_ranks.h"
 #include "conformance/support/options.h"
 
 namespace crossdock::testing {
@@ -92,5 +93,7 @@ void parse(int argc, char** argv) {
 int main(int argc, char** argv) {
     ::testing::InitGoogleTest(&argc, argv);
     crossdock::testing::parse(argc, argv);
-    return RUN_ALL_TESTS();
+    const int result = RUN_ALL_TESTS();
+    crossdock::testing::free_kept_communicators();
+    return result;
 }
