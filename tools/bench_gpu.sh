@@ -7,10 +7,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 usage() {
     cat <<'TEXT'
-bench_gpu [--mode ll|ht|record] [--ranks N] [--library PATH] [--only LIST] [--results FOLDER] [--budget SECONDS]
+bench_gpu [--mode ll|ht|record|own] [--ranks N] [--library PATH] [--only LIST] [--results FOLDER] [--budget SECONDS]
 
   --mode MODE        ll: low latency (default); ht: high throughput; record: what libraries are compared by, of both
-                     modes, and then the conformance suite, all within nine minutes
+                     modes, and then the conformance suite, all within nine minutes; own: on one GPU, where nothing
+                     crosses a wire, LL beside bare kernels, and HT's update; --library: a build to compare with
   --ranks N          default: as many as there are GPUs
   --library PATH     another library with the same C API, timed in the same runs; NVIDIA's takes its NCCL_EP_JIT_* and
                      NCCL_EP_HOME from the environment
@@ -53,6 +54,7 @@ if ! "$bench" --help >/dev/null 2>&1; then LD_LIBRARY_PATH+=:$here/lib/fallback;
 # Kernels of different ranks wait for each other: all of them must be able to start.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 model=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | awk '{print tolower($2)}')
+machine=${ranks}x$model
 
 failed=0 left_out=()
 # measure NAME ARGUMENTS...
@@ -61,7 +63,7 @@ measure() {
     shift
     if [ -n "$only" ] && [[ ,$only, != *",$name,"* ]]; then return; fi
     if [ "$SECONDS" -gt "$budget" ]; then left_out+=("$name"); return; fi
-    local file=$results/$name-${ranks}x$model
+    local file=$results/$name-$machine
     rm -f "$file.json"
     timeout -k 5 90 "$bench" --backend cuda --ranks "$ranks" "$@" --json "$file.json" >"$file.log" 2>&1
     local status=$?
@@ -73,7 +75,7 @@ measure() {
 compare() {
     local failed_before=$failed
     measure "$@" --kernels --validate ${library:+--library "$library"}
-    if [ -n "$library" ] && [ "$failed" -gt "$failed_before" ] && [ ! -s "$results/$1-${ranks}x$model.json" ]; then
+    if [ -n "$library" ] && [ "$failed" -gt "$failed_before" ] && [ ! -s "$results/$1-$machine.json" ]; then
         measure "$@" --kernels --validate
     fi
 }
@@ -122,6 +124,19 @@ measure_high_throughput() {
     measure ht-topk "${ht[@]}" --windows --topk 1,2,4,8,16
 }
 
+measure_own() {
+    local windows=(--layout rm --windows) counts=(--tokens 1,8,64,128)
+    ranks=1 machine=1x$model
+    compare ll-rank-major-windows "${counts[@]}" "${windows[@]}"
+    compare ll-expert-major "${counts[@]}"
+    compare ll-fp8 "${counts[@]}" --recipe fp8
+    compare ht-flat-windows --mode ht --tokens 4096 --windows
+    compare ht-flat-windows-8-sms --mode ht --tokens 4096 --windows --sms 8
+    ranks=4
+    export NCCL_MULTI_RANK_GPU_ENABLE=1
+    compare ll-rank-major-windows-4-ranks "${counts[@]}" "${windows[@]}"
+}
+
 # All ranks on GPUs of their own, where there are as many.
 conformance() {
     local suite=$here/bin/crossdock_conformance start=$SECONDS status
@@ -158,7 +173,8 @@ case $mode in
     record) measure_record ;;
     ll) measure_low_latency ;;
     ht) measure_high_throughput ;;
-    *) usage >&2; echo "bench_gpu: --mode is ll, ht or record, not '$mode'" >&2; exit 2 ;;
+    own) measure_own ;;
+    *) usage >&2; echo "bench_gpu: --mode is ll, ht, record or own, not '$mode'" >&2; exit 2 ;;
 esac
 
 [ ${#left_out[@]} = 0 ] || echo "left out, $SECONDS s were over: ${left_out[*]}"

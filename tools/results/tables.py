@@ -32,6 +32,10 @@ HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-fla
            ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows, FP8 rows", "ht-flat-fp8-windows"),
            ("flat, staged", "ht-flat"),
            ("expert-major, windows", "ht-expert-major-windows-24-sms"), ("expert-major, staged", "ht-expert-major")]
+ONE_GPU_ROWS = [("rank-major, windows", "ll-rank-major-windows"), ("expert-major", "ll-expert-major"),
+                ("expert-major, FP8", "ll-fp8"),
+                ("rank-major, windows, 4 ranks on it", "ll-rank-major-windows-4-ranks")]
+ONE_GPU_UPDATES = [("all SMs", "ht-flat-windows"), ("8 SMs", "ht-flat-windows-8-sms")]
 CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),
                    ("2 processes, expert-major", "processes-two-ranks")],
             "ht": [("4 processes, flat, windows", "ht-processes-windows"),
@@ -68,9 +72,19 @@ def shape(run):
     return f"hidden {hidden}, top-{topk} of {experts} experts"
 
 
+def newest_of_each_size(machines):
+    """Those of several GPUs: for each number of them, the machine that was measured last."""
+    newest = {}
+    for runs in machines:
+        run = next(iter(runs.values()))
+        date = max(run.date for run in runs.values())
+        if "gpu" in run.machine and run.ranks > 1 and date >= newest.get(run.ranks, ("",))[0]:
+            newest[run.ranks] = date, runs
+    return [runs for _, runs in newest.values()]
+
+
 def readme():
-    machines = [(gpus(runs), runs) for runs in map(data.load, data.machines()) if "gpu" in
-                next(iter(runs.values())).machine]
+    machines = [(gpus(runs), runs) for runs in newest_of_each_size(map(data.load, data.machines()))]
     used = [run for _, name, *_ in README_ROWS for _, runs in machines if (run := runs.get(name))]
     rows = []
     for text, name, tokens, operation, metric in README_ROWS:
@@ -131,6 +145,36 @@ def gpu_tables(machine):
     return lines
 
 
+def one_gpu_tables(machine):
+    """What kernels take by themselves, today and in an older build, beside bare kernels that move the same rows."""
+    runs, lines, used = data.load(machine), [], []
+    model, software = gpus(runs)
+    before = next(library["library"] for run in runs.values() for case in run.cases
+                  for library in case.libraries.values() if library["library"] != "crossdock")
+    operations = ("dispatch", "combine", "pair")
+    for text, name in ONE_GPU_ROWS:
+        for case in runs[name].cases if name in runs else ():
+            used.append(runs[name])
+            cells = [text, case.settings["tokens"]]
+            has_bare = runs[name].ranks == 1 and not runs[name].common["recipe"].startswith("fp8")
+            for operation in operations:
+                own, other = case.row(operation), case.row(operation, False)
+                cells += [us(row and row.value("device_us")) for row in (other, own)]
+                cells.append(us(own.bound if has_bare else None))
+            lines.append(cells)
+    updates = []
+    for text, name in ONE_GPU_UPDATES:
+        for case in runs[name].cases if name in runs else ():
+            used.append(runs[name])
+            updates.append((text, *(us(case.row("update", is_own).value("device_us")) for is_own in (False, True))))
+    headings = [heading for operation in ("dispatch", "combine", "both")
+                for heading in (f"{operation}, before:", "now:", "bare:")]
+    return [f"### {model}: the kernels' own time", "", *wrap(f"""Median steady-state time in µs where nothing crosses a
+        wire. Before: {before}, in the same runs. Bare: kernels that move the same rows and check nothing (`ep_bench`).
+        {provenance(used)}; {software}; {shape(used[0])}, BF16."""), *table(["LL", "tokens:", *headings], lines),
+            *table(["HT update, 4096 tokens", "before:", "now:"], updates)]
+
+
 def cpu_tables():
     runs, lines = data.load("cpu"), []
     for mode, title in (("ll", "low latency"), ("ht", "high throughput")):
@@ -153,7 +197,8 @@ def cpu_tables():
 
 def performance():
     return [line for machine in data.machines() for line in
-            (cpu_tables() if machine == "cpu" else gpu_tables(machine))]
+            (cpu_tables() if machine == "cpu" else one_gpu_tables(machine) if machine.startswith("1x")
+             else gpu_tables(machine))]
 
 
 def main(arguments):
