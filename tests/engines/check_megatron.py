@@ -28,11 +28,12 @@ if ranks.is_rank():
 HIDDEN, EXPERTS, TOPK = 64, 8, 2
 
 
-def config_of(kind: str, tensor_ranks: int, expert_ranks: int, device: str) -> TransformerConfig:
-    settings: dict[str, Any] = {"moe_flex_dispatcher_backend": "deepep"} if kind == "flex" else {}
+def config_of(
+    kind: str, tensor_ranks: int, expert_ranks: int, device: str, hidden: int = HIDDEN, **settings: Any
+) -> TransformerConfig:
     return TransformerConfig(
         num_layers=1,
-        hidden_size=HIDDEN,
+        hidden_size=hidden,
         num_attention_heads=4,
         num_moe_experts=EXPERTS,
         moe_router_topk=TOPK,
@@ -107,7 +108,8 @@ def run_rank() -> None:
             if dispatcher_class is None:
                 result = plain_layer(own_x, own_probs)
             else:
-                config = config_of(kind, tensor_ranks, expert_ranks, options.device)
+                backend: dict[str, Any] = {"moe_flex_dispatcher_backend": "deepep"} if kind == "flex" else {}
+                config = config_of(kind, tensor_ranks, expert_ranks, options.device, **backend)
                 dispatcher = dispatcher_class(local, list(range(first, first + local)), config, groups)
                 overlap = {"async_finish": step > 0, "allocate_on_comm_stream": step > 1} if kind == "flex" else {}
                 result = layer(dispatcher, own_x, routing, own_probs, first, 1 / tensor_ranks, **overlap)
