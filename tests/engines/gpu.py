@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that need a GPU: FlashInfer's nccl_ep backend, TransformerEngine's EP interface, and DeepEP's classes.
+"""The engines that need a GPU: FlashInfer's nccl_ep backend, TransformerEngine's EP interface, Megatron-Core's ncclep
+dispatcher, and DeepEP's classes.
 
 Where there is a network, with a build of the library for GPUs and the Python package for the other machine's Python:
 
@@ -60,6 +61,10 @@ def pack(options: argparse.Namespace) -> int:
             part = wheels.Wheel(package, version, 22, r"nccl/(?!ep/lib|ep/include|m2n)", options.python)
             shutil.copytree(wheels.folder(part), site, dirs_exist_ok=True)
         shutil.copytree(wheels.folder(wheels.FLASHINFER), site / "engines")
+        # Separate folders: Megatron-Core must not find TransformerEngine on its path.
+        only_python = shutil.ignore_patterns("*.so", "*.cpp", "*.dist-info")
+        shutil.copytree(wheels.folder(wheels.MEGATRON), site / "megatron_core", ignore=only_python)
+        shutil.copytree(wheels.folder(wheels.TRANSFORMER_ENGINE_EP), site / "transformer_engine_ep")
         if options.package is not None:
             copy_package(options.package, site)
         shutil.copy(options.library, site / "libnccl_ep.so.0")
@@ -248,12 +253,12 @@ def listed(root: Path, program: str) -> list[str]:
 def parts_of(root: Path) -> list[Part]:
     flashinfer = listed(root, "gpu_flashinfer.py")
     killed = [name for name in flashinfer if name.startswith("killed")]
-    transformer = str(root / "work" / "libtransformer_engine.so")
+    site, transformer = root / "work" / "site", str(root / "work" / "libtransformer_engine.so")
     return [
         Part(
             "FlashInfer",
             "gpu_flashinfer.py",
-            [str(root / "work" / "site" / "engines")],
+            [str(site / "engines")],
             [name for name in flashinfer if name not in killed],
             killed,
         ),
@@ -262,6 +267,13 @@ def parts_of(root: Path) -> list[Part]:
             "gpu_transformer_engine.py",
             [transformer],
             listed(root, "gpu_transformer_engine.py"),
+            loading="LAZY",
+        ),
+        Part(
+            "Megatron-Core",
+            "gpu_megatron.py",
+            [transformer, str(site / "megatron_core"), str(site / "transformer_engine_ep")],
+            listed(root, "gpu_megatron.py"),
             loading="LAZY",
         ),
         Part("DeepEP's classes", "deep_ep_gpu.py", [], ["routing", "low_latency", "normal", "elastic"]),
@@ -325,7 +337,7 @@ def main() -> int:
     packing.set_defaults(do=pack)
     running = commands.add_parser("run", help="run the cases of this folder here")
     running.add_argument("--ranks", type=int, default=4)
-    running.add_argument("--only", default="", help="flashinfer, transformer_engine or deep_ep")
+    running.add_argument("--only", default="", help="flashinfer, transformer_engine, megatron or deep_ep")
     running.add_argument("--timeout", type=float, default=300, help="for one program's run, in seconds")
     running.add_argument("--logs", help="where logs go (FOLDER/logs)")
     running.add_argument("--dry-run", action="store_true", help="unpack, and show cases and environment")

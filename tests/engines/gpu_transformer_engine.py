@@ -104,7 +104,9 @@ class Engine:
         self._function("nvte_ep_handle_mem_size", c_size_t, layer)
         self._function("nvte_ep_prepare", None, tensor, tensor, tensor, tensor, layer, stream)
         pairs = [tensor, window]
-        self._function("nvte_ep_dispatch", None, tensor, tensor, *pairs, *pairs, *pairs, *pairs, stream)
+        moved = [tensor, tensor, *pairs, *pairs, *pairs, *pairs]
+        self._function("nvte_ep_dispatch", None, *moved, stream)
+        self._function("nvte_ep_prepare_and_dispatch", None, *moved, tensor, tensor, layer, stream)
         self._function("nvte_ep_combine", None, tensor, *pairs, tensor, stream)
         self._function("nvte_ep_dispatch_bwd", None, tensor, *pairs, *pairs, tensor, tensor, stream)
         self._function("nvte_ep_combine_bwd", None, tensor, *pairs, *pairs, stream)

@@ -43,6 +43,7 @@ SGLANG = Wheel("sglang", "0.5.23", 38, r"sglang/srt/layers/moe/token_dispatcher/
 VLLM = Wheel("vllm", "0.33.0", 321, r"vllm/model_executor/layers/fused_moe/prepare_finalize/")
 FLASHINFER = Wheel("flashinfer-python", "0.7.2.post1", 60, r"flashinfer/moe_ep/(core|backends/split|\w+\.py)")
 TRANSFORMER_ENGINE = Wheel("transformer-engine-cu13", "2.20.2", 264, r"transformer_engine/wheel_lib/libtransformer")
+TRANSFORMER_ENGINE_EP = Wheel("transformer-engine", "2.20.2", 2, r"transformer_engine/pytorch/ep\.py")
 NCCL = Wheel("nvidia-nccl-cu13", "2.30.7", 210, r"nvidia/nccl/lib/")
 
 
