@@ -13,12 +13,11 @@ namespace {
 
 // ---- send ----
 
-// Some of a token's choices, as global ids; -1: dropped, or there is none.
+// Some of a token's choices, as they are kept: global ids; -1: dropped, or there is none.
 struct Choices {
     static constexpr uint32_t kMost = 8;
     int32_t ids[kMost];
 
-    // As kept.
     CROSSDOCK_DEVICE static Choices of(const HtCommon& c, uint32_t token, uint32_t first) {
         Choices choices;
         CROSSDOCK_UNROLL
@@ -26,47 +25,43 @@ struct Choices {
             choices.ids[i] = first + i < c.topk ? c.tables.ids[uint64_t{token} * c.topk + first + i] : -1;
         return choices;
     }
-
-    // As the caller passes them; keeps them.
-    CROSSDOCK_DEVICE static Choices keep(const HtUpdateArgs& args, uint32_t token, uint32_t first) {
-        const HtCommon& c = args.common;
-        const int64_t experts = int64_t{c.arena.experts_per_rank} * c.arena.num_ranks;
-        const uint64_t at = uint64_t{token} * c.topk + first;
-        int64_t given[kMost];
-        CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kMost; ++i) {
-            given[i] = -1;
-            if (first + i < c.topk)
-                given[i] = args.ids_are_64_bit ? static_cast<const int64_t*>(args.topk_idx)[at + i]
-                                               : static_cast<const int32_t*>(args.topk_idx)[at + i];
-        }
-        Choices choices;
-        CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kMost; ++i) {
-            choices.ids[i] = given[i] >= 0 && given[i] < experts ? static_cast<int32_t>(given[i]) : -1;
-            if (first + i < c.topk) c.tables.ids[at + i] = choices.ids[i];
-        }
-        return choices;
-    }
 };
 
-// Keeps the choices of a chunk of own tokens; returns the lane's last ones. One warp.
-CROSSDOCK_DEVICE Choices keep_choices(const Ctx& ctx, const HtUpdateArgs& args, uint32_t chunk) {
+// Keeps the choices of a chunk of own tokens. One warp.
+CROSSDOCK_DEVICE void keep_choices(const Ctx& ctx, const HtUpdateArgs& args, uint32_t chunk) {
     const HtCommon& c = args.common;
+    const int64_t experts = int64_t{c.arena.experts_per_rank} * c.arena.num_ranks;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
-    Choices choices{};
+    const uint64_t at = uint64_t{first} * c.topk;
     CROSSDOCK_ROLLED
-    for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
-        CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < c.topk; base += Choices::kMost) choices = Choices::keep(args, first + bit, base);
+    for (uint32_t base = static_cast<uint32_t>(ctx.lane()); base < num * c.topk; base += kLanes * Choices::kMost) {
+        int64_t ids[Choices::kMost];
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < Choices::kMost; ++i) {
+            const uint32_t choice = base + i * kLanes;
+            ids[i] = -1;
+            if (choice < num * c.topk)
+                ids[i] = args.ids_are_64_bit ? static_cast<const int64_t*>(args.topk_idx)[at + choice]
+                                             : static_cast<const int32_t*>(args.topk_idx)[at + choice];
+        }
+        CROSSDOCK_UNROLL
+        for (uint32_t i = 0; i < Choices::kMost; ++i) {
+            const uint32_t choice = base + i * kLanes;
+            const bool is_expert = ids[i] >= 0 && ids[i] < experts;
+            if (choice < num * c.topk) c.tables.ids[at + choice] = is_expert ? static_cast<int32_t>(ids[i]) : -1;
+        }
     }
-    return choices;
+    ctx.warp_sync();
 }
 
 // On GPUs a lane has one token of a chunk, of which few choices stay in registers.
 CROSSDOCK_DEVICE bool are_choices_held(const HtCommon& c) {
     return kLanes >= static_cast<int>(kChunkTokens) && c.topk <= Choices::kMost;
+}
+CROSSDOCK_DEVICE Choices held_choices(const Ctx& ctx, const HtCommon& c, uint32_t chunk) {
+    const uint32_t token = chunk * kChunkTokens + static_cast<uint32_t>(ctx.lane());
+    return are_choices_held(c) && token < c.num_tokens ? Choices::of(c, token, 0) : Choices{};
 }
 
 // Those of the choices that are among 64 experts from `first` on.
@@ -442,21 +437,19 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     ctx.wait_for_previous_kernels();
     const UpdateShared shared = UpdateShared::of(ctx, c);
     const uint32_t first_chunk = warp_of_grid(ctx);
-    Choices choices{};  // the lane's in the warp's first chunk; most warps have no other
+    Choices choices{};  // the lane's in the warp's first chunk, which come while the block waits for its peers
     const Operation operation = begin_operation(ctx, c, [&] {
-        if (first_chunk < num_chunks(c.num_tokens)) choices = keep_choices(ctx, args, first_chunk);
         CROSSDOCK_ROLLED
-        for (uint32_t chunk = first_chunk + warps_of_grid(ctx); chunk < num_chunks(c.num_tokens);
-             chunk += warps_of_grid(ctx))
+        for (uint32_t chunk = first_chunk; chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx))
             keep_choices(ctx, args, chunk);
+        choices = held_choices(ctx, c, first_chunk);
     });
     wait_all_entered(ctx, c, operation, shared.peers, true);
     if (!block_goes_on(ctx, c)) return;
 
     CROSSDOCK_ROLLED
     for (uint32_t chunk = first_chunk; chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx)) {
-        const uint32_t token = chunk * kChunkTokens + static_cast<uint32_t>(ctx.lane());
-        if (are_choices_held(c) && chunk != first_chunk && token < c.num_tokens) choices = Choices::of(c, token, 0);
+        if (chunk != first_chunk) choices = held_choices(ctx, c, chunk);
         announce_chunk(ctx, args, operation, chunk, shared.peers, choices);
     }
     announce_to_gin_peers(ctx, args, operation, shared.peers);
