@@ -47,7 +47,7 @@ def gpus(runs):
     """Such as "4 x H200"; and the software."""
     run = next(iter(runs.values()))
     model, software = run.machine["gpu"].split("; ")
-    return f"{run.ranks} x {model.split(',')[0].removeprefix('NVIDIA ')}", re.sub(r" \(driver [\d.]+\)", "", software)
+    return f"{run.ranks} x {model.split(',')[0].removeprefix('NVIDIA ').split()[0]}", re.sub(r" \(driver [\d.]+\)", "", software)
 
 
 def other_library(runs):
