@@ -126,7 +126,8 @@ measure_high_throughput() {
 
 measure_own() {
     local windows=(--layout rm --windows) counts=(--tokens 1,8,64,128)
-    ranks=1 machine=1x$model
+    export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+    CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*} ranks=1 machine=1x$model
     compare ll-rank-major-windows "${counts[@]}" "${windows[@]}"
     compare ll-expert-major "${counts[@]}"
     compare ll-fp8 "${counts[@]}" --recipe fp8

@@ -108,9 +108,11 @@ nb::object PieceMaker::make(bool is_captured) {
     PyObject* view = QuickMakers::get().view;
     if (is_captured || view == nullptr || num_pieces_ == 0) return make_alone();
     const cudaStream_t stream = device_ < 0 ? nullptr : current_stream_of_torch(device_);
+    nb::object old;  // ends last: torch lets other threads run while it frees memory
     if (!whole_.is_valid() || next_ == num_pieces_ * step_ || stream != stream_) {
         const nb::object made = new_tensor(whole_sizes_, whole_strides_, dtype_, like_, device_);
         if (!fill(made, stream)) return make_alone();
+        old = std::move(whole_);
         whole_ = made;
         stream_ = stream;
         next_ = 0;
@@ -155,7 +157,8 @@ CopyMaker::CopyMaker(nb::object tensor, const Form& form)
     : PieceMaker(std::move(tensor), nb::make_tuple(form.rows, form.columns),
                  nb::make_tuple(std::max<int64_t>(form.columns, 1), 1), form.step, form.num_copies) {}
 
-nb::object CopyMaker::make_copy() { return make(device_ >= 0 && is_capturing()); }
+// A driver's copies go by the current device.
+nb::object CopyMaker::make_copy() { return make(device_ >= 0 && (!is_current(device_) || is_capturing())); }
 
 // By doubling what is there, in calls of the driver: torch takes longer to choose an operator.
 bool CopyMaker::fill(nb::handle whole, cudaStream_t current) const {

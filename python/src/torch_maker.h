@@ -70,7 +70,8 @@ class PieceMaker {
     cudaStream_t stream_ = nullptr;
 };
 
-// crossdock._core.CopyMaker: makes copies of one tensor, short ones many at a time.
+// crossdock._core.CopyMaker: makes copies of one tensor, short ones many at a time: in at most 1 MiB, which goes with
+// the maker and the last of these copies.
 class CopyMaker final : public PieceMaker {
   public:
     explicit CopyMaker(nanobind::object tensor);

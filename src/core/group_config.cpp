@@ -132,7 +132,8 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->overflow_policy drop needs a budget: set max_recv_tokens_per_rank");
     require(!(environment.has_local_dup && environment.has_nvlink_dup), ncclInvalidUsage,
             "NCCL_EP_HT_EM_LOCAL_DUP and NCCL_EP_HT_EM_NVLINK_DUP are both on: they exclude each other");
-    // Row numbers are 32-bit, and the number of a packet in its ring, of which a token has one at most, is a payload.
+    // Row numbers are 32-bit; the number of tokens, and that of a packet in its ring, of which a token has one at most,
+    // are payloads.
     const uint64_t most_ht_tokens = std::min<uint64_t>(INT32_MAX / num_ranks, kMaxPayload);
     require(!is_ht || given.max_dispatch_tokens_per_rank <= most_ht_tokens, ncclInvalidArgument,
             "config->max_dispatch_tokens_per_rank is {}, allowed: at most {} with {} ranks",

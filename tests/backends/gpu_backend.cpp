@@ -80,11 +80,8 @@ class CommunicatorCache {
         const std::lock_guard lock(mutex_);
         for (const auto& [key, set] : sets_) {
             std::vector<std::thread> threads;
-            for (int rank = 0; rank < key.first; ++rank) {
-                threads.emplace_back([comm = set.comms[rank], rank] {
-                    use_device_of(rank);
-                    nccl_library().comm_destroy(comm);
-                });
+            for (const ncclComm_t comm : set.comms) {
+                if (comm != nullptr) threads.emplace_back([comm] { nccl_library().comm_destroy(comm); });
             }
             for (std::thread& thread : threads) thread.join();
         }

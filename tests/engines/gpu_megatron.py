@@ -5,8 +5,8 @@
 
 gpu.py starts it, once per rank, in the environment of gpu_transformer_engine.py. LIBRARY: libtransformer_engine.so.
 MEGATRON: a folder with Megatron-Core's files. ENGINE: a folder with TransformerEngine's
-transformer_engine/pytorch/ep.py. The files are unchanged. In place of TransformerEngine's compiled module, which no
-wheel contains, there is transformer_engine_extension.py. --list prints the cases.
+transformer_engine/pytorch/ep.py. The files are unchanged, but see without_scales. In place of TransformerEngine's
+compiled module, which no wheel contains, there is transformer_engine_extension.py. --list prints the cases.
 
 The program calls ep_bootstrap before Megatron's first dispatch, and Megatron reuses that group: the call of
 Megatron-Core 0.19.2 lacks num_topk, which TransformerEngine requires since 2.19.

@@ -37,9 +37,9 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
     }
 }
 
-// Now and then to any word that announces something, mostly to terms, whose tags hold numbers of tokens, and to words
-// of updates, tagged as this operation's. Not to the rings behind them: what is in these is a peer's to write, and read
-// by ordinary loads.
+// Now and then to any word that announces something, or to terms, whose tags hold numbers of tokens; mostly to words of
+// updates, tagged as this operation's. Not to the rings behind them: what is in these is a peer's to write, and read by
+// ordinary loads.
 void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
     const HtGeometry& geometry = arena.geometry;
     std::byte* const memory = arena.memory->peers.at(kVictim, 0);

@@ -72,19 +72,19 @@ def shape(run):
     return f"hidden {hidden}, top-{topk} of {experts} experts"
 
 
-def newest_of_each_size(machines):
-    """Those of several GPUs: for each number of them, the machine that was measured last."""
+def newest_of_each_size():
+    """The runs of several GPUs: for each number of them, of the machine that was measured last."""
     newest = {}
-    for runs in machines:
-        run = next(iter(runs.values()))
+    for machine in data.machines():
+        size, runs = machine.split("x")[0], data.load(machine)
         date = max(run.date for run in runs.values())
-        if "gpu" in run.machine and run.ranks > 1 and date >= newest.get(run.ranks, ("",))[0]:
-            newest[run.ranks] = date, runs
+        if machine != "cpu" and size != "1" and date >= newest.get(size, ("",))[0]:
+            newest[size] = date, runs
     return [runs for _, runs in newest.values()]
 
 
 def readme():
-    machines = [(gpus(runs), runs) for runs in newest_of_each_size(map(data.load, data.machines()))]
+    machines = [(gpus(runs), runs) for runs in newest_of_each_size()]
     used = [run for _, name, *_ in README_ROWS for _, runs in machines if (run := runs.get(name))]
     rows = []
     for text, name, tokens, operation, metric in README_ROWS:
@@ -146,11 +146,12 @@ def gpu_tables(machine):
 
 
 def one_gpu_tables(machine):
-    """What kernels take by themselves, today and in an older build, beside bare kernels that move the same rows."""
+    """What kernels take by themselves, today and in another build, beside bare kernels that move the same rows."""
     runs, lines, used = data.load(machine), [], []
     model, software = gpus(runs)
-    before = next(library["library"] for run in runs.values() for case in run.cases
-                  for library in case.libraries.values() if library["library"] != "crossdock")
+    before = next((library["library"] for run in runs.values() for case in run.cases
+                   for library in case.libraries.values() if library["library"] != "crossdock"), "not measured")
+    before = re.sub(r"libcrossdock-(\w+)\.so", r"Crossdock \1", before)
     operations = ("dispatch", "combine", "pair")
     for text, name in ONE_GPU_ROWS:
         for case in runs[name].cases if name in runs else ():
@@ -166,7 +167,8 @@ def one_gpu_tables(machine):
     for text, name in ONE_GPU_UPDATES:
         for case in runs[name].cases if name in runs else ():
             used.append(runs[name])
-            updates.append((text, *(us(case.row("update", is_own).value("device_us")) for is_own in (False, True))))
+            timed = [case.row("update", is_own) for is_own in (False, True)]
+            updates.append((text, *(us(row and row.value("device_us")) for row in timed)))
     headings = [heading for operation in ("dispatch", "combine", "both")
                 for heading in (f"{operation}, before:", "now:", "bare:")]
     return [f"### {model}: the kernels' own time", "", *wrap(f"""Median steady-state time in µs where nothing crosses a

@@ -18,10 +18,12 @@ constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
 constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores per microsecond is little
-// With more tokens a dispatch is faster with plain rows, flags and all: LL128 rows are more bytes, and copied once
-// more. With as many as this, or where blocks have a row to send each, it is not.
-constexpr uint32_t kFewLl128TokensOfDispatch = 16;
+// LL128 rows are more bytes than plain rows, and copied once more, but need no flags. A dispatch is faster with them up
+// to so many tokens,
+constexpr uint32_t kFewDispatchTokens = 16;
+// or so many where each block has at most one row to send.
 constexpr uint32_t kMostLl128TokensOfDispatch = 64;
+constexpr uint32_t kFewCombineTokens = 64;
 constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive however few tokens this rank has
@@ -42,35 +44,40 @@ LlWarpLayout warp_layout_for(const BackendTraits& backend, uint32_t gpu_stages, 
 // The ranks that a token goes to, at most.
 uint32_t most_targets(const LlCommon& common) { return std::min(common.topk, common.arena.num_ranks); }
 
-// Ranks that share a device must all be resident at once, since their kernels wait for each other.
-uint32_t resident_blocks(const Group& group, uint32_t most_sms) {
-    return std::max(1u, most_sms / static_cast<uint32_t>(group.communicator().ranks_on_device()));
+uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
+    if (const uint32_t blocks = group.communicator().backend().blocks; blocks > 0) return blocks;
+    // Ranks that share a device must all be resident at once, since their kernels wait for each other.
+    const uint32_t resident = std::max(1u, most_sms / static_cast<uint32_t>(group.communicator().ranks_on_device()));
+    return std::min(resident, std::max(kFewestGpuBlocks, work));
 }
 
-// With at most that many tokens a rank sends LL128 rows. Where only the rows of some ranks fit in that form, rows
-// return in the form in which they came, so all of these ranks send LL128 rows.
-uint32_t ll128_tokens_of_dispatch(const Group& group, const LlCommon& common) {
+// As many as LL128 rows of a dispatch are sent by.
+uint32_t blocks_of_ll128(const Group& group, const LlCommon& common) {
+    return blocks_for(group, group.config().dispatch_sms, 2 * common.num_tokens);
+}
+
+// Where only the rows of some ranks fit in that form, rows return in the form in which they came, so all of these ranks
+// send LL128 rows.
+bool sends_ll128(const Group& group, const LlCommon& common) {
     const LlGeometry& arena = common.arena;
-    if (!arena.fits_all_in_ll128()) return arena.ll128_tokens;
-    const uint32_t one_row_per_block = resident_blocks(group, group.config().dispatch_sms) / most_targets(common);
-    return std::min({arena.ll128_tokens, group.communicator().backend().dispatch_ll128_tokens,
-                     std::clamp(one_row_per_block, kFewLl128TokensOfDispatch, kMostLl128TokensOfDispatch)});
+    const uint32_t tokens = common.num_tokens;
+    if (tokens > arena.ll128_tokens || !arena.fits_all_in_ll128()) return tokens <= arena.ll128_tokens;
+    if (tokens > group.communicator().backend().dispatch_ll128_tokens) return false;
+    return tokens <= kFewDispatchTokens ||
+           (tokens <= kMostLl128TokensOfDispatch && tokens * most_targets(common) <= blocks_of_ll128(group, common));
 }
 
 // With LL128 rows, and where both halves run, half of the blocks send and half receive: a multiprocessor's loads wait
-// behind its stores, and those wait for the wire. On GPUs that pays with few rows per sending block. rows: what this
-// rank sends, about.
-void share_blocks(const Group& group, LlCommon& common, bool is_ll128, uint32_t blocks, uint32_t rows,
-                  uint32_t most_rows_per_block) {
-    const bool pays = !chooses_warps(group) || rows <= blocks / 2 * most_rows_per_block;
+// behind its stores, and those wait for the wire. On a GPU of its own that pays for a rank with few tokens, and
+// elsewhere with few rows per sending block; the simulation does both. rows: what this rank sends, about.
+void share_blocks(const Group& group, LlCommon& common, bool is_ll128, uint32_t blocks, uint32_t few_tokens,
+                  uint32_t rows, uint32_t few_rows_per_block) {
+    const bool are_few =
+        (blocks >= kFewestGpuBlocks && common.num_tokens <= few_tokens) || rows <= blocks / 2 * few_rows_per_block;
+    const bool pays = chooses_warps(group) ? are_few : common.num_tokens % 2 == 1;
     const bool is_split = is_ll128 && pays && blocks > 1 && common.halves == (kSendHalf | kReceiveHalf);
     common.send_blocks = is_split ? blocks / 2 : blocks;
     common.receive_blocks = is_split ? blocks - blocks / 2 : blocks;
-}
-
-uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
-    if (const uint32_t blocks = group.communicator().backend().blocks; blocks > 0) return blocks;
-    return std::min(resident_blocks(group, most_sms), std::max(kFewestGpuBlocks, work));
 }
 
 LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_bytes, uint32_t shared_bytes,
@@ -93,11 +100,11 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     LlWarpLayout& warp_layout = common.warp_layout;
     warp_layout = warp_layout_for(group.communicator().backend(), kGpuSendStages, args.row_bytes,
                                   true);  // peers may have more tokens
-    const bool is_ll128 = common.num_tokens <= ll128_tokens_of_dispatch(group, common);
+    const bool is_ll128 = sends_ll128(group, common);
     common.own_rows_are_ll128 = is_ll128;
-    const uint32_t blocks =
-        blocks_for(group, group.config().dispatch_sms, is_ll128 ? 2 * common.num_tokens : common.num_tokens + 1);
-    share_blocks(group, common, is_ll128, blocks, common.num_tokens * most_targets(common), 1);
+    const uint32_t blocks = is_ll128 ? blocks_of_ll128(group, common)
+                                     : blocks_for(group, group.config().dispatch_sms, common.num_tokens + 1);
+    share_blocks(group, common, is_ll128, blocks, kFewDispatchTokens, common.num_tokens * most_targets(common), 1);
     const uint32_t senders = std::max(1u, std::min(common.send_blocks, blocks - 1));  // the last one announces
     common.tokens_per_block = (common.num_tokens + senders - 1) / senders;
     while (common.num_tokens > 0 && is_ll128 && common.log2_blocks_per_token < kLog2MostBlocksOfToken &&
@@ -149,7 +156,7 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     }
     const bool has_row_per_choice = common.expert_major && args.wire != LlCombineWire::kSums;
     const uint32_t rows = common.num_tokens * (has_row_per_choice ? common.topk : most_targets(common));
-    share_blocks(group, common, !plain, blocks, rows, 2);
+    share_blocks(group, common, !plain, blocks, kFewCombineTokens, rows, 2);
     const auto lay_out = [&] {
         args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_teams());
         return args.shared.bytes;

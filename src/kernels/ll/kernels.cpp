@@ -24,15 +24,15 @@ static void run_on_cpu(LlMaskClean, cpu::Executor& executor, const LlMaskCleanAr
     executor.run(shape, [&](cpu::Warp& warp) { ll_mask_clean(Ctx(warp), args); });
 }
 
+template struct OnCpu<LlDispatch, kPeers>;
+template struct OnCpu<LlCombine, kPeers>;
+template struct OnCpu<LlMaskClean, kPeers>;
+
 #if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
 static void run_on_cpu(LlSources, cpu::Executor& executor, const LlSourcesArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ll_sources(Ctx(warp), args); });
 }
 template struct OnCpu<LlSources, kPeers>;
 #endif
-
-template struct OnCpu<LlDispatch, kPeers>;
-template struct OnCpu<LlCombine, kPeers>;
-template struct OnCpu<LlMaskClean, kPeers>;
 
 }  // namespace crossdock
