@@ -125,17 +125,17 @@ measure_high_throughput() {
 }
 
 measure_own() {
-    local windows=(--layout rm --windows) counts=(--tokens 1,8,64,128)
+    local windows=(--layout rm --windows) some=1,8,64,128
     export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
     CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*} ranks=1 machine=1x$model
-    compare ll-rank-major-windows "${counts[@]}" "${windows[@]}"
-    compare ll-expert-major "${counts[@]}"
-    compare ll-fp8 "${counts[@]}" --recipe fp8
+    compare ll-rank-major-windows --tokens $some "${windows[@]}"
+    compare ll-expert-major --tokens $some
+    compare ll-fp8 --tokens $some --recipe fp8
     compare ht-flat-windows --mode ht --tokens 4096 --windows
     compare ht-flat-windows-8-sms --mode ht --tokens 4096 --windows --sms 8
     ranks=4
     export NCCL_MULTI_RANK_GPU_ENABLE=1
-    compare ll-rank-major-windows-4-ranks "${counts[@]}" "${windows[@]}"
+    compare ll-rank-major-windows-4-ranks --tokens $some "${windows[@]}"
 }
 
 # All ranks on GPUs of their own, where there are as many.
