@@ -45,10 +45,11 @@ conditionals() { files 'src/kernels/*.h' 'src/kernels/*.cuh' | xargs -r grep -nE
 cuda_in_core() { files 'src/core/*' | xargs -r grep -nE '#include [<"](cuda|nccl_device)' /dev/null; }
 # A kernel that is launched in another way is not loaded when a group is made (src/runtime/cuda/kernel_list.h).
 launches() { files 'src/*' | grep -v '^src/runtime/cuda/launch.cuh$' | xargs -r grep -nE '<<<|c(uda|u)LaunchKernel|cudaLaunchCooperative' /dev/null; }
-# Only what the build compiles can be looked at.
+# Only what the build compiles can be looked at. The static analyzer follows no calls, which takes a quarter of the time.
 tidy() {
+    local shallow=(-Xclang -analyzer-config -Xclang mode=shallow)
     files 'src/api/*.cpp' 'src/core/*.cpp' |
-        xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/cpu --quiet 2>/dev/null
+        xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/cpu --quiet "${shallow[@]/#/--extra-arg=}" 2>/dev/null
 }
 shell() { scripts | xargs -r shellcheck; }
 

@@ -30,8 +30,8 @@ from deep_ep.buffer import Buffer as OldHome
 import deep_ep.buffer, deep_ep.utils.math
 assert Home is OldHome is Buffer and ElasticHome is ElasticBuffer and EventHandle is Second is Third
 assert deep_ep.utils.math.ceil_div(7, 2) == 4 and dict(os.environ) == before
-from deep_ep.utils.gate import a_helper
-from deep_ep.utils.refs import another as other_helper
+from deep_ep.utils.gate import get_unbalanced_scores
+from deep_ep.utils.refs import combine, dispatch, generate_pre_combine_data, ordered_accumulate
 assert version == importlib.metadata.version("deep-ep") == deep_ep.__version__ == "2.1.0"
 try:
     from deep_ep import HybridEPBuffer

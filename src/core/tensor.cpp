@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/tensor.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -227,11 +228,9 @@ void expect_shape(const Tensor& tensor, std::initializer_list<size_t> sizes, con
 }
 
 void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed) {
+    if (std::find(allowed.begin(), allowed.end(), tensor.dtype) != allowed.end()) return;
     std::string names;
-    for (const ncclDataType_t dtype : allowed) {
-        if (tensor.dtype == dtype) return;
-        names += (names.empty() ? "" : ", ") + std::string(dtype_name(dtype));
-    }
+    for (const ncclDataType_t dtype : allowed) names += (names.empty() ? "" : ", ") + std::string(dtype_name(dtype));
     fail(ncclInvalidArgument, "{} is of type {} ({}), allowed: {}", tensor.name, dtype_name(tensor.dtype),
          static_cast<int>(tensor.dtype), names);
 }

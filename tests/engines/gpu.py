@@ -10,7 +10,8 @@ makes a folder of less than 64 MiB. Where there is a GPU, with Python, torch for
 
     python3 FOLDER/tests/gpu.py run [--ranks 4] [--only flashinfer] [--dry-run]
 
-runs all cases, each on all ranks, which may share one GPU, and prints a table.
+runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests CHECKOUT adds DeepEP's own
+test programs, from the tests folder of a checkout of DeepEP 2, unchanged.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import argparse
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -36,6 +38,13 @@ from ranks import free_port
 HERE = Path(__file__).resolve().parent
 LIMIT_MIB = 64
 WORDS = ("ok", "refused", "FAILED")
+# DeepEP's own tests in a checkout, with arguments. Where ranks share a GPU, the thousands of calls that they time take
+# turns, and the times say nothing.
+DEEP_EP_TESTS = {
+    "legacy/test_low_latency.py": [],
+    "legacy/test_intranode.py": ["--num-tokens", "512"],
+    "elastic/test_ep.py": ["--num-tokens", "512", "--skip-perf-test"],
+}
 
 
 # --- pack
@@ -243,6 +252,29 @@ def run_deep_ep(root: Path, part: Part, options: argparse.Namespace, log: Path) 
     return found
 
 
+def run_deep_ep_tests(root: Path, part: Part, options: argparse.Namespace, log: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    base = os.environ | environment(root, part)
+    base["PYTHONPATH"] += f":{root}/work/site/crossdock/deep_ep_path"
+    for name, arguments in DEEP_EP_TESTS.items():
+        step = log.with_name(f"{log.stem}-{Path(name).stem}.log")
+        ranks = ["--num-processes", str(options.ranks)]
+        command = [sys.executable, str(options.deep_ep_tests / name), *ranks, *arguments]
+        with step.open("wb") as file:
+            process = subprocess.Popen(
+                command, env=base | {"MASTER_PORT": str(free_port())}, stdout=file, stderr=file, start_new_session=True
+            )
+            try:
+                is_good = process.wait(options.timeout) == 0
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                is_good = False
+        found[name] = "ok" if is_good else "FAILED"
+        if not is_good:
+            print(tail(step), flush=True)
+    return found
+
+
 def listed(root: Path, program: str) -> list[str]:
     """The cases of a program, which knows them without a GPU."""
     command = [sys.executable, str(root / "tests" / program), "-", "--list"]
@@ -250,7 +282,7 @@ def listed(root: Path, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def parts_of(root: Path) -> list[Part]:
+def parts_of(root: Path, with_tests_of_deep_ep: bool) -> list[Part]:
     flashinfer = listed(root, "gpu_flashinfer.py")
     killed = [name for name in flashinfer if name.startswith("killed")]
     site, transformer = root / "work" / "site", str(root / "work" / "libtransformer_engine.so")
@@ -277,6 +309,7 @@ def parts_of(root: Path) -> list[Part]:
             loading="LAZY",
         ),
         Part("DeepEP's classes", "deep_ep_gpu.py", [], ["routing", "low_latency", "normal", "elastic"]),
+        *([Part("DeepEP's own tests", "deep_ep_tests", [], list(DEEP_EP_TESTS))] if with_tests_of_deep_ep else []),
     ]
 
 
@@ -287,14 +320,14 @@ def reason_to_skip(root: Path, part: Part) -> str:
 
     if not torch.cuda.is_available():
         return "no GPU"
-    if part.program == "deep_ep_gpu.py" and not list((root / "work" / "site" / "crossdock").glob("_core*.so")):
+    if part.program.startswith("deep_ep") and not list((root / "work" / "site" / "crossdock").glob("_core*.so")):
         return "the folder was packed without --package"
     return ""
 
 
 def run(options: argparse.Namespace) -> int:
     root = HERE.parent
-    parts = [part for part in parts_of(root) if options.only in part.program]
+    parts = [part for part in parts_of(root, options.deep_ep_tests is not None) if options.only in part.program]
     prepare(root)
     if options.dry_run:
         for part in parts:
@@ -313,8 +346,8 @@ def run(options: argparse.Namespace) -> int:
             rows.append(f"{part.engine:20} skipped: {reason}")
             continue
         log = logs / f"{part.program}.log"
-        runner = run_deep_ep if part.program == "deep_ep_gpu.py" else run_part
-        found = runner(root, part, options, log)
+        runners = {"deep_ep_gpu.py": run_deep_ep, "deep_ep_tests": run_deep_ep_tests}
+        found = runners.get(part.program, run_part)(root, part, options, log)
         numbers = [sum(word == of for word in found.values()) for of in WORDS]
         has_failed |= numbers[2] > 0
         took = time.monotonic() - begin
@@ -337,7 +370,8 @@ def main() -> int:
     packing.set_defaults(do=pack)
     running = commands.add_parser("run", help="run the cases of this folder here")
     running.add_argument("--ranks", type=int, default=4)
-    running.add_argument("--only", default="", help="flashinfer, transformer_engine, megatron or deep_ep")
+    running.add_argument("--only", default="", help="flashinfer, transformer_engine, megatron, deep_ep_gpu or deep_ep_tests")
+    running.add_argument("--deep-ep-tests", type=Path, metavar="CHECKOUT", help="the tests folder of a checkout of DeepEP 2")
     running.add_argument("--timeout", type=float, default=300, help="for one program's run, in seconds")
     running.add_argument("--logs", help="where logs go (FOLDER/logs)")
     running.add_argument("--dry-run", action="store_true", help="unpack, and show cases and environment")

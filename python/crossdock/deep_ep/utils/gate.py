@@ -1,13 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gating scores of DeepEP's tests. No document describes them: every name can be imported, and raises when it is called."""
+"""Gating scores for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+import torch
 
-from crossdock.deep_ep.utils.undocumented import stand_in
+__all__ = ["get_unbalanced_scores"]
 
 
-def __getattr__(name: str) -> Callable[..., NoReturn]:
-    return stand_in("gate", name)
+def get_unbalanced_scores(
+    num_tokens: int,
+    num_experts: int,
+    num_ranks: int,
+    num_topk: int,
+    unbalanced_ratio: float = 1.0,
+    precise: bool = False,
+) -> torch.Tensor:
+    """Positive fp32 scores [T, E] on torch's default device, whose top-k gives the first rank unbalanced_ratio times the
+    mean number of pairs of token and expert, as far as it has experts.
+
+    precise: exactly, to a pair, also where the ratio is 1; else on average.
+    """
+    scores = torch.rand(num_tokens, num_experts, dtype=torch.float32) + 1
+    if unbalanced_ratio == 1 and not precise:
+        return scores
+    num_local = num_experts // num_ranks
+    mean = min(unbalanced_ratio * num_topk / num_ranks, num_topk, num_local)
+    if precise:
+        ends = (torch.arange(num_tokens + 1, dtype=torch.float64) * mean).round().long()
+        of_first = ends.diff()
+    else:
+        of_first = (mean + torch.rand(num_tokens, dtype=torch.float32)).floor().long()
+    # The first rank's best `of_first` come before all others, its other experts behind them.
+    place = scores[:, :num_local].argsort(dim=1, descending=True).argsort(dim=1)
+    scores[:, :num_local] += torch.where(place < of_first.unsqueeze(1), 1.0, -1.0)
+    return scores

@@ -39,17 +39,20 @@ def bench_kineto(
     trace_path: str | None = None,
     barrier_comm_profiling: bool = False,
     num_kernels_per_period: int = 1,
+    barrier: Callable[[], Any] | None = None,
 ) -> Any:
     """Seconds of kernels whose names contain kernel_names, by torch's profiler: one number, or a tuple for several.
 
     With num_kernels_per_period above 1 each is a list: of every so-manieth kernel. Where no kernel has the name, as on
-    CPUs, it is the time of a call. barrier_comm_profiling: ranks meet before each call. trace_path: where the trace is
-    written.
+    CPUs, it is the time of a call. barrier_comm_profiling: ranks meet before each call, in barrier or the default
+    group's. trace_path: where the trace is written.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
 
     def call() -> None:
-        if barrier_comm_profiling and dist.is_initialized():
+        if barrier_comm_profiling and barrier is not None:
+            barrier()
+        elif barrier_comm_profiling and dist.is_initialized():
             dist.barrier()
         fn()
 
