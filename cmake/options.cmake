@@ -7,20 +7,18 @@ target_link_libraries(crossdock_library_options INTERFACE crossdock_options)
 target_compile_features(crossdock_options INTERFACE cxx_std_20)
 # The initialiser macros of nccl_ep.h name two fields and zero the rest, which g++ would report in every use.
 target_compile_options(crossdock_options INTERFACE
-    $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wno-missing-field-initializers>
-    # The namespace of the variant that a source is compiled for is inline where it is declared first, and only there.
-    $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-inline-namespace-reopened-noninline>)
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wno-missing-field-initializers>)
 
 # crossdock_runs_once(SOURCES...): they read options and write reports, in templates that take long to optimise.
 function(crossdock_runs_once)
     set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# crossdock_precompile(target headers...): parsed once instead of in each source, where the library is built to be used
-# or for a sanitizer: half the time of most sources. Not in developers' builds, so that each source includes what it
-# needs, and not where a launcher such as ccache knows sources that it has seen before.
+# crossdock_precompile(target headers...): parsed once instead of in each source: half the time of most sources. Not in
+# developers' builds for CPUs, so that each source includes what it needs, and not where a launcher such as ccache knows
+# sources that it has seen before.
 function(crossdock_precompile target)
-    if((CROSSDOCK_SANITIZE OR NOT CROSSDOCK_DEVELOPER) AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    if((CROSSDOCK_SANITIZE OR CROSSDOCK_CUDA OR NOT CROSSDOCK_DEVELOPER) AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
         target_precompile_headers(${target} PRIVATE ${ARGN})
     endif()
 endfunction()

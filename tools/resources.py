@@ -5,7 +5,8 @@
     ./dev resources [--update], or python3 tools/resources.py BUILD_FOLDER [--update]
 
 Reads what tools/nvcc_report.sh kept when the library's .cu files were compiled in that CUDA build. A register more can
-halve the blocks of an SM, and a spill costs bandwidth, so a change is to be seen in review and not in a profile."""
+halve the blocks of an SM, and a spill costs bandwidth, so a change is to be seen in review and not in a profile. A build
+for some of the GPUs in the table is compared with their rows."""
 import difflib
 import json
 import pathlib
@@ -81,9 +82,13 @@ def rows_of(report, code):
 
 
 def lines_of(rows):
-    cells = [COLUMNS] + sorted(tuple(map(str, row)) for row in rows)
+    cells = [COLUMNS] + rows
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
+def rows_in(lines):
+    return [tuple(re.split(" {2,}", line)) for line in lines[2:]]
 
 
 def main():
@@ -99,18 +104,23 @@ def main():
             code = code_of(command, unit["directory"]) if is_counted else {}
             reports.append(((build / (command[command.index("-o") + 1] + ".ptxas")).read_text(), code))
     version = nvcc_version(nvcc)
-    made = [f"# ./dev resources --update (nvcc {version}, bytes where it is not registers)"]
-    made += lines_of(row for report, code in reports for row in rows_of(report, code))
+    title = f"# ./dev resources --update (nvcc {version}, bytes where it is not registers)"
+    rows = sorted(tuple(map(str, row)) for report, code in reports for row in rows_of(report, code))
+    committed = TABLE.read_text().splitlines()
+    gpus = {row[1] for row in rows}
 
     if update:
-        TABLE.write_text("\n".join(made) + "\n")
-        return
-    committed = TABLE.read_text().splitlines()
-    if committed[0] != made[0]:
+        missing = {row[1] for row in rows_in(committed)} - gpus
+        if missing:
+            sys.exit(f"this build has no code for {', '.join(sorted(missing))}, which the table has: configure it with them")
+        TABLE.write_text("\n".join([title, *lines_of(rows)]) + "\n")
+    elif committed[0] != title:
         print(f"{TABLE.relative_to(ROOT)} is of another compiler ({committed[0]}), not compared with nvcc {version}")
-    elif committed != made:
-        print("\n".join(difflib.unified_diff(committed, made, "committed", "this build", lineterm="")))
-        sys.exit(f"{TABLE.relative_to(ROOT)} differs: if that is meant, ./dev resources --update and commit it")
+    else:
+        expected = [row for row in rows_in(committed) if row[1] in gpus]
+        if expected != rows:
+            print("\n".join(difflib.unified_diff(lines_of(expected), lines_of(rows), "committed", "this build", lineterm="")))
+            sys.exit(f"{TABLE.relative_to(ROOT)} differs: if that is meant, ./dev resources --update and commit it")
 
 
 main()
