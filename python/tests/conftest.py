@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: short bounds, so that a mistake fails quickly instead of hanging."""
+"""What all tests share: short bounds, so that a mistake fails quickly instead of hanging; and the server that processes of
+ranks are forked from, which has imported torch."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import pytest
@@ -10,6 +12,8 @@ from hypothesis import settings
 
 os.environ.setdefault("CROSSDOCK_JOIN_TIMEOUT_MS", "20000")
 os.environ.setdefault("NCCL_EP_TIMEOUT_MS", "20000")
+
+multiprocessing.set_forkserver_preload(["torch"])  # seconds
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=15)
 settings.load_profile("fixed")

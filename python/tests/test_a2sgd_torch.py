@@ -166,7 +166,7 @@ def test_ddp_hook(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_train_with_ddp, (port, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.start_processes(_train_with_ddp, (port, str(tmp_path)), nprocs=2, start_method="forkserver")
     assert len(list(tmp_path.iterdir())) == 2
 
 

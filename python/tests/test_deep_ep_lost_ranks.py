@@ -141,7 +141,7 @@ def test_dropped_buffers_leave_nothing_open() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
     processes = [context.Process(target=drops_buffers, args=(rank, port, pipes[rank][1])) for rank in range(2)]
     for process in processes:

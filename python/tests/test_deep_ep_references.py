@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -22,7 +23,8 @@ from crossdock.deep_ep.utils.math import per_token_cast_to_fp8  # noqa: E402
 RANKS, TOKENS, HIDDEN, TOPK, EXPERTS = 3, 24, 256, 4, 12
 
 
-def compare(local_rank: int, num_ranks: int, several_sums: bool) -> None:
+def compare(local_rank: int, num_ranks: int, port: str, several_sums: bool) -> None:
+    os.environ["MASTER_PORT"] = port
     rank, _, group = init_dist(local_rank, num_ranks, seed=7)
     buffer: Any = deep_ep.ElasticBuffer(
         group, num_max_tokens_per_rank=TOKENS, allow_multiple_reduction=several_sums, explicitly_destroy=True
@@ -64,11 +66,13 @@ def compare(local_rank: int, num_ranks: int, several_sums: bool) -> None:
 
 
 @pytest.mark.parametrize("several_sums", [True, False])
-def test_elastic_buffer(several_sums: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elastic_buffer(several_sums: bool) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
-    torch.multiprocessing.spawn(compare, args=(RANKS, several_sums), nprocs=RANKS)
+        port = str(probe.getsockname()[1])
+    torch.multiprocessing.start_processes(
+        compare, (RANKS, port, several_sums), nprocs=RANKS, start_method="forkserver"
+    )
 
 
 def test_sums_round_per_rank_and_per_domain() -> None:

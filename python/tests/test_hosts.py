@@ -54,7 +54,7 @@ def torch_layer(rank: int, address: str, problem: Problem, path: str) -> tuple[i
 
 def run(num_ranks: int, program: Callable[..., tuple[int, int]], argument: Any) -> list[tuple[int, int]]:
     address, problem = free_address(), random_problem(17, num_ranks, 2, 8, 32, 3)
-    with ProcessPoolExecutor(num_ranks, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(num_ranks, mp_context=multiprocessing.get_context("forkserver")) as pool:
         ranks = [pool.submit(program, rank, address, problem, argument) for rank in range(num_ranks)]
         return [rank.result() for rank in ranks]
 

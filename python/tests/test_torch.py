@@ -423,4 +423,4 @@ def distributed(rank: int, num_ranks: int, path: str) -> None:
 
 
 def test_process_groups_of_gloo(tmp_path: Any) -> None:
-    torch.multiprocessing.spawn(distributed, args=(2, str(tmp_path / "store")), nprocs=2)
+    torch.multiprocessing.start_processes(distributed, (2, str(tmp_path / "store")), nprocs=2, start_method="forkserver")
