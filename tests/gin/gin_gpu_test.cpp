@@ -188,23 +188,27 @@ class Ranks {
     }
 
     void measure(int rank, Job& job, cudaStream_t stream) {
+        job.signals_before = job.first_round;  // one of each kind a round
         for (uint64_t bytes = 8; bytes <= (uint64_t{4} << 20); bytes *= 8) {
             job.bytes = bytes;
             for (const uint32_t rounds : {20u, bytes <= 65536 ? 500u : 50u}) {
                 job.rounds = rounds;
                 launch_ping_pong(job, stream);
                 finish(rank, job, stream, "");
+                job.signals_before += rounds;
             }
             if (rank == 0) {
                 measurements_.push_back(
                     {"half round trip", bytes, job.rounds, static_cast<double>(job.times[0]) / (2.0 * job.rounds)});
             }
         }
+        job.signals_before = job.first_round;
         for (uint64_t bytes = 65536; bytes <= (uint64_t{4} << 20); bytes *= 4) {
             job.bytes = bytes;
             job.rounds = static_cast<uint32_t>((uint64_t{512} << 20) / bytes);
             launch_stream(job, stream);
             finish(rank, job, stream, "");
+            ++job.signals_before;
             if (rank == 0) {
                 measurements_.push_back({"stream", bytes, job.rounds, static_cast<double>(job.times[0]) / job.rounds});
                 measurements_.push_back(

@@ -189,17 +189,18 @@ __global__ void ping_pong(Job job) {
     const Ids ids{static_cast<uint32_t>(job.layout.num_ranks)};
     const ncclTeam world = ncclTeamWorld(job.comm);
     ncclGin gin(job.comm, 0);
-    const uint64_t mine = gin.readSignal(ids.weak(peer));
     const uint64_t begin = ptx::global_timer_ns();
     for (uint32_t i = 1; i <= job.rounds && !has_failed(job); ++i) {
         if (self == 1)
             wait_for(
-                job, [&] { return gin.readSignal(ids.weak(peer)); }, mine + i, Step::kWeakSignal, peer, i);
+                job, [&] { return gin.readSignal(ids.weak(peer)); }, job.signals_before + i, Step::kWeakSignal, peer,
+                i);
         gin.put(world, peer, job.window, job.layout.received(self), job.window, job.layout.sent(peer), job.bytes,
                 ncclGin_WeakSignalInc{ids.weak(self)});
         if (self == 0)
             wait_for(
-                job, [&] { return gin.readSignal(ids.weak(peer)); }, mine + i, Step::kWeakSignal, peer, i);
+                job, [&] { return gin.readSignal(ids.weak(peer)); }, job.signals_before + i, Step::kWeakSignal, peer,
+                i);
     }
     job.times[0] = ptx::global_timer_ns() - begin;
 }
@@ -211,7 +212,6 @@ __global__ void stream_puts(Job job) {
     const Ids ids{static_cast<uint32_t>(job.layout.num_ranks)};
     const ncclTeam world = ncclTeamWorld(job.comm);
     ncclGin gin(job.comm, 0);
-    const uint64_t strong = gin.readSignal(ids.strong(peer));
     const uint64_t begin = ptx::global_timer_ns();
     if (self == 0) {
         for (uint32_t i = 0; i < job.rounds; ++i) {
@@ -219,12 +219,14 @@ __global__ void stream_puts(Job job) {
         }
     } else {
         wait_for(
-            job, [&] { return gin.readSignal(ids.strong(peer)); }, strong + 1, Step::kStrongSignal, peer, 0);
+            job, [&] { return gin.readSignal(ids.strong(peer)); }, job.signals_before + 1, Step::kStrongSignal, peer,
+            0);
     }
     gin.signal(world, peer, ncclGin_StrongSignalInc{ids.strong(self)});
     if (self == 0)
         wait_for(
-            job, [&] { return gin.readSignal(ids.strong(peer)); }, strong + 1, Step::kStrongSignal, peer, 1);
+            job, [&] { return gin.readSignal(ids.strong(peer)); }, job.signals_before + 1, Step::kStrongSignal, peer,
+            1);
     job.times[0] = ptx::global_timer_ns() - begin;
 }
 

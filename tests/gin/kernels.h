@@ -52,6 +52,8 @@ struct Job {
     uint64_t bytes;  // of a put, a multiple of 8
     uint32_t rounds;
     uint32_t first_round;  // rounds are counted over all launches
+    // From the peer, of the kind that a measurement waits for: it may begin before this rank's kernel does.
+    uint64_t signals_before;
     Failure* failure;
     uint64_t* times;  // of one measurement
 };
