@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -74,14 +75,16 @@ class GuardedTensor {
 struct Answers {
     int errors = 0;
     int successes = 0;
+    std::string message;  // the error's
 
     bool accept(const std::function<void()>& call) {
         try {
             call();
             ++successes;
             return true;
-        } catch (const Error&) {
+        } catch (const Error& error) {
             ++errors;
+            message = error.what();
             return false;
         }
     }
@@ -134,17 +137,21 @@ inline Answers answers_of(const HostileProgram& program, const std::shared_ptr<C
     }
 }
 
+inline std::vector<Answers> answers_of_threads(uint64_t seed, const HostileProgram& program) {
+    auto communicators = cpu::make_threads_world(kHostileRanks);
+    std::vector<Answers> answers(kHostileRanks);
+    std::vector<std::thread> ranks;
+    for (size_t rank = 0; rank < kHostileRanks; ++rank)
+        ranks.emplace_back([&, rank] { answers[rank] = answers_of(program, communicators[rank], seed); });
+    for (std::thread& rank : ranks) rank.join();
+    return answers;
+}
+
 // Somebody sees nonsense, and nobody comes to harm.
 inline void survive_in_threads(uint64_t seeds, const HostileProgram& program) {
     int errors = 0;
     for (uint64_t seed = 0; seed < seeds; ++seed) {
-        auto communicators = cpu::make_threads_world(kHostileRanks);
-        std::vector<Answers> answers(kHostileRanks);
-        std::vector<std::thread> ranks;
-        for (size_t rank = 0; rank < kHostileRanks; ++rank)
-            ranks.emplace_back([&, rank] { answers[rank] = answers_of(program, communicators[rank], seed); });
-        for (std::thread& rank : ranks) rank.join();
-        for (const Answers& of_rank : answers) errors += of_rank.errors;
+        for (const Answers& of_rank : answers_of_threads(seed, program)) errors += of_rank.errors;
     }
     EXPECT_GT(errors, 0) << "nobody saw nonsense in " << seeds << " runs";
 }

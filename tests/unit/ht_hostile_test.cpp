@@ -37,6 +37,24 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
     }
 }
 
+// Of the latest operation that somebody has told the hostile rank of.
+uint64_t epoch_told(const HtArena& arena) {
+    const auto* entered =
+        reinterpret_cast<const uint64_t*>(arena.memory->peers.at(kHostile, 0) + arena.geometry.entered_offset());
+    uint64_t epoch = 0;
+    for (uint32_t i = 0; i < 2 * arena.geometry.num_ranks; ++i)
+        epoch = std::max(epoch, word_epoch(__atomic_load_n(entered + i, __ATOMIC_RELAXED)));
+    return epoch;
+}
+
+// The tags of terms say how many tokens their source has.
+void write_too_many_tokens(const HtArena& arena, std::mt19937_64& random) {
+    auto* const terms =
+        reinterpret_cast<TaggedWord*>(arena.memory->peers.at(kVictim, 0) + arena.geometry.terms_offset());
+    const uint64_t tag = pack_word(epoch_told(arena) + random() % 2, kTokens + 1);
+    for (uint32_t i = 0; i < 2 * arena.geometry.num_ranks; ++i) __atomic_store_n(&terms[i].tag, tag, __ATOMIC_RELEASE);
+}
+
 // Now and then to any word that announces something, or to terms, whose tags hold numbers of tokens; mostly to words of
 // updates, tagged as this operation's. Not to the rings behind them: what is in these is a peer's to write, and read by
 // ordinary loads.
@@ -47,13 +65,7 @@ void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
     const uint64_t terms = geometry.terms_offset() / 8;
     const uint64_t routing = geometry.bases_offset() / 8;
     const uint64_t routing_end = geometry.flags_offset() / 8;
-    // The latest operation that somebody has told the hostile rank of, or the next.
-    const auto* entered =
-        reinterpret_cast<const uint64_t*>(arena.memory->peers.at(kHostile, 0) + geometry.entered_offset());
-    uint64_t epoch = 0;
-    for (uint32_t i = 0; i < 2 * geometry.num_ranks; ++i)
-        epoch = std::max(epoch, word_epoch(__atomic_load_n(entered + i, __ATOMIC_RELAXED)));
-    epoch += random() % 2;
+    const uint64_t epoch = epoch_told(arena) + random() % 2;
     for (int i = 0; i < 200; ++i) {
         const uint64_t kind = random() % 8;
         const uint64_t at = kind == 0   ? random() % words
@@ -71,9 +83,12 @@ void write_nonsense(const HtArena& arena, std::mt19937_64& random) {
     }
 }
 
+using Write = void (*)(const HtArena& arena, std::mt19937_64& random);
+
 // A rank's program: updates, dispatches and combines until there is an error. The hostile rank does so, too, so that
 // others get past the entries, and writes meanwhile.
-Answers run_rank(const std::shared_ptr<Communicator>& communicator, ncclEpLayout_t layout, bool masks, uint64_t seed) {
+Answers run_rank(const std::shared_ptr<Communicator>& communicator, ncclEpLayout_t layout, bool masks, uint64_t seed,
+                 Write write = write_nonsense) {
     const int rank = communicator->rank();
     ncclEpGroupConfig_t config = NCCL_EP_GROUP_CONFIG_INIT;
     config.algorithm = NCCL_EP_ALGO_HIGH_THROUGHPUT;
@@ -98,7 +113,7 @@ Answers run_rank(const std::shared_ptr<Communicator>& communicator, ncclEpLayout
         is_flat ? GuardedTensor(ncclFloat32, 4, {kRows, kTopk}) : GuardedTensor(ncclFloat32, 4, {kRows});
     GuardedTensor received_ids(ncclInt64, 8, {kRows, kTopk});
     GuardedTensor combined(ncclBfloat16, 2, {kTokens, kHidden});
-    HostileWriter writer(rank, seed, [&](std::mt19937_64& draws) { write_nonsense(group->ht_arena(), draws); });
+    HostileWriter writer(rank, seed, [&](std::mt19937_64& draws) { write(group->ht_arena(), draws); });
     Answers answers;
     const auto goes_on_after = [&](const std::function<void()>& call) {
         writer.wait_for_some();
@@ -141,6 +156,22 @@ class HtHostile : public testing::TestWithParam<std::tuple<ncclEpLayout_t, bool>
 TEST_P(HtHostile, ThreadsSurviveNonsense) { survive_in_threads(30, program()); }
 
 TEST_P(HtHostile, ProcessesSurviveNonsense) { survive_in_processes(10, program()); }
+
+TEST(HtHostileTokens, ANumberAboveTheGroupsIsRefusedWithBoth) {
+    const HostileProgram program = [](const std::shared_ptr<Communicator>& communicator, uint64_t seed) {
+        return run_rank(communicator, NCCL_EP_LAYOUT_FLAT, false, seed, write_too_many_tokens);
+    };
+    std::string messages;
+    for (uint64_t seed = 0; seed < 100; ++seed) {
+        for (const Answers& answers : answers_of_threads(seed, program)) {
+            messages += answers.message + "\n";
+            if (answers.message.find("announced 71 tokens") == std::string::npos) continue;
+            EXPECT_NE(answers.message.find("70"), std::string::npos) << answers.message;
+            return;
+        }
+    }
+    FAIL() << messages;
+}
 
 INSTANTIATE_TEST_SUITE_P(Layouts, HtHostile,
                          testing::Combine(testing::Values(NCCL_EP_LAYOUT_FLAT, NCCL_EP_LAYOUT_EXPERT_MAJOR),
