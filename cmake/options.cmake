@@ -19,6 +19,16 @@ function(crossdock_optimise_little target)
     target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
+# crossdock_join_sources(target [APART sources...]): where CROSSDOCK_UNITY is on, the target's sources are compiled ten at a
+# time, which takes half as long, and all ten again after a change. APART: those that have names in common with others.
+function(crossdock_join_sources target)
+    cmake_parse_arguments(join "" "" "APART" ${ARGN})
+    if(CROSSDOCK_UNITY)
+        set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
+        set_source_files_properties(${join_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+endfunction()
+
 # crossdock_precompile(target headers...): parsed once instead of in each source: half the time of most sources. Not in
 # developers' builds for CPUs, so that each source includes what it needs, and not where a launcher such as ccache knows
 # sources that it has seen before.
