@@ -29,11 +29,11 @@ function(crossdock_join_sources target)
     endif()
 endfunction()
 
-# crossdock_precompile(target headers...): parsed once instead of in each source: half the time of most sources. Not in
-# developers' builds for CPUs, so that each source includes what it needs, and not where a launcher such as ccache knows
-# sources that it has seen before.
+# crossdock_precompile(target headers...): parsed once instead of in each source, where the library is built to be used
+# or for a sanitizer: half the time of most sources. Not in developers' builds, so that each source includes what it
+# needs, and not where a launcher such as ccache knows sources that it has seen before.
 function(crossdock_precompile target)
-    if((CROSSDOCK_SANITIZE OR CROSSDOCK_CUDA OR NOT CROSSDOCK_DEVELOPER) AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    if((CROSSDOCK_SANITIZE OR NOT CROSSDOCK_DEVELOPER) AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
         target_precompile_headers(${target} PRIVATE ${ARGN})
     endif()
 endfunction()
