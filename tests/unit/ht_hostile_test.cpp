@@ -165,8 +165,8 @@ TEST(HtHostileTokens, ANumberAboveTheGroupsIsRefusedWithBoth) {
     for (uint64_t seed = 0; seed < 100; ++seed) {
         for (const Answers& answers : answers_of_threads(seed, program)) {
             messages += answers.message + "\n";
-            if (answers.message.find("announced 71 tokens") == std::string::npos) continue;
-            EXPECT_NE(answers.message.find("70"), std::string::npos) << answers.message;
+            if (answers.message.find("announced 71 tokens to rank 2, allowed: at most 70; in ") == std::string::npos)
+                continue;
             return;
         }
     }
