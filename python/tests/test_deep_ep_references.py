@@ -70,9 +70,7 @@ def test_elastic_buffer(several_sums: bool) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    torch.multiprocessing.start_processes(
-        compare, (RANKS, port, several_sums), nprocs=RANKS, start_method="forkserver"
-    )
+    torch.multiprocessing.start_processes(compare, (RANKS, port, several_sums), nprocs=RANKS, start_method="forkserver")
 
 
 def test_sums_round_per_rank_and_per_domain() -> None:

@@ -10,8 +10,8 @@ makes a folder of less than 64 MiB. Where there is a GPU, with Python, torch for
 
     python3 FOLDER/tests/gpu.py run [--ranks 4] [--only flashinfer] [--dry-run]
 
-runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests CHECKOUT adds DeepEP's own
-test programs, from the tests folder of a checkout of DeepEP 2, unchanged.
+runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests names the tests folder of a checkout of
+DeepEP 2, whose own test programs then run, too, unchanged.
 """
 
 from __future__ import annotations
@@ -253,26 +253,28 @@ def run_deep_ep(root: Path, part: Part, options: argparse.Namespace, log: Path) 
 
 
 def run_deep_ep_tests(root: Path, part: Part, options: argparse.Namespace, log: Path) -> dict[str, str]:
+    """Each starts its ranks itself, and fails if one of them does."""
     found: dict[str, str] = {}
     base = os.environ | environment(root, part)
-    base["PYTHONPATH"] += f":{root}/work/site/crossdock/deep_ep_path"
+    folder = root / "work" / "site" / "crossdock" / "deep_ep_path"
+    base["PYTHONPATH"] = os.pathsep.join([str(folder), base["PYTHONPATH"]])
     for name, arguments in DEEP_EP_TESTS.items():
         step = log.with_name(f"{log.stem}-{Path(name).stem}.log")
-        ranks = ["--num-processes", str(options.ranks)]
-        command = [sys.executable, str(options.deep_ep_tests / name), *ranks, *arguments]
+        command = [sys.executable, str(options.deep_ep_tests / name), "--num-processes", str(options.ranks), *arguments]
+        base["MASTER_PORT"] = str(free_port())
         with step.open("wb") as file:
-            process = subprocess.Popen(
-                command, env=base | {"MASTER_PORT": str(free_port())}, stdout=file, stderr=file, start_new_session=True
-            )
+            process = subprocess.Popen(command, env=base, stdout=file, stderr=file, start_new_session=True)
             try:
-                is_good = process.wait(options.timeout) == 0
+                process.wait(options.timeout)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                is_good = False
-        found[name] = "ok" if is_good else "FAILED"
-        if not is_good:
+        found[name] = "ok" if process.wait() == 0 else "FAILED"
+        if found[name] != "ok":
             print(tail(step), flush=True)
     return found
+
+
+RUNNERS = {"deep_ep_gpu.py": run_deep_ep, "deep_ep_tests": run_deep_ep_tests}  # the others: run_part
 
 
 def listed(root: Path, program: str) -> list[str]:
@@ -282,7 +284,7 @@ def listed(root: Path, program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def parts_of(root: Path, with_tests_of_deep_ep: bool) -> list[Part]:
+def parts_of(root: Path) -> list[Part]:
     flashinfer = listed(root, "gpu_flashinfer.py")
     killed = [name for name in flashinfer if name.startswith("killed")]
     site, transformer = root / "work" / "site", str(root / "work" / "libtransformer_engine.so")
@@ -309,11 +311,13 @@ def parts_of(root: Path, with_tests_of_deep_ep: bool) -> list[Part]:
             loading="LAZY",
         ),
         Part("DeepEP's classes", "deep_ep_gpu.py", [], ["routing", "low_latency", "normal", "elastic"]),
-        *([Part("DeepEP's own tests", "deep_ep_tests", [], list(DEEP_EP_TESTS))] if with_tests_of_deep_ep else []),
+        Part("DeepEP's own tests", "deep_ep_tests", [], list(DEEP_EP_TESTS)),
     ]
 
 
-def reason_to_skip(root: Path, part: Part) -> str:
+def reason_to_skip(root: Path, part: Part, options: argparse.Namespace) -> str:
+    if part.program == "deep_ep_tests" and options.deep_ep_tests is None:
+        return "--deep-ep-tests is not given"
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed"
     import torch
@@ -327,12 +331,15 @@ def reason_to_skip(root: Path, part: Part) -> str:
 
 def run(options: argparse.Namespace) -> int:
     root = HERE.parent
-    parts = [part for part in parts_of(root, options.deep_ep_tests is not None) if options.only in part.program]
+    parts = [part for part in parts_of(root) if options.only in part.program]
+    if not parts:
+        print(f"gpu.py: no engine's program has '{options.only}' in its name")
+        return 2
     prepare(root)
     if options.dry_run:
         for part in parts:
             number = len(part.cases) + len(part.own)
-            print(f"{part.engine}: {number} cases, {reason_to_skip(root, part) or 'would run'}")
+            print(f"{part.engine}: {number} cases, {reason_to_skip(root, part, options) or 'would run'}")
             for name, value in environment(root, part).items():
                 print(f"    {name}={value}")
             print("\n".join(f"    {name}" for name in [*part.cases, *part.own]))
@@ -341,13 +348,12 @@ def run(options: argparse.Namespace) -> int:
     logs.mkdir(parents=True, exist_ok=True)
     rows, has_failed = [], False
     for part in parts:
-        reason, begin = reason_to_skip(root, part), time.monotonic()
+        reason, begin = reason_to_skip(root, part, options), time.monotonic()
         if reason:
             rows.append(f"{part.engine:20} skipped: {reason}")
             continue
         log = logs / f"{part.program}.log"
-        runners = {"deep_ep_gpu.py": run_deep_ep, "deep_ep_tests": run_deep_ep_tests}
-        found = runners.get(part.program, run_part)(root, part, options, log)
+        found = RUNNERS.get(part.program, run_part)(root, part, options, log)
         numbers = [sum(word == of for word in found.values()) for of in WORDS]
         has_failed |= numbers[2] > 0
         took = time.monotonic() - begin
@@ -371,12 +377,16 @@ def main() -> int:
     running = commands.add_parser("run", help="run the cases of this folder here")
     running.add_argument("--ranks", type=int, default=4)
     running.add_argument("--only", default="", help="flashinfer, transformer_engine, megatron, deep_ep_gpu or deep_ep_tests")
-    running.add_argument("--deep-ep-tests", type=Path, metavar="CHECKOUT", help="the tests folder of a checkout of DeepEP 2")
+    running.add_argument("--deep-ep-tests", type=Path, metavar="FOLDER", help="the tests folder of a checkout of DeepEP 2")
     running.add_argument("--timeout", type=float, default=300, help="for one program's run, in seconds")
     running.add_argument("--logs", help="where logs go (FOLDER/logs)")
     running.add_argument("--dry-run", action="store_true", help="unpack, and show cases and environment")
     running.set_defaults(do=run)
     options = parser.parse_args()
+    folder = getattr(options, "deep_ep_tests", None)
+    missing = [name for name in DEEP_EP_TESTS if folder is not None and not (folder / name).exists()]
+    if missing:
+        parser.error(f"--deep-ep-tests is {folder}, which has no {missing[0]}: name the tests folder of DeepEP 2")
     return int(options.do(options))
 
 

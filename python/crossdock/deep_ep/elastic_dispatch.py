@@ -40,10 +40,14 @@ class EPHandle:
     recv_src_metadata: torch.Tensor
     num_recv_tokens: int
     num_expanded_tokens: int
-    dst_buffer_slot_idx: torch.Tensor  # opaque: what decides the slots, topk_idx
     token_metadata_at_forward: torch.Tensor | None = None
     channel_linked_list: torch.Tensor | None = None
     _state: Any = field(default=None, repr=False)
+
+    @property
+    def dst_buffer_slot_idx(self) -> torch.Tensor:
+        """Opaque: the routing, which decides the slots."""
+        return self.topk_idx
 
     def read_again(self) -> list[torch.Tensor]:
         """Tensors that combines and cached dispatches read."""
@@ -207,7 +211,6 @@ class Elastic:
             recv_src_metadata=sources,
             num_recv_tokens=num_rows,
             num_expanded_tokens=num_expanded,
-            dst_buffer_slot_idx=kept_topk_idx,
             _state=State(route, local_ids, expansion, CopyMaker(local_ids)),
         )
         return self._outputs(call, handle, values, ids, came_weights, came_scales)

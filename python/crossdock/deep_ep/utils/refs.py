@@ -51,8 +51,8 @@ def _gathered(own: torch.Tensor, most: int) -> torch.Tensor:
 def generate_pre_combine_data(
     src_token_idx: torch.Tensor, num_max_tokens_per_rank: int, num_topk: int, hidden: int
 ) -> torch.Tensor:
-    """bf16 [N, K, H], from -1 to 1: outputs of experts, which source rank * M + token alone decides on every rank."""
-    assert num_max_tokens_per_rank > 0
+    """bf16 [N, K, H], from -1 to 1: outputs of experts, which source rank * M + token alone decides, on every rank. M is
+    in these numbers already."""
     channels = 2 * torch.arange(hidden, dtype=torch.int32, device=src_token_idx.device) + 1
     made = torch.empty(len(src_token_idx), num_topk, hidden, dtype=torch.bfloat16, device=src_token_idx.device)
     for column in range(num_topk):
