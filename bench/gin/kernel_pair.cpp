@@ -28,8 +28,7 @@ void check(ncclResult_t result) {
 
 class Rank {
   public:
-    Rank(ncclComm_t comm, size_t bytes, int num_contexts)
-        : comm_(comm), half_(num_contexts * ((bytes + 63) / 64 * 64)) {
+    Rank(ncclComm_t comm, size_t bytes, int num_contexts) : comm_(comm), half_(num_contexts * stride_of(bytes)) {
         check(ncclMemAlloc(&memory_, 2 * half_));
         std::memset(memory_, 1, 2 * half_);
         check(ncclCommWindowRegister(comm_, memory_, 2 * half_, &window_, NCCL_WIN_DEFAULT));
@@ -85,7 +84,7 @@ uint64_t batches_of(const Amount& amount) { return (amount.messages + kPutsPerBa
 Result measure(ncclComm_t comm, const Amount& amount, int num_contexts) {
     Rank self(comm, amount.bytes, num_contexts);
     Result result;
-    if (num_contexts == 1) {
+    if (amount.round_trips > 0) {
         self.round_trips(amount.bytes, amount.round_trips / 10 + 1);  // warms up
         result.half_round_trip_us = self.round_trips(amount.bytes, amount.round_trips) / 2 / amount.round_trips;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that gin_bench measures, for CPUs and GPUs alike. The window holds sources, then targets, half each. One
-// thread per block does everything: it is the latency of the operations that counts.
+// The kernels that gin_bench measures, for CPUs and GPUs alike. The window holds sources, then targets, half each; each
+// context has stride_of(bytes) of both. One thread per block does everything: it is the latency of the operations that
+// counts.
 //
 // Signals only grow; `done` is how many rounds earlier launches had, so that each launch waits for more than the last.
 #pragma once
@@ -11,6 +12,8 @@ namespace crossdock::gin_bench {
 
 enum Signal : ncclGinSignal_t { kTurn, kSent, kCame, kNumSignals };
 inline constexpr int kPutsPerBatch = 32;
+
+__host__ __device__ inline size_t stride_of(size_t bytes) { return (bytes + 127) / 128 * 128; }
 
 // Two ranks send a put with a weak signal back and forth. ticks: of `turns` round trips, by clock64().
 __global__ void ping_pong(ncclDevComm comm, ncclWindow_t window, size_t bytes, size_t target, uint64_t done,
@@ -36,7 +39,7 @@ __global__ void stream(ncclDevComm comm, ncclWindow_t window, size_t bytes, size
     ncclGin gin(comm, context);
     const ncclTeam world = ncclTeamWorld(comm);
     const int peer = 1 - comm.rank;
-    const size_t part = static_cast<size_t>(context) * bytes;
+    const size_t part = static_cast<size_t>(context) * stride_of(bytes);
     const long long begin = clock64();
     for (uint64_t batch = done + 1; batch <= done + batches; ++batch) {
         if (comm.rank == 1) {

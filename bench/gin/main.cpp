@@ -22,6 +22,7 @@ struct Options {
     uint32_t repetitions = 5;
     uint32_t round_trips = 2000;
     uint64_t mebibytes = 512;  // of a stream
+    uint32_t messages = 200'000;
     std::string plugin = GIN_BENCH_PLUGIN;
     std::string json;
     std::vector<std::string> ways, transports;  // empty: all
@@ -98,7 +99,7 @@ void run(const Options& options) {
                 RateRow row{way, transport, contexts, {}};
                 for (uint32_t i = 0; i < options.repetitions; ++i) {
                     row.messages_per_us.push_back(
-                        measure_kernels(backend, by_proxy, amount_of(options, 8), contexts).messages_per_us);
+                        measure_kernels(backend, by_proxy, {8, 0, options.messages}, contexts).messages_per_us);
                 }
                 rates.push_back(row);
             }
@@ -119,6 +120,8 @@ int main(int argc, char** argv) {
     app.add_option("--contexts", options.contexts, "of which the message rates are measured")
         ->delimiter(',')
         ->check(CLI::Range(1, 64));
+    app.add_option("--messages", options.messages, "puts of 8 bytes, of a message rate")
+        ->check(CLI::Range(32u, 1'000'000'000u));
     app.add_option("--repetitions", options.repetitions, "medians are of so many")->check(CLI::Range(1, 1000));
     app.add_option("--round-trips", options.round_trips, "of a measurement; large puts take a 20th")
         ->check(CLI::Range(1, 10'000'000));

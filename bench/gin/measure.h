@@ -14,8 +14,8 @@ namespace crossdock::gin_bench {
 
 struct Amount {
     uint64_t bytes;
-    uint32_t round_trips;
-    uint32_t messages;  // of a stream
+    uint32_t round_trips;  // 0: only the stream
+    uint32_t messages;     // of a stream
 };
 
 struct Result {

@@ -10,6 +10,7 @@
 #include "core/process.h"
 #include "device/cpu/far_memory.h"
 #include "fabric/communicator.h"
+#include "kernels/geometry.h"
 
 namespace crossdock::gin {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 constexpr int kMaxCount = 1 << 16;
 constexpr int kMaxContexts = 64;
 constexpr uint64_t kDrainNs = 5'000'000'000;
+constexpr size_t kWordsApart = 16;   // 128 bytes: processors fetch lines of 64 in pairs
 constexpr int kFull = 1, kRail = 2;  // ncclGinConnectionType_t
 
 struct Registry {
@@ -130,14 +132,13 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.hybrid_rail_signal0 = take(needs.barriers * rail_size);
     view.hybrid_world_signal0 = take(needs.barriers * view.num_ranks);
 
-    const auto contexts = static_cast<size_t>(view.num_contexts);
-    const auto signals = contexts * static_cast<size_t>(needs.signals + num_barrier_signals_);
-    const auto counters = contexts * static_cast<size_t>(needs.counters);
+    signals_per_context_ = align_up(static_cast<size_t>(needs.signals + num_barrier_signals_), kWordsApart);
+    counters_per_context_ = align_up(static_cast<size_t>(needs.counters), kWordsApart);
     const auto inboxes = static_cast<size_t>(needs.lsa_barriers + needs.barriers + needs.list_lsa_barriers) *
                          static_cast<size_t>(view.lsa_size);
-    shadows_.resize(signals);
+    shadows_.resize(first_counter());
     epochs_.resize(inboxes);
-    memory_ = communicator->allocate_symmetric(8 * (signals + counters) + 4 * inboxes + 8, cpu::join_timeout_ns());
+    memory_ = communicator->allocate_symmetric(8 * first_inbox() + 4 * inboxes + 8, cpu::join_timeout_ns());
     if (cpu::Scheduler* scheduler = communicator->runtime().cpu_executor()->scheduler()) {
         simulated = SimulatedGin::of(*scheduler);
         return;
@@ -149,13 +150,12 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
 
 size_t DeviceComm::signal_index(int context, uint32_t signal, const Caller& caller) const {
     const auto user_signals = static_cast<uint32_t>(needs.signals);
-    const uint32_t per_context = user_signals + static_cast<uint32_t>(num_barrier_signals_);
     const bool is_barrier = (signal & kBarrierSignal) != 0;
-    const uint32_t index = is_barrier ? user_signals + (signal & ~kBarrierSignal) : signal;
-    require(index < (is_barrier ? per_context : user_signals), ncclInvalidArgument,
-            "{}: signal {} is out of range: the device communicator has {} (ginSignalCount)", caller,
-            signal & ~kBarrierSignal, user_signals);
-    return static_cast<size_t>(context) * per_context + index;
+    const uint32_t index = signal & ~kBarrierSignal;
+    require(index < (is_barrier ? static_cast<uint32_t>(num_barrier_signals_) : user_signals), ncclInvalidArgument,
+            "{}: signal {} is out of range: the device communicator has {} (ginSignalCount)", caller, index,
+            user_signals);
+    return static_cast<size_t>(context) * signals_per_context_ + (is_barrier ? user_signals : 0) + index;
 }
 
 uint64_t* DeviceComm::signal(int rank, int context, uint32_t signal, const Caller& caller) const {
@@ -170,13 +170,12 @@ uint64_t* DeviceComm::counter(int context, uint32_t counter, const Caller& calle
     require(counter < static_cast<uint32_t>(needs.counters), ncclInvalidArgument,
             "{}: counter {} is out of range: the device communicator has {} (ginCounterCount)", caller, counter,
             needs.counters);
-    return reinterpret_cast<uint64_t*>(memory_->local) + shadows_.size() +
-           static_cast<size_t>(context) * static_cast<size_t>(needs.counters) + counter;
+    return reinterpret_cast<uint64_t*>(memory_->local) + first_counter() +
+           static_cast<size_t>(context) * counters_per_context_ + counter;
 }
 
 uint32_t* DeviceComm::lsa_inbox(int owner, uint32_t barrier, int from) const {
-    const auto words = shadows_.size() + static_cast<size_t>(view.num_contexts) * static_cast<size_t>(needs.counters);
-    return reinterpret_cast<uint32_t*>(reinterpret_cast<uint64_t*>(memory_->peers.at(owner, 0)) + words) +
+    return reinterpret_cast<uint32_t*>(reinterpret_cast<uint64_t*>(memory_->peers.at(owner, 0)) + first_inbox()) +
            barrier * static_cast<size_t>(view.lsa_size) + static_cast<size_t>(from);
 }
 

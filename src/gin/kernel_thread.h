@@ -75,7 +75,10 @@ class KernelThread {
                     const std::function<std::string()>& description);
     // One step of a loop that waits for others in a way that nobody here knows.
     void poll(uint64_t until_ns);
-    void made_progress() { num_polls_ = 0; }
+    void made_progress() {
+        num_polls_ = 0;
+        warp_->note_progress();
+    }
     // A place where other threads may run. Ends the kernel where a violation was found.
     void scheduling_point();
 

@@ -48,6 +48,9 @@ class Warp {
     // deadline_ns when no task can make progress.
     virtual void pause(uint64_t deadline_ns) = 0;
 
+    // What it last waited for has come: its next pause is the first of a new wait, not of a long one.
+    virtual void note_progress() {}
+
     // A place where the simulation may switch to another fiber; nothing elsewhere.
     virtual void scheduling_point() = 0;
 

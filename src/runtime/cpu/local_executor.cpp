@@ -116,8 +116,7 @@ class LocalWarp final : public Warp {
     Fault fault() const override { return Fault::kNone; }
     ProtocolChecker* checker() override { return nullptr; }
 
-  private:
-    void note_progress() {
+    void note_progress() override {
         if (fiber == nullptr) {
             launch->backoff.reset();
         } else {
@@ -125,6 +124,7 @@ class LocalWarp final : public Warp {
         }
     }
 
+  private:
     void suspend() {
         fiber->suspend();
         if (launch->broken) throw LaunchBroken{};
