@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "runtime/cpu/sanitizer.h"
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(CROSSDOCK_TSAN)
 // ThreadSanitizer's: a mutex that is made anew is not held any more.
 extern "C" void AnnotateRWLockReleased(const char* file, int line, const volatile void* mutex, long is_writer);
 #endif
@@ -80,7 +81,7 @@ ForkSafeMutex::~ForkSafeMutex() {
 
 // The C library would not let the child unlock what its parent's thread has locked.
 void ForkSafeMutex::renew() noexcept {
-#if defined(__SANITIZE_THREAD__)
+#if defined(CROSSDOCK_TSAN)
     AnnotateRWLockReleased(__FILE__, __LINE__, mutex_.native_handle(), 1);
 #endif
     new (&mutex_) std::shared_mutex;

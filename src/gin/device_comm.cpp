@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <type_traits>
 
 #include "api/boundary.h"
 #include "core/process.h"
@@ -14,6 +15,8 @@
 
 namespace crossdock::gin {
 namespace {
+
+static_assert(std::has_unique_object_representations_v<crossdockDevCommNeeds>);
 
 constexpr int kMaxCount = 1 << 16;
 constexpr int kMaxContexts = 64;

@@ -33,7 +33,7 @@ struct TransportConfig {
     uint64_t timeout_ns;  // of meeting
 };
 
-class Transport : private FrameReceiver {
+class Transport final : private FrameReceiver {
   public:
     // Collective: meets all ranks. Error with ncclRemoteError that names ranks that did not come.
     Transport(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank,

@@ -43,7 +43,7 @@ class UcxContext {
 // One context of each kind serves all communicators of a process: making one takes milliseconds.
 std::shared_ptr<UcxContext> shared_context(Reach reach);
 
-class UcxWorker : private PayloadSource {
+class UcxWorker final : private PayloadSource {
   public:
     UcxWorker(Reach reach, FrameReceiver& receiver, uint32_t num_peers);
     ~UcxWorker();

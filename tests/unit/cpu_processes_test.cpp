@@ -29,6 +29,7 @@
 #include "fabric/cpu/mailbox.h"
 #include "fabric/cpu/memory_file.h"
 #include "fabric/cpu/peer_process.h"
+#include "runtime/cpu/sanitizer.h"
 
 namespace crossdock::cpu {
 namespace {
@@ -330,7 +331,7 @@ TEST(Processes, AStoppedJoinerIsNamed) {
 
 // A child uses the library although threads of its parent were using it in the same way at the moment of the fork.
 void expect_forks_beside(const std::function<bool()>& use) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(CROSSDOCK_ASAN) || defined(CROSSDOCK_TSAN)
     GTEST_SKIP() << "the sanitizer's own locks are taken in a child that is forked beside other threads";
 #endif
     // The first fork meets threads that use the library for the first time.

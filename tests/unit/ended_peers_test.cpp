@@ -16,7 +16,8 @@ TEST(EndedPeers, AreToldAfterOneMorePoll) {
         return ends[rank];
     });
     const auto look_again = [&] {
-        for (const int before = num_looks; num_looks == before;) peers.look();
+        const int before = num_looks;
+        while (num_looks == before) peers.look();
     };
     uint32_t told = 0;
     uint32_t told_another = 0;

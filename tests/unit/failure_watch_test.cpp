@@ -11,6 +11,8 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/cpu/sanitizer.h"
+
 namespace crossdock {
 namespace {
 
@@ -71,7 +73,7 @@ TEST(FailureWatch, PlacesComeAndGo) {
 
 // A forked child, which has no such thread, gives up what it inherits without a word, and ends.
 TEST(FailureWatch, AForkedChildEnds) {
-#if defined(__SANITIZE_THREAD__)
+#if defined(CROSSDOCK_TSAN)
     GTEST_SKIP() << "ThreadSanitizer knows no new threads in a child that is forked beside other threads";
 #endif
     // The thread is past its beginning, where it may hold locks of the C library or of a sanitizer.

@@ -16,6 +16,7 @@
 #include "core/process.h"
 #include "crossdock.h"
 #include "crossdock/device/entry.hpp"
+#include "runtime/cpu/sanitizer.h"
 
 namespace crossdock {
 namespace {
@@ -34,7 +35,7 @@ bool blocks(const std::filesystem::path& task, int signal) {
 
 // That of a device communicator.
 TEST(LibraryThreads, TheProxyGetsNoSignalsButItsOwnFaults) {
-#if defined(__SANITIZE_THREAD__)
+#if defined(CROSSDOCK_TSAN)
     GTEST_SKIP() << "ThreadSanitizer has a thread of its own";
 #endif
     ncclComm_t comm = nullptr;
@@ -63,7 +64,7 @@ TEST(LibraryThreads, TheProxyGetsNoSignalsButItsOwnFaults) {
 }
 
 TEST(LibraryThreads, AreMissedWithAMessage) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(CROSSDOCK_ASAN) || defined(CROSSDOCK_TSAN)
     GTEST_SKIP() << "the sanitizer needs memory of its own";
 #endif
     const pid_t child = fork();

@@ -5,6 +5,7 @@
 #include "core/ll/arena.h"
 #include "core/structs.h"
 #include "hostile.h"
+#include "runtime/cpu/sanitizer.h"
 
 namespace crossdock {
 namespace {
@@ -42,7 +43,7 @@ uint64_t nonsense(std::mt19937_64& random, uint64_t epoch) {
 
 // A false flag, credit or origin lets two ranks use a row at once, which is a race and meant to be one. So under
 // ThreadSanitizer nonsense goes to counts and weights alone, and only in threads: it does not see races of processes.
-#if defined(__SANITIZE_THREAD__)
+#if defined(CROSSDOCK_TSAN)
 constexpr bool kSeesRaces = true;
 #else
 constexpr bool kSeesRaces = false;

@@ -45,18 +45,18 @@ struct crossdockDevCommView {
 };
 
 // ncclDevCommRequirements; what its lists want is part of the sums.
+// Without padding: ranks compare its bytes.
 struct crossdockDevCommNeeds {
     int barriers, lsa_barriers, rail_gin_barriers, world_gin_barriers;
     int contexts, signals, counters;
     int queue_depth;
-    int connection;  // ncclGinConnectionType_t
-    bool lsa_multimem;
-    bool no_strong_signals, no_va_signals;
+    int connection;                                      // ncclGinConnectionType_t
+    int lsa_multimem, no_strong_signals, no_va_signals;  // 0 or 1
     int list_lsa_barriers;
+    int ll_a2a_blocks, ll_a2a_slots;
+    int max_team;             // with multimem: how many ranks of the LSA team it spans
     uint64_t resource_bytes;  // of the buffers that the list wants; the caller allocates them
     uint64_t bad_alignment;   // of one of them; 0: all are good
-    int ll_a2a_blocks, ll_a2a_slots;
-    int max_team;  // with multimem: how many ranks of the LSA team it spans
 };
 
 struct crossdockTeam {

@@ -29,6 +29,7 @@ const MadeAtLoad made_at_load(sharers);
 HtRoutingMaker HtHandle::maker() const { return {group_->number(), enum_bits(layout_), topk_}; }
 
 bool HtHandle::overlaps(const HtHandle& other) const {
+    if (memory_ == nullptr || other.memory_ == nullptr) return false;
     return memory_ < other.memory_ + other.geometry().bytes() && other.memory_ < memory_ + geometry().bytes();
 }
 

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#include "runtime/cpu/sanitizer.h"
+
+#if defined(__SSE2__) && !defined(CROSSDOCK_TSAN) && !defined(CROSSDOCK_ASAN)
 #define CROSSDOCK_STREAMS 1  // the sanitizers do not see such writes
 #include <emmintrin.h>
 #endif
