@@ -21,13 +21,15 @@ function(crossdock_optimise_little target)
     set_target_properties(${target} PROPERTIES CROSSDOCK_UNOPTIMISED ON) # with a sanitizer
 endfunction()
 
-# crossdock_join_sources(target [APART sources...]): where CROSSDOCK_UNITY is on, the target's sources are compiled ten at a
-# time, which takes half as long, and all ten again after a change. APART: those that have names in common with others.
+# crossdock_join_sources(target [APART sources...]): where CROSSDOCK_UNITY is on, the target's C++ sources are compiled ten
+# at a time, which takes half as long. APART: those that have names in common with others.
 function(crossdock_join_sources target)
     cmake_parse_arguments(join "" "" "APART" ${ARGN})
     if(CROSSDOCK_UNITY)
+        get_target_property(cuda_sources ${target} SOURCES)
+        list(FILTER cuda_sources INCLUDE REGEX "\\.cu$")
         set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 10)
-        set_source_files_properties(${join_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+        set_source_files_properties(${join_APART} ${cuda_sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     endif()
 endfunction()
 

@@ -49,7 +49,7 @@ launches() { files 'src/*' | grep -v '^src/runtime/cuda/launch.cuh$' | xargs -r 
 tidy() {
     local shallow=(-Xclang -analyzer-config -Xclang mode=shallow)
     files 'src/api/*.cpp' 'src/core/*.cpp' |
-        xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/cpu --quiet "${shallow[@]/#/--extra-arg=}" 2>/dev/null
+        xargs -r -P "$(nproc)" -n 1 clang-tidy -p build/lint --quiet "${shallow[@]/#/--extra-arg=}" 2>/dev/null
 }
 shell() { scripts | xargs -r shellcheck; }
 

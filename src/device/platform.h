@@ -48,5 +48,13 @@ constexpr Peers kPeers = Peers::kLsa;
 #endif
 constexpr bool kHasGinPeers = kPeers == Peers::kLsaAndGin;
 
+// Kernels that know some of their arguments at compile time are the general one's source with constants. Builds for a
+// sanitizer, most of which they would take to compile, have the general one only.
+#if defined(CROSSDOCK_GENERAL_KERNELS)
+constexpr bool kHasKnownKernels = false;
+#else
+constexpr bool kHasKnownKernels = !kHasGinPeers;
+#endif
+
 }  // namespace
 }  // namespace crossdock

@@ -83,16 +83,8 @@ bool serves(const LlCombineArgs& args) {
            args.wire == Known::wire && args.forms == Known::forms;
 }
 
-// Groups with GIN peers have only the general kernel, and so have builds for a sanitizer, where the others, which are
-// the same source, would take most of the time to build.
-#if defined(CROSSDOCK_GENERAL_KERNELS)
-constexpr bool kHasKnownKernels = false;
-#else
-constexpr bool kHasKnownKernels = !kHasGinPeers;
-#endif
-
 // Calls run with the arguments as the first listed kernel that serves them takes them, or else as they are, for the
-// general kernel.
+// general kernel. Groups with GIN peers have only that.
 template <typename First, typename... Others, typename Args, typename Run>
 void with_known(const Args& args, Run run) {
     static_assert(sizeof(First) == sizeof(Args), "a constant takes no room");
