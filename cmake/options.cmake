@@ -21,8 +21,8 @@ function(crossdock_optimise_little target)
     set_target_properties(${target} PROPERTIES CROSSDOCK_UNOPTIMISED ON) # with a sanitizer
 endfunction()
 
-# crossdock_join_sources(target [APART sources...]): where CROSSDOCK_UNITY is on, the target's C++ sources are compiled ten
-# at a time, which takes half as long. APART: those that have names in common with others.
+# crossdock_join_sources(target [APART sources...]): where CROSSDOCK_UNITY is on, the target's C++ sources, all of which it
+# has by now, are compiled ten at a time, which takes half as long. APART: those that have names in common with others.
 function(crossdock_join_sources target)
     cmake_parse_arguments(join "" "" "APART" ${ARGN})
     if(CROSSDOCK_UNITY)

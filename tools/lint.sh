@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Everything that can be said about the sources without running them. ./dev lint installs what this needs and configures
-# build/cpu, whose compile commands clang-tidy reads.
+# build/lint, whose compile commands clang-tidy reads.
 # shellcheck disable=SC2317 # functions are called by name, through section and none
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1

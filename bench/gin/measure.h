@@ -48,7 +48,7 @@ inline uint64_t now_ns() { return cpu::steady_now_ns(); }
 Result measure_plugin(const Amount& amount, const std::string& plugin, const std::string& transports);
 // The same from kernels of CPU ranks that play two hosts.
 Result measure_hosts(const Amount& amount, const std::string& transports);
-// Kernels written against NCCL's Device API. Several contexts: each in a launch of its own, and only the stream.
+// Kernels written against NCCL's Device API. Several contexts: each in a launch of its own.
 enum class KernelBackend { kThreads, kProcesses, kHosts };
 Result measure_kernels(KernelBackend backend, bool by_proxy, const Amount& amount, int num_contexts);
 // memcpy() in one thread: the time of a copy, and the bandwidth.

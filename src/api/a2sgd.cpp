@@ -14,7 +14,7 @@ Registry<A2sgd>& objects() {
     static auto* const registry = new Registry<A2sgd>("a2sgd");
     return *registry;
 }
-const MadeAtLoad made_at_load(objects);
+const MadeAtLoad a2sgd_objects_made_at_load(objects);
 
 }  // namespace
 

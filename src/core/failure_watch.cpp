@@ -80,7 +80,7 @@ class Rounds {
     std::thread thread_;
 };
 
-const MadeAtLoad made_at_load(SharedInProcess<Rounds>::state);
+const MadeAtLoad rounds_made_at_load(SharedInProcess<Rounds>::state);
 
 }  // namespace
 

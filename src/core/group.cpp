@@ -26,7 +26,7 @@ uint64_t next_group_number() {
     static std::atomic<uint64_t> next{uint64_t{std::random_device{}()} << 32 | 1};
     return next++;
 }
-const MadeAtLoad made_at_load(next_group_number);
+const MadeAtLoad group_number_made_at_load(next_group_number);
 
 }  // namespace
 

@@ -57,7 +57,7 @@ AllocatedTensors& allocated_tensors() {
         new AllocatedTensors;  // outlives every other static object that may hold a descriptor
     return *tensors;
 }
-const MadeAtLoad made_at_load(allocated_tensors);
+const MadeAtLoad allocated_tensors_made_at_load(allocated_tensors);
 
 // Checks the descriptor and copies it; the caller's extents are read once.
 Tensor read_descriptor(const ncclEpTensor_t* caller, const char* name, ncclEpTensor_t& copy) {

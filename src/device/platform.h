@@ -48,8 +48,8 @@ constexpr Peers kPeers = Peers::kLsa;
 #endif
 constexpr bool kHasGinPeers = kPeers == Peers::kLsaAndGin;
 
-// Kernels that know some of their arguments at compile time are the general one's source with constants. Builds for a
-// sanitizer, most of which they would take to compile, have the general one only.
+// Kernels that know some of their arguments at compile time are the general one's source with constants. Sanitizer
+// builds compile only the general kernel: the others would take most of the time.
 #if defined(CROSSDOCK_GENERAL_KERNELS)
 constexpr bool kHasKnownKernels = false;
 #else

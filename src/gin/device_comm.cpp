@@ -11,7 +11,6 @@
 #include "core/process.h"
 #include "device/cpu/far_memory.h"
 #include "fabric/communicator.h"
-#include "kernels/geometry.h"
 
 namespace crossdock::gin {
 namespace {
@@ -34,7 +33,7 @@ Registry& registry() {
     static auto* instance = new Registry;  // threads may use it while the process ends
     return *instance;
 }
-const MadeAtLoad made_at_load(registry);
+const MadeAtLoad registry_made_at_load(registry);
 
 std::shared_ptr<DeviceComm> look_up(uint64_t id) {
     const std::lock_guard lock(registry().mutex);
@@ -135,8 +134,11 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.hybrid_rail_signal0 = take(needs.barriers * rail_size);
     view.hybrid_world_signal0 = take(needs.barriers * view.num_ranks);
 
-    signals_per_context_ = align_up(static_cast<size_t>(needs.signals + num_barrier_signals_), kWordsApart);
-    counters_per_context_ = align_up(static_cast<size_t>(needs.counters), kWordsApart);
+    const auto padded = [](int words) {
+        return (static_cast<size_t>(words) + kWordsApart - 1) / kWordsApart * kWordsApart;
+    };
+    signals_per_context_ = padded(needs.signals + num_barrier_signals_);
+    counters_per_context_ = padded(needs.counters);
     const auto inboxes = static_cast<size_t>(needs.lsa_barriers + needs.barriers + needs.list_lsa_barriers) *
                          static_cast<size_t>(view.lsa_size);
     shadows_.resize(first_counter());

@@ -60,8 +60,8 @@ class DeviceComm {
 
   private:
     size_t signal_index(int context, uint32_t signal, const Caller& caller) const;
-    // The memory has the signals of all contexts, then their counters, then the inboxes. The words of a context have
-    // cache lines of their own, since threads take different contexts in order not to meet.
+    // The memory has the signals of all contexts, then their counters, then the inboxes. No two contexts share a cache
+    // line: they exist for threads that work independently.
     size_t first_counter() const { return static_cast<size_t>(view.num_contexts) * signals_per_context_; }
     size_t first_inbox() const {
         return first_counter() + static_cast<size_t>(view.num_contexts) * counters_per_context_;

@@ -33,7 +33,7 @@ void crossdockFenceMemory(crossdockFence) {
 void crossdockBeforeAtomic(const void* address, size_t, bool writes, bool releases) {
     KernelThread* thread = KernelThread::current_or_null();
     if (thread == nullptr || !writes) return;
-    thread->made_progress();
+    thread->wrote();
     if (thread->launch().simulated == nullptr) return;
     thread->scheduling_point();
     gin::Clock& told = thread->launch().simulated->judge().atomics[address];

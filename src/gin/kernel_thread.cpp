@@ -111,8 +111,7 @@ void KernelThread::release(Meeting& meeting) {
     meeting.gathering = {};
     for (cpu::Task* task : meeting.waiting) launch_->scheduler->wake(*task);
     meeting.waiting.clear();
-    // Tells the executor that somebody can go on.
-    if (launch_->scheduler == nullptr) warp_->copy_async(warp_->shared_memory, warp_->shared_memory, 0);
+    warp_->note_progress();
 }
 
 void KernelThread::meet(Meeting& meeting, unsigned arriving, const std::function<bool()>& is_complete,

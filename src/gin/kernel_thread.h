@@ -75,8 +75,11 @@ class KernelThread {
                     const std::function<std::string()>& description);
     // One step of a loop that waits for others in a way that nobody here knows.
     void poll(uint64_t until_ns);
+    // The thread wrote: what it polls next is not the loop of before.
+    void wrote() { num_polls_ = 0; }
+    // It posted an operation, or begins a wait.
     void made_progress() {
-        num_polls_ = 0;
+        wrote();
         warp_->note_progress();
     }
     // A place where other threads may run. Ends the kernel where a violation was found.

@@ -37,7 +37,7 @@ OpenSockets& open_sockets() {
     static auto* instance = new OpenSockets;
     return *instance;
 }
-const MadeAtLoad made_at_load(open_sockets);
+const MadeAtLoad open_sockets_made_at_load(open_sockets);
 
 socklen_t to_sockaddr(const Endpoint& endpoint, sockaddr_storage& storage) {
     std::memset(&storage, 0, sizeof(storage));

@@ -120,7 +120,7 @@ static SharedContexts& shared_contexts() {
     static auto* instance = new SharedContexts;
     return *instance;
 }
-static const MadeAtLoad made_at_load(shared_contexts);
+static const MadeAtLoad shared_contexts_made_at_load(shared_contexts);
 
 std::shared_ptr<UcxContext> shared_context(Reach reach) {
     auto& place = shared_contexts().by_reach[static_cast<size_t>(reach)];

@@ -22,7 +22,7 @@ Sharers& sharers() {
     static auto& instance = *new Sharers;
     return instance;
 }
-const MadeAtLoad made_at_load(sharers);
+const MadeAtLoad sharers_made_at_load(sharers);
 
 }  // namespace
 

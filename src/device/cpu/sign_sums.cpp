@@ -41,7 +41,7 @@ const SignVariant& chosen() {
     static const SignVariant& variant = *sign_variants().front();
     return variant;
 }
-const MadeAtLoad made_at_load(chosen);
+const MadeAtLoad sign_sums_made_at_load(chosen);
 
 }  // namespace
 

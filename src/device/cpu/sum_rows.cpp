@@ -114,7 +114,7 @@ SumRows chosen() {
     static const SumRows choice = choose();
     return choice;
 }
-const MadeAtLoad made_at_load(chosen);
+const MadeAtLoad sum_rows_made_at_load(chosen);
 
 }  // namespace
 

@@ -48,7 +48,7 @@ class Warp {
     // deadline_ns when no task can make progress.
     virtual void pause(uint64_t deadline_ns) = 0;
 
-    // What it last waited for has come: its next pause is the first of a new wait, not of a long one.
+    // The warp did more than poll: the executor need not treat its next pause as part of a long wait.
     virtual void note_progress() {}
 
     // A place where the simulation may switch to another fiber; nothing elsewhere.

@@ -30,7 +30,7 @@ Registry& registry() {
     static auto* instance = new Registry;
     return *instance;
 }
-const MadeAtLoad made_at_load(registry);
+const MadeAtLoad registry_made_at_load(registry);
 
 }  // namespace
 

@@ -42,7 +42,7 @@ OpenSegments& open_segments() {
     static auto* instance = new OpenSegments;
     return *instance;
 }
-const MadeAtLoad made_at_load(open_segments);
+const MadeAtLoad open_segments_made_at_load(open_segments);
 
 Mapping map_segment(const IdContents& contents, int num_ranks) {
     const FileDescriptor file = open_of_process(contents.process, static_cast<int>(contents.fd));

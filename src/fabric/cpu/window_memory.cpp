@@ -24,7 +24,7 @@ Allocations& allocations() {
     static auto* instance = new Allocations;
     return *instance;
 }
-const MadeAtLoad made_at_load(allocations);
+const MadeAtLoad allocations_made_at_load(allocations);
 
 }  // namespace
 

@@ -84,7 +84,7 @@ bool serves(const LlCombineArgs& args) {
 }
 
 // Calls run with the arguments as the first listed kernel that serves them takes them, or else as they are, for the
-// general kernel. Groups with GIN peers have only that.
+// general kernel. Groups with GIN peers, and sanitizer builds, have only that.
 template <typename First, typename... Others, typename Args, typename Run>
 void with_known(const Args& args, Run run) {
     static_assert(sizeof(First) == sizeof(Args), "a constant takes no room");

@@ -98,6 +98,6 @@ cpu::Executor& executor_of_calling_thread() {
     static cpu::LocalExecutor executor(1);  // the system is asked for its number of cores
     return executor;
 }
-static const MadeAtLoad made_at_load(executor_of_calling_thread);
+static const MadeAtLoad executor_made_at_load(executor_of_calling_thread);
 
 }  // namespace crossdock

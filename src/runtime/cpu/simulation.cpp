@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kSwitchOneIn = 4;        // of the places where a warp may be interrupted
 constexpr unsigned char kStaleByte = 0xcd;  // a GPU's shared memory is not zeroed either
 
-struct Launch {
+struct SimulatedLaunch {
     Scheduler* scheduler;
     SlotChecker* checker;
     const std::function<void(Warp&)>* kernel;
@@ -22,14 +22,14 @@ struct Launch {
     std::exception_ptr exception;  // the first one thrown by a warp
 };
 
-struct Block {
+struct SimulatedBlock {
     ZeroedMemory shared;
     std::vector<Task*> at_barrier[Warp::kNumBarriers];
 };
 
 class SimulatedWarp final : public Warp {
   public:
-    SimulatedWarp(Launch& launch, Block& block) : launch_(&launch), block_(&block) {
+    SimulatedWarp(SimulatedLaunch& launch, SimulatedBlock& block) : launch_(&launch), block_(&block) {
         shared_memory = block.shared.data();
     }
 
@@ -99,8 +99,8 @@ class SimulatedWarp final : public Warp {
         if (--launch_->num_running == 0) scheduler().wake(*launch_->launcher);
     }
 
-    Launch* launch_;
-    Block* block_;
+    SimulatedLaunch* launch_;
+    SimulatedBlock* block_;
 };
 
 class SimulatedExecutor final : public Executor {
@@ -112,12 +112,12 @@ class SimulatedExecutor final : public Executor {
         require_alive();
         Task& launcher = scheduler_->current();
         const int num_warps = shape.num_blocks * shape.warps_per_block;
-        Launch launch{scheduler_, checker_, &kernel, &launcher, rank_, num_warps, nullptr};
-        std::vector<Block> blocks(static_cast<size_t>(shape.num_blocks));
+        SimulatedLaunch launch{scheduler_, checker_, &kernel, &launcher, rank_, num_warps, nullptr};
+        std::vector<SimulatedBlock> blocks(static_cast<size_t>(shape.num_blocks));
         std::vector<SimulatedWarp> warps;
         warps.reserve(static_cast<size_t>(num_warps));
         for (int block_idx = 0; block_idx < shape.num_blocks; ++block_idx) {
-            Block& block = blocks[static_cast<size_t>(block_idx)];
+            SimulatedBlock& block = blocks[static_cast<size_t>(block_idx)];
             block.shared = ZeroedMemory(shape.shared_bytes, kSharedAlignment);
             std::memset(block.shared.data(), kStaleByte, shape.shared_bytes);
             for (int warp_idx = 0; warp_idx < shape.warps_per_block; ++warp_idx) {
