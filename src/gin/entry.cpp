@@ -33,7 +33,6 @@ void crossdockFenceMemory(crossdockFence) {
 void crossdockBeforeAtomic(const void* address, size_t, bool writes, bool releases) {
     KernelThread* thread = KernelThread::current_or_null();
     if (thread == nullptr || !writes) return;
-    thread->wrote();
     if (thread->launch().simulated == nullptr) return;
     thread->scheduling_point();
     gin::Clock& told = thread->launch().simulated->judge().atomics[address];
@@ -48,7 +47,7 @@ void crossdockAfterAtomic(const void* address, bool acquires, bool is_poll) {
         const gin::Clock& told = thread->launch().simulated->judge().atomics[address];
         (acquires ? thread->clock : thread->pending).join(told);
     }
-    if (is_poll) thread->poll(0);
+    is_poll ? thread->poll(0) : thread->wrote();
 }
 
 void crossdockPause(uint64_t nanoseconds) {

@@ -117,6 +117,21 @@ TEST(Simulator, AWaitForASignalThatNobodySendsIsADeadlock) {
     EXPECT_NE(report.find("expected 3, seen 2"), std::string::npos) << report;
 }
 
+// A lock that nobody releases is found too, though the threads that want it do more than load.
+__global__ void taken_lock(ncclDevComm, ncclWindow_t) {
+    __shared__ int lock;
+    if (threadIdx.x == 0) lock = 0;
+    __syncthreads();
+    while (atomicCAS(&lock, 0, 1) != 0) {
+    }
+}
+TEST(Simulator, ALockThatNobodyReleasesIsFound) {
+    const std::string report = in_simulation({}, 0, launching(1, 2, taken_lock));
+    EXPECT_NE(report.find("no end in sight"), std::string::npos) << report;
+    EXPECT_NE(report.find("rank 1, block 0, thread"), std::string::npos) << report;
+    EXPECT_NE(report.find("waits in a loop of its own, by atomic loads or pauses"), std::string::npos) << report;
+}
+
 // The source may be overwritten once the counter has told so, and a strong signal covers all earlier puts.
 __global__ void counted_puts(ncclDevComm comm, ncclWindow_t window) {
     ncclGin gin(comm, 1);
