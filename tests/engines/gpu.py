@@ -10,8 +10,8 @@ makes a folder of less than 64 MiB. Where there is a GPU, with Python, torch for
 
     python3 FOLDER/tests/gpu.py run [--ranks 4] [--only flashinfer] [--dry-run]
 
-runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests names the tests folder of a checkout of
-DeepEP 2, whose own test programs then run, too, unchanged.
+runs all cases, each on all ranks, which may share one GPU, and prints a table. --deep-ep-tests names the tests folder of
+a checkout of DeepEP 2, whose own test programs then run, too, unchanged.
 """
 
 from __future__ import annotations
