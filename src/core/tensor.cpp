@@ -227,8 +227,7 @@ void expect_shape(const Tensor& tensor, std::initializer_list<size_t> sizes, con
     }
 }
 
-void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed) {
-    if (std::find(allowed.begin(), allowed.end(), tensor.dtype) != allowed.end()) return;
+void refuse_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed) {
     std::string names;
     for (const ncclDataType_t dtype : allowed) names += (names.empty() ? "" : ", ") + std::string(dtype_name(dtype));
     fail(ncclInvalidArgument, "{} is of type {} ({}), allowed: {}", tensor.name, dtype_name(tensor.dtype),

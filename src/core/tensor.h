@@ -76,7 +76,13 @@ Tensor read_local_tensor(const ncclEpTensor_t* caller, const char* name);
 // InvalidArgument, naming tensor, dimension, value and the expected one. kAnySize matches everything.
 inline constexpr size_t kAnySize = ~size_t{0};
 void expect_shape(const Tensor& tensor, std::initializer_list<size_t> sizes, const char* meaning);
-void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed);
+[[noreturn]] void refuse_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed);
+inline void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataType_t> allowed) {
+    for (const ncclDataType_t dtype : allowed) {
+        if (tensor.dtype == dtype) return;
+    }
+    refuse_dtype(tensor, allowed);
+}
 // A type that dispatch can carry: rows move byte by byte, so that of one byte any.
 void expect_carried(const Tensor& tensor);
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why);

@@ -6,7 +6,6 @@
 #include "core/ll/plan.h"
 #include "core/ll/recipes.h"
 #include "core/structs.h"
-#include "kernels/ll/launch.h"
 
 namespace crossdock {
 
@@ -77,17 +76,9 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
     args.common.set(Term::kDtype, tokens.dtype);
     args.common.set(Term::kSums, args.wire == LlCombineWire::kSums ? CROSSDOCK_SUMS_SENDER : CROSSDOCK_SUMS_EXACT);
-    run(args, stream);
-}
-
-void LlHandle::run(LlCombineArgs& args, cudaStream_t stream) {
     const LaunchShape shape = plan_ll_combine(*group_, args);
-    DeviceScope device(group_->runtime());
-    before_operation(stream);
-    launch<LlCombine>(group_->runtime(), args, shape, stream);
     group_->note_combine_warps(shape.warps_per_block);
-    keep_if_pending(args);
-    group_->after_operation(stream);
+    issue<LlCombine>(args, shape, stream);
 }
 
 void LlHandle::read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe,

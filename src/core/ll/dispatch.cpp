@@ -6,7 +6,6 @@
 #include "core/ll/plan.h"
 #include "core/ll/recipes.h"
 #include "core/structs.h"
-#include "kernels/ll/launch.h"
 
 namespace crossdock {
 namespace {
@@ -69,17 +68,9 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
             "multiple of {} bytes), with rank-major layout and recipe none or forward",
             kRowGranule);
     args.common.set(Term::kRouting, window_term(args.direct, token_place, scale_place));
-    run(args, stream);
-}
-
-void LlHandle::run(LlDispatchArgs& args, cudaStream_t stream) {
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
-    DeviceScope device(group_->runtime());
-    before_operation(stream);
-    launch<LlDispatch>(group_->runtime(), args, shape, stream);
+    issue<LlDispatch>(args, shape, stream);
     has_dispatched_ = true;
-    keep_if_pending(args);
-    group_->after_operation(stream);
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,

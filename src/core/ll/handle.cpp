@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/structs.h"
-#include "kernels/ll/launch.h"
 
 namespace crossdock {
 namespace {
@@ -140,31 +139,31 @@ void LlHandle::expect_may_start(bool send_only) const {
 void LlHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) {
     group_->expect_working();
     optional_struct(config, NCCL_EP_COMPLETE_CONFIG_V1_SIZE, "config");
-    if (std::holds_alternative<std::monostate>(pending_)) return;
-    const auto pending = std::exchange(pending_, std::monostate{});
-    --arena_->pending_splits;
-    const auto receive = [&](auto args) {
-        args.common.halves = kReceiveHalf;
-        run(args, stream);
-    };
-    if (const auto* dispatch = std::get_if<LlDispatchArgs>(&pending)) receive(*dispatch);
-    if (const auto* combine = std::get_if<LlCombineArgs>(&pending)) receive(*combine);
+    finish_pending(kReceiveHalf, stream);
 }
 
 void LlHandle::cancel_pending() {
-    if (std::holds_alternative<std::monostate>(pending_)) return;
-    const auto pending = std::exchange(pending_, std::monostate{});
-    --arena_->pending_splits;
-    const auto give_back = [&](auto args) {
-        args.common.halves = kReceiveHalf | kCancel;
-        run(args, nullptr);
-    };
     try {
-        if (const auto* dispatch = std::get_if<LlDispatchArgs>(&pending)) give_back(*dispatch);
-        if (const auto* combine = std::get_if<LlCombineArgs>(&pending)) give_back(*combine);
+        finish_pending(kReceiveHalf | kCancel, nullptr);
     } catch (const std::exception& error) {
         debug(error.what());  // the group has failed: there is nothing left to give back
     }
+}
+
+void LlHandle::finish_pending(uint32_t halves, cudaStream_t stream) {
+    const auto finish = [&]<typename Kernel>(Pending<Kernel>& pending) {
+        --arena_->pending_splits;
+        pending.args.common.halves = halves;
+        issue<Kernel>(pending.args, pending.shape, stream);
+    };
+    try {
+        if (auto* dispatch = std::get_if<Pending<LlDispatch>>(&pending_)) finish(*dispatch);
+        if (auto* combine = std::get_if<Pending<LlCombine>>(&pending_)) finish(*combine);
+    } catch (...) {
+        pending_ = std::monostate{};
+        throw;
+    }
+    pending_ = std::monostate{};
 }
 
 void LlHandle::dropped_tokens(uint64_t*, cudaStream_t) {
@@ -175,7 +174,7 @@ void LlHandle::sources(const ncclEpTensor_t* caller_tokens, const ncclEpTensor_t
     group_->expect_working();
     require(is_expert_major(), ncclInvalidUsage,
             "the handle's layout is rank-major, whose rows lie by source: sources are told by expert-major handles");
-    require(has_dispatched_ && !std::holds_alternative<LlDispatchArgs>(pending_), ncclInvalidUsage,
+    require(has_dispatched_ && !std::holds_alternative<Pending<LlDispatch>>(pending_), ncclInvalidUsage,
             "the handle has no finished dispatch: call ncclEpDispatch, and ncclEpComplete after send_only");
     const GroupConfig& config = group_->config();
     const Tensor tokens = read_tensor(group_->communicator(), caller_tokens, "tokens");

@@ -6,7 +6,7 @@
 
 #include "core/handle.h"
 #include "core/tensor.h"
-#include "kernels/ll/arguments.h"
+#include "kernels/ll/launch.h"
 
 namespace crossdock {
 
@@ -53,14 +53,11 @@ class LlHandle final : public Handle {
     void read_dispatch_places(const ncclEpLayoutInfo_t& info, LlDispatchArgs& args, CallMemory& memory) const;
     void read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe, const Tensor& tokens,
                              LlCombineArgs& args, CallMemory& memory) const;
-    void run(LlDispatchArgs& args, cudaStream_t stream);
-    void run(LlCombineArgs& args, cudaStream_t stream);
-    // After a launch: keeps what Complete needs of an operation that was issued without its receive half.
-    void keep_if_pending(const auto& args) {
-        if (args.common.halves != kSendHalf) return;
-        pending_ = args;
-        ++arena_->pending_splits;
-    }
+    // Keeps what finish_pending needs of an operation that is issued without its receive half.
+    template <typename Kernel>
+    void issue(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream);
+    // Issues the rest of the pending operation, if there is one. Then none is pending, also where the launch fails.
+    void finish_pending(uint32_t halves, cudaStream_t stream);
 
     std::shared_ptr<LlArena> arena_;
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
@@ -70,7 +67,24 @@ class LlHandle final : public Handle {
     uint32_t num_tokens_ = 0;
 
     bool has_dispatched_ = false;
-    std::variant<std::monostate, LlDispatchArgs, LlCombineArgs> pending_;
+    template <typename Kernel>
+    struct Pending {
+        typename Kernel::Args args;
+        LaunchShape shape;
+    };
+    std::variant<std::monostate, Pending<LlDispatch>, Pending<LlCombine>> pending_;
 };
+
+template <typename Kernel>
+void LlHandle::issue(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
+    DeviceScope device(group_->runtime());
+    before_operation(stream);
+    launch<Kernel>(group_->runtime(), args, shape, stream);
+    if (args.common.halves == kSendHalf) {
+        pending_ = Pending<Kernel>{args, shape};
+        ++arena_->pending_splits;
+    }
+    group_->after_operation(stream);
+}
 
 }  // namespace crossdock

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "device/platform.h"
 #include "runtime/cuda/kernel_list.h"
 #include "runtime/launch.h"
@@ -24,6 +26,7 @@ template <auto kKernel>
 inline ListedKernel listed_kernel{reinterpret_cast<const void*>(kKernel)};
 
 template <auto kKernel, typename Args>
+requires std::is_same_v<decltype(kKernel), void (*)(Args)>
 void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, const char* name) {
     cudaError_t result = listed_kernel<kKernel>.ensure_prepared();
     if (result == cudaSuccess) {
@@ -37,7 +40,9 @@ void launch(const Args& args, const LaunchShape& shape, cudaStream_t stream, con
         config.blockDim = dim3(static_cast<unsigned>(shape.warps_per_block * kLanes));
         config.dynamicSmemBytes = shape.shared_bytes;
         config.stream = stream;
-        result = cudaLaunchKernelEx(&config, kKernel, args);
+        // CUDA's own template would copy the arguments once more.
+        void* parameters[] = {const_cast<Args*>(&args)};
+        result = cudaLaunchKernelExC(&config, listed_kernel<kKernel>.function(), parameters);
     }
     if (result == cudaSuccess) return;
     const cudaError_t cleared = cudaGetLastError();
