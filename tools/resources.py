@@ -14,13 +14,12 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/kernels/resources.txt"
 COLUMNS = ("kernel", "GPU", "registers", "static shared", "stack", "spill stores", "spill loads", "code", "rare code")
 # Kernels of some microseconds wait for every line of their machine code, so theirs is counted, on this GPU.
-COUNTED, COUNTED_GPU = "src/kernels/ll/kernels.cu", "sm_90"
+COUNTED, COUNTED_GPU, COUNTED_FILE = "src/kernels/ll/kernels.cu", "sm_90", "compute_90"
 GIN = "-DCROSSDOCK_GIN_PEERS"  # not in the variant for GIN peers
 # Of a kernel's name; variants for LSA peers only are not marked.
 WORDS = {"crossdock::": "", "gpu::": "", "gpu_gin::": "", "<(Peers)0>": "", ", (Peers)0": "", "(Peers)1": "GIN",
@@ -44,17 +43,14 @@ def kernel_of(signature):
     return name
 
 
-def code_of(command, folder):
-    """Bytes of machine code of each kernel that a command compiles: what lies before its first function that is called,
-    and those functions, which only faults and rare cases need."""
-    words = [word for word in command if not word.startswith("--generate-code")]
-    with tempfile.TemporaryDirectory() as made:
-        cubin = f"{made}/code.cubin"
-        words[words.index("-o") + 1] = cubin
-        words[words.index("-c")] = "-cubin"
-        nvcc = next(i for i, word in enumerate(words) if pathlib.Path(word).name == "nvcc")
-        subprocess.run([*words[nvcc:], f"-arch={COUNTED_GPU}"], cwd=folder, check=True, capture_output=True)
-        symbols = subprocess.run(["readelf", "-sW", cubin], capture_output=True, text=True, check=True).stdout
+def code_of(cubins):
+    """Bytes of machine code of each kernel in a folder of them: what lies before its first function that is called, and
+    those functions, which only faults and rare cases need."""
+    files = list(cubins.glob("*.cubin"))  # with several GPUs their names tell which
+    cubin = files[0] if len(files) == 1 else next((file for file in files if COUNTED_FILE in file.name), None)
+    if cubin is None:
+        return {}
+    symbols = subprocess.run(["readelf", "-sW", cubin], capture_output=True, text=True, check=True).stdout
     sizes, first_called = {}, {}
     for address, size, section, name in re.findall(r"(\w+)\s+(\d+|0x\w+) FUNC .* (\d+) (\S+)$", symbols, re.MULTILINE):
         if name.startswith("$"):
@@ -101,8 +97,9 @@ def main():
             command = shlex.split(unit["command"])
             nvcc = next(word for word in command if pathlib.Path(word).name == "nvcc")
             is_counted = unit["file"].endswith(COUNTED) and GIN not in command
-            code = code_of(command, unit["directory"]) if is_counted else {}
-            reports.append(((build / (command[command.index("-o") + 1] + ".ptxas")).read_text(), code))
+            kept = build / command[command.index("-o") + 1]
+            code = code_of(kept.with_name(kept.name + ".cubins")) if is_counted else {}
+            reports.append((kept.with_name(kept.name + ".ptxas").read_text(), code))
     version = nvcc_version(nvcc)
     title = f"# ./dev resources --update (nvcc {version}, bytes where it is not registers)"
     rows = sorted(tuple(map(str, row)) for report, code in reports for row in rows_of(report, code))
