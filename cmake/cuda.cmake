@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# The CUDA language, and crossdock_cuda: headers, runtime and flags of code for GPUs. Neither NCCL nor the driver is
-# linked, both are opened when the first GPU group is made.
+# The CUDA language, and crossdock_cuda: the runtime, and headers and flags of sources in that language. C++ sources that
+# use CUDA or NCCL are named by crossdock_includes_cuda. All others are compiled as in builds without CUDA, with stand-ins
+# for the types that public headers name. Neither NCCL nor the driver is linked, both are opened when the first GPU group
+# is made.
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
@@ -15,12 +17,21 @@ if(NOT nccl_code OR nccl_code LESS 23004)
     message(FATAL_ERROR "${CROSSDOCK_NCCL_INCLUDE_FOUND}/nccl.h has version code ${nccl_code}: 23004 (2.30.4) is needed")
 endif()
 
+# NCCL's before the toolkit's, which may carry an older nccl.h.
+set(crossdock_cuda_folders ${CROSSDOCK_NCCL_INCLUDE_FOUND} ${CUDAToolkit_INCLUDE_DIRS})
+
+# crossdock_includes_cuda(SOURCES...): sources of the current folder that use CUDA or NCCL, in whose headers are functions
+# that not everybody uses.
+function(crossdock_includes_cuda)
+    set_source_files_properties(${ARGN} PROPERTIES
+        INCLUDE_DIRECTORIES "${crossdock_cuda_folders}" COMPILE_OPTIONS -Wno-unused-function)
+endfunction()
+
 add_library(crossdock_cuda INTERFACE)
-# Before the toolkit's folder, which may carry an older nccl.h.
-target_include_directories(crossdock_cuda BEFORE INTERFACE ${CROSSDOCK_NCCL_INCLUDE_FOUND})
-target_link_libraries(crossdock_cuda INTERFACE CUDA::cudart_static)
-target_compile_definitions(crossdock_cuda INTERFACE CROSSDOCK_WITH_CUDA=1 $<$<BOOL:${CROSSDOCK_TIMELINE}>:CROSSDOCK_TIMELINE>
-    CROSSDOCK_CUDA_VERSION="${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR}")
+target_include_directories(crossdock_cuda SYSTEM INTERFACE
+    "$<$<COMPILE_LANGUAGE:CUDA>:${crossdock_cuda_folders}>")
+target_link_libraries(crossdock_cuda INTERFACE $<LINK_ONLY:CUDA::cudart_static>)
+target_compile_definitions(crossdock_cuda INTERFACE $<$<BOOL:${CROSSDOCK_TIMELINE}>:CROSSDOCK_TIMELINE>)
 # CMake 3.25 does not know that this nvcc speaks C++20, so its own property for the standard is of no use.
 # What a kernel knows at compile time (kernels/ll/variants.h) leaves code that cannot be reached, which is meant: 128,
 # 177 and 186 warn of it.

@@ -2,28 +2,9 @@
 // The functions of crossdock.h about errors, groups and handles; its communicators are in crossdock_comm.cpp.
 #include "crossdock.h"
 
-#include <cstdio>
-
 #include "api/boundary.h"
 #include "core/objects.h"
 #include "core/structs.h"
-
-#define CROSSDOCK_STRING_OF(x) #x
-#define CROSSDOCK_STRING(x) CROSSDOCK_STRING_OF(x)
-
-namespace {
-
-// Loaders look for this pattern in the file to compare CUDA majors; a build without CUDA has no such line.
-#if defined(CROSSDOCK_CUDA_VERSION)
-__attribute__((used)) const char kBanner[] = "NCCL EP version " CROSSDOCK_STRING(NCCL_EP_MAJOR) "." CROSSDOCK_STRING(
-    NCCL_EP_MINOR) "." CROSSDOCK_STRING(NCCL_EP_PATCH) "+cuda" CROSSDOCK_CUDA_VERSION;
-
-__attribute__((constructor)) void print_banner() {
-    if (crossdock::debug_enabled()) std::fprintf(stderr, "%s\n", kBanner);
-}
-#endif
-
-}  // namespace
 
 const char* crossdockGetLastError(void) { return crossdock::last_error(); }
 

@@ -15,12 +15,9 @@ constexpr unsigned int kMostWords = 1U << 20;  // of a token's packed routing
 constexpr unsigned int kMostCounters = 32768;
 
 void expect_device(int device) {
-#if defined(CROSSDOCK_WITH_CUDA)
     require(device >= -1, ncclInvalidArgument, "device is {}, allowed: a GPU's number, or -1 for the host", device);
-#else
-    require(device == -1, ncclInvalidArgument,
+    require(device == -1 || kIsBuiltForGpus, ncclInvalidArgument,
             "device is {}, allowed in this library, which was built without CUDA: -1, the host", device);
-#endif
 }
 
 void expect_id_type(ncclDataType_t type) {

@@ -12,7 +12,8 @@
 
 namespace crossdock {
 
-// One kernel, compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these.
+// One kernel, compiled for one kind of processor and peers. kernels.cpp and kernels.cu instantiate these; in builds
+// without CUDA core/without_gpus.cpp takes the place of the latter.
 template <typename Kernel, Peers kReached>
 struct OnCpu {
     static void launch(cpu::Executor& executor, const typename Kernel::Args& args, const LaunchShape& shape);
@@ -25,11 +26,9 @@ struct OnGpu {
 // executor: null: the current device.
 template <typename Kernel, Peers kReached = Peers::kLsa>
 void launch(cpu::Executor* executor, const typename Kernel::Args& args, const LaunchShape& shape,
-            [[maybe_unused]] cudaStream_t stream) {
+            cudaStream_t stream) {
     if (executor != nullptr) return OnCpu<Kernel, kReached>::launch(*executor, args, shape);
-#if defined(CROSSDOCK_WITH_CUDA)
     OnGpu<Kernel, kReached>::launch(args, shape, stream);
-#endif
 }
 
 // Error where the launch fails.

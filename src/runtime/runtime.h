@@ -39,6 +39,8 @@ class StreamOrder {
     virtual void synchronize() = 0;       // waits until it has
 };
 
+extern const bool kIsBuiltForGpus;  // whether this library has the code for them
+
 class Runtime {
   public:
     virtual ~Runtime() = default;

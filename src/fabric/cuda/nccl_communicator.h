@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL communicators as the library sees them; built with CUDA only.
+// NCCL communicators as the library sees them. Builds without CUDA know none (core/without_gpus.cpp).
 #pragma once
 
 #include <memory>

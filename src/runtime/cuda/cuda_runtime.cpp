@@ -11,6 +11,9 @@
 #include "runtime/cuda/stream_order.h"
 
 namespace crossdock {
+
+const bool kIsBuiltForGpus = true;
+
 namespace {
 
 int attribute(cudaDeviceAttr which, int device) {

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Builds without CUDA: in place of what folders named `cuda` and files ending in .cu define.
+#include "core/error.h"
+#include "fabric/cuda/nccl_communicator.h"
+#include "kernels/a2sgd/launch.h"
+#include "kernels/ht/launch.h"
+#include "kernels/ll/launch.h"
+#include "kernels/routing/launch.h"
+
+namespace crossdock {
+
+const bool kIsBuiltForGpus = false;
+
+std::shared_ptr<Communicator> nccl_communicator_of(ncclComm_t comm) {
+    fail(ncclInvalidArgument, "comm {} is not a CPU communicator of crossdock.h, and this build knows no others",
+         static_cast<void*>(comm));
+}
+
+// Never called: only a GPU's communicator has a runtime without an executor.
+template <typename Kernel, Peers kReached>
+void OnGpu<Kernel, kReached>::launch(const typename Kernel::Args&, const LaunchShape&, cudaStream_t) {
+    fail(ncclInternalError, "{}: this library was built without CUDA", Kernel::kName);
+}
+
+template struct OnGpu<LlDispatch, Peers::kLsa>;
+template struct OnGpu<LlDispatch, Peers::kLsaAndGin>;
+template struct OnGpu<LlCombine, Peers::kLsa>;
+template struct OnGpu<LlCombine, Peers::kLsaAndGin>;
+template struct OnGpu<LlMaskClean, Peers::kLsa>;
+template struct OnGpu<LlMaskClean, Peers::kLsaAndGin>;
+template struct OnGpu<LlSources, Peers::kLsa>;
+
+template struct OnGpu<HtUpdate, Peers::kLsa>;
+template struct OnGpu<HtUpdate, Peers::kLsaAndGin>;
+template struct OnGpu<HtDispatch, Peers::kLsa>;
+template struct OnGpu<HtDispatch, Peers::kLsaAndGin>;
+template struct OnGpu<HtCombine, Peers::kLsa>;
+template struct OnGpu<HtCombine, Peers::kLsaAndGin>;
+template struct OnGpu<HtMaskClean, Peers::kLsa>;
+
+template struct OnGpu<A2sgdSumsKernel, Peers::kLsa>;
+template struct OnGpu<A2sgdSumsKernel, Peers::kLsaAndGin>;
+template struct OnGpu<A2sgdMeansKernel, Peers::kLsa>;
+template struct OnGpu<A2sgdMeansKernel, Peers::kLsaAndGin>;
+template struct OnGpu<A2sgdApplyKernel, Peers::kLsa>;
+
+template struct OnGpu<CountRouting, Peers::kLsa>;
+template struct OnGpu<PackRouting, Peers::kLsa>;
+template struct OnGpu<UnpackRouting, Peers::kLsa>;
+template struct OnGpu<PlaceRows, Peers::kLsa>;
+template struct OnGpu<ExpandRows, Peers::kLsa>;
+template struct OnGpu<ReduceRows, Peers::kLsa>;
+
+}  // namespace crossdock
