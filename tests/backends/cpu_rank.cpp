@@ -53,7 +53,7 @@ void* CpuRank::allocate(size_t bytes) {
     // An allocation of its own for each buffer, so that AddressSanitizer sees what runs over; only the start is rounded
     // up.
     constexpr size_t kAlignment = 256;
-    auto memory = std::make_unique<std::byte[]>(bytes + kAlignment);
+    auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes + kAlignment);
     void* aligned = memory.get();
     size_t space = bytes + kAlignment;
     std::align(kAlignment, bytes, aligned, space);

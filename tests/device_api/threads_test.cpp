@@ -6,9 +6,16 @@
 
 namespace {
 
+// A simulation is one thread.
+#if defined(__SANITIZE_THREAD__)
+constexpr uint64_t kSimulatedSeeds = 1;
+#else
+constexpr uint64_t kSimulatedSeeds = 5;
+#endif
+
 void expect_success(const Setup& setup, const Body& body) {
     for (const Way& way : kWays) EXPECT_EQ(on(way, setup, body), "") << way.name();
-    EXPECT_EQ(in_simulations(setup, 5, body), "");
+    EXPECT_EQ(in_simulations(setup, kSimulatedSeeds, body), "");
 }
 void expect_message(const Setup& setup, const Body& body, const std::string& message) {
     const std::string failure = on_threads(setup, body);

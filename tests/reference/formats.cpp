@@ -82,10 +82,10 @@ float decode_bits(const Format& format, uint32_t bits) {
     } else if (&format == &kE4m3 && biased == format.top_exponent() && mantissa == 7) {
         magnitude = std::numeric_limits<double>::quiet_NaN();
     } else if (biased == 0) {
-        magnitude = std::ldexp(mantissa, format.smallest_exponent() - format.mantissa_bits);
+        magnitude = mantissa * power_of_two(format.smallest_exponent() - format.mantissa_bits);
     } else {
-        magnitude = std::ldexp((1u << format.mantissa_bits) + mantissa,
-                               static_cast<int>(biased) - format.bias() - format.mantissa_bits);
+        magnitude = ((1u << format.mantissa_bits) + mantissa) *
+                    power_of_two(static_cast<int>(biased) - format.bias() - format.mantissa_bits);
     }
     return static_cast<float>(negative ? -magnitude : magnitude);
 }

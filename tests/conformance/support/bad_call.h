@@ -27,6 +27,9 @@ constexpr size_t kVictimScales = 128;
 // one, so that rows come to all ranks.
 Problem victim_problem(int num_ranks, ncclEpLayout_t layout);
 
+inline constexpr size_t kVictimBufferBytes = 1u << 19;
+inline const Bytes kPoisoned(kVictimBufferBytes, kPoison);
+
 // The buffers and the handle of a layer, after a whole step, in a group of its own with max_token_bytes 1280.
 template <typename LayerType>
 class VictimOf {
@@ -45,7 +48,7 @@ class VictimOf {
 
     // Checks that nothing was written anywhere since the last call.
     void check_untouched(const std::string& after) {
-        output_.check(Bytes(kBufferBytes, kPoison), 128, "the outputs after a refused call, " + after + ",");
+        output_.check(kPoisoned, 128, "the outputs after a refused call, " + after + ",");
     }
     // That the group still works.
     void check_working() { layer_.round_trip(); }
@@ -57,7 +60,7 @@ class VictimOf {
     std::byte* routing() { return layer_.ids(); }
     ncclEpHandle_t handle() const { return layer_.handle(); }
 
-    static constexpr size_t kBufferBytes = 1u << 19;
+    static constexpr size_t kBufferBytes = kVictimBufferBytes;
 
   private:
     static ncclEpGroupConfig_t config_for(RankContext& context, const auto& problem, ncclEpZeroCopyMode_t zero_copy) {
