@@ -19,7 +19,7 @@ struct Instance {
 
 struct Comm {
     std::unique_ptr<network::Mesh> mesh;
-    network::Caretaker::Place place;  // ends before the mesh
+    network::Caretaker::Registration caretaking;  // ends before the mesh
 };
 
 // A block of contexts.

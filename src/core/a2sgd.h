@@ -77,7 +77,7 @@ class A2sgd {
     std::unique_ptr<SymmetricMemory> memory_;
     std::unique_ptr<TeamView> team_;
     std::unique_ptr<StreamOrder> order_;
-    FailureWatch::Place watch_;  // as a group's
+    FailureWatch::Registration watch_;  // as a group's
 };
 
 }  // namespace crossdock

@@ -100,8 +100,8 @@ const char* name_of(PeerNumber number) {
             return "choices";
         case PeerNumber::kToken:
             return "as a token's index";
-        case PeerNumber::kPlace:
-            return "as a rank's place among its token's ranks";
+        case PeerNumber::kTarget:
+            return "as a rank's index among its token's ranks";
         case PeerNumber::kRowOfExpert:
             return "as a row's index at its expert";
         case PeerNumber::kExpert:
@@ -117,7 +117,7 @@ const char* name_of(PeerNumber number) {
         case PeerNumber::kWindowOffset:
             return "as its tensor's win_offset";
         case PeerNumber::kWindows:
-            return "as the place of its tensors in windows";
+            return "as the windows and offsets of its tensors";
         case PeerNumber::kEndInWindow:
             return "rows from the beginning of its tensor to the last one that is sent to it";
     }

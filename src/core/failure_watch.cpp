@@ -54,11 +54,11 @@ class Rounds {
         return watched_.insert(watched_.end(), Watched{status, std::move(tell)});
     }
 
-    void remove(std::list<Watched>::iterator place) {
+    void remove(std::list<Watched>::iterator watched) {
         if (is_inherited()) return;
         const std::lock_guard lock(mutex_);
-        place->look(true);
-        watched_.erase(place);
+        watched->look(true);
+        watched_.erase(watched);
     }
 
     bool is_inherited() const { return process_ != getpid(); }
@@ -84,10 +84,10 @@ const MadeAtLoad rounds_made_at_load(SharedInProcess<Rounds>::state);
 
 }  // namespace
 
-FailureWatch::Place FailureWatch::watch(const HostVisibleStatus& status, std::function<void()> tell) {
+FailureWatch::Registration FailureWatch::watch(const HostVisibleStatus& status, std::function<void()> tell) {
     const std::shared_ptr<Rounds> rounds = SharedInProcess<Rounds>::get();
-    const auto place = rounds->add(status, std::move(tell));
-    return Place(nullptr, [rounds, place](void*) { rounds->remove(place); });
+    const auto watched = rounds->add(status, std::move(tell));
+    return Registration(nullptr, [rounds, watched](void*) { rounds->remove(watched); });
 }
 
 }  // namespace crossdock

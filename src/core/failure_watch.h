@@ -12,11 +12,12 @@ namespace crossdock {
 
 class FailureWatch {
   public:
-    // From now until the place is given up, or the process ends: tell() runs once, soon after status.failed is set, or
-    // when the place is given up at the latest. It must not throw, nor give up a place. `status` and what tell() uses
-    // must live as long as the place. A forked child has no such thread; giving up a place there does nothing.
-    using Place = std::shared_ptr<void>;
-    static Place watch(const HostVisibleStatus& status, std::function<void()> tell);
+    // From now until the registration is released, or the process ends: tell() runs once, soon after status.failed is
+    // set, or when the registration is released at the latest. It must not throw, nor release one. `status` and what
+    // tell() uses must live as long as the registration. A forked child has no such thread; releasing one there does
+    // nothing.
+    using Registration = std::shared_ptr<void>;
+    static Registration watch(const HostVisibleStatus& status, std::function<void()> tell);
 };
 
 }  // namespace crossdock

@@ -112,7 +112,7 @@ class Group {
     size_t shared_bytes_limit_ = SIZE_MAX;
     int last_combine_warps_ = 0;
     bool is_destroyed_ = false;
-    FailureWatch::Place watch_;  // on GPUs, where a group may fail between two calls
+    FailureWatch::Registration watch_;  // on GPUs, where a group may fail between two calls
 };
 
 }  // namespace crossdock

@@ -25,15 +25,15 @@ class Registry {
 
     std::shared_ptr<Object> find(const void* pointer) const {
         std::shared_lock lock(mutex_);
-        return place_of(pointer)->second.object;
+        return entry_of(pointer)->second.object;
     }
 
     // Of several threads that remove one object, one gets it, and the others the error.
     std::shared_ptr<Object> remove(const void* pointer) {
         std::unique_lock lock(mutex_);
-        const auto place = place_of(pointer);
-        std::shared_ptr<Object> object = place->second.object;
-        live_.erase(place);
+        const auto entry = entry_of(pointer);
+        std::shared_ptr<Object> object = entry->second.object;
+        live_.erase(entry);
         return object;
     }
 
@@ -43,7 +43,7 @@ class Registry {
         MakerProcess maker;
     };
 
-    auto place_of(const void* pointer) const {
+    auto entry_of(const void* pointer) const {
         require(pointer != nullptr, ncclInvalidArgument, "{} is NULL", name_);
         const auto found = live_.find(pointer);
         require(found != live_.end(), ncclInvalidArgument,

@@ -9,7 +9,7 @@
 namespace crossdock {
 
 // Where it lies.
-struct alignas(16) BlockBarrierPlace {
+struct alignas(16) BlockBarrierMemory {
     std::byte bytes[16];
 };
 
@@ -19,7 +19,7 @@ namespace {
 
 class BlockBarrier {
   public:
-    CROSSDOCK_DEVICE explicit BlockBarrier(BlockBarrierPlace& place) : word_(reinterpret_cast<uint64_t*>(&place)) {}
+    CROSSDOCK_DEVICE explicit BlockBarrier(BlockBarrierMemory& memory) : word_(reinterpret_cast<uint64_t*>(&memory)) {}
 
     // One thread, before a barrier of the block; behind the last of them RowStage::initialised.
     CROSSDOCK_DEVICE void init(uint32_t arrivals) const { ptx::mbarrier_init(word_, arrivals); }
@@ -49,7 +49,7 @@ class BlockBarrier {
 
 class BlockBarrier {
   public:
-    explicit BlockBarrier(BlockBarrierPlace& place) : state_(reinterpret_cast<State*>(&place)) {}
+    explicit BlockBarrier(BlockBarrierMemory& memory) : state_(reinterpret_cast<State*>(&memory)) {}
 
     void init(uint32_t arrivals) const { *state_ = {arrivals, arrivals, 0}; }
 
@@ -77,7 +77,7 @@ class BlockBarrier {
         uint32_t missing;
         uint32_t phase;
     };
-    static_assert(sizeof(State) <= sizeof(BlockBarrierPlace));
+    static_assert(sizeof(State) <= sizeof(BlockBarrierMemory));
 
     State* state_;
 };

@@ -51,7 +51,7 @@ enum class PeerNumber : uint32_t {
     kRows,
     kChoices,
     kToken,
-    kPlace,
+    kTarget,
     kRowOfExpert,
     kExpert,
     kTokens,

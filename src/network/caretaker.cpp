@@ -81,10 +81,10 @@ const MadeAtLoad rounds_made_at_load(SharedInProcess<Rounds>::state);
 
 }  // namespace
 
-Caretaker::Place Caretaker::look_after(Mesh& mesh) {
+Caretaker::Registration Caretaker::look_after(Mesh& mesh) {
     const std::shared_ptr<Rounds> rounds = SharedInProcess<Rounds>::get();
     rounds->add(mesh);
-    return Place(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
+    return Registration(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
 }
 
 }  // namespace crossdock::network

@@ -10,9 +10,9 @@ class Mesh;
 
 class Caretaker {
   public:
-    // From now until the place is given up the thread looks after the mesh.
-    using Place = std::shared_ptr<void>;
-    static Place look_after(Mesh& mesh);
+    // From now until the registration is released the thread looks after the mesh.
+    using Registration = std::shared_ptr<void>;
+    static Registration look_after(Mesh& mesh);
 };
 
 }  // namespace crossdock::network

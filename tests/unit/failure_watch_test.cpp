@@ -31,12 +31,12 @@ struct Told {
 TEST(FailureWatch, TellsOnceAndOfTheGroupThatFailed) {
     HostVisibleStatus bad{}, good{}, later{};
     Told told_bad, told_good, told_later;
-    const auto bad_place = FailureWatch::watch(bad, std::ref(told_bad));
-    const auto good_place = FailureWatch::watch(good, std::ref(told_good));
+    const auto bad_watch = FailureWatch::watch(bad, std::ref(told_bad));
+    const auto good_watch = FailureWatch::watch(good, std::ref(told_good));
     let_fail(bad);
     EXPECT_TRUE(told_bad.comes());
     // A round after that: the first is not told again.
-    const auto later_place = FailureWatch::watch(later, std::ref(told_later));
+    const auto later_watch = FailureWatch::watch(later, std::ref(told_later));
     let_fail(later);
     EXPECT_TRUE(told_later.comes());
     EXPECT_EQ(told_bad.times, 1);
@@ -47,26 +47,26 @@ TEST(FailureWatch, TellsOnceAndOfTheGroupThatFailed) {
 TEST(FailureWatch, LooksOnceMoreAtTheEnd) {
     auto status = std::make_unique<HostVisibleStatus>();
     Told told;
-    auto place = FailureWatch::watch(*status, std::ref(told));
+    auto registration = FailureWatch::watch(*status, std::ref(told));
     let_fail(*status);
-    place.reset();
+    registration.reset();
     EXPECT_EQ(told.times, 1);
     status.reset();
 }
 
 // Groups come and go while others fail; the last one ends the thread, and the next one starts another.
-TEST(FailureWatch, PlacesComeAndGo) {
+TEST(FailureWatch, RegistrationsComeAndGo) {
     for (int round = 0; round < 200; ++round) {
         std::vector<std::unique_ptr<HostVisibleStatus>> statuses;
         std::vector<std::unique_ptr<Told>> told;
-        std::vector<FailureWatch::Place> places;
+        std::vector<FailureWatch::Registration> registrations;
         for (int i = 0; i < 4; ++i) {
             statuses.push_back(std::make_unique<HostVisibleStatus>());
             told.push_back(std::make_unique<Told>());
-            places.push_back(FailureWatch::watch(*statuses[i], std::ref(*told[i])));
+            registrations.push_back(FailureWatch::watch(*statuses[i], std::ref(*told[i])));
         }
         let_fail(*statuses[round % 4]);
-        places.clear();
+        registrations.clear();
         for (int i = 0; i < 4; ++i) ASSERT_EQ(told[i]->times, i == round % 4 ? 1 : 0);
     }
 }
@@ -79,20 +79,20 @@ TEST(FailureWatch, AForkedChildEnds) {
     // The thread is past its beginning, where it may hold locks of the C library or of a sanitizer.
     HostVisibleStatus earlier{};
     Told told_earlier;
-    const auto earlier_place = FailureWatch::watch(earlier, std::ref(told_earlier));
+    const auto earlier_watch = FailureWatch::watch(earlier, std::ref(told_earlier));
     let_fail(earlier);
     ASSERT_TRUE(told_earlier.comes());
     HostVisibleStatus status{};
     Told told;
-    auto place = FailureWatch::watch(status, std::ref(told));
+    auto registration = FailureWatch::watch(status, std::ref(told));
     const pid_t child = fork();
     if (child == 0) {
         alarm(20);
         let_fail(status);
-        place.reset();
+        registration.reset();
         HostVisibleStatus own{};
         Told told_own;
-        const auto own_place = FailureWatch::watch(own, std::ref(told_own));
+        const auto own_watch = FailureWatch::watch(own, std::ref(told_own));
         let_fail(own);
         _exit(told_own.comes() && told.times == 0 ? 0 : 1);
     }

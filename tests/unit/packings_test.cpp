@@ -22,7 +22,7 @@ TEST(Packings, ARowsOriginHoldsItsNumbers) {
     const RowOrigin packed{kMaxTokensOfRank, kMaxTopk - 1, kDirectTokens | kDirectScales, kMaxChoicesOfRank};
     const RowOrigin seen = RowOrigin::of(packed.payload());
     EXPECT_EQ(seen.token_idx, packed.token_idx);
-    EXPECT_EQ(seen.place, packed.place);
+    EXPECT_EQ(seen.target_idx, packed.target_idx);
     EXPECT_EQ(seen.direct, packed.direct);
     EXPECT_EQ(seen.first_choice, packed.first_choice);
 }

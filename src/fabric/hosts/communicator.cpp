@@ -45,7 +45,7 @@ class Wire final : public cpu::Progress {
          uint64_t join_timeout_ns)
         : mesh_(listener, addresses, rank,
                 {join_timeout_ns, cpu::network_timeout_ns(), nullptr, /*outlives_ranks=*/true}),
-          place_(network::Caretaker::look_after(mesh_)) {
+          caretaking_(network::Caretaker::look_after(mesh_)) {
         mesh_.add_contexts(kFirstGinContext);
     }
     Mesh& mesh() { return mesh_; }
@@ -63,7 +63,7 @@ class Wire final : public cpu::Progress {
     std::mutex contexts_mutex_;
     int num_gin_contexts_ = 0;
     Mesh mesh_;
-    network::Caretaker::Place place_;  // ends before the mesh
+    network::Caretaker::Registration caretaking_;  // ends before the mesh
 };
 
 // Posts as notes from each rank to all others.

@@ -11,11 +11,11 @@ namespace {
 CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Operation& operation, int peer,
                                  TaggedWord& word) {
     const uint64_t step = operation.epoch;
-    const TaggedWord* place = means_word(args, args.rank, step, peer);
+    const TaggedWord* arriving = means_word(args, args.rank, step, peer);
     if (is_remote(args.reach, peer)) {
         const bool came =
             wait_signal(ctx, args.scope, args.reach, operation, WaitStep::kMeans, Signal::kData, peer, step);
-        word = ctx.load_tagged(place);
+        word = ctx.load_tagged(arriving);
         // A signal follows its word, so this is nothing that a peer's step has sent.
         if (came && word_epoch(word.tag) != step)
             record_expired_wait(ctx, args.scope, operation, WaitStep::kMeans, peer, step, word_epoch(word.tag));
@@ -24,7 +24,7 @@ CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Op
     return wait_until(
         ctx, args.scope, operation, WaitStep::kMeans, peer, step,
         [&] {
-            word = ctx.load_tagged(place);
+            word = ctx.load_tagged(arriving);
             return word_epoch(word.tag);
         },
         [&](uint64_t seen) { return seen == step; });

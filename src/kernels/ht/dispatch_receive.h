@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput dispatch, receive half: a warp takes a packet, brings the row to its places, and gives the slot back.
-// Rows that peers store to their places themselves need only their routing weights and expert ids.
+// High-throughput dispatch, receive half: a warp takes a packet, brings the row to its slots, and gives the credit
+// back. Rows that peers store to their slots themselves need only their routing weights and expert ids.
 #pragma once
 
 #include "device/row_copy.h"
@@ -61,18 +61,18 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args
 // ---- rows ----
 
 // Zeros to a row of the tensors. One warp.
-CROSSDOCK_DEVICE void zero_place(const Ctx& ctx, const HtDispatchArgs& args, uint64_t row) {
+CROSSDOCK_DEVICE void zero_slot(const Ctx& ctx, const HtDispatchArgs& args, uint64_t row) {
     zero_row(ctx, args.out_tokens + row * args.row_bytes, args.row_bytes);
     if (args.scale_bytes > 0) zero_scales(ctx, args.out_scales + row * args.scale_bytes, args.scale_bytes);
 }
 
 // The same to several. One warp.
-CROSSDOCK_DEVICE void zero_places(const Ctx& ctx, const HtDispatchArgs& args, const uint32_t* slots, uint32_t num) {
+CROSSDOCK_DEVICE void zero_slots(const Ctx& ctx, const HtDispatchArgs& args, const uint32_t* slots, uint32_t num) {
     CROSSDOCK_ROLLED
-    for (uint32_t i = 0; i < num; ++i) zero_place(ctx, args, slots[i]);
+    for (uint32_t i = 0; i < num; ++i) zero_slot(ctx, args, slots[i]);
 }
 
-// Brings packets to their places, in the order of tokens.
+// Brings packets to their slots, in the order of tokens.
 class RowReceiver {
   public:
     // warp: among the `warps` of this block that receive.
@@ -107,18 +107,18 @@ class RowReceiver {
         const bool is_here =
             is_leader(ctx) && wait_packet(ctx, c, operation_, sender, ring_of(ctx, row), row.packet, args_.rows.num);
         if (ctx.warp_broadcast(is_here ? 1u : 0u) == 0) {
-            zero_places(ctx, args_, slots, row.num_slots);
+            zero_slots(ctx, args_, slots, row.num_slots);
             return ctx.warp_sync();
         }
         if (args_.scale_bytes > 0) {
             copy_scales(ctx, packet_of(ctx, row) + args_.row_bytes, args_.scale_bytes, row.num_slots,
                         [&](uint32_t i) { return args_.out_scales + uint64_t{slots[i]} * args_.scale_bytes; });
         }
-        const auto place = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
+        const auto slot = [&](uint32_t i) { return args_.out_tokens + uint64_t{slots[i]} * args_.row_bytes; };
         if (args_.warp_layout.consumer_stages > 0) {
-            if (is_leader(ctx)) copy_staged(ctx, row, place);
+            if (is_leader(ctx)) copy_staged(ctx, row, slot);
         } else {
-            copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, place);
+            copy_row(ctx, packet_of(ctx, row), args_.row_bytes, row.num_slots, slot);
         }
         wait_row_copies(ctx);
         if (is_leader(ctx))
@@ -128,8 +128,8 @@ class RowReceiver {
     }
 
     // Through the warp's stage. One lane.
-    template <typename Place>
-    CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, Place place) {
+    template <typename Slot>
+    CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, Slot slot) {
         const RowStage stage = stage_of_warp(ctx, args_.warp_layout, args_.shared, 0);
         ctx.fence_async_copies();  // the flag was read by an ordinary load, the row is read by an asynchronous copy
         CROSSDOCK_ROLLED
@@ -140,7 +140,7 @@ class RowReceiver {
             stage.load(ctx, packet_of(ctx, row) + first, bytes);
             stage.wait_loaded(ctx, round_++);
             CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < row.num_slots; ++i) stage.store(ctx, place(i) + first, 0, bytes);
+            for (uint32_t i = 0; i < row.num_slots; ++i) stage.store(ctx, slot(i) + first, 0, bytes);
             RowStage::end_group(ctx);
         }
         stage.release_source(ctx);
@@ -161,7 +161,7 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
         const uint32_t end = t.zones[expert + 1] < c.budget ? t.zones[expert + 1] : c.budget;
         CROSSDOCK_ROLLED
         for (uint32_t slot = t.zones[expert] + t.expert_rows[expert] + warp; slot < end; slot += warps) {
-            if (slot < args.token_rows) zero_place(ctx, args, slot);
+            if (slot < args.token_rows) zero_slot(ctx, args, slot);
             if (args.with_weights && slot < args.weight_rows && is_leader(ctx)) args.out_weights[slot] = 0.0f;
         }
     }
@@ -197,7 +197,7 @@ CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs&
             uint32_t num = 0;
             if (is_leader(ctx))
                 num = list_slots(c, static_cast<int>(source), chunk, bit, row.number, args.token_rows, plan.slots);
-            zero_places(ctx, args, plan.slots, ctx.warp_broadcast(num));
+            zero_slots(ctx, args, plan.slots, ctx.warp_broadcast(num));
             if (args.with_weights && is_leader(ctx))
                 store_routing(args, static_cast<int>(source), chunk, bit, row.number, nullptr);
             ctx.warp_sync();
@@ -234,7 +234,7 @@ CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, int owne
            (static_cast<uint64_t>(writer) * c.arena.channels + static_cast<uint32_t>(ctx.block_idx()));
 }
 
-// This channel's rows are all in their places, here and there. The whole block, after its warps' last stores; if the
+// This channel's rows are all in their slots, here and there. The whole block, after its warps' last stores; if the
 // group has failed, not all of them were made.
 CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation) {
     const HtCommon& c = args.common;

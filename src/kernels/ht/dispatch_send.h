@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput dispatch, send half: a warp takes a token, loads its row once, and stores it to every rank that hosts
-// one of its experts: straight to its places where those are this rank's own or the receiver's tensors are windows,
+// one of its experts: straight to its slots where those are this rank's own or the receiver's tensors are windows,
 // else into a packet of the receiver's ring.
 //
 // Whoever waits in here, and in the other three halves, works in the order of tokens within its channel, and waits only
@@ -30,10 +30,10 @@ struct SendStep {
     }
 };
 
-// Where a lane's peer wants the row: at each of some places from there on. This rank's own are the slots of the warp's
-// plan, others have the place 0 alone.
+// Where a lane's peer wants the row: in each of some slots from there on. This rank's own are those of the warp's plan,
+// others have slot 0 alone.
 struct Target {
-    uint32_t num_places;
+    uint32_t num_slots;
     bool is_direct;
     bool is_own;
     uint32_t packet;
@@ -79,23 +79,23 @@ class RowSender {
             from.wait_loaded(ctx, round / args_.warp_layout.producer_stages);
             ctx.enter(Phase::kDispatchStore);
             CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < target.num_places; ++i) {
-                const uint64_t place = target.is_own ? slots_[i] : 0;
-                from.store(ctx, target.rows + place * args_.row_bytes + step.first, 0, step.bytes(args_),
+            for (uint32_t i = 0; i < target.num_slots; ++i) {
+                const uint64_t slot = target.is_own ? slots_[i] : 0;
+                from.store(ctx, target.rows + slot * args_.row_bytes + step.first, 0, step.bytes(args_),
                            !target.is_direct);
                 if (args_.scale_bytes > 0 && step.is_last(args_))
-                    from.store(ctx, target.scales + place * args_.scale_bytes, step.bytes(args_), args_.scale_bytes);
+                    from.store(ctx, target.scales + slot * args_.scale_bytes, step.bytes(args_), args_.scale_bytes);
             }
             RowStage::end_group(ctx);
             if (step.is_last(args_)) {
-                if (target.num_places > 0 && !target.is_direct) batch_.add(peer_of(ctx, step), target.packet);
+                if (target.num_slots > 0 && !target.is_direct) batch_.add(peer_of(ctx, step), target.packet);
                 if (ctx.warp_any(batch_.is_full())) flush(ctx);
             }
             step = next;
         }
         ctx.enter(Phase::kDispatchEnd);
         flush(ctx);
-        // Rows that went straight to their places are announced by the block, when all of its warps are here.
+        // Rows that went straight to their slots are announced by the block, when all of its warps are here.
         RowStage::wait_stores(ctx);
         ctx.fence_landed();
     }
@@ -157,13 +157,13 @@ class RowSender {
         count_rows(ctx, c.reach, rank, 1, uint64_t{args_.row_bytes} + args_.scale_bytes);
         target.is_own = target.is_direct && rank == c.rank;
         if (target.is_own) {
-            target.num_places = list_slots(c, rank, step.token / kChunkTokens, step.token % kChunkTokens, number,
-                                           args_.token_rows, slots_);
+            target.num_slots = list_slots(c, rank, step.token / kChunkTokens, step.token % kChunkTokens, number,
+                                          args_.token_rows, slots_);
             target.rows = args_.out_tokens;
             target.scales = args_.out_scales;
             return target;
         }
-        target.num_places = 1;
+        target.num_slots = 1;
         if (target.is_direct) {
             target.rows = args_.token_windows.at(rank, uint64_t{number} * args_.row_bytes);
             if (args_.scale_bytes > 0)

@@ -57,12 +57,12 @@ class RowBatches {
             bool exists = false;
             const uint32_t at = sequence_.first + (entry_ + lane) / num_ranks * sequence_.stride;
             if (lane < most && at < end_) exists = find(at, (entry_ + lane) % num_ranks, row);
-            const uint32_t place = static_cast<uint32_t>(ctx.warp_count_before(exists));
+            const uint32_t index = static_cast<uint32_t>(ctx.warp_count_before(exists));
             num = static_cast<uint32_t>(ctx.warp_count(exists));
             if (exists) {
                 row.num_slots = list_slots(c_, static_cast<int>(row.peer), row.chunk, row.bit, row.number,
-                                           sequence_.limit, plan.batch_slots + place * c_.topk);
-                plan.batch[place] = row;
+                                           sequence_.limit, plan.batch_slots + index * c_.topk);
+                plan.batch[index] = row;
             }
             entry_ += most;
         }

@@ -21,19 +21,19 @@ namespace {
 // it has one for part n is of a part that has been sent.
 struct SumStageHead {
     std::byte of_row_stage[32];
-    BlockBarrierPlace loaded;  // the term is there
-    BlockBarrierPlace free;    // summers have added it, or its sender has sent what it was the last term of
-    BlockBarrierPlace summed;  // the part is
-    PlannedRow row;            // of the part, with one slot per term
-    uint32_t last_stage;       // of its terms
+    BlockBarrierMemory loaded;  // the term is there
+    BlockBarrierMemory free;    // summers have added it, or its sender has sent what it was the last term of
+    BlockBarrierMemory summed;  // the part is
+    PlannedRow row;             // of the part, with one slot per term
+    uint32_t last_stage;        // of its terms
 };
 static_assert(sizeof(SumStageHead) <= kStageHeadBytes);
 
 // Of the plans of the block's first two warps, which planner and loader use in turn.
 struct SumPlanHead {
-    BlockBarrierPlace planned;
-    BlockBarrierPlace used;  // its rows have been loaded
-    uint32_t num_rows;       // 0: there are no more
+    BlockBarrierMemory planned;
+    BlockBarrierMemory used;  // its rows have been loaded
+    uint32_t num_rows;        // 0: there are no more
 };
 static_assert(2 * sizeof(SumPlanHead) <= kSumPlanHeadBytes);
 

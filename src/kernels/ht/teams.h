@@ -73,18 +73,18 @@ CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction
 // for a ring: no packet of a batch is sent before the second batch before it is done.
 class GinRing {
   public:
-    // peer's place among the ends of this rank's rings of that kind, and this rank's among the peer's; first_counter:
-    // of the rings of that kind.
-    CROSSDOCK_DEVICE GinRing(const HtCommon& c, const HtGinRings& rings, int peer, int place, int own_place,
+    // ring_here: the ring's index among this rank's of that kind; ring_there: among the peer's; first_counter: of the
+    // rings of that kind.
+    CROSSDOCK_DEVICE GinRing(const HtCommon& c, const HtGinRings& rings, int peer, int ring_here, int ring_there,
                              uint32_t channel, int first_counter)
         : c_(c),
           peer_(peer),
-          counters_(first_counter + 2 * place),
-          own_words_(words_of(place, channel)),
-          peer_words_(words_of(own_place, channel)),
-          outbox_(rings.outbox + bytes_of(rings, place, channel)),
-          packets_here_(rings.packets + bytes_of(rings, place, channel)),
-          packets_there_(rings.packets + bytes_of(rings, own_place, channel)),
+          counters_(first_counter + 2 * ring_here),
+          own_words_(words_of(ring_here, channel)),
+          peer_words_(words_of(ring_there, channel)),
+          outbox_(rings.outbox + bytes_of(rings, ring_here, channel)),
+          packets_here_(rings.packets + bytes_of(rings, ring_here, channel)),
+          packets_there_(rings.packets + bytes_of(rings, ring_there, channel)),
           rings_(rings) {}
 
     static CROSSDOCK_DEVICE GinRing of_rows(const HtCommon& c, int team, uint32_t channel) {
@@ -151,11 +151,11 @@ class GinRing {
     }
     static CROSSDOCK_DEVICE uint32_t batch_size(const HtSlots& slots) { return slots.num / 2; }
     static CROSSDOCK_DEVICE uint32_t slot_of(const HtSlots& slots, uint32_t number) { return number % slots.num; }
-    CROSSDOCK_DEVICE uint64_t words_of(int place, uint32_t channel) const {
-        return 8 * (static_cast<uint64_t>(place) * c_.arena.channels + channel) * kMaxRingSlots;
+    CROSSDOCK_DEVICE uint64_t words_of(int ring, uint32_t channel) const {
+        return 8 * (static_cast<uint64_t>(ring) * c_.arena.channels + channel) * kMaxRingSlots;
     }
-    CROSSDOCK_DEVICE uint64_t bytes_of(const HtGinRings& rings, int place, uint32_t channel) const {
-        return (static_cast<uint64_t>(place) * c_.arena.channels + channel) * rings.ring_bytes;
+    CROSSDOCK_DEVICE uint64_t bytes_of(const HtGinRings& rings, int ring, uint32_t channel) const {
+        return (static_cast<uint64_t>(ring) * c_.arena.channels + channel) * rings.ring_bytes;
     }
     static CROSSDOCK_DEVICE uint64_t slot_bytes(const HtSlots& slots, uint32_t number) {
         return uint64_t{slot_of(slots, number)} * slots.stride;

@@ -98,7 +98,7 @@ class CombineReceive {
     CROSSDOCK_DEVICE uint32_t list_cells(uint32_t token, int64_t first_choice, uint64_t alike, bool& has_all) const {
         const bool per_choice = has_row_per_choice(args_);
         has_all = true;
-        int place = 0;  // ranks of the choices that all lanes have seen to
+        int num_targets = 0;  // ranks of the choices that all lanes have seen to
         int num = 0;
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
@@ -107,8 +107,8 @@ class CombineReceive {
             const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice)) : kDropped;
             const bool repeats = ctx_.lanes_before_with(rank) != 0 || !is_first_of_rank(c_, token, base, rank);
             const bool has_row = rank != kDropped && (per_choice || !repeats);
-            const int own_place = place + ctx_.warp_count_before(has_row);
-            place += ctx_.warp_count(has_row);
+            const int target_idx = num_targets + ctx_.warp_count_before(has_row);
+            num_targets += ctx_.warp_count(has_row);
             const bool is_summed = has_row && is_active(ctx_, c_.scope, rank);
             const int at = num + ctx_.warp_count_before(is_summed);
             num += ctx_.warp_count(is_summed);
@@ -116,7 +116,7 @@ class CombineReceive {
             has_all = has_all && ctx_.warp_all(!is_summed || is_alike);
             if (!is_summed) continue;
             terms_.index[at] =
-                static_cast<int64_t>(cell_of(c_, token, per_choice ? k : static_cast<uint32_t>(own_place)));
+                static_cast<int64_t>(cell_of(c_, token, per_choice ? k : static_cast<uint32_t>(target_idx)));
             terms_.weight[at] = per_choice ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 1.0f;
             terms_.ranks[at] = rank;
         }

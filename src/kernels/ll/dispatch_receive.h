@@ -285,9 +285,9 @@ class DispatchReceive {
     // One choice of a received row, for an expert here: its out row, or -1 past the expert's capacity (only duplicates
     // can fill it).
     CROSSDOCK_DEVICE int32_t row_of_choice(const Announced& announced, uint32_t source, uint32_t expert,
-                                           uint32_t place) const {
+                                           uint32_t number) const {
         const uint64_t row_of_expert =
-            uint64_t{announced.first_rows[source * c_.offsets.experts_per_rank + expert]} + place;
+            uint64_t{announced.first_rows[source * c_.offsets.experts_per_rank + expert]} + number;
         return row_of_expert < c_.offsets.num_slots
                    ? static_cast<int32_t>(expert * c_.offsets.num_slots + row_of_expert)
                    : -1;
@@ -295,7 +295,7 @@ class DispatchReceive {
 
     // A row's origin and the number of a choice are what this source may send.
     CROSSDOCK_DEVICE bool expect_origin(uint32_t source, const RowOrigin& origin, uint32_t choice) const {
-        return (origin.token_idx < c_.arena.max_tokens && origin.place < c_.arena.cells_per_token &&
+        return (origin.token_idx < c_.arena.max_tokens && origin.target_idx < c_.arena.cells_per_token &&
                 choice < c_.handle.choices_of_source) ||
                refuse_origin(ctx_, args_, op_, source, origin, choice);
     }
@@ -308,7 +308,7 @@ class DispatchReceive {
             return seen <= most;
         };
         return expect(PeerNumber::kToken, c.arena.max_tokens - 1, origin.token_idx) &&
-               expect(PeerNumber::kPlace, c.arena.cells_per_token - 1, origin.place) &&
+               expect(PeerNumber::kTarget, c.arena.cells_per_token - 1, origin.target_idx) &&
                expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
     }
 
@@ -367,7 +367,7 @@ class DispatchReceive {
                 return false;
             if (base == 0 && is_leader(ctx_)) {
                 *placement.direct = origin.direct == args_.direct ? args_.direct : 0;
-                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.place)};
+                if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
             }
             int32_t row_idx = -1;
             if (c_.expert_major) {

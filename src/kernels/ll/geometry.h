@@ -31,37 +31,37 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t lines_of(uint32_t bytes) { return (byte
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
 
 // A row's first tagged word says which token it is; word 1 + k holds choice k: its global expert id (-1: dropped) in
-// the lower half, in the upper half its place among this source's rows for that expert (expert-major) or its weight
+// the lower half, in the upper half its number among this source's rows for that expert (expert-major) or its weight
 // (rank-major).
 inline constexpr uint32_t kTokenBits = 23;
-inline constexpr uint32_t kPlaceBits = 7;
+inline constexpr uint32_t kTargetBits = 7;
 inline constexpr uint32_t kDirectBits = 3;
 inline constexpr uint32_t kFirstChoiceBits = 31;
 inline constexpr uint32_t kMaxTokensOfRank = (1u << kTokenBits) - 1;
 inline constexpr uint32_t kMaxChoicesOfRank = (1u << kFirstChoiceBits) - 1;  // tokens times topk
-static_assert(kTokenBits + kPlaceBits + kDirectBits + kFirstChoiceBits <= 64, "a row's origin is one 64-bit payload");
-static_assert(kMaxTopk <= 1 << kPlaceBits, "an origin counts a token's ranks, of which there are at most top-k");
+static_assert(kTokenBits + kTargetBits + kDirectBits + kFirstChoiceBits <= 64, "a row's origin is one 64-bit payload");
+static_assert(kMaxTopk <= 1 << kTargetBits, "an origin counts a token's ranks, of which there are at most top-k");
 static_assert((kDirectTokens | kDirectScales) < 1 << kDirectBits, "an origin holds every DirectPart");
 static_assert((kDirectTokens | kDirectScales) < 1 << Entry::kPartBits, "an entry holds every DirectPart");
 
 struct RowOrigin {
     uint32_t token_idx;
-    uint32_t place;         // of the receiving rank among the token's ranks, in the order of their first choices
+    uint32_t target_idx;    // of the receiving rank among the token's, in the order of their first choices
     uint32_t direct;        // DirectPart
     uint32_t first_choice;  // of the source's earlier choices, so many are for the receiving rank; expert-major
 
     CROSSDOCK_HOST_DEVICE static constexpr RowOrigin of(uint64_t payload) {
         return {static_cast<uint32_t>(payload) & kMaxTokensOfRank,
-                static_cast<uint32_t>(payload >> kTokenBits) & ((1u << kPlaceBits) - 1),
+                static_cast<uint32_t>(payload >> kTokenBits) & ((1u << kTargetBits) - 1),
                 static_cast<uint32_t>(payload >> kDirectShift) & ((1u << kDirectBits) - 1),
                 static_cast<uint32_t>(payload >> kFirstChoiceShift)};
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t payload() const {
         return uint64_t{first_choice} << kFirstChoiceShift | uint64_t{direct} << kDirectShift |
-               uint64_t{place} << kTokenBits | token_idx;
+               uint64_t{target_idx} << kTokenBits | token_idx;
     }
 
-    static constexpr uint32_t kDirectShift = kTokenBits + kPlaceBits;
+    static constexpr uint32_t kDirectShift = kTokenBits + kTargetBits;
     static constexpr uint32_t kFirstChoiceShift = kDirectShift + kDirectBits;
 };
 
@@ -302,7 +302,7 @@ struct TokenPlan {
     std::byte** rows;      // [targets] the slot there, in the form that this source's rows have; null: the peer is lost
     uint32_t* expert_ids;  // [k] or kDropped
     uint32_t* ranks;       // [k] or kDropped
-    uint32_t* extras;      // [k] what goes with a choice: its place among this source's rows for that expert, or its
+    uint32_t* extras;      // [k] what goes with a choice: its number among this source's rows for that expert, or its
                            // weight
     uint32_t* row_idx;     // [targets] among this source's rows there
     uint32_t* choices;     // [targets] the rank's first choice

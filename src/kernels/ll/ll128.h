@@ -59,8 +59,8 @@ class Ll128Row {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
             const uint32_t line = (first_piece_ + i) / kPiecesOfLine;
-            const uint32_t place = (first_piece_ + i) % kPiecesOfLine;
-            first_offset_[i] = has_tag(i) ? kAligned * lines + 8 * line : kAligned * line + 16 * place;
+            const uint32_t piece = (first_piece_ + i) % kPiecesOfLine;
+            first_offset_[i] = has_tag(i) ? kAligned * lines + 8 * line : kAligned * line + 16 * piece;
             groups_with_line_[i] = (lines + kLinesOfGroup - 1 - line) / kLinesOfGroup;
         }
     }

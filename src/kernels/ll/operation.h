@@ -29,8 +29,8 @@ CROSSDOCK_DEVICE void for_threads(const Ctx& ctx, uint32_t num, Act act) {
 CROSSDOCK_DEVICE uint32_t slot_of(const auto& c, uint32_t source, uint32_t i) {
     return source * c.arena.max_tokens + i;
 }
-CROSSDOCK_DEVICE uint32_t cell_of(const auto& c, uint32_t token, uint32_t place) {
-    return token * c.arena.cells_per_token + place;
+CROSSDOCK_DEVICE uint32_t cell_of(const auto& c, uint32_t token, uint32_t index) {
+    return token * c.arena.cells_per_token + index;
 }
 
 // In the handle's memory.

@@ -10,16 +10,16 @@
 namespace crossdock {
 namespace {
 
-CROSSDOCK_DEVICE int64_t load_id(const void* ids, ncclDataType_t type, int64_t place) {
-    if (type == ncclInt64) return static_cast<const int64_t*>(ids)[place];
-    return static_cast<const int32_t*>(ids)[place];
+CROSSDOCK_DEVICE int64_t load_id(const void* ids, ncclDataType_t type, int64_t index) {
+    if (type == ncclInt64) return static_cast<const int64_t*>(ids)[index];
+    return static_cast<const int32_t*>(ids)[index];
 }
 
-CROSSDOCK_DEVICE void store_id(void* ids, ncclDataType_t type, uint64_t place, int32_t id) {
+CROSSDOCK_DEVICE void store_id(void* ids, ncclDataType_t type, uint64_t index, int32_t id) {
     if (type == ncclInt64) {
-        static_cast<int64_t*>(ids)[place] = id;
+        static_cast<int64_t*>(ids)[index] = id;
     } else {
-        static_cast<int32_t*>(ids)[place] = id;
+        static_cast<int32_t*>(ids)[index] = id;
     }
 }
 
