@@ -10,8 +10,6 @@ namespace {
 
 constexpr std::byte kGuard{0xC7};
 constexpr size_t kBufferAlignment = 256;
-constexpr size_t kFillBytes = 1 << 16;
-const std::vector<std::byte> kGuards(kFillBytes, kGuard), kPoisons(kFillBytes, kPoison);
 
 size_t rounded_up(size_t bytes) { return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment; }
 
@@ -27,9 +25,13 @@ Buffer::Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowAr
     } else {
         base_ = static_cast<std::byte*>(context.allocate(total));
     }
-    fill(base_, kGuardBytes + shift, kGuard);
-    fill(data(), bytes, kPoison);
-    fill(data() + bytes, kGuardBytes, kGuard);
+    // To a GPU in one copy: many of them would fill CUDA's own buffers behind a kernel that waits, and then keep other
+    // threads out of the driver.
+    std::vector<std::byte> on_host(context.is_gpu() ? total : 0);
+    std::byte* filled = context.is_gpu() ? on_host.data() : base_;
+    std::fill_n(filled, total, kGuard);
+    std::fill_n(filled + kGuardBytes + shift, bytes, kPoison);
+    if (context.is_gpu()) context.copy_to_device(base_, filled, total, stream);
 }
 
 Buffer::~Buffer() {
@@ -38,11 +40,9 @@ Buffer::~Buffer() {
     if (arena_ == nullptr) context_.deallocate(base_);
 }
 
-// Memory is copied from, and compared where it lies: to make as much anew for each buffer takes longer than most tests.
-void Buffer::fill(std::byte* target, size_t bytes, std::byte value) {
-    const std::byte* source = value == kGuard ? kGuards.data() : kPoisons.data();
-    for (size_t at = 0; at < bytes; at += kFillBytes)
-        context_.copy_to_device(target + at, source, std::min(kFillBytes, bytes - at), stream_);
+void Buffer::poison() {
+    if (context_.is_gpu()) return write(std::vector<std::byte>(bytes_, kPoison));
+    std::fill_n(data(), bytes_, kPoison);
 }
 
 std::vector<std::byte> Buffer::read() const {

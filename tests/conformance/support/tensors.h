@@ -32,7 +32,7 @@ class Buffer {
     const WindowArena* arena() const { return arena_; }
     uint64_t window_offset() const { return static_cast<uint64_t>(data() - arena_->window.memory); }
 
-    void poison() { fill(data(), bytes_, kPoison); }
+    void poison();
     void write(const std::vector<std::byte>& bytes) { write(bytes.data(), bytes.size()); }
     void write(const void* source, size_t bytes) { context_.copy_to_device(data(), source, bytes, stream_); }
     std::vector<std::byte> read() const;
@@ -46,8 +46,6 @@ class Buffer {
     static constexpr size_t kGuardBytes = 256;
 
   private:
-    void fill(std::byte* target, size_t bytes, std::byte value);
-
     RankContext& context_;
     cudaStream_t stream_;
     size_t bytes_;
