@@ -25,8 +25,7 @@ struct OnGpu {
 
 // executor: null: the current device.
 template <typename Kernel, Peers kReached = Peers::kLsa>
-void launch(cpu::Executor* executor, const typename Kernel::Args& args, const LaunchShape& shape,
-            cudaStream_t stream) {
+void launch(cpu::Executor* executor, const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream) {
     if (executor != nullptr) return OnCpu<Kernel, kReached>::launch(*executor, args, shape);
     OnGpu<Kernel, kReached>::launch(args, shape, stream);
 }
