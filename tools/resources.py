@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "src/kernels/resources.txt"
 COLUMNS = ("kernel", "GPU", "registers", "static shared", "stack", "spill stores", "spill loads", "code", "rare code")
 # Kernels of some microseconds wait for every line of their machine code, so theirs is counted, on this GPU.
-COUNTED, COUNTED_GPU, COUNTED_FILE = "src/kernels/ll/kernels.cu", "sm_90", "compute_90"
+COUNTED, COUNTED_GPU = "src/kernels/ll/kernels.cu", "sm_90"
 GIN = "-DCROSSDOCK_GIN_PEERS"  # not in the variant for GIN peers
 # Of a kernel's name; variants for LSA peers only are not marked.
 WORDS = {"crossdock::": "", "gpu::": "", "gpu_gin::": "", "<(Peers)0>": "", ", (Peers)0": "", "(Peers)1": "GIN",
@@ -46,8 +46,9 @@ def kernel_of(signature):
 def code_of(cubins):
     """Bytes of machine code of each kernel in a folder of them: what lies before its first function that is called, and
     those functions, which only faults and rare cases need."""
-    files = list(cubins.glob("*.cubin"))  # with several GPUs their names tell which
-    cubin = files[0] if len(files) == 1 else next((file for file in files if COUNTED_FILE in file.name), None)
+    files = list(cubins.glob("*.cubin"))
+    named = COUNTED_GPU.replace("sm", "compute")  # as a file is with several GPUs
+    cubin = files[0] if len(files) == 1 else next((file for file in files if named in file.name), None)
     if cubin is None:
         return {}
     symbols = subprocess.run(["readelf", "-sW", cubin], capture_output=True, text=True, check=True).stdout

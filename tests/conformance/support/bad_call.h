@@ -27,9 +27,6 @@ constexpr size_t kVictimScales = 128;
 // one, so that rows come to all ranks.
 Problem victim_problem(int num_ranks, ncclEpLayout_t layout);
 
-inline constexpr size_t kVictimBufferBytes = 1u << 19;
-inline const Bytes kPoisoned(kVictimBufferBytes, kPoison);
-
 // The buffers and the handle of a layer, after a whole step, in a group of its own with max_token_bytes 1280.
 template <typename LayerType>
 class VictimOf {
@@ -60,9 +57,11 @@ class VictimOf {
     std::byte* routing() { return layer_.ids(); }
     ncclEpHandle_t handle() const { return layer_.handle(); }
 
-    static constexpr size_t kBufferBytes = kVictimBufferBytes;
+    static constexpr size_t kBufferBytes = 1u << 19;
 
   private:
+    static inline const Bytes kPoisoned = Bytes(kBufferBytes, kPoison);  // made before threads are
+
     static ncclEpGroupConfig_t config_for(RankContext& context, const auto& problem, ncclEpZeroCopyMode_t zero_copy) {
         ncclEpGroupConfig_t config = group_config_for(context, problem);
         config.max_token_bytes = 1280;

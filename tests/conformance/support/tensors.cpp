@@ -25,8 +25,6 @@ Buffer::Buffer(RankContext& context, cudaStream_t stream, size_t bytes, WindowAr
     } else {
         base_ = static_cast<std::byte*>(context.allocate(total));
     }
-    // To a GPU in one copy: many of them would fill CUDA's own buffers behind a kernel that waits, and then keep other
-    // threads out of the driver.
     std::vector<std::byte> on_host(context.is_gpu() ? total : 0);
     std::byte* filled = context.is_gpu() ? on_host.data() : base_;
     std::fill_n(filled, total, kGuard);
