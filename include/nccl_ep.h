@@ -413,7 +413,7 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, nc
 // that is >= E, drops that choice; duplicates are legal. Repeating it without a dispatch between is legal.
 // LL: local, enqueues nothing, layout_info NULL. topk_idx is borrowed: dispatch and combine read its memory when they
 // execute, so it stays unchanged from dispatch to the end of the matching combine, and a graph replay sees what it
-// holds by then.
+// holds by then. Binding the same memory once more changes nothing; other memory needs a dispatch before a combine.
 // HT: collective, capturable, no host blocking. topk_idx is copied in stream order. layout_info (or NULL) receives
 // recv_total_counter, expert_counters (expert-major: padded) and expert_offsets, int32 or int64, FLAT's
 // expert_counters int32. Must agree on all ranks: that the call is an update, the handle's layout, and K; B may differ.
@@ -510,7 +510,7 @@ ncclResult_t ncclEpDispatch(ncclEpHandle_t handle, const ncclEpDispatchInputs_t*
 //   result differs from the exact sum by what NONE allows plus, for each rank's sum x, the largest of |x| / 16, 2^-17
 //   times the largest magnitude of its 32 elements, and 2^-137. A block that holds an infinity or a NaN becomes NaN.
 // ncclInvalidUsage: NVFP4 on a device without 4-bit conversions (judged first), MXFP8 with several LSA teams,
-// and as for ncclEpDispatch.
+// nothing dispatched or (LL) other routing bound since the last dispatch, and as for ncclEpDispatch.
 ncclResult_t ncclEpCombine(ncclEpHandle_t handle, const ncclEpCombineInputs_t* inputs,
                            const ncclEpCombineOutputs_t* outputs, const ncclEpCombineConfig_t* config,
                            cudaStream_t stream);

@@ -19,7 +19,12 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
     expect_routing();
-    require(has_dispatched_, ncclInvalidUsage, "nothing was dispatched with this handle: call ncclEpDispatch first");
+    require(dispatched_.has_value(), ncclInvalidUsage,
+            "nothing was dispatched with this handle: call ncclEpDispatch first");
+    require(dispatched_ == routing_, ncclInvalidUsage,
+            "ncclEpUpdateHandle has bound other routing ({} tokens) since the last dispatch ({} tokens), whose rows a "
+            "combine returns: call ncclEpDispatch first",
+            routing_.num_tokens, dispatched_->num_tokens);
     const unsigned int direction = enum_bits(settings.pass_direction);
     require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
@@ -40,7 +45,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         expect_shape(tokens, {config.num_ranks, config.max_tokens, kAnySize},
                      "[ranks, max_dispatch_tokens_per_rank, hidden]");
     }
-    expect_shape(target, {num_tokens_, num_tokens_ == 0 ? kAnySize : tokens.sizes[2]},
+    expect_shape(target, {routing_.num_tokens, routing_.num_tokens == 0 ? kAnySize : tokens.sizes[2]},
                  "[rows of topk_idx, hidden of inputs->tokens]");
     require(tokens.row_bytes() > 0 && tokens.row_bytes() % 16 == 0, ncclInvalidArgument,
             "inputs->tokens has rows of {} bytes, allowed: positive multiples of 16", tokens.row_bytes());
@@ -51,7 +56,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         expect_aligned(*tensor);
     }
     CallMemory memory;
-    memory.reads(routing());
+    memory.reads(topk_idx());
     memory.reads(tokens);
     memory.writes(target);
 
@@ -67,7 +72,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     if (is_expert_major()) {
         const Tensor weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
         expect_dtype(weights, {ncclFloat32});
-        expect_shape(weights, {num_tokens_, topk_}, "[rows of topk_idx, the handle's top-k]");
+        expect_shape(weights, {routing_.num_tokens, topk_}, "[rows of topk_idx, the handle's top-k]");
         args.topk_weights = reinterpret_cast<const float*>(weights.data);
         memory.reads(weights);
     }

@@ -50,7 +50,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     CallMemory memory;
     WindowPlace token_place;
     WindowPlace scale_place;
-    memory.reads(routing());
+    memory.reads(topk_idx());
     read_dispatch_tokens(inputs, outputs, recipe, args, token_window, token_place, memory);
     read_dispatch_scales(inputs, outputs, recipe, args, scale_window, scale_place, memory);
     read_dispatch_routing(inputs, outputs, layout_info, args, memory);
@@ -70,7 +70,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     args.common.set(Term::kRouting, window_term(args.direct, token_place, scale_place));
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
     issue<LlDispatch>(args, shape, stream);
-    has_dispatched_ = true;
+    dispatched_ = routing_;
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
@@ -96,7 +96,7 @@ void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const 
                      "[ranks, max_dispatch_tokens_per_rank, hidden]");
     }
     const size_t hidden = target.sizes[2];
-    expect_shape(source, {num_tokens_, num_tokens_ == 0 ? kAnySize : hidden},
+    expect_shape(source, {routing_.num_tokens, routing_.num_tokens == 0 ? kAnySize : hidden},
                  "[rows of topk_idx, hidden of outputs->tokens]");
     const uint64_t source_row = hidden * dtype_size(source.dtype);
     require(hidden > 0 && target.row_bytes() % kRowGranule == 0 && source_row % kRowGranule == 0, ncclInvalidArgument,
@@ -141,7 +141,7 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
         expect_dtype(source, {ncclFloat32, ncclFloat16, ncclBfloat16, ncclFloat8e4m3, ncclFloat8e5m2, ncclUint8});
         expect_dtype(target, {source.dtype});
         expect_shape(target, {first, second, kAnySize}, "[as outputs->tokens, scales per token]");
-        expect_shape(source, {num_tokens_, num_tokens_ == 0 ? kAnySize : target.sizes[2]},
+        expect_shape(source, {routing_.num_tokens, routing_.num_tokens == 0 ? kAnySize : target.sizes[2]},
                      "[rows of topk_idx, scales per token of outputs->scales]");
         require(target.row_bytes() > 0 && target.row_bytes() % kRowGranule == 0, ncclInvalidArgument,
                 "outputs->scales has rows of {} bytes, allowed: positive multiples of {}", target.row_bytes(),
@@ -192,7 +192,7 @@ void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const
     }
     const Tensor weights = read_tensor(communicator, inputs.topk_weights, "inputs->topk_weights");
     expect_dtype(weights, {ncclFloat32});
-    expect_shape(weights, {num_tokens_, topk_}, "[rows of topk_idx, the handle's top-k]");
+    expect_shape(weights, {routing_.num_tokens, topk_}, "[rows of topk_idx, the handle's top-k]");
     const Tensor out_weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");
     expect_dtype(out_weights, {ncclFloat32});
     expect_shape(out_weights, {config.num_ranks, config.max_tokens, topk_},

@@ -78,11 +78,11 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
     const uint64_t experts_per_rank = group_->config().experts_per_rank();
     common.rank_of_expert_mult =
         static_cast<uint32_t>(((uint64_t{1} << kRankOfExpertShift) + experts_per_rank - 1) / experts_per_rank);
-    common.ids_are_64_bit = ids_are_64_bit_;
+    common.ids_are_64_bit = routing_.ids_are_64_bit;
     common.traps_overflow = group_->config().overflow_policy == NCCL_EP_OVERFLOW_TRAP;
     common.topk = topk_;
-    common.num_tokens = num_tokens_;
-    common.topk_idx = topk_idx_;
+    common.num_tokens = routing_.num_tokens;
+    common.topk_idx = routing_.topk_idx;
     return common;
 }
 
@@ -99,9 +99,7 @@ void LlHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* la
     require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
             "a send_only operation of this handle is pending: call ncclEpComplete first");
     has_routing_ = true;
-    topk_idx_ = topk_idx.data;
-    ids_are_64_bit_ = topk_idx.dtype == ncclInt64;
-    num_tokens_ = static_cast<uint32_t>(topk_idx.sizes[0]);
+    routing_ = {topk_idx.data, topk_idx.dtype == ncclInt64, static_cast<uint32_t>(topk_idx.sizes[0])};
 }
 
 void LlHandle::set_sums(crossdockSums_t sums) {
@@ -118,14 +116,14 @@ void LlHandle::expect_routing() const {
     require(has_routing_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
 }
 
-Tensor LlHandle::routing() const {
-    Tensor routing;
-    routing.name = "the handle's topk_idx";
-    routing.dtype = ids_are_64_bit_ ? ncclInt64 : ncclInt32;
-    routing.ndim = 2;
-    routing.sizes = {num_tokens_, topk_};
-    routing.data = topk_idx_;
-    return routing;
+Tensor LlHandle::topk_idx() const {
+    Tensor tensor;
+    tensor.name = "the handle's topk_idx";
+    tensor.dtype = routing_.ids_are_64_bit ? ncclInt64 : ncclInt32;
+    tensor.ndim = 2;
+    tensor.sizes = {routing_.num_tokens, topk_};
+    tensor.data = routing_.topk_idx;
+    return tensor;
 }
 
 void LlHandle::expect_may_start(bool send_only) const {
@@ -174,7 +172,7 @@ void LlHandle::sources(const ncclEpTensor_t* caller_tokens, const ncclEpTensor_t
     group_->expect_working();
     require(is_expert_major(), ncclInvalidUsage,
             "the handle's layout is rank-major, whose rows lie by source: sources are told by expert-major handles");
-    require(has_dispatched_ && !std::holds_alternative<Pending<LlDispatch>>(pending_), ncclInvalidUsage,
+    require(dispatched_.has_value() && !std::holds_alternative<Pending<LlDispatch>>(pending_), ncclInvalidUsage,
             "the handle has no finished dispatch: call ncclEpDispatch, and ncclEpComplete after send_only");
     const GroupConfig& config = group_->config();
     const Tensor tokens = read_tensor(group_->communicator(), caller_tokens, "tokens");

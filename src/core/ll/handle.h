@@ -2,6 +2,7 @@
 // A handle in low-latency mode, with its pending send_only operation.
 #pragma once
 
+#include <optional>
 #include <variant>
 
 #include "core/handle.h"
@@ -32,7 +33,7 @@ class LlHandle final : public Handle {
     void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) override;
     void cancel_pending() override;
     void release_memory() override;
-    void forget_routing() override { topk_idx_ = nullptr, has_routing_ = false; }
+    void forget_routing() override { routing_.topk_idx = nullptr, has_routing_ = false; }
 
   private:
     using Handle::Handle;
@@ -40,7 +41,7 @@ class LlHandle final : public Handle {
     LlHandleGeometry geometry() const;
     LlCommon common(OperationKind operation, bool send_only) const;
     void expect_routing() const;
-    Tensor routing() const;  // the borrowed topk_idx
+    Tensor topk_idx() const;  // the borrowed one
     void expect_may_start(bool send_only) const;
     void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                               const LlDispatchRecipe& recipe, LlDispatchArgs& args,
@@ -62,11 +63,16 @@ class LlHandle final : public Handle {
     std::shared_ptr<LlArena> arena_;
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
 
-    std::byte* topk_idx_ = nullptr;  // the caller's, borrowed
-    bool ids_are_64_bit_ = false;
-    uint32_t num_tokens_ = 0;
+    struct Routing {
+        std::byte* topk_idx = nullptr;  // the caller's, borrowed
+        bool ids_are_64_bit = false;
+        uint32_t num_tokens = 0;
 
-    bool has_dispatched_ = false;
+        bool operator==(const Routing&) const = default;
+    };
+    Routing routing_;
+    std::optional<Routing> dispatched_;  // the routing of the last dispatch, if there was one
+
     template <typename Kernel>
     struct Pending {
         typename Kernel::Args args;
