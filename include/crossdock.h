@@ -294,6 +294,14 @@ ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count
 ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges,
                                     cudaStream_t stream);
 
+/* Between an LL expert-major handle's dispatch and its combines: these, and later dispatches, read topk_idx [B, K]
+ * instead of the memory that ncclEpUpdateHandle has bound; it is borrowed alike. Each element is as it was dispatched,
+ * or -1: a combine leaves such a choice out of its sum, and its row may hold anything. Local; enqueues nothing.
+ * InvalidArgument: topk_idx missing, of another type, or with other extents than at the dispatch. InvalidUsage: an HT
+ * or rank-major handle, sender's sums, a send_only operation of this handle is pending, nothing was dispatched, or
+ * other routing was bound since. */
+ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx);
+
 /* ---- Routing counts, and routing that travels beside rows ---- */
 
 /* What layers on top, such as crossdock.deep_ep, need to know of a routing, in one kernel each.

@@ -156,6 +156,14 @@ void Handle::set_sums(crossdockSums_t sums) {
     group_->call([&] { check(crossdockHandleSetSums(handle_, sums)); });
 }
 
+void Handle::rebind(nb::handle topk_idx) {
+    expect_open();
+    CallArrays arrays(is_cpu(*group_), 1);
+    const ncclEpTensor_t* routing = arrays.add(topk_idx, "topk_idx", Access::kRead);
+    group_->call([&] { check(crossdockHandleRebind(handle_, routing)); });
+    keep_routing(arrays.take());
+}
+
 void Handle::dropped_tokens(nb::handle count, nb::handle stream) {
     expect_open();
     CallArrays arrays(is_cpu(*group_));
@@ -287,6 +295,10 @@ N rows of a high-throughput receive array.)")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
+        .def(
+            "rebind", &Handle::rebind, "topk_idx"_a.none(),
+            "Low latency, expert-major, after a dispatch: its combines read this topk_idx from now on. Each element is "
+            "as it was dispatched, or -1 where sums leave a choice out.")
         .def("dropped_tokens", &Handle::dropped_tokens, "count"_a.none(), nb::kw_only(), "stream"_a.none() = nb::none(),
              "Writes to count [1] how many pairs of an own token and a masked rank the routing dropped.")
         .def("sources", &Handle::sources, "tokens"_a.none(), "ranges"_a.none(), nb::kw_only(),

@@ -38,6 +38,7 @@ class Handle {
     void complete(nanobind::handle stream);
     void complete_on(cudaStream_t stream);
     void set_sums(crossdockSums_t sums);
+    void rebind(nanobind::handle topk_idx);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);
     void sources(nanobind::handle tokens, nanobind::handle ranges, nanobind::handle stream);
     // Lets go of the arrays of finished calls, but for those of a pending operation.

@@ -60,6 +60,10 @@ ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums)
     return crossdock::boundary([&] { crossdock::handles().find(handle)->set_sums(sums); });
 }
 
+ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx) {
+    return crossdock::boundary([&] { crossdock::handles().find(handle)->rebind(topk_idx); });
+}
+
 ncclResult_t crossdockHandleDroppedTokens(ncclEpHandle_t handle, uint64_t* count, cudaStream_t stream) {
     return crossdock::boundary([&] { crossdock::handles().find(handle)->dropped_tokens(count, stream); });
 }

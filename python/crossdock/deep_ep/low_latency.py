@@ -111,7 +111,7 @@ class RoundTrip(LowLatencyLease):
     def bind(self, topk_idx: torch.Tensor) -> None:
         """Combines go by topk_idx from now on: as dispatched, or -1 where a choice is left out."""
         if topk_idx is not self.bound:
-            self.handle.update(topk_idx)
+            self.handle.rebind(topk_idx)
             self.bound = topk_idx
 
     def forget(self) -> None:

@@ -234,6 +234,11 @@ void HtHandle::set_sums(crossdockSums_t) {
     fail(ncclInvalidUsage, "the handle is of an HT group: sums apply to LL expert-major handles");
 }
 
+void HtHandle::rebind(const ncclEpTensor_t*) {
+    fail(ncclInvalidUsage,
+         "the handle is of an HT group, whose updates copy topk_idx: only LL expert-major handles are bound anew");
+}
+
 void HtHandle::sources(const ncclEpTensor_t*, const ncclEpTensor_t*, cudaStream_t) {
     fail(ncclInvalidUsage, "the handle is of an HT group: sources are told by LL expert-major handles");
 }

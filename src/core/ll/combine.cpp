@@ -19,12 +19,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     const auto inputs = mandatory_struct(caller_inputs, NCCL_EP_COMBINE_INPUTS_V1_SIZE, "inputs");
     const auto outputs = mandatory_struct(caller_outputs, NCCL_EP_COMBINE_OUTPUTS_V1_SIZE, "outputs");
     expect_routing();
-    require(dispatched_.has_value(), ncclInvalidUsage,
-            "nothing was dispatched with this handle: call ncclEpDispatch first");
-    require(dispatched_ == routing_, ncclInvalidUsage,
-            "ncclEpUpdateHandle has bound other routing ({} tokens) since the last dispatch ({} tokens), whose rows a "
-            "combine returns: call ncclEpDispatch first",
-            routing_.num_tokens, dispatched_->num_tokens);
+    expect_dispatched_routing();
     const unsigned int direction = enum_bits(settings.pass_direction);
     require(direction <= NCCL_EP_BWD_PASS, ncclInvalidArgument,
             "config->pass_direction is {}, allowed: 0 (forward), 1 (backward)", direction);
@@ -68,6 +63,7 @@ void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     args.wire_bytes = args.row_bytes;
     args.wire = sums_ == CROSSDOCK_SUMS_SENDER ? LlCombineWire::kSums : LlCombineWire::kRows;
     args.out_tokens = target.data;
+    args.leaves_out = is_rebound_;
     read_combine_recipe(inputs, recipe, tokens, args, memory);
     if (is_expert_major()) {
         const Tensor weights = read_tensor(communicator, outputs.topk_weights, "outputs->topk_weights");

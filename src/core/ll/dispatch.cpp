@@ -71,6 +71,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
     issue<LlDispatch>(args, shape, stream);
     dispatched_ = routing_;
+    is_rebound_ = false;
 }
 
 void LlHandle::read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,

@@ -90,16 +90,34 @@ void LlHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* la
     group_->expect_working();
     require(layout_info == nullptr, ncclInvalidArgument,
             "layout_info must be NULL in LL mode: pass it to ncclEpDispatch");
+    const Routing routing = read_routing(caller, kAnySize, "[tokens, the handle's top-k]");
+    require(routing.num_tokens <= group_->config().max_tokens, ncclInvalidArgument,
+            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", routing.num_tokens,
+            group_->config().max_tokens);
+    expect_none_pending();
+    has_routing_ = true;
+    routing_ = routing;
+}
+
+void LlHandle::rebind(const ncclEpTensor_t* topk_idx) {
+    group_->expect_working();
+    require(is_expert_major(), ncclInvalidUsage,
+            "the handle's layout is rank-major, whose rows are of all choices on a rank: only expert-major handles "
+            "leave choices out");
+    require(sums_ == CROSSDOCK_SUMS_EXACT, ncclInvalidUsage,
+            "the handle has sender's sums, which are of all choices on a rank: only exact sums leave choices out");
+    expect_dispatched_routing();
+    expect_none_pending();
+    routing_ = read_routing(topk_idx, dispatched_->num_tokens, "[tokens of the dispatch, the handle's top-k]");
+    dispatched_ = routing_;
+    is_rebound_ = true;
+}
+
+LlHandle::Routing LlHandle::read_routing(const ncclEpTensor_t* caller, size_t num_tokens, const char* meaning) const {
     const Tensor topk_idx = read_tensor(group_->communicator(), caller, "topk_idx");
     expect_dtype(topk_idx, {ncclInt32, ncclInt64});
-    expect_shape(topk_idx, {kAnySize, topk_}, "[tokens, the handle's top-k]");
-    require(topk_idx.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument,
-            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", topk_idx.sizes[0],
-            group_->config().max_tokens);
-    require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
-            "a send_only operation of this handle is pending: call ncclEpComplete first");
-    has_routing_ = true;
-    routing_ = {topk_idx.data, topk_idx.dtype == ncclInt64, static_cast<uint32_t>(topk_idx.sizes[0])};
+    expect_shape(topk_idx, {num_tokens, topk_}, meaning);
+    return {topk_idx.data, topk_idx.dtype == ncclInt64, static_cast<uint32_t>(topk_idx.sizes[0])};
 }
 
 void LlHandle::set_sums(crossdockSums_t sums) {
@@ -109,6 +127,8 @@ void LlHandle::set_sums(crossdockSums_t sums) {
             "handles");
     const unsigned int bits = enum_bits(sums);
     require(bits <= CROSSDOCK_SUMS_SENDER, ncclInvalidArgument, "sums is {}, allowed: 0 (exact), 1 (sender)", bits);
+    require(sums == CROSSDOCK_SUMS_EXACT || !is_rebound_, ncclInvalidUsage,
+            "crossdockHandleRebind may have left choices out, which only exact sums can: call ncclEpDispatch first");
     sums_ = sums;
 }
 
@@ -126,9 +146,22 @@ Tensor LlHandle::topk_idx() const {
     return tensor;
 }
 
-void LlHandle::expect_may_start(bool send_only) const {
+void LlHandle::expect_dispatched_routing() const {
+    require(dispatched_.has_value(), ncclInvalidUsage,
+            "nothing was dispatched with this handle: call ncclEpDispatch first");
+    require(dispatched_ == routing_, ncclInvalidUsage,
+            "ncclEpUpdateHandle has bound other routing ({} tokens) since the last dispatch ({} tokens), whose rows a "
+            "combine returns: call ncclEpDispatch first",
+            routing_.num_tokens, dispatched_->num_tokens);
+}
+
+void LlHandle::expect_none_pending() const {
     require(std::holds_alternative<std::monostate>(pending_), ncclInvalidUsage,
             "a send_only operation of this handle is pending: call ncclEpComplete first");
+}
+
+void LlHandle::expect_may_start(bool send_only) const {
+    expect_none_pending();
     require(!send_only || arena_->pending_splits < arena_->geometry.num_buffers - 1, ncclInvalidUsage,
             "{} send_only operations of this group are pending, allowed: at most {}", arena_->pending_splits,
             arena_->geometry.num_buffers - 1);

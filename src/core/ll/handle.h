@@ -29,6 +29,7 @@ class LlHandle final : public Handle {
                  const ncclEpCombineConfig_t* config, cudaStream_t stream) override;
     void complete(const ncclEpCompleteConfig_t* config, cudaStream_t stream) override;
     void set_sums(crossdockSums_t sums) override;
+    void rebind(const ncclEpTensor_t* topk_idx) override;
     void dropped_tokens(uint64_t* count, cudaStream_t stream) override;
     void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) override;
     void cancel_pending() override;
@@ -38,10 +39,21 @@ class LlHandle final : public Handle {
   private:
     using Handle::Handle;
 
+    struct Routing {
+        std::byte* topk_idx = nullptr;  // the caller's, borrowed
+        bool ids_are_64_bit = false;
+        uint32_t num_tokens = 0;
+
+        bool operator==(const Routing&) const = default;
+    };
+
     LlHandleGeometry geometry() const;
     LlCommon common(OperationKind operation, bool send_only) const;
     void expect_routing() const;
+    void expect_dispatched_routing() const;
+    Routing read_routing(const ncclEpTensor_t* topk_idx, size_t num_tokens, const char* meaning) const;
     Tensor topk_idx() const;  // the borrowed one
+    void expect_none_pending() const;
     void expect_may_start(bool send_only) const;
     void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
                               const LlDispatchRecipe& recipe, LlDispatchArgs& args,
@@ -63,15 +75,9 @@ class LlHandle final : public Handle {
     std::shared_ptr<LlArena> arena_;
     crossdockSums_t sums_ = CROSSDOCK_SUMS_EXACT;
 
-    struct Routing {
-        std::byte* topk_idx = nullptr;  // the caller's, borrowed
-        bool ids_are_64_bit = false;
-        uint32_t num_tokens = 0;
-
-        bool operator==(const Routing&) const = default;
-    };
     Routing routing_;
     std::optional<Routing> dispatched_;  // the routing of the last dispatch, if there was one
+    bool is_rebound_ = false;            // it has moved since, and may leave choices out
 
     template <typename Kernel>
     struct Pending {

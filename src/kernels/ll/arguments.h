@@ -109,6 +109,7 @@ struct LlCombineArgsOf {
     DType dtype;
     LlCombineWire wire;
     RowForms forms;
+    bool leaves_out;          // choices, perhaps: their rows are not read
     const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
                               // tokens][row_bytes]
     const float* row_scales;  // of recipes that take one per row of tokens

@@ -25,6 +25,7 @@ class CombineReceive {
 
     // Work is shared by parts of tokens, so that few tokens still occupy many warps.
     CROSSDOCK_DEVICE void run(const WorkShare& share, bool is_first) {
+        if (args_.leaves_out) ctx_.note_unread_slots_allowed();
         int64_t choice = is_first ? first_choice_ : load_first_choice(share);
         const bool is_ll128 = kForms == RowForms::kLl128 || (op_.own_rows_are_ll128() && allows_ll128(args_));
         const Ll128Row shape(ctx_, args_.row_bytes);
