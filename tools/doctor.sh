@@ -28,7 +28,7 @@ file cli11 "/usr/include/CLI/CLI.hpp" "ok: demo and benchmark"
 file json "/usr/include/nlohmann/json.hpp" "ok: demo and benchmark"
 file gtest "/usr/include/gtest/gtest.h" "ok: tests"
 file ucx "/usr/include/ucp/api/ucp.h" "ok: the network plugin"
-tool clang++ "ok: AddressSanitizer, fuzzer, lint" "only for AddressSanitizer, the fuzzer and lint; ./dev installs it"
+tool clang++ "ok: sanitizers, fuzzer, lint" "only for sanitizers, the fuzzer and lint; ./dev installs it"
 
 echo
 echo "CPU backends"

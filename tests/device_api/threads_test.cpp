@@ -6,12 +6,7 @@
 
 namespace {
 
-// A simulation is one thread.
-#if defined(__SANITIZE_THREAD__)
-constexpr uint64_t kSimulatedSeeds = 1;
-#else
-constexpr uint64_t kSimulatedSeeds = 5;
-#endif
+constexpr uint64_t kSimulatedSeeds = DEVICE_API_SEEDS;
 
 void expect_success(const Setup& setup, const Body& body) {
     for (const Way& way : kWays) EXPECT_EQ(on(way, setup, body), "") << way.name();

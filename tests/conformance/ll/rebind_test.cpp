@@ -14,9 +14,9 @@ namespace {
 using reference::combined_row;
 
 // A rank's topk_idx in memory of its own.
-class Routing {
+class OwnIds {
   public:
-    Routing(RankContext& context, const Layer& layer, const Problem& problem)
+    OwnIds(RankContext& context, const Layer& layer, const Problem& problem)
         : ids_(problem.ranks[context.rank()].ids),
           num_topk_(static_cast<size_t>(problem.num_topk)),
           buffer_(context, layer.stream(), (ids_.size() + 1) * sizeof(int64_t)) {
@@ -74,10 +74,10 @@ TEST(Rebind, SumsLeaveChoicesOut) {
             const Problem fewer = without_some_choices(problem);
             Group group(context, problem);
             Layer layer(context, group.get(), problem);
-            Routing all(context, layer, problem);
-            Routing some(context, layer, fewer);
+            OwnIds all(context, layer, problem);
+            OwnIds some(context, layer, fewer);
             layer.round_trip();
-            for (Routing* const routing : {&some, &all, &some}) {
+            for (OwnIds* const routing : {&some, &all, &some}) {
                 RANK_OK(context, routing->rebind(layer));
                 RANK_OK(context, layer.combine());
                 check_sums(context, layer, routing == &all ? problem : fewer);
@@ -94,7 +94,7 @@ TEST(Rebind, RoutingThatWasNotDispatchedIsRefused) {
             const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 8);
             Group group(context, problem);
             Layer layer(context, group.get(), problem);
-            Routing routing(context, layer, problem);
+            OwnIds routing(context, layer, problem);
             RANK_REFUSED(context, ncclInvalidUsage, "nothing was dispatched", routing.rebind(layer));
             layer.round_trip();
             for (const size_t num_tokens : {routing.num_tokens(), routing.num_tokens() / 2}) {
@@ -116,7 +116,7 @@ TEST(Rebind, BadCalls) {
             Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 9);
             Group group(context, problem);
             Layer layer(context, group.get(), problem);
-            Routing routing(context, layer, problem);
+            OwnIds routing(context, layer, problem);
             layer.prepare_dispatch();
             RANK_OK(context, layer.dispatch(true));
             RANK_REFUSED(context, ncclInvalidUsage, "pending", routing.rebind(layer));
