@@ -10,9 +10,19 @@ target_compile_options(crossdock_options INTERFACE
     $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wno-missing-field-initializers>
     $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-unknown-pragmas -Wno-ignored-attributes>) # GCC's hints for vectors
 
-# crossdock_runs_once(SOURCES...): they read options and write reports, in templates that take long to optimise.
-function(crossdock_runs_once)
-    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+# crossdock_runs_once(target SOURCES...): sources of the target that read options and write reports, in templates that
+# take long to optimise. Joined where CROSSDOCK_UNITY is on, apart from the others.
+function(crossdock_runs_once target)
+    set(sources ${ARGN})
+    if(CROSSDOCK_UNITY)
+        list(TRANSFORM ARGN REPLACE "(.+)" "#include \"${CMAKE_CURRENT_SOURCE_DIR}/\\1\"\n" OUTPUT_VARIABLE includes)
+        string(JOIN "" includes ${includes})
+        set(sources ${CMAKE_CURRENT_BINARY_DIR}/${target}_runs_once.cpp)
+        file(CONFIGURE OUTPUT ${sources} CONTENT "${includes}" @ONLY)
+        set_source_files_properties(${ARGN} PROPERTIES HEADER_FILE_ONLY ON)
+        target_sources(${target} PRIVATE ${sources})
+    endif()
+    set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
 endfunction()
 
 # crossdock_optimise_little(target): a program of tests, most of whose time is the library's.
