@@ -91,9 +91,6 @@ void LlHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* la
     require(layout_info == nullptr, ncclInvalidArgument,
             "layout_info must be NULL in LL mode: pass it to ncclEpDispatch");
     const Routing routing = read_routing(caller, kAnySize, "[tokens, the handle's top-k]");
-    require(routing.num_tokens <= group_->config().max_tokens, ncclInvalidArgument,
-            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", routing.num_tokens,
-            group_->config().max_tokens);
     expect_none_pending();
     has_routing_ = true;
     routing_ = routing;
@@ -117,6 +114,9 @@ LlHandle::Routing LlHandle::read_routing(const ncclEpTensor_t* caller, size_t nu
     const Tensor topk_idx = read_tensor(group_->communicator(), caller, "topk_idx");
     expect_dtype(topk_idx, {ncclInt32, ncclInt64});
     expect_shape(topk_idx, {num_tokens, topk_}, meaning);
+    require(topk_idx.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument,
+            "topk_idx has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", topk_idx.sizes[0],
+            group_->config().max_tokens);
     return {topk_idx.data, topk_idx.dtype == ncclInt64, static_cast<uint32_t>(topk_idx.sizes[0])};
 }
 

@@ -122,6 +122,7 @@ TEST(Rebind, BadCalls) {
             RANK_REFUSED(context, ncclInvalidUsage, "pending", routing.rebind(layer));
             RANK_OK(context, layer.complete());
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", routing.rebind(layer, routing.num_tokens() + 1));
+            RANK_REFUSED(context, ncclInvalidArgument, "at most", routing.bind(layer, (size_t{1} << 32) + 1));
             RANK_REFUSED(context, ncclInvalidArgument, "topk_idx", crossdockHandleRebind(layer.handle(), nullptr));
             RANK_REFUSED(context, ncclInvalidArgument, "handle", crossdockHandleRebind(nullptr, nullptr));
             RANK_OK(context, crossdockHandleSetSums(layer.handle(), CROSSDOCK_SUMS_SENDER));
