@@ -275,7 +275,8 @@ typedef enum {
 } crossdockSums_t;
 
 /* Applies to combines issued from now on. Every rank sets the same. Handles start with SENDER if the environment says
- * CROSSDOCK_SENDER_SUMS=1 when the group is created, else with EXACT. InvalidUsage: not an LL expert-major handle. */
+ * CROSSDOCK_SENDER_SUMS=1 when the group is created, else with EXACT. InvalidUsage: not an LL expert-major handle, or
+ * SENDER between crossdockHandleRebind and the next dispatch. */
 ncclResult_t crossdockHandleSetSums(ncclEpHandle_t handle, crossdockSums_t sums);
 
 /* Writes to *count, device memory of 8 bytes, how many pairs of an own token and a masked rank the handle's current
@@ -297,9 +298,8 @@ ncclResult_t crossdockHandleSources(ncclEpHandle_t handle, const ncclEpTensor_t*
 /* Between an LL expert-major handle's dispatch and its combines: these, and later dispatches, read topk_idx [B, K]
  * instead of the memory that ncclEpUpdateHandle has bound; it is borrowed alike. Each element is as it was dispatched,
  * or -1: a combine leaves such a choice out of its sum, and its row may hold anything. Local; enqueues nothing.
- * InvalidArgument: topk_idx missing, of another type, or with other extents than at the dispatch. InvalidUsage: an HT
- * or rank-major handle, sender's sums, a send_only operation of this handle is pending, nothing was dispatched, or
- * other routing was bound since. */
+ * InvalidArgument: topk_idx missing, no int32 or int64, or of other extents than dispatched. InvalidUsage: an HT or
+ * rank-major handle, sender's sums, a pending send_only operation, nothing dispatched, or other routing bound since. */
 ncclResult_t crossdockHandleRebind(ncclEpHandle_t handle, const ncclEpTensor_t* topk_idx);
 
 /* ---- Routing counts, and routing that travels beside rows ---- */

@@ -413,7 +413,7 @@ ncclResult_t ncclEpInitHandle(ncclEpHandle_t* handle, ncclEpGroup_t ep_group, nc
 // that is >= E, drops that choice; duplicates are legal. Repeating it without a dispatch between is legal.
 // LL: local, enqueues nothing, layout_info NULL. topk_idx is borrowed: dispatch and combine read its memory when they
 // execute, so it stays unchanged from dispatch to the end of the matching combine, and a graph replay sees what it
-// holds by then. Binding the same memory once more changes nothing; other memory needs a dispatch before a combine.
+// holds by then. Once other memory or another B is bound, a combine needs a dispatch before it.
 // HT: collective, capturable, no host blocking. topk_idx is copied in stream order. layout_info (or NULL) receives
 // recv_total_counter, expert_counters (expert-major: padded) and expert_offsets, int32 or int64, FLAT's
 // expert_counters int32. Must agree on all ranks: that the call is an update, the handle's layout, and K; B may differ.
