@@ -2,6 +2,7 @@
 #include "gpu_rank.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "nccl_library.h"
 
@@ -11,6 +12,7 @@ namespace {
 constexpr size_t kPoolBytes = size_t{384} << 20;
 constexpr size_t kAlignment = 256;
 constexpr size_t kMostStreams = 16;  // of a process
+constexpr size_t kMostStreamsBesidePlugin = 4;
 
 }  // namespace
 
@@ -78,10 +80,12 @@ void GpuRank::copy_to_host(void* target, const void* source, size_t bytes, cudaS
 }
 
 cudaStream_t GpuRank::make_stream() {
-    // Ranks of one process share its hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, at most 32, the library's own
-    // streams included). With more streams than queues a rank's kernel could stand behind one that waits for it.
+    // Ranks of one process share its hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, at most 32), which the streams of
+    // the library, of NCCL and of its network plugin use, too. With more streams than queues a rank's kernel could
+    // stand behind one that waits for it.
+    const size_t of_process = std::getenv("NCCL_RMA_PLUGIN") == nullptr ? kMostStreams : kMostStreamsBesidePlugin;
     const size_t most_streams =
-        is_process_ ? kMostStreams : std::max<size_t>(kMostStreams / static_cast<size_t>(num_ranks()), 1);
+        is_process_ ? kMostStreams : std::max<size_t>(of_process / static_cast<size_t>(num_ranks()), 1);
     if (streams_.size() >= most_streams) return streams_[next_stream_++ % streams_.size()];
     cudaStream_t stream = nullptr;
     // Non-blocking: the legacy default stream would order the ranks of one context.
