@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/floor.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -26,6 +28,9 @@ class CopyFloor : public Floor {
         };
         return work;
     }
+    std::string describe() const override {
+        return "memcpy of the delivered bytes by the same threads or processes, all at once";
+    }
 
   private:
     // More than caches hold: going round in it is like going on.
@@ -41,15 +46,21 @@ class CopyFloor : public Floor {
 
 class WireFloor : public Floor {
   public:
-    explicit WireFloor(std::unique_ptr<GpuFloor> gpu) : gpu_(std::move(gpu)) {}
+    WireFloor(int num_ranks, std::unique_ptr<GpuFloor> gpu) : num_ranks_(num_ranks), gpu_(std::move(gpu)) {}
 
     Work work(Operation, int, const OperationBytes& bytes) override {
         Work work;
         work.run = [this, &bytes](int count) { gpu_->enqueue(bytes.wire_to, count); };
         return work;
     }
+    std::string describe() const override {
+        const int team = gpu_->lsa_team_size();
+        return fmt::format("bulk writes of the bytes that must leave each rank{}, all ranks at once, without launches",
+                           team < num_ranks_ ? fmt::format(" for others of its LSA team of {}", team) : "");
+    }
 
   private:
+    int num_ranks_;
     std::unique_ptr<GpuFloor> gpu_;
 };
 
@@ -62,18 +73,22 @@ class BareFloor : public Floor {
         work.run = [this, operation, num_tokens](int count) { bare_->enqueue(operation, num_tokens, count); };
         return work;
     }
+    std::string describe() const override {
+        return "bare kernels that move the same rows, counts and flags through this GPU's memory, launches included";
+    }
 
   private:
     std::unique_ptr<BareLl> bare_;
 };
 
-}  // namespace
-
+// The floor is a single rank's own time: nothing crosses a wire. Not with a routing from a file, which may drop tokens.
 bool has_bare_floor(const Options& options) {
     return is_cuda(options.backend) && options.num_ranks == 1 && !options.is_high_throughput() &&
            options.routing.find(".npy") == std::string::npos && options.recipe == NCCL_EP_DISP_QUANT_NONE &&
            options.dtype == ncclBfloat16 && !options.sender_sums;
 }
+
+}  // namespace
 
 std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Options& options, ncclComm_t comm,
                                   tools::Device& device, const OperationBytes& largest,
@@ -95,7 +110,7 @@ std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Optio
     std::vector<uint64_t> all(static_cast<size_t>(context.num_ranks));
     check(crossdockCommAllGather(context.host, &own_largest, all.data(), sizeof own_largest));
     return std::make_unique<WireFloor>(
-        make_gpu_floor(context, comm, device, *std::max_element(all.begin(), all.end())));
+        context.num_ranks, make_gpu_floor(context, comm, device, *std::max_element(all.begin(), all.end())));
 }
 
 }  // namespace crossdock::bench

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bench/bytes.h"
@@ -21,10 +22,10 @@ class Floor {
     // kernel, so that what a launch costs is not in the floor of graphs; a single rank's low latency: bare kernels
     // (BareLl), launches included. All ranks do it at once.
     virtual Work work(Operation operation, int num_tokens, const OperationBytes& bytes) = 0;
-};
 
-// The floor is a single rank's own time: nothing crosses a wire. Not with a routing from a file, which may drop tokens.
-bool has_bare_floor(const Options& options);
+    // What it does, for the report.
+    virtual std::string describe() const = 0;
+};
 
 // Room for operations up to `largest`, with this routing [ranks][tokens][topk]. GPUs: collective, on a communicator of
 // NCCL.

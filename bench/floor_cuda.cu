@@ -56,18 +56,19 @@ class BulkFloor : public GpuFloor {
         : context_(context),
           comm_(comm),
           device_(device),
+          team_size_(tools::lsa_team_size(comm, context.num_ranks)),
           stride_((max_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes),
-          window_(make_gpu_window(comm, stride_ * static_cast<uint64_t>(context.num_ranks))) {
-        if (context.num_ranks > kMaxPeers + 1) {
-            throw std::runtime_error("the floor is measured among at most 65 ranks");
+          window_(make_gpu_window(comm, stride_ * static_cast<uint64_t>(team_size_))) {
+        if (team_size_ > kMaxPeers + 1) {
+            throw std::runtime_error("the floor is measured among at most 65 ranks of an LSA team");
         }
         // Each rank begins with its neighbour, so that nobody is everybody's first target.
-        for (int step = 1; step < context_.num_ranks; ++step) {
-            const int peer = (context_.rank + step) % context_.num_ranks;
+        for (int step = 1; step < team_size_; ++step) {
             void* target = nullptr;
-            tools::check_nccl(tools::nccl_library().get_lsa_device_pointer(
-                                  window_.window, stride_ * static_cast<uint64_t>(context_.rank), peer, &target),
-                              "ncclGetLsaDevicePointer");
+            tools::check_nccl(
+                tools::nccl_library().get_lsa_device_pointer(
+                    window_.window, stride_ * static_cast<uint64_t>(place_after(0)), place_after(step), &target),
+                "ncclGetLsaDevicePointer");
             arguments_.target[arguments_.num_peers++] = static_cast<std::byte*>(target);
         }
         int device_index = 0;
@@ -79,11 +80,13 @@ class BulkFloor : public GpuFloor {
     }
     ~BulkFloor() override { free_gpu_window(comm_, window_); }
 
+    int lsa_team_size() const override { return team_size_; }
+
     void enqueue(const std::vector<uint64_t>& bytes_to, int count) override {
         uint64_t most = 0;
-        for (int step = 1; step < context_.num_ranks; ++step) {
-            const int peer = (context_.rank + step) % context_.num_ranks;
-            const uint64_t bytes = bytes_to[static_cast<size_t>(peer)] / 16 * 16;
+        const int first = context_.rank - place_after(0);
+        for (int step = 1; step < team_size_; ++step) {
+            const uint64_t bytes = bytes_to[static_cast<size_t>(first + place_after(step))] / 16 * 16;
             arguments_.bytes[step - 1] = bytes;
             most = bytes > most ? bytes : most;
         }
@@ -94,9 +97,13 @@ class BulkFloor : public GpuFloor {
     }
 
   private:
+    // In the team, so many places after the own one.
+    int place_after(int step) const { return (context_.rank % team_size_ + step) % team_size_; }
+
     tools::RankContext context_;
     ncclComm_t comm_;
     tools::Device& device_;
+    int team_size_;
     uint64_t stride_;
     GpuWindow window_;
     FloorArguments arguments_{};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "tools/common/device.h"
 
@@ -26,6 +27,8 @@ inline constexpr const char* kStopKernel = "wait_for_host";
 inline constexpr const char* kMeetingKernel = "meet_ranks";
 
 // Collective. A stop lasts a second at most, and a meeting 20; then the work goes on and whatever is wrong shows there.
-std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext& context, ncclComm_t comm, tools::Device& device);
+// Null, and `why`, where the ranks are not one LSA team.
+std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
+                                       std::string& why);
 
 }  // namespace crossdock::bench

@@ -89,7 +89,14 @@ class KernelGate : public GpuGate {
 
 }  // namespace
 
-std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext& context, ncclComm_t comm, tools::Device& device) {
+std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
+                                       std::string& why) {
+    const int team_size = tools::lsa_team_size(comm, context.num_ranks);
+    if (team_size < context.num_ranks) {
+        why = "ranks begin together in one LSA team only, and these " + std::to_string(context.num_ranks) + " form " +
+              std::to_string(context.num_ranks / team_size);
+        return nullptr;
+    }
     return std::make_unique<KernelGate>(context, comm, device);
 }
 

@@ -48,12 +48,15 @@ class GpuStopwatch {
 
 std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device& device);
 
-// The floor: this rank's bytes for every peer, written as bulk copies of shared memory, all ranks at once.
+// The floor: this rank's bytes for every peer of its LSA team, written as bulk copies of shared memory, all ranks at
+// once.
 class GpuFloor {
   public:
     virtual ~GpuFloor() = default;
 
-    // Enqueues `count` rounds as one kernel; bytes_to [ranks], of which the own entry is not written.
+    virtual int lsa_team_size() const = 0;
+
+    // Enqueues `count` rounds as one kernel; bytes_to [ranks], of which the own entry and other teams' are not written.
     virtual void enqueue(const std::vector<uint64_t>& bytes_to, int count) = 0;
 };
 

@@ -20,7 +20,9 @@ void free_gpu_window(ncclComm_t, const GpuWindow&) {}
 std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device&) { refuse(); }
 std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext&, ncclComm_t, tools::Device&, uint64_t) { refuse(); }
 std::unique_ptr<BareLl> make_bare_ll(tools::Device&, const BareShape&) { refuse(); }
-std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext&, ncclComm_t, tools::Device&) { refuse(); }
+std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext&, ncclComm_t, tools::Device&, std::string&) {
+    refuse();
+}
 std::unique_ptr<KernelClock> make_kernel_clock(tools::Device&, std::string&) { refuse(); }
 std::unique_ptr<GpuOverlap> make_gpu_overlap(tools::Device&, GpuGate&, std::string&) { refuse(); }
 size_t used_gpu_memory() { refuse(); }

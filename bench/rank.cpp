@@ -71,6 +71,7 @@ class BenchRank {
         CaseResult result;
         result.setting = options_;
         result.num_tokens = num_tokens;
+        result.floor = floor_->describe();
         const Traffic traffic(options_, routing_, num_tokens);
         const std::vector<Operation> operations = options_.operations();
         std::vector<OperationBytes> own_bytes;
@@ -202,7 +203,6 @@ std::unique_ptr<tools::Device> make_device(const tools::RankContext& context, co
 // What comes after all timings, so as not to disturb them: overlaps, then kernels. `ranks`: one a setting.
 void add_details(const tools::RankContext& context, const Options& options, ncclComm_t comm, tools::Device& device,
                  const std::vector<std::unique_ptr<BenchRank>>& ranks, std::vector<CaseResult>& results) {
-    const std::unique_ptr<GpuGate> gate = make_gpu_gate(context, comm, device);
     const bool reports = context.rank == 0;
     const auto leave_out = [reports](const char* option, const std::string& why) {
         if (reports) {
@@ -210,6 +210,16 @@ void add_details(const tools::RankContext& context, const Options& options, nccl
         }
     };
     std::string why;
+    const std::unique_ptr<GpuGate> gate = make_gpu_gate(context, comm, device, why);
+    if (gate == nullptr) {
+        for (const auto& [option, is_wanted] :
+             {std::pair{"--overlap", options.overlap}, {"--kernels", options.kernels}}) {
+            if (is_wanted) {
+                leave_out(option, why);
+            }
+        }
+        return;
+    }
     const size_t cases_a_setting = options.tokens.size();
     if (options.overlap) {
         if (const auto overlap = make_gpu_overlap(device, *gate, why)) {

@@ -156,12 +156,7 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
     fmt::print("  GB/s: bytes {} and by NCCL EP 0.2's definition (v2), mean over ranks, over {}.\n",
                options.is_high_throughput() ? "that have to leave a rank (wire)" : "by NCCL EP 0.1's (v1)",
                on_gpu ? "the device's median time" : "the median time");
-    fmt::print(
-        "  Floor: {}.\n",
-        has_bare_floor(results.back().setting)
-            ? "bare kernels that move the same rows, counts and flags through this GPU's memory, launches included"
-        : on_gpu ? "bulk writes of the bytes that must leave each rank, all ranks at once, without launches"
-                 : "memcpy of the delivered bytes by the same threads or processes, all at once");
+    fmt::print("  Floor: {}.\n", results.back().floor);
     fmt::print(
         "  At {} tokens per rank delivers {:.2f} MB in dispatch and {:.2f} in combine; {:.2f} and {:.2f} have to leave "
         "it.\n",

@@ -56,6 +56,7 @@ struct CaseResult {
     Options setting;
     int num_tokens = 0;
     OperationBytes bytes[kNumOperations];  // mean over ranks
+    std::string floor;                     // what it is
     Timing floors[kNumOperations];
     std::vector<LibraryResult> libraries;
 };

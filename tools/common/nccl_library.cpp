@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -37,6 +38,7 @@ NcclLibrary open_nccl() {
     resolve(library, "ncclCommWindowRegister", nccl.window_register);
     resolve(library, "ncclCommWindowDeregister", nccl.window_deregister);
     resolve(library, "ncclGetLsaDevicePointer", nccl.get_lsa_device_pointer);
+    resolve(library, "ncclCommQueryProperties", nccl.comm_query_properties);
     return nccl;
 }
 
@@ -45,6 +47,15 @@ NcclLibrary open_nccl() {
 const NcclLibrary& nccl_library() {
     static const NcclLibrary nccl = open_nccl();
     return nccl;
+}
+
+int lsa_team_size(ncclComm_t comm, int num_ranks) {
+    ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+    int version = 0;
+    check_nccl(nccl_library().get_version(&version), "ncclGetVersion");
+    properties.version = static_cast<unsigned>(std::min(NCCL_VERSION_CODE, version));  // a newer one would be refused
+    check_nccl(nccl_library().comm_query_properties(comm, &properties), "ncclCommQueryProperties");
+    return num_ranks / std::max(properties.nLsaTeams, 1);
 }
 
 void check_nccl(ncclResult_t result, const char* call) {

@@ -21,10 +21,14 @@ struct NcclLibrary {
     decltype(&ncclCommWindowRegister) window_register;
     decltype(&ncclCommWindowDeregister) window_deregister;
     decltype(&ncclGetLsaDevicePointer) get_lsa_device_pointer;
+    decltype(&ncclCommQueryProperties) comm_query_properties;
 };
 
 // Opened at the first call: libnccl.so.2, or what CROSSDOCK_NCCL_LIBRARY names. Throws with a message.
 const NcclLibrary& nccl_library();
+
+// Ranks per LSA team, which are neighbours.
+int lsa_team_size(ncclComm_t comm, int num_ranks);
 
 // Throw a message that names the call.
 void check_nccl(ncclResult_t result, const char* call);
