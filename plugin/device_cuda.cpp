@@ -21,9 +21,7 @@ namespace crossdock::plugin {
 namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
-// Words in pinned memory, apart, since the processor polls some of them.
-constexpr uint64_t kWordsBytes = 4096;
-constexpr uint64_t kWordStride = 128;
+constexpr uint64_t kWordsBytes = 4096;  // apart, since the processor polls it
 constexpr uint64_t kWatchedBytes = 8192;
 constexpr uint32_t kVainLooks = 512;  // at a watched copy, before the stream is asked
 
@@ -133,7 +131,6 @@ class Direction {
 
     CUstream stream() const { return stream_; }
     std::span<std::byte> staging() const { return {memory_, kStagingBytes}; }
-    uint64_t* scratch() const { return reinterpret_cast<uint64_t*>(memory_ + kStagingBytes + kWordStride); }
     uint64_t count_step() { return ++queued_; }
 
     // Before a copy of those bytes to the host, which is the next step.
@@ -256,38 +253,38 @@ class CudaMemory : public network::DeviceMemory {
         return parts_->in.count_step();
     }
 
+    uint64_t read_word(std::byte* staging, const void* device) override {
+        return queue_copy_to_host(parts_->in, staging, device, sizeof(uint64_t));
+    }
+
     uint64_t copy_out(std::byte* staging, const void* device, uint64_t bytes) override {
-        const InContext here(context_);
-        parts_->out.watch(staging, bytes);
-        CROSSDOCK_CALL(cuMemcpyDtoHAsync, staging, address_of(device), bytes, parts_->out.stream());
-        return parts_->out.count_step();
+        return queue_copy_to_host(parts_->out, staging, device, bytes);
     }
 
     uint64_t done_in() override { return parts_->in.done(context_); }
     uint64_t done_out() override { return parts_->out.done(context_); }
 
-    uint64_t read_word(const void* device) override {
+  private:
+    uint64_t queue_copy_to_host(Direction& direction, std::byte* staging, const void* device, uint64_t bytes) {
         const InContext here(context_);
-        CROSSDOCK_CALL(cuMemcpyDtoHAsync, parts_->in.scratch(), address_of(device), sizeof(uint64_t),
-                       parts_->in.stream());
-        const uint64_t step = parts_->in.count_step();
-        while (parts_->in.done(context_) < step) sched_yield();
-        return *parts_->in.scratch();
+        direction.watch(staging, bytes);
+        CROSSDOCK_CALL(cuMemcpyDtoHAsync, staging, address_of(device), bytes, direction.stream());
+        return direction.count_step();
     }
 
-  private:
     // Each call once, in sizes that CUDA may treat differently: what it prepares at a call's first use is prepared now,
     // before kernels wait for these copies.
     void warm_up() {
         void* device = parts_->scratch.data();
-        uint64_t last = 0;
+        uint64_t last_in = 0;
+        uint64_t last_out = 0;
         for (const uint64_t bytes : {uint64_t{sizeof(uint64_t)}, uint64_t{4096}, kLargestWarmUp}) {
             copy_in(device, parts_->in.staging().data(), bytes);
             write_word(device, 0);
-            last = copy_out(parts_->out.staging().data(), device, bytes);
+            last_out = copy_out(parts_->out.staging().data(), device, bytes);
         }
-        read_word(device);
-        while (done_out() < last) sched_yield();
+        last_in = read_word(parts_->in.staging().data(), device);
+        while (done_in() < last_in || done_out() < last_out) sched_yield();
     }
 
     static constexpr uint64_t kLargestWarmUp = uint64_t{1} << 20;

@@ -21,14 +21,13 @@ class DeviceMemory {
     // in this order; a word that was written is seen by a kernel only after all bytes before it.
     virtual uint64_t copy_in(void* device, const std::byte* staging, uint64_t bytes) = 0;
     virtual uint64_t write_word(void* device, uint64_t value) = 0;
+    // The word as it is behind all steps inwards before this one, which is a step inwards itself.
+    virtual uint64_t read_word(std::byte* staging, const void* device) = 0;
     virtual uint64_t copy_out(std::byte* staging, const void* device, uint64_t bytes) = 0;
 
     // All steps up to this one have taken effect.
     virtual uint64_t done_in() = 0;
     virtual uint64_t done_out() = 0;
-
-    // The word as it is after all steps inwards so far; waits for them.
-    virtual uint64_t read_word(const void* device) = 0;
 };
 
 }  // namespace crossdock::network

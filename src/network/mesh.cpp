@@ -51,7 +51,8 @@ Mesh::~Mesh() {
 
 // Nothing is under way that may still arrive.
 bool Mesh::is_idle() const {
-    if (num_fetches_ > 0 || !arriving_.empty() || !leaving_.empty() || !starved_.empty()) return false;
+    if (num_fetches_ > 0 || !arriving_.empty() || !late_signals_.empty() || !leaving_.empty() || !starved_.empty())
+        return false;
     if (!config_.outlives_ranks) return num_frames_out_ == 0;
     return std::all_of(peers_.begin(), peers_.end(),
                        [](const PeerState& peer) { return peer.waits == 0 || !peer.lost.empty(); });
@@ -125,10 +126,9 @@ void Mesh::deregister_memory(Region* region) {
 // Waits for what touches it here, words that are on their way to the device included.
 void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
     region->is_leaving = true;
-    const uint64_t last_step = region->kind == MemoryKind::kDevice ? last_step_in_ : 0;
     // After a failure little of it will end.
     wait_locked(lock, failure_.empty() ? kDrainNs : kFailedDrainNs,
-                [&] { return region->uses == 0 && are_in(last_step); });
+                [&] { return region->uses == 0 && are_in(region->last_step_in); });
     if (region->uses == 0) {
         // A kernel's put that comes behind its group's end still names it.
         region->base = nullptr;

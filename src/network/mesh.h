@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -122,10 +123,15 @@ class Mesh : private FrameSink {
         Landing* landing;
         std::unique_ptr<Payload> payload;
     };
+    // A signal that waits: for bytes on their way to the device, for the word that it is added to, or for an earlier
+    // one.
     struct LateSignal {
-        uint64_t step;  // of copies inwards that come before it
         Region* region;
         uint64_t offset, value;
+        uint64_t step;          // inwards, which must be done first
+        bool is_word_unknown;   // nobody has been asked yet what the word holds
+        const std::byte* word;  // staging: what it holds then
+        std::optional<uint64_t> known;
     };
     struct Arriving {
         uint64_t step;
@@ -204,7 +210,10 @@ class Mesh : private FrameSink {
     void put_landed(const FrameHeader& header);
     bool try_signal(Inlet& inlet, const FrameHeader& header);
     void apply_signal(const FrameHeader& header);
-    void add_to_host_word(Region& region, uint64_t offset, uint64_t value);
+    bool ask_for_word(LateSignal& late);
+    void add_to_word(const LateSignal& late);
+    void write_word(Region& region, uint64_t offset, uint64_t value);
+    void progress_signals(uint64_t done);
     void reply_landed(const FrameHeader& header);
     void progress_incoming();
 

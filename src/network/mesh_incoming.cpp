@@ -157,6 +157,7 @@ void Mesh::on_fetched(void* argument, ucs_status_t status) {
 void Mesh::fetched(Landing* landing) {
     if (landing->staging == nullptr) return landed(landing);
     last_step_in_ = config_.device->copy_in(landing->target, landing->staging, landing->header.length);
+    landing->region->last_step_in = last_step_in_;
     arriving_.push_back({last_step_in_, landing});
     // A signal is written after this copy, so for signals the bytes count as landed.
     if (landing->header.kind == FrameKind::kPut) put_landed(landing->header);
@@ -216,25 +217,75 @@ void Mesh::apply_signal(const FrameHeader& header) {
                          fmt::format("rank {} signals a word at offset {} of memory of {} bytes{}", header.source,
                                      offset, region->bytes, is_aligned ? "" : ", which is not aligned"));
     }
-    if (region->kind == MemoryKind::kHost) return add_to_host_word(*region, offset, header.value);
-    if (!region->words.empty()) {
-        uint64_t& word = region->words[offset / kSignalBytes];
-        word += header.value;
-        last_step_in_ = config_.device->write_word(region->base + offset, word);
+    LateSignal late = {region, offset, header.value, 0, false, nullptr, {}};
+    const bool is_first = late_signals_.empty();
+    if (region->kind == MemoryKind::kHost) {
+        // Bytes on their way into device memory must be there first.
+        late.step = arriving_.empty() && is_first ? 0 : last_step_in_;
+        if (is_first && (late.step == 0 || late.step <= config_.device->done_in())) return add_to_word(late);
+    } else if (!region->words.empty()) {
+        if (is_first) return add_to_word(late);
     } else {
-        const uint64_t word = config_.device->read_word(region->base + offset);
-        last_step_in_ = config_.device->write_word(region->base + offset, word + header.value);
+        // Behind another one to the same word, that says what the word holds.
+        late.is_word_unknown = std::none_of(late_signals_.begin(), late_signals_.end(), [&](const LateSignal& other) {
+            return other.region == region && other.offset == offset;
+        });
+        if (late.is_word_unknown) ask_for_word(late);
     }
+    ++region->uses;
+    late_signals_.push_back(late);
 }
 
-void Mesh::add_to_host_word(Region& region, uint64_t offset, uint64_t value) {
-    // Bytes on their way into device memory must be there first, and signals keep their order.
-    if (!late_signals_.empty() || (!arriving_.empty() && config_.device->done_in() < last_step_in_)) {
-        ++region.uses;
-        late_signals_.push_back({last_step_in_, &region, offset, value});
+// False: there is no staging for the answer.
+bool Mesh::ask_for_word(LateSignal& late) {
+    std::byte* staging = staging_in_.take(sizeof(uint64_t));
+    if (staging == nullptr) return false;
+    late.step = last_step_in_ = config_.device->read_word(staging, late.region->base + late.offset);
+    late.word = staging;
+    late.is_word_unknown = false;
+    return true;
+}
+
+// All that it waited for has come.
+void Mesh::add_to_word(const LateSignal& late) {
+    Region& region = *late.region;
+    if (region.kind == MemoryKind::kHost) {
+        std::atomic_ref word(*reinterpret_cast<uint64_t*>(region.base + late.offset));
+        word.fetch_add(late.value, std::memory_order_release);
         return;
     }
-    std::atomic_ref(*reinterpret_cast<uint64_t*>(region.base + offset)).fetch_add(value, std::memory_order_release);
+    if (!region.words.empty()) {
+        uint64_t& word = region.words[late.offset / kSignalBytes];
+        word += late.value;
+        return write_word(region, late.offset, word);
+    }
+    uint64_t before = late.known.value_or(0);
+    if (late.word != nullptr) {
+        std::memcpy(&before, late.word, sizeof(before));
+        staging_in_.give_back(late.word);
+    }
+    write_word(region, late.offset, before + late.value);
+    // Nobody else writes the word before the next signal to it, which is here already, has been seen.
+    const auto next = std::find_if(late_signals_.begin(), late_signals_.end(), [&](const LateSignal& other) {
+        return &other != &late && other.region == &region && other.offset == late.offset;
+    });
+    if (next != late_signals_.end()) next->known = before + late.value;
+}
+
+void Mesh::write_word(Region& region, uint64_t offset, uint64_t value) {
+    region.last_step_in = last_step_in_ = config_.device->write_word(region.base + offset, value);
+}
+
+// In their order, so that a strong one is seen after those before it.
+void Mesh::progress_signals(uint64_t done) {
+    while (!late_signals_.empty()) {
+        LateSignal& late = late_signals_.front();
+        if (late.is_word_unknown && !ask_for_word(late)) return;
+        if (late.step > done) return;
+        add_to_word(late);
+        --late.region->uses;
+        late_signals_.pop_front();
+    }
 }
 
 void Mesh::reply_landed(const FrameHeader& header) {
@@ -256,13 +307,7 @@ void Mesh::progress_incoming() {
         arriving_.pop_front();
         landed(landing);
     }
-    while (!late_signals_.empty() && late_signals_.front().step <= done) {
-        const LateSignal late = late_signals_.front();
-        late_signals_.pop_front();
-        std::atomic_ref(*reinterpret_cast<uint64_t*>(late.region->base + late.offset))
-            .fetch_add(late.value, std::memory_order_release);
-        --late.region->uses;
-    }
+    progress_signals(done);
     while (!unstaged_.empty() && stage(*unstaged_.front().landing, *unstaged_.front().payload)) unstaged_.pop_front();
 }
 

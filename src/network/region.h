@@ -24,6 +24,7 @@ struct Region {
     // What the words of device memory hold, where only signals write them: adding needs no look at the device then.
     std::vector<uint64_t> words;
     std::vector<RemoteRegion> remote;  // a rank each
+    uint64_t last_step_in = 0;         // the last copy or word that the device was given for it
     uint32_t uses = 0;                 // steps under way that touch it
     bool is_leaving = false;           // nothing new may touch it
 };

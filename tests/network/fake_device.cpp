@@ -40,9 +40,6 @@ class FakeQueue {
         return ++queued_;
     }
     uint64_t done() const { return done_.load(std::memory_order_acquire); }
-    void wait() const {
-        while (done() < queued_) std::this_thread::yield();
-    }
 
   private:
     void run() {
@@ -85,6 +82,12 @@ class FakeDevice : public DeviceMemory {
     uint64_t write_word(void* device, uint64_t value) override {
         return in_.push([=] { std::atomic_ref(*static_cast<uint64_t*>(device)).store(value); });
     }
+    uint64_t read_word(std::byte* staging, const void* device) override {
+        return in_.push([=] {
+            const uint64_t word = std::atomic_ref(*static_cast<uint64_t*>(const_cast<void*>(device))).load();
+            std::memcpy(staging, &word, sizeof(word));
+        });
+    }
     uint64_t copy_out(std::byte* staging, const void* device, uint64_t bytes) override {
         return out_.push([=] { std::memcpy(staging, device, bytes); });
     }
@@ -95,10 +98,6 @@ class FakeDevice : public DeviceMemory {
     uint64_t done_out() override {
         require_health();
         return out_.done();
-    }
-    uint64_t read_word(const void* device) override {
-        in_.wait();
-        return *static_cast<const uint64_t*>(device);
     }
 
   private:
