@@ -53,6 +53,9 @@ class Connection final : public GinConnection {
         if (const std::string fallback = gin_fallback(); !fallback.empty()) warn(fallback);
         try {
             check_cuda(cudaMalloc(&device_comm_, sizeof(comm_)), "cudaMalloc");
+            const size_t queue_bytes = sizeof(PostQueue) * static_cast<size_t>(self_.num_ranks);
+            check_cuda(cudaMalloc(&queues_, queue_bytes), "cudaMalloc");
+            check_cuda(cudaMemset(queues_, 0, queue_bytes), "cudaMemset");
             check_cuda(cudaMemcpy(device_comm_, &comm_, sizeof(comm_), cudaMemcpyHostToDevice), "cudaMemcpy");
         } catch (...) {
             release();
@@ -66,7 +69,9 @@ class Connection final : public GinConnection {
         try {
             DeviceGuard guard(self_.device);
             if (device_comm_ != nullptr) (void)cudaFree(device_comm_);
+            if (queues_ != nullptr) (void)cudaFree(queues_);
             device_comm_ = nullptr;
+            queues_ = nullptr;
             self_.nccl->check(self_.nccl->ncclDevCommDestroy(self_.comm, &comm_), self_.comm, "ncclDevCommDestroy");
         } catch (const std::exception& error) {
             debug(error.what());

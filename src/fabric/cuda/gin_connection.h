@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "device/network_handle.h"
 #include "fabric/cuda/registered_memory.h"
 
 namespace crossdock {
@@ -25,10 +26,12 @@ class GinConnection {
     GinConnection& operator=(const GinConnection&) = delete;
 
     const void* device_comm() const { return device_comm_; }  // ncclDevComm, in device memory
+    PostQueue* queues() const { return queues_; }             // [ranks], likewise
 
   protected:
     GinConnection() = default;
     void* device_comm_ = nullptr;
+    PostQueue* queues_ = nullptr;
 };
 
 }  // namespace crossdock

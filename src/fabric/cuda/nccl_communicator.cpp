@@ -87,7 +87,7 @@ class NcclCommunicator final : public Communicator {
     void connect(const char* what, uint64_t timeout_ns) const;
     Deadline setup_deadline(uint64_t timeout_ns) const;
     void expect_device_api() const;
-    const void* gin(Deadline deadline) const;
+    const GinConnection& gin(Deadline deadline) const;
 
     NcclRank self_;
     mutable CudaRuntime runtime_;
@@ -154,15 +154,17 @@ NetworkHandle NcclCommunicator::network_of(const SymmetricMemory& memory) {
     const auto& registered = dynamic_cast<const RegisteredMemory&>(memory);
     NetworkHandle network;
     network.local = memory.local;
-    network.device_comm = gin(setup_deadline(0));
+    const GinConnection& connection = gin(setup_deadline(0));
+    network.device_comm = connection.device_comm();
+    network.queues = connection.queues();
     network.window = registered.window();
     return network;
 }
 
 // Collective where it is needed for the first time.
-const void* NcclCommunicator::gin(Deadline deadline) const {
+const GinConnection& NcclCommunicator::gin(Deadline deadline) const {
     if (gin_ == nullptr) gin_ = GinConnection::make(self_, deadline);
-    return gin_->device_comm();
+    return *gin_;
 }
 
 int NcclCommunicator::ranks_on_device() const {
@@ -180,7 +182,7 @@ void NcclCommunicator::connect(const char* what, uint64_t timeout_ns) const {
     if (mailbox_ != nullptr) return;
     expect_device_api();
     const Deadline deadline = setup_deadline(timeout_ns);
-    const void* device_comm = self_.lsa_team_size < self_.num_ranks ? gin(deadline) : nullptr;
+    const void* device_comm = self_.lsa_team_size < self_.num_ranks ? gin(deadline).device_comm() : nullptr;
     auto mailbox = std::make_unique<Mailbox>(self_, runtime_, device_comm, what, deadline);
 
     using Uuid = std::array<char, sizeof(cudaUUID_t)>;  // of a GPU, unique in the world
