@@ -132,7 +132,11 @@ ncclResult_t register_dma_buf_13(void* comm, void* data, size_t bytes, int type,
 }
 
 ncclResult_t deregister_memory(void* comm, void* memory) {
-    return guarded([&] { comm_of(comm).mesh->deregister_memory(region_of(memory)); });
+    return guarded([&] {
+        // Kernels that have ended may have posted what NCCL's thread has not handed over yet.
+        comm_of(comm).mesh->await_operations(region_of(memory));
+        comm_of(comm).mesh->deregister_memory(region_of(memory));
+    });
 }
 
 ncclResult_t destroy_context(void* contexts) {

@@ -18,6 +18,9 @@ constexpr uint64_t kLookNs = 1'000'000;
 constexpr uint64_t kDrainNs = 5'000'000'000;
 constexpr uint64_t kFailedDrainNs = 100'000'000;
 constexpr uint64_t kDisconnectNs = 2'000'000'000;
+// So many rounds bring nothing before what a queue held is taken to be here, if they come within this time.
+constexpr uint64_t kQuietRounds = 64;
+constexpr uint64_t kRoundsNs = 10'000'000;
 // After a rank has left in order, what it took may still be confirmed.
 constexpr uint64_t kGraceNs = 1'000'000'000;
 // What a rank sent before it went may still be on its way.
@@ -118,6 +121,17 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
     return region;
 }
 
+void Mesh::await_operations(const Region* region) {
+    std::unique_lock lock(mutex_);
+    uint64_t seen = region->num_operations;
+    uint64_t first_round = num_rounds_;
+    wait_locked(lock, kRoundsNs, [&] {
+        if (region->num_operations != seen) first_round = num_rounds_;
+        seen = region->num_operations;
+        return num_rounds_ - first_round >= kQuietRounds || !failure_.empty();
+    });
+}
+
 void Mesh::deregister_memory(Region* region) {
     std::unique_lock lock(mutex_);
     release(lock, region);
@@ -153,6 +167,7 @@ void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, 
 
 bool Mesh::progress() {
     const std::lock_guard lock(mutex_);
+    ++num_rounds_;
     return progress_locked();
 }
 

@@ -55,6 +55,9 @@ class Mesh : private FrameSink {
     // Collective: waits for all ranks, at most so long. `signals_only`: nobody else writes this memory, which holds
     // zeros now.
     Region* register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only, uint64_t timeout_ns);
+    // For owners whose operations come from a queue that somebody else empties, who progresses after each round of it:
+    // waits, a moment at most, until some rounds have brought nothing for this memory.
+    void await_operations(const Region* region);
     // Waits for what touches it here. What comes for it later is dropped.
     void deregister_memory(Region* region);
 
@@ -226,6 +229,7 @@ class Mesh : private FrameSink {
     std::atomic<uint64_t> progressed_ns_{0};  // when it was done last
     uint64_t now_ns_ = 0;                     // the same
     uint32_t num_progresses_ = 0;
+    uint64_t num_rounds_ = 0;  // calls of progress()
     MeshConfig config_;
     std::string failure_;
     std::atomic<bool> has_failed_{false};

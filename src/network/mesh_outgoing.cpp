@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The mesh's sending half: operations become frames.
 #include <algorithm>
+#include <initializer_list>
 
 #include "core/error.h"
 #include "network/mesh.h"
@@ -17,6 +18,12 @@ uint64_t pieces_of(uint64_t bytes, uint64_t piece_bytes) {
 
 bool has_left(const Region* region) { return region != nullptr && region->is_leaving; }
 
+void note_operation(std::initializer_list<Region*> regions) {
+    for (Region* region : regions) {
+        if (region != nullptr) ++region->num_operations;
+    }
+}
+
 }  // namespace
 
 uint64_t Mesh::piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer) const {
@@ -25,8 +32,8 @@ uint64_t Mesh::piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer)
 }
 
 void Mesh::check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const {
-    require(span.region != nullptr && !has_left(span.region), ncclInvalidArgument, "the {} names no registered memory",
-            name);
+    require(span.region != nullptr && !span.region->is_leaving, ncclInvalidArgument,
+            "the {} names no registered memory", name);
     const uint64_t bytes = is_remote ? span.region->remote[peer].bytes : span.region->bytes;
     require(fits(span.offset, span.bytes, bytes), ncclInvalidArgument,
             "the {} is {} bytes from offset {}, but rank {} registered {} bytes", name, span.bytes, span.offset,
@@ -51,6 +58,7 @@ Operation* Mesh::start(Operation::Kind kind, uint32_t context, uint32_t peer, bo
 Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const Span& target, const Signal& signal) {
     const std::lock_guard lock(mutex_);
     send_held();
+    note_operation({source.region, target.region, signal.region});
     const bool has_signal = signal.region != nullptr;
     require(source.bytes == target.bytes, ncclInvalidArgument, "a put of {} bytes into {}", source.bytes, target.bytes);
     require(peer < num_ranks(), ncclInvalidArgument, "rank {} is out of range: there are {} ranks", peer, num_ranks());
@@ -112,6 +120,7 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
 
 Operation* Mesh::get(uint32_t context, uint32_t peer, const Span& remote, const Span& local) {
     const std::lock_guard lock(mutex_);
+    note_operation({remote.region, local.region});
     require(remote.bytes == local.bytes, ncclInvalidArgument, "a get of {} bytes into {}", remote.bytes, local.bytes);
     require(peer < num_ranks(), ncclInvalidArgument, "rank {} is out of range: there are {} ranks", peer, num_ranks());
     const bool is_late = has_left(remote.region) || has_left(local.region);

@@ -25,6 +25,7 @@ struct Region {
     std::vector<uint64_t> words;
     std::vector<RemoteRegion> remote;  // a rank each
     uint64_t last_step_in = 0;         // the last copy or word that the device was given for it
+    uint64_t num_operations = 0;       // that have named it here
     uint32_t uses = 0;                 // steps under way that touch it
     bool is_leaving = false;           // nothing new may touch it
 };

@@ -133,6 +133,39 @@ TEST(Registration, PutsFromMemoryThatIsGoneGoNowhere) {
     });
 }
 
+// What kernels had posted when their memory was deregistered goes out, though NCCL's thread hands it over later.
+TEST(Registration, WhatWasPostedBeforeTheEndStillGoes) {
+    run_ranks(2, [](TestRank& rank) {
+        constexpr int kPosted = 20;
+        Session session(rank);
+        std::vector<uint64_t> words(8);
+        std::vector<std::byte> bytes(64);
+        void* signals = session.add_memory(words.data(), 64);
+        void* memory = session.add_memory(bytes.data(), bytes.size());
+        if (rank.rank() == 0) {
+            std::atomic<bool> is_over = false;
+            std::thread nccl([&] {
+                std::vector<void*> requests;
+                for (int round = 0; !is_over; ++round) {
+                    if (round >= 10 && round < 10 + kPosted)
+                        requests.push_back(session.put_signal(1, memory, 0, 8, memory, 0, signals, 0, 1, true));
+                    session.progress();
+                }
+                for (void* request : requests) session.finish(request);
+            });
+            session.remove_memory(memory);
+            rank.barrier();
+            is_over = true;
+            nccl.join();
+        } else {
+            session.await_word(words[0], kPosted);
+            rank.barrier();
+            session.remove_memory(memory);
+        }
+        rank.barrier();
+    });
+}
+
 TEST(Registration, ManyCommunicatorsAndNothingIsLeft) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<uint64_t> words(64);
