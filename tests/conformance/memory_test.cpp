@@ -50,7 +50,7 @@ TEST(Memory, AGroupNeedsAtMost64MiB) {
 }
 
 TEST(HtMemory, AGroupNeeds240MiBStagedAnd40WithWindows) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         if (ranks_or(4) != 4) return;
         expect_clean(spec, 4, std::nullopt, [](RankContext& context) {
             ncclEpGroupConfig_t config = large_config(NCCL_EP_ALGO_HIGH_THROUGHPUT, 4096);

@@ -96,7 +96,7 @@ TEST(HtMask, SurvivorsOfAKillAtAnyStepGoOnWithWindows) {
 // Two of four ranks stay away, the second one later by some phases: they are lost at once or one after the other, also
 // while the others still wait for the first.
 TEST(HtMask, SeveralRanksAreLost) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         for (int missed = 0; missed < kMaskPhases; ++missed) {
             for (int later = 0; later < 2; ++later) {
                 expect_clean(spec, 4, std::nullopt, [=](RankContext& context) {

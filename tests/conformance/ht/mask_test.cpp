@@ -54,7 +54,7 @@ void miss_and_come_back(RankContext& context, ncclEpLayout_t layout, int missed)
 }
 
 TEST(HtMask, ARankThatMissedOperationsOrWasLateComesBack) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         for (int missed = 0; missed < kMaskPhases; ++missed) {
             for (const ncclEpLayout_t layout : kHtLayouts) {
                 // Where real time goes by, each phase in one layout.
@@ -68,7 +68,7 @@ TEST(HtMask, ARankThatMissedOperationsOrWasLateComesBack) {
 
 // A handle over another's memory does not use a routing from before the masks were cleaned.
 TEST(HtMask, RelocatedRoutingsGetStaleToo) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 7);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
@@ -95,7 +95,7 @@ TEST(HtMask, RelocatedRoutingsGetStaleToo) {
 // Masks set by hand: nobody waits, nothing is an error, what goes to masked ranks is counted, and setting the masks
 // back brings everybody back.
 TEST(HtMask, MasksAreSetByHandAndTakenBack) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         for (const ncclEpLayout_t layout : kHtLayouts) {
             expect_clean(spec, ranks_or(3), std::nullopt, [=](RankContext& context) {
                 const int num_ranks = context.num_ranks();
@@ -133,7 +133,7 @@ TEST(HtMask, MasksAreSetByHandAndTakenBack) {
 }
 
 TEST(HtMask, CleaningWorksBeforeAnyHandle) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 5);
             const OwnedGroup group = mask_group(context, problem, kLongNs);
@@ -146,7 +146,7 @@ TEST(HtMask, CleaningWorksBeforeAnyHandle) {
 
 // Where nobody is lost, masks change nothing.
 TEST(HtMask, HealthyGroupsBringTheSame) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         const Seeds seeds = seeds_or(400'001, seeds_in(spec.kind, 12));
         for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
             const int num_ranks = ranks_or(1 + static_cast<int>(seed % 4));
@@ -167,7 +167,7 @@ TEST(HtMask, HealthyGroupsBringTheSame) {
 }
 
 TEST(HtMask, GroupsAreRefused) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
             const ncclEpGroupConfig_t good = group_config_for(context, problem);
@@ -215,7 +215,7 @@ TEST(HtMask, GroupsAreRefused) {
 }
 
 TEST(HtMask, BadCallsAreRefused) {
-    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+    on_each_backend_as_one_team(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const HtProblem problem = mask_problem(context.num_ranks(), NCCL_EP_LAYOUT_FLAT, 6);
             const OwnedGroup group = mask_group(context, problem, kLongNs);

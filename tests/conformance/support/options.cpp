@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <climits>
+
+#include "conformance/support/with_lsa_team.h"
 
 namespace crossdock::testing {
 
@@ -106,6 +109,14 @@ void on_each_backend(const std::vector<Backend>& kinds, const std::function<void
         ran = true;
     }
     if (!ran) GTEST_SKIP() << why;
+}
+
+void on_each_backend_as_one_team(const std::vector<Backend>& kinds,
+                                 const std::function<void(const BackendSpec&)>& run) {
+    std::vector<Backend> fitting = kinds;
+    if (!is_one_lsa_team(ranks_or(INT_MAX))) std::erase_if(fitting, is_cuda);
+    const WithLsaTeam one_team(0);
+    on_each_backend(fitting, run);
 }
 
 }  // namespace crossdock::testing

@@ -58,6 +58,9 @@ bool survives_nonsense(const BackendSpec& backend, int num_ranks, uint64_t seed,
 // For every selected backend that is also among `kinds`: calls run(spec). A test that finds none says that it skipped,
 // and why.
 void on_each_backend(const std::vector<Backend>& kinds, const std::function<void(const BackendSpec&)>& run);
+// The same with all ranks in one LSA team, whatever --lsa-team says. GPUs' teams are NCCL's: where there are several,
+// GPUs are left out.
+void on_each_backend_as_one_team(const std::vector<Backend>& kinds, const std::function<void(const BackendSpec&)>& run);
 extern const std::vector<Backend> kEveryBackend;
 extern const std::vector<Backend> kCpuBackends;
 
