@@ -26,7 +26,8 @@ new_stream: Any = torch.cuda.Stream
 
 def exchange_of(gpu: Any, mode: ep.Algorithm, **fields: Any) -> ept.Exchange:
     sizes = {"num_experts": LOCAL * gpu.nranks, "num_topk": TOPK, "max_tokens": MAX_TOKENS, "hidden": HIDDEN}
-    return ept.Exchange(gpu, algorithm=mode, **(sizes | fields))
+    settings: dict[str, Any] = sizes | fields
+    return ept.Exchange(gpu, algorithm=mode, **settings)
 
 
 def problem(comm: Comm, seed: int, dtype: torch.dtype, num_tokens: int | None = None) -> tuple[Any, Any, Any]:

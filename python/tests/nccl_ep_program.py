@@ -10,7 +10,8 @@ import torch
 
 def run_rank(comm: crossdock.Communicator) -> list[float]:
     group = ep.Group.create(
-        comm, ep.GroupConfig(num_experts=2, max_dispatch_tokens_per_rank=1, max_token_bytes=16, enable_mask=True)
+        comm,  # type: ignore[arg-type]
+        ep.GroupConfig(num_experts=2, max_dispatch_tokens_per_rank=1, max_token_bytes=16, enable_mask=True),
     )
     tokens, rows, result = torch.full((1, 4), comm.rank + 1.0), torch.zeros(1, 2, 4), torch.zeros(1, 4)
     counts, weights = torch.zeros(1, dtype=torch.int32), torch.tensor([[0.25, 0.75]])

@@ -176,7 +176,7 @@ def test_a_described_bytearray_cannot_be_resized() -> None:
 
 def one_rank_group(**fields: Any) -> tuple[ep.Communicator, ep.Group]:
     [comm] = ep.Communicator.create_threads(1)
-    settings = {"num_experts": 2, "max_dispatch_tokens_per_rank": 4, "max_token_bytes": 64} | fields
+    settings: dict[str, Any] = {"num_experts": 2, "max_dispatch_tokens_per_rank": 4, "max_token_bytes": 64} | fields
     return comm, ep.Group(comm, **settings)
 
 

@@ -29,9 +29,8 @@ def test_what_is_no_configuration() -> None:
         handle = group.create_handle(ep.Layout.EXPERT_MAJOR, np.zeros((2, 1), np.int64))
         with pytest.raises(ep.InvalidArgument, match="config is of type dict, allowed: CombineConfig, None"):
             handle.combine(rows, result, config=any_config)
-        any_config = ep.CombineConfig()
         with pytest.raises(ep.InvalidArgument, match="config is of type CombineConfig, allowed: DispatchConfig, None"):
-            handle.dispatch(result, rows, config=any_config)
+            handle.dispatch(result, rows, config=ep.CombineConfig())  # type: ignore[arg-type]
 
 
 def test_a_long_value_is_cut_between_characters() -> None:

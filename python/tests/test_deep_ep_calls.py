@@ -279,6 +279,7 @@ def test_an_asynchronous_call_asks_the_driver_three_times_and_its_wait_once(tmp_
     """The caller's stream is 5, the buffer's 9. torch is told of tensors only where stream 5 has not waited."""
     said = said_with_driver(ASYNCHRONOUS, tmp_path)
     parts: dict[str, list[str]] = {}
+    part: list[str] = []
     for line in said:
         if line.split()[0] not in ("create", "record", "wait", "own", "query", "the"):
             parts[line] = part = []

@@ -145,7 +145,7 @@ def test_rows_by_expert(several_sums: bool, alignment: int, do_cpu_sync: bool) -
             for other in range(RANKS):
                 here = torch.where((ids >= 0) & (ids // problem.local == other), factors, 0)
                 columns = [x.float() * here[:, k : k + 1] for k in range(3)]
-                parts += [sum(columns).bfloat16()] if several_sums else columns
+                parts += [torch.stack(columns).sum(0).bfloat16()] if several_sums else columns
             assert torch.equal(sums, reference_sum(parts, biases))
             assert torch.equal(returned, torch.where(ids >= 0, weights, 0))
         again, _, again_weights, _, _ = buffer.dispatch(

@@ -19,7 +19,7 @@ HIDDEN, TOPK, TOKENS = 8, 2, 4
 
 
 def exchange_of(comm: ep.Communicator, mode: ep.Algorithm, **fields: Any) -> ept.Exchange:
-    settings = {"num_experts": 2 * comm.num_ranks, "num_topk": TOPK, "max_tokens": 6, "hidden": HIDDEN} | fields
+    settings: dict[str, Any] = {"num_experts": 2 * comm.num_ranks, "num_topk": TOPK, "max_tokens": 6, "hidden": HIDDEN} | fields
     return ept.Exchange(comm, algorithm=mode, **settings)
 
 
@@ -228,7 +228,7 @@ def test_module(mode: ep.Algorithm) -> None:
     inputs = [torch.randn(2, 2, HIDDEN, generator=torch.Generator().manual_seed(rank)) for rank in range(num_ranks)]
     inputs[2] = torch.zeros(0, 2, HIDDEN)  # a rank without tokens
     expected = [plain(x) for x in inputs]
-    sum(result.square().sum() for result in expected).backward()
+    torch.stack([result.square().sum() for result in expected]).sum().backward()
 
     def program(comm: ep.Communicator) -> None:
         own_gate, own_experts, own_shared = modules_of_rank[comm.rank]

@@ -32,14 +32,14 @@ NUM_RANKS = 4
 class OnCpu(TorchFunctionMode):
     """A rank's thread in which "cuda" is the CPU."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return True
         given = dict(kwargs or {})
         if str(given.get("device", "")).startswith("cuda"):
             given["device"] = "cpu"
         given.pop("pin_memory", None)
-        return function(*args, **given)
+        return func(*args, **given)
 
 
 class Communicators:

@@ -59,7 +59,7 @@ def _read(pid: int) -> tuple[list[str], list[str], dict[str, str]]:
         raise InvalidArgument(f"--pid is {pid}, and there is no such process") from None
     except PermissionError:
         raise InvalidArgument(f"--pid is {pid}, a process of another user: ask as that user, or as root") from None
-    return files, command, dict(line.partition("=")[::2] for line in variables)
+    return files, command, {name: value for name, _, value in (line.partition("=") for line in variables)}
 
 
 def _named(files: Sequence[str], prefix: str) -> list[str]:

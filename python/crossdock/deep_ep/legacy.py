@@ -203,7 +203,8 @@ class Buffer:
         layout.check_form(topk_idx, num_experts, ranks.size)
         check_device("topk_idx", topk_idx, None)
         if not overlaps(previous_event, async_finish):
-            return *layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes), EventOverlap()
+            result = layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes)
+            return (*result, EventOverlap())  # type: ignore[return-value]
         result, event = runtime.turns.run(
             topk_idx.device,
             lambda: layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes),
@@ -212,7 +213,7 @@ class Buffer:
             previous_event,
             async_finish,
         )
-        return *result, event
+        return (*result, event)  # type: ignore[return-value]
 
     def dispatch(
         self,

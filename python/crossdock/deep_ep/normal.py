@@ -215,7 +215,8 @@ def _handle_of(
     if has_nodes:
         items = (is_token_in_rank, route, None, tokens, None, None, _PREFIX, None, None, None)
     handle = DispatchHandle(items)
-    handle.route, handle.agreed, handle.numbers, handle.device = route, agreed, tokens, tokens.device
+    handle.route, handle.agreed, handle.numbers = route, agreed, tokens
+    handle.device = tokens.device  # type: ignore[misc]
     handle.column = route.owner.ranks.rank if has_nodes else slice(None)
     return handle
 

@@ -133,7 +133,7 @@ class Ranks:
         name = self.cpus.all_gather(secrets.token_bytes(NAME_BYTES))[0]
         self.estate = Estate(name, self.rank, self.size, owned)
         self._drop = weakref.finalize(self, _dropped.append, self.estate)
-        self._drop.atexit = False
+        self._drop.atexit = False  # type: ignore[attr-defined]
         # Ranks of a host; 0 where hosts differ in their number of ranks, so that they are no nodes.
         of_host = [hosts.count(host) for host in hosts]
         self.node_size = of_host[0] if len(set(of_host)) == 1 else self.size

@@ -139,7 +139,7 @@ class Exchange:
             num_experts=num_experts,
             max_dispatch_tokens_per_rank=max_tokens,
             max_token_bytes=-(-row_bytes // 16) * 16,
-            **fields,
+            **dict[str, Any](fields),
         )
         self.rank, self.num_ranks = self.group.rank, self.group.num_ranks
         self.num_local_experts = num_experts // self.num_ranks

@@ -123,7 +123,7 @@ class _Receive(torch.autograd.Function):
     """The receive half of a dispatch whose send half is done; finish() gives what crossdock::dispatch returns."""
 
     @staticmethod
-    def forward(
+    def forward(  # type: ignore[override]
         ctx: Any, tokens: Tensor, weights: Tensor, finish: Callable[[], tuple[Tensor, ...]], exchange: str
     ) -> tuple[Tensor, ...]:
         received = finish()

@@ -34,7 +34,7 @@ class Digits:
     def __init__(self, workers: int, skewed: bool, seed: int) -> None:
         from sklearn.datasets import load_digits
 
-        data = load_digits()
+        data: Any = load_digits()
         order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(100 + seed))
         pictures = torch.tensor(data.data, dtype=torch.float32)[order] / 16
         classes = torch.tensor(data.target, dtype=torch.int64)[order]

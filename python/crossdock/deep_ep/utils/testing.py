@@ -68,7 +68,7 @@ def bench_kineto(
     of_call = (time.perf_counter() - begin) / num_tests
     if trace_path is not None:
         profile.export_chrome_trace(trace_path)
-    kernels = profile.events() if has_gpu else []
+    kernels = (profile.events() or []) if has_gpu else []
     found = [[event.device_time / 1e6 for event in kernels if name in event.name] or [of_call] for name in names]
     if num_kernels_per_period > 1:
         parts = range(num_kernels_per_period)
