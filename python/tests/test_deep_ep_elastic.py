@@ -25,7 +25,7 @@ def buffer_of(comm: ep.Communicator, **arguments: Any) -> Any:
 
 def reference_sum(rows: list[Any], biases: list[Any]) -> Any:
     """fp32, biases first, then rows in their order, rounded once."""
-    total = torch.zeros_like(rows[0], dtype=torch.float32)
+    total: Any = torch.zeros_like(rows[0], dtype=torch.float32)
     if biases:
         total = sum(bias.float() for bias in biases)
     for row in rows:
