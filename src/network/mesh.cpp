@@ -20,7 +20,7 @@ constexpr uint64_t kFailedDrainNs = 100'000'000;
 constexpr uint64_t kDisconnectNs = 2'000'000'000;
 // So many rounds bring nothing before what a queue held is taken to be here, if they come within this time.
 constexpr uint64_t kQuietRounds = 64;
-constexpr uint64_t kRoundsNs = 10'000'000;
+constexpr uint64_t kRoundsNs = 200'000'000;
 // After a rank has left in order, what it took may still be confirmed.
 constexpr uint64_t kGraceNs = 1'000'000'000;
 // What a rank sent before it went may still be on its way.

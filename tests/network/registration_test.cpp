@@ -143,16 +143,18 @@ TEST(Registration, WhatWasPostedBeforeTheEndStillGoes) {
         void* signals = session.add_memory(words.data(), 64);
         void* memory = session.add_memory(bytes.data(), bytes.size());
         if (rank.rank() == 0) {
-            std::atomic<bool> is_over = false;
+            std::atomic<bool> is_over = false, is_posted = false, has_begun = false;
             std::thread nccl([&] {
                 std::vector<void*> requests;
-                for (int round = 0; !is_over; ++round) {
-                    if (round >= 10 && round < 10 + kPosted)
+                for (int left = kPosted; !is_over; has_begun = true) {
+                    if (is_posted && left-- > 0)
                         requests.push_back(session.put_signal(1, memory, 0, 8, memory, 0, signals, 0, 1, true));
                     session.progress();
                 }
                 for (void* request : requests) session.finish(request);
             });
+            while (!has_begun) std::this_thread::yield();
+            is_posted = true;
             session.remove_memory(memory);
             rank.barrier();
             is_over = true;
