@@ -202,18 +202,18 @@ class Buffer:
         check_count("num_experts", num_experts, 1)
         layout.check_form(topk_idx, num_experts, ranks.size)
         check_device("topk_idx", topk_idx, None)
-        if not overlaps(previous_event, async_finish):
-            result = layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes)
-            return (*result, EventOverlap())  # type: ignore[return-value]
-        result, event = runtime.turns.run(
-            topk_idx.device,
-            lambda: layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes),
-            [topk_idx],
-            lambda made: made,
-            previous_event,
-            async_finish,
-        )
-        return (*result, event)  # type: ignore[return-value]
+        if overlaps(previous_event, async_finish):
+            counts, event = runtime.turns.run(
+                topk_idx.device,
+                lambda: layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes),
+                [topk_idx],
+                lambda made: made,
+                previous_event,
+                async_finish,
+            )
+        else:
+            counts, event = layout.counts_of(topk_idx, num_experts, ranks.size, ranks.num_nodes), EventOverlap()
+        return counts.per_rank, counts.per_node, counts.per_expert, counts.is_in_rank, event
 
     def dispatch(
         self,
