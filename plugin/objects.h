@@ -20,11 +20,12 @@ struct Instance {
 struct Comm {
     std::unique_ptr<network::Mesh> mesh;
     network::Caretaker::Registration caretaking;  // ends before the mesh
+    std::atomic<uint32_t> num_blocks{0};          // of contexts, which NCCL's thread progresses
 };
 
 // A block of contexts.
 struct Contexts {
-    network::Mesh* mesh;
+    Comm* comm;
     uint32_t first;
     uint32_t count;
     DeviceHandle device;  // of version 13

@@ -82,11 +82,12 @@ ncclResult_t connect(void*, void* handles[], int num_ranks, int rank, void* list
 
 Contexts* make_contexts(void* comm, int count) {
     require(count >= 1, ncclInvalidArgument, "{} contexts are asked for: at least 1 must be", count);
-    network::Mesh& mesh = *comm_of(comm).mesh;
+    Comm& owner = comm_of(comm);
     const auto num_contexts = static_cast<uint32_t>(count);
-    auto* contexts = new Contexts{&mesh, mesh.add_contexts(num_contexts), num_contexts, {}, false};
+    auto* contexts = new Contexts{&owner, owner.mesh->add_contexts(num_contexts), num_contexts, {}, false};
     contexts->device.type = kDeviceTypeGinProxy;
     contexts->device.needs_progress = 1;
+    ++owner.num_blocks;
     ++g_num_contexts;
     return contexts;
 }
@@ -133,16 +134,18 @@ ncclResult_t register_dma_buf_13(void* comm, void* data, size_t bytes, int type,
 
 ncclResult_t deregister_memory(void* comm, void* memory) {
     return guarded([&] {
+        Comm& owner = comm_of(comm);
         // Kernels that have ended may have posted what NCCL's thread has not handed over yet.
-        comm_of(comm).mesh->await_operations(region_of(memory));
-        comm_of(comm).mesh->deregister_memory(region_of(memory));
+        if (owner.num_blocks > 0) owner.mesh->await_operations(region_of(memory));
+        owner.mesh->deregister_memory(region_of(memory));
     });
 }
 
 ncclResult_t destroy_context(void* contexts) {
     return guarded([&] {
-        delete static_cast<Contexts*>(contexts);
+        --contexts_of(contexts).comm->num_blocks;
         --g_num_contexts;
+        delete &contexts_of(contexts);
     });
 }
 
@@ -163,9 +166,9 @@ ncclResult_t put_signal_14(void* contexts, int context, uint64_t source_offset, 
                 kSignalIncrement, kSignalAdd);
         const Contexts& block = contexts_of(contexts);
         const uint64_t added = operation == kSignalIncrement ? 1 : value;
-        *request = block.mesh->put(context_of(block, context), rank, {region_of(source), source_offset, bytes},
-                                   {region_of(target), target_offset, bytes},
-                                   {region_of(signal_memory), signal_offset, added, is_strong});
+        *request = block.comm->mesh->put(context_of(block, context), rank, {region_of(source), source_offset, bytes},
+                                         {region_of(target), target_offset, bytes},
+                                         {region_of(signal_memory), signal_offset, added, is_strong});
     });
 }
 
@@ -187,15 +190,15 @@ ncclResult_t get(void* contexts, int context, uint64_t remote_offset, void* remo
                  void* local, uint32_t rank, void** request) {
     return guarded([&] {
         const Contexts& block = contexts_of(contexts);
-        *request = block.mesh->get(context_of(block, context), rank, {region_of(remote), remote_offset, bytes},
-                                   {region_of(local), local_offset, bytes});
+        *request = block.comm->mesh->get(context_of(block, context), rank, {region_of(remote), remote_offset, bytes},
+                                         {region_of(local), local_offset, bytes});
     });
 }
 
 ncclResult_t flush(void* contexts, int context, void*, uint32_t rank, void** request) {
     return guarded([&] {
         const Contexts& block = contexts_of(contexts);
-        *request = block.mesh->flush(context_of(block, context), rank);
+        *request = block.comm->mesh->flush(context_of(block, context), rank);
     });
 }
 
@@ -206,16 +209,16 @@ ncclResult_t test(void* comm, void* request, int* done) {
 ncclResult_t progress(void* contexts) {
     return guarded([&] {
         Contexts& block = contexts_of(contexts);
-        block.mesh->progress();
+        block.comm->mesh->progress();
         // NCCL asks queryLastError, which gives no message.
-        if (!block.mesh->has_failed() || block.told_failure) return;
+        if (!block.comm->mesh->has_failed() || block.told_failure) return;
         block.told_failure = true;
-        block.mesh->check();
+        block.comm->mesh->check();
     });
 }
 
 ncclResult_t query_last_error(void* contexts, bool* has_error) {
-    return guarded([&] { *has_error = contexts_of(contexts).mesh->has_failed(); });
+    return guarded([&] { *has_error = contexts_of(contexts).comm->mesh->has_failed(); });
 }
 
 ncclResult_t finalize(void* instance) {

@@ -168,6 +168,21 @@ TEST(Registration, WhatWasPostedBeforeTheEndStillGoes) {
     });
 }
 
+// Where no context is left, nothing more is handed over: a group that goes need not wait.
+TEST(Registration, MemoryGoesAtOnceWithoutContexts) {
+    run_ranks(2, [](TestRank& rank) {
+        Session session(rank);
+        std::vector<uint64_t> words(8);
+        std::vector<void*> memory;
+        for (int i = 0; i < 20; ++i) memory.push_back(session.add_memory(words.data(), 64));
+        session.destroy_contexts();
+        const auto start = std::chrono::steady_clock::now();
+        for (void* each : memory) session.remove_memory(each);
+        rank.expect(std::chrono::steady_clock::now() - start < std::chrono::seconds(1), "deregistering waited");
+        rank.barrier();
+    });
+}
+
 TEST(Registration, ManyCommunicatorsAndNothingIsLeft) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<uint64_t> words(64);

@@ -48,7 +48,7 @@ Session::Session(TestRank& rank, int num_contexts) {
 
 void Session::close() {
     if (instance_ == nullptr) return;
-    table().destroy_context(contexts_);
+    destroy_contexts();
     table().close_comm(comm_);
     table().finalize(instance_);
     instance_ = nullptr;
@@ -57,6 +57,11 @@ void Session::close() {
 void Session::check(ncclResult_t result, const char* call) const {
     if (result == ncclSuccess) return;
     throw std::runtime_error(std::string(call) + " gave " + std::to_string(result) + ": " + last_message());
+}
+
+void Session::destroy_contexts() {
+    if (contexts_ != nullptr) table().destroy_context(contexts_);
+    contexts_ = nullptr;
 }
 
 void* Session::add_memory(void* data, size_t bytes, int type, uint64_t flags) {

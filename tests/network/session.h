@@ -30,6 +30,8 @@ class Session {
     // Collective. Throws with the plugin's message where a call fails, like all that follows.
     void* add_memory(void* data, size_t bytes, int type = plugin::kPointerHost, uint64_t flags = 0);
     void remove_memory(void* memory);
+    // NCCL's thread ends its rounds then.
+    void destroy_contexts();
 
     void* put(int peer, void* source, uint64_t source_offset, size_t bytes, void* target, uint64_t target_offset,
               int context = 0);
