@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -144,11 +145,16 @@ TEST(Rendezvous, AForkedChildKeepsNoPort) {
     const std::string port = to_string(resolve(address).front());
     auto first = start(meeting(address, 0, 2));
     while (std::ranges::count(listening_ports(), port) == 0) std::this_thread::yield();
+    const int has_forked = eventfd(0, EFD_CLOEXEC);
     const pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        eventfd_write(has_forked, 1);
         for (;;) pause();
     }
+    eventfd_t count = 0;
+    EXPECT_EQ(eventfd_read(has_forked, &count), 0);
+    close(has_forked);
     expect_all(start(meeting(address, 1, 2)).get(), 2);
     expect_all(first.get(), 2);
     EXPECT_NO_THROW(listen_at(address));
