@@ -455,8 +455,10 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
     announce_to_gin_peers(ctx, args, operation, shared.peers);
 
     CROSSDOCK_ROLLED
-    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx))
-        c.tables.source_tokens[source] = shared.tokens[source] = wait_tokens(ctx, c, operation, source, shared.peers);
+    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
+        shared.tokens[source] = wait_tokens(ctx, c, operation, source, shared.peers);
+        ctx.store_relaxed_device(c.tables.source_tokens + source, shared.tokens[source]);
+    }
     ctx.block_sync();
     CROSSDOCK_ROLLED
     for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {

@@ -159,12 +159,12 @@ class CellTarget {
 CROSSDOCK_DEVICE void list_terms(const auto& op, const Return& row, const TermList& terms) {
     const RowRecord* record = row_record(op.c, row.source, row.i);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
-    // Where they do not come, no word is of this operation.
-    if (op.is_gin_peer(row.source)) wait_gin_as_warp(op, WaitStep::kWeights, Signal::kWeights, row.source);
+    const bool may_come =
+        !op.is_gin_peer(row.source) || wait_gin_as_warp(op, WaitStep::kWeights, Signal::kWeights, row.source);
     const TaggedWord* weights = op.weights(op.c.rank, row.source, record->token_idx);
     for_lanes(op.ctx, op.c.topk, [&](uint32_t k) {
         uint64_t pair = 0;
-        const bool came = op.wait_tagged(WaitStep::kWeights, row.source, weights + k / 2, pair);
+        const bool came = may_come && op.wait_tagged(WaitStep::kWeights, row.source, weights + k / 2, pair);
         terms.index[k] = came ? rows[k] : -1;
         terms.weight[k] = float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
     });
@@ -559,12 +559,12 @@ class CombineSend {
     CROSSDOCK_DEVICE void put_weights() const {
         if constexpr (!kHasGinPeers) return;
         if (ctx_.block_idx() != 0) return;
-        uint32_t* has_tokens = reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.gin_ranks);
+        int* has_tokens = reinterpret_cast<int*>(ctx_.shared_memory() + args_.shared.gin_ranks);
         for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t rank) { has_tokens[rank] = 0; });
         ctx_.block_sync();
         for_threads(ctx_, c_.num_tokens * c_.topk, [&](uint32_t i) {
             const uint32_t rank = rank_of_expert(c_, expert_id(c_, 0, i));
-            if (rank != kDropped) has_tokens[rank] = 1;
+            if (rank != kDropped) ctx_.add_shared(has_tokens + rank, 1);
         });
         CROSSDOCK_ROLLED
         for (uint32_t token = op_.warp(); token < c_.num_tokens; token += op_.warps()) {

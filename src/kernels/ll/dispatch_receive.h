@@ -60,7 +60,7 @@ CROSSDOCK_DEVICE_RARE void tell_places(const auto& args, Announced announced) {
 
 // A source counts as silent; where the group has failed, nothing is received at all.
 CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, Announced announced, uint32_t source) {
-    if (has_failed(ctx, c.scope)) block_head(ctx).is_refused = 1;
+    if (has_failed(ctx, c.scope)) ctx.add_shared(&block_head(ctx).is_refused, 1);
     ctx.warp_sync();
     const uint32_t experts = c.expert_major ? c.offsets.experts_per_rank : 0;
     for_lanes(ctx, experts, [&](uint32_t i) { announced.first_rows[source * experts + i] = 0; });

@@ -287,8 +287,8 @@ struct LlBlockHead {
     uint32_t pending_buffer;
     uint32_t losses;
     uint32_t has_failed;
-    uint32_t verdict;     // of must_receive_again and is_last_to_put
-    uint32_t is_refused;  // 1: the group has failed before anything was received
+    uint32_t verdict;  // of must_receive_again and is_last_to_put
+    int is_refused;    // not 0: the group has failed before anything was received
     uint32_t reserved;
 
     CROSSDOCK_HOST_DEVICE static constexpr uint64_t bytes(uint32_t num_ranks) {

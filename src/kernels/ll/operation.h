@@ -391,7 +391,13 @@ class LlOperation : public Operation {
         CROSSDOCK_ROLLED
         for (bool is_last = false, is_first = true;; is_first = false) {
             if (runs && share.has(ctx)) receive(share, is_first);
-            if (c.scope.masking == 0 || !must_receive_again(ctx, c, losses, is_last) || !runs) return;
+            if (c.scope.masking == 0) return;
+            // Rows of this half that land late must not overwrite those of the next one.
+            if (is_leader(ctx)) {
+                RowStage::wait_stores(ctx);
+                ctx.fence_landed();
+            }
+            if (!must_receive_again(ctx, c, losses, is_last) || !runs) return;
             share = {0, 1, warps()};
         }
     }
@@ -474,18 +480,17 @@ class LlOperation : public Operation {
         const uint32_t bit = 1u << buffer;
         if (!sends()) {
             clock.held_buffers &= ~bit;
-            c.state->free_from[clock.epoch % 2][buffer] = clock.epoch;
+            ctx.store_relaxed_system(&c.state->free_from[clock.epoch % 2][buffer], clock.epoch);
         } else {
             ++clock.epoch;
             clock.latest_buffer = static_cast<uint32_t>(buffer);
             uint64_t* next = c.state->free_from[clock.epoch % 2];
             CROSSDOCK_ROLLED
-            for (int i = 0; i < kNumBuffers; ++i) next[i] = current[i];
+            for (int i = 0; i < kNumBuffers; ++i)
+                ctx.store_relaxed_system(next + i, receives() && i == buffer ? clock.epoch : current[i]);
             if ((c.halves & kReceiveHalf) == 0) {
                 clock.held_buffers |= bit;
                 *pending_of(c) = {epoch, static_cast<uint32_t>(buffer)};
-            } else {
-                next[buffer] = clock.epoch;
             }
         }
         return ctx.exchange_release_device(&c.state->clock, clock.word());
