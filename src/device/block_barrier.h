@@ -53,9 +53,11 @@ class BlockBarrier {
 
     void init(uint32_t arrivals) const { *state_ = {arrivals, arrivals, 0}; }
 
+    // All warps are fibers of one thread, and switch only where they wait.
     void arrive(const Ctx& ctx, uint32_t times = 1) const {
-        state_->missing -= times;
-        if (state_->missing == 0) *state_ = {state_->arrivals, state_->arrivals, state_->phase + 1};
+        const uint32_t missing = __atomic_load_n(&state_->missing, __ATOMIC_ACQUIRE) - times;
+        __atomic_store_n(&state_->missing, missing > 0 ? missing : state_->arrivals, __ATOMIC_RELEASE);
+        if (missing == 0) __atomic_store_n(&state_->phase, state_->phase + 1, __ATOMIC_RELEASE);
         ctx.warp().scheduling_point();
     }
     void arrive_with_load(const Ctx& ctx, std::byte* target, const std::byte* source, uint32_t bytes) const {
@@ -65,7 +67,9 @@ class BlockBarrier {
     }
 
     // By parity, as on GPUs: who is ahead, or two behind, sees what is not so.
-    bool is_over(uint32_t phase) const { return ((state_->phase ^ phase) & 1) != 0; }
+    bool is_over(uint32_t phase) const {
+        return ((__atomic_load_n(&state_->phase, __ATOMIC_ACQUIRE) ^ phase) & 1) != 0;
+    }
     void wait_for_turn(const Ctx& ctx, uint32_t phase) const { wait(ctx, phase + 1); }
     void wait(const Ctx& ctx, uint32_t phase) const {
         while (!is_over(phase)) ctx.pause(UINT64_MAX);

@@ -293,8 +293,9 @@ class Ctx {
     }
     uint32_t count_up_device(uint32_t* word, uint32_t limit) const {
         warp_->scheduling_point();
-        const uint32_t before = *word;  // by all blocks of one thread
-        *word = before + 1 < limit ? before + 1 : 0;
+        // All blocks are fibers of one thread, and switch only where they wait.
+        const uint32_t before = __atomic_load_n(word, __ATOMIC_RELAXED);
+        __atomic_store_n(word, before + 1 < limit ? before + 1 : 0, __ATOMIC_RELAXED);
         return before;
     }
     uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
@@ -312,13 +313,17 @@ class Ctx {
     void fence_landed() const {}
     void fence_async_copies() const {}
     int add_shared(int* counter, int value) const {
-        const int before = *counter;  // fibers switch only where they wait
-        *counter = before + value;
+        const int before = __atomic_load_n(counter, __ATOMIC_RELAXED);
+        __atomic_store_n(counter, before + value, __ATOMIC_RELAXED);
         return before;
     }
-    int add_acq_rel_shared(int* counter, int value) const { return add_shared(counter, value); }
+    int add_acq_rel_shared(int* counter, int value) const {
+        const int before = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
+        __atomic_store_n(counter, before + value, __ATOMIC_RELEASE);
+        return before;
+    }
     void max_shared(uint64_t* largest, uint64_t value) const {
-        if (value > *largest) *largest = value;
+        if (value > __atomic_load_n(largest, __ATOMIC_RELAXED)) __atomic_store_n(largest, value, __ATOMIC_RELAXED);
     }
     void wait_for_previous_kernels() const {}
     void let_next_kernel_start() const {}

@@ -66,6 +66,7 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         LaunchShape shape;
         shape.num_blocks = static_cast<int>(num_blocks);
         shape.warps_per_block = static_cast<int>(num_threads);
+        shape.is_users = true;
         shape.shared_bytes = arguments->dynamic_shared_bytes + 16;
         // The __shared__ variables that are in place are nobody's when the blocks are gone.
         struct Taken {

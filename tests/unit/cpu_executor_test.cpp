@@ -37,7 +37,7 @@ TEST(LocalExecutor, BlockBarrierHolds) {
     LocalExecutor executor(1);
     constexpr int kWarps = 6;
     constexpr int kRounds = 50;
-    int arrived[2] = {};
+    std::atomic<int> arrived[2] = {};
     executor.run({2, kWarps, 64}, [&](Warp& warp) {
         for (int round = 1; round <= kRounds; ++round) {
             if (warp.warp_idx % 2 == 0) warp.pause(0);
@@ -84,9 +84,9 @@ TEST(LocalExecutor, LaunchesOfManyThreadsWaitForEachOther) {
 TEST(LocalExecutor, RethrowsAKernelsExceptionAndUnwindsTheOthers) {
     LocalExecutor executor(1);
     for (const bool at_barrier : {false, true}) {
-        int num_unwound = 0;
+        std::atomic<int> num_unwound = 0;
         struct Counts {
-            int& count;
+            std::atomic<int>& count;
             ~Counts() { ++count; }
         };
         const auto kernel = [&](Warp& warp) {

@@ -15,6 +15,8 @@
 #include "fabric/cpu/in_process_communicator.h"
 #include "messages.h"
 #include "runtime/cpu/executor.h"
+#include "runtime/cpu/local_executor.h"
+#include "runtime/cpu/sanitizer.h"
 #include "runtime/cpu/simulation.h"
 
 namespace crossdock::cpu {
@@ -46,6 +48,71 @@ struct OneRow {
         });
     }
 };
+
+// Races that ThreadSanitizer finds in kernels, though one thread runs all of their warps.
+#if defined(CROSSDOCK_TSAN)
+
+constexpr int kTsanExitCode = 66;
+
+// A warp writes into the block's memory, another one reads.
+void share(Warp& warp, bool meets) {
+    if (warp.warp_idx == 0) warp.shared_memory[0] = std::byte{1};
+    if (meets) warp.meet(0, warp.num_warps);
+    if (warp.warp_idx == 1) EXPECT_EQ(warp.shared_memory[0], std::byte{1});
+}
+
+// A rank copies a row into the other's memory, which reads it when a flag says so.
+void send_row(Simulation& simulation, bool waits) {
+    std::byte source[64] = {}, target[64] = {};
+    uint64_t flag = 0;
+    simulation.run([&](int rank) {
+        simulation.executor(rank).run({1, 1, 64}, [&](Warp& warp) {
+            if (rank == 0) {
+                warp.copy_async(target, source, sizeof(target));
+                if (waits) warp.wait_copies(0);
+                __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
+            } else {
+                while (__atomic_load_n(&flag, __ATOMIC_ACQUIRE) == 0) warp.pause(UINT64_MAX);
+                EXPECT_EQ(target[63], std::byte{0});
+            }
+        });
+    });
+}
+
+// A forked process is not watched, one of its own is.
+class Races : public ::testing::Test {
+  protected:
+    void SetUp() override { ::testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+};
+
+TEST_F(Races, AForgottenBarrierIsFound) {
+    LocalExecutor executor(1);
+    executor.run({1, 2, 64}, [](Warp& warp) { share(warp, true); });
+    EXPECT_EXIT(executor.run({1, 2, 64}, [](Warp& warp) { share(warp, false); }),
+                ::testing::ExitedWithCode(kTsanExitCode), "data race");
+}
+
+TEST_F(Races, AForgottenBarrierIsFoundInTheSimulation) {
+    const auto run = [](bool meets) {
+        Simulation simulation(1, {});
+        simulation.run([&](int rank) {
+            simulation.executor(rank).run({1, 2, 64}, [&](Warp& warp) { share(warp, meets); });
+        });
+    };
+    run(true);
+    EXPECT_EXIT(run(false), ::testing::ExitedWithCode(kTsanExitCode), "data race");
+}
+
+TEST_F(Races, AFlagBeforeItsDataIsFound) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+        Simulation simulation(2, {.seed = seed});
+        send_row(simulation, true);
+    }
+    Simulation simulation(2, {});
+    EXPECT_EXIT(send_row(simulation, false), ::testing::ExitedWithCode(kTsanExitCode), "data race");
+}
+
+#endif
 
 TEST(Simulation, CopiesThatWereAwaitedHaveLanded) {
     for (uint64_t seed = 0; seed < 200; ++seed) {

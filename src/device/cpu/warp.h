@@ -3,6 +3,7 @@
 // thread, so only other ranks' memory needs atomics. Kernels use it through device/context.h only.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -66,11 +67,9 @@ class Warp {
     virtual void wait_sources_read() = 0;
     virtual bool is_lazy() const = 0;
 
-    // The warp whose code runs in the calling thread; null: none.
-    static Warp*& running() {
-        static thread_local Warp* t_running = nullptr;
-        return t_running;
-    }
+    // The warp whose code runs in the calling thread; null: none. Atomic, as kernels ask for what executors set.
+    static Warp* running() { return t_running.load(std::memory_order_relaxed); }
+    static void set_running(Warp* warp) { t_running.store(warp, std::memory_order_relaxed); }
 
     // One-sided operations on memory of ranks outside the LSA team, as device/network.h describes them. The
     // addresses are those at which this process sees that memory.
@@ -87,6 +86,9 @@ class Warp {
     virtual bool is_killed() const = 0;
     virtual Fault fault() const = 0;
     virtual ProtocolChecker* checker() = 0;
+
+  private:
+    static inline thread_local std::atomic<Warp*> t_running = nullptr;
 };
 
 }  // namespace crossdock::cpu

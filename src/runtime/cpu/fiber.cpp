@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "runtime/cpu/fiber_stack.h"
-#include "runtime/cpu/sanitizer.h"
 
 namespace crossdock::cpu {
 

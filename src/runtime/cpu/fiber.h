@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "device/platform.h"
+#include "runtime/cpu/virtual_thread.h"
 
 namespace crossdock::cpu {
 
@@ -37,6 +38,9 @@ class Fiber {
     // What the body threw, if it did; null after that.
     std::exception_ptr take_exception();
 
+    // A kernel that is its body runs as that one.
+    VirtualThread& kernel() { return kernel_; }
+
   private:
     struct ExceptionState {  // the C++ runtime's per-thread record of exceptions under way
         void* caught = nullptr;
@@ -62,6 +66,7 @@ class Fiber {
     size_t caller_stack_bytes_ = 0;
     void* tsan_fiber_ = nullptr;
     void* tsan_caller_ = nullptr;
+    VirtualThread kernel_;
 
     friend struct FiberEntry;
 };

@@ -19,6 +19,7 @@ namespace {
 struct Launch {
     const std::function<void(Warp&)>* kernel;
     bool streams_rows;
+    bool is_users;
     IdleBackoff backoff;
     Progress* progress;                          // may be null
     EndedPeers* peers;                           // may be null
@@ -52,21 +53,15 @@ class LocalWarp final : public Warp {
     void meet(int number, int warps) override {
         if (warps == 1) return;
         Barrier& barrier = block->barriers[number];
-        if (++barrier.num_arrived == warps) {
-            barrier.num_arrived = 0;
-            ++barrier.generation;
-            launch->progressed = true;
-            return;
-        }
-        awaited_generation_ = barrier.generation;
-        barrier_ = &barrier;
-        suspend();
-        barrier_ = nullptr;
+        release(&barrier);
+        arrive_and_wait(barrier, warps);
+        acquire(&barrier);
     }
 
     uint64_t now_ns() override { return steady_now_ns(); }
 
     void pause(uint64_t deadline_ns) override {
+        const ExecutorsWork work(kernel());
         if (fiber == nullptr) {
             if (launch->progress != nullptr && launch->progress->progress()) launch->backoff.reset();
             if (launch->peers != nullptr) launch->peers->look();
@@ -78,6 +73,7 @@ class LocalWarp final : public Warp {
     }
 
     int first_ended(int peer) override {
+        const ExecutorsWork work(kernel());
         return launch->peers == nullptr ? -1 : launch->peers->first_ended(peer, told_of_ended_);
     }
 
@@ -117,6 +113,7 @@ class LocalWarp final : public Warp {
     ProtocolChecker* checker() override { return nullptr; }
 
     void note_progress() override {
+        const ExecutorsWork work(kernel());
         if (fiber == nullptr) {
             launch->backoff.reset();
         } else {
@@ -124,7 +121,28 @@ class LocalWarp final : public Warp {
         }
     }
 
+    void run() {
+        const RunAs scope(kernel(), launch);
+        (*launch->kernel)(*this);
+    }
+
   private:
+    VirtualThread* kernel() const { return fiber == nullptr || launch->is_users ? nullptr : &fiber->kernel(); }
+
+    void arrive_and_wait(Barrier& barrier, int warps) {
+        const ExecutorsWork work(kernel());
+        if (++barrier.num_arrived == warps) {
+            barrier.num_arrived = 0;
+            ++barrier.generation;
+            launch->progressed = true;
+            return;
+        }
+        awaited_generation_ = barrier.generation;
+        barrier_ = &barrier;
+        suspend();
+        barrier_ = nullptr;
+    }
+
     void suspend() {
         fiber->suspend();
         if (launch->broken) throw LaunchBroken{};
@@ -165,12 +183,7 @@ struct LaunchMemory {
             warp.block = &blocks[static_cast<size_t>(warp.block_idx)];
             if (num_warps > 1) {
                 warp.fiber = fibers[i].get();
-                warp.fiber->start(
-                    [](void* self) {
-                        auto* started = static_cast<LocalWarp*>(self);
-                        (*started->launch->kernel)(*started);
-                    },
-                    &warp);
+                warp.fiber->start([](void* self) { static_cast<LocalWarp*>(self)->run(); }, &warp);
             }
         }
     }
@@ -193,7 +206,7 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
         for (LocalWarp& warp : warps) {
             if (warp.fiber->is_finished() || warp.is_blocked()) continue;
             resumed = true;
-            Warp::running() = &warp;
+            Warp::set_running(&warp);
             warp.fiber->resume();
             if (!warp.fiber->is_finished()) continue;
             --num_running;
@@ -231,13 +244,14 @@ void LocalExecutor::run(const LaunchShape& shape, const std::function<void(Warp&
     thread_local LaunchMemoryOfThread t_memory;
     LaunchMemory own;
     LaunchMemory& memory = t_memory_is_gone ? own : t_memory;
-    Launch launch{&kernel, shape.streams_rows, IdleBackoff(num_spins_), progress_.get(), peers_.get()};
+    Launch launch{&kernel, shape.streams_rows, shape.is_users, IdleBackoff(num_spins_), progress_.get(), peers_.get()};
     memory.prepare(shape, launch);
+    release(&launch);
     struct Nobody {
-        ~Nobody() { Warp::running() = nullptr; }
+        ~Nobody() { Warp::set_running(nullptr); }
     } at_the_end;
     if (memory.warps.size() == 1) {
-        Warp::running() = &memory.warps.front();
+        Warp::set_running(&memory.warps.front());
         kernel(memory.warps.front());
     } else if (auto cause = run_fibers(launch, memory.warps)) {
         std::rethrow_exception(cause);

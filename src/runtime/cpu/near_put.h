@@ -9,10 +9,14 @@
 namespace crossdock::cpu {
 
 // What is short may be polled without waiting for a signal: it goes word by word, in order.
-inline void put_near(void* target, const void* source, size_t bytes) {
+inline bool goes_by_words(const void* target, const void* source, size_t bytes) {
     constexpr size_t kPolledBytes = 64;
     const auto is_aligned = [](const void* place) { return reinterpret_cast<uintptr_t>(place) % 8 == 0; };
-    if (bytes > kPolledBytes || bytes % 8 != 0 || !is_aligned(target) || !is_aligned(source)) {
+    return bytes <= kPolledBytes && bytes % 8 == 0 && is_aligned(target) && is_aligned(source);
+}
+
+inline void put_near(void* target, const void* source, size_t bytes) {
+    if (!goes_by_words(target, source, bytes)) {
         std::memcpy(target, source, bytes);
         return;
     }

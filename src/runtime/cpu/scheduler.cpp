@@ -94,16 +94,19 @@ void Scheduler::step(Task& task) {
         network_.cut(config_.network.cut_rank);
     }
     // No progress is noted: who writes all the time must not keep the clock from a deadline.
-    if (config_.fault == Fault::kWriteNonsense) nonsense_.step();
+    if (config_.fault == Fault::kWriteNonsense) {
+        const Unwatched nonsense;
+        nonsense_.step();
+    }
     ++num_steps_;
     advance_to(now_ns_ + kStepNs);
     if (now_ns_ >= task.deadline_ns) wait_expired_ = true;
     task.deadline_ns = UINT64_MAX;
     trace_hash_ = Random::mix(trace_hash_ ^ task.id) + now_ns_;
     current_ = &task;
-    Warp::running() = task.warp;
+    Warp::set_running(task.warp);
     task.fiber.resume();
-    Warp::running() = nullptr;
+    Warp::set_running(nullptr);
     current_ = nullptr;
     if (task.fiber.is_finished()) {
         --num_live_;
@@ -205,15 +208,20 @@ void Scheduler::wait_copies_to(const void* target, size_t bytes) {
 void Scheduler::read_sources() {
     for (Copy& copy : copies_) {
         if (copy.task != &current() || !copy.read.empty()) continue;
-        const auto* source = static_cast<const std::byte*>(copy.source);
-        copy.read.assign(source, source + copy.bytes);
+        copy.task->copies.read(copy.source, copy.bytes);
+        copy.read.resize(copy.bytes);
+        copy_unwatched(copy.read.data(), copy.source, copy.bytes);
         copy.source = copy.read.data();
     }
 }
 
 void Scheduler::finish_copy(const Copy& copy, bool lands) {
-    if (lands) std::memcpy(copy.target, copy.source, copy.bytes);
     Task& task = *copy.task;
+    if (lands) {
+        if (copy.read.empty()) task.copies.read(copy.source, copy.bytes);
+        task.copies.write(copy.target, copy.bytes);
+        copy_unwatched(copy.target, copy.source, copy.bytes);
+    }
     auto& pending = task.pending_copies;
     pending.erase(std::lower_bound(pending.begin(), pending.end(), copy.number));
     if (task.awaits_copies) wake(task);

@@ -32,6 +32,7 @@ struct Task {
     explicit Task(size_t stack) : fiber(stack), stack_bytes(stack) {}
 
     Fiber fiber;
+    VirtualThread copies;
     size_t stack_bytes;
     Warp* warp = nullptr;  // null: its rank's program
     int rank = 0;

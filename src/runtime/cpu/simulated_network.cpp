@@ -6,6 +6,8 @@
 #include <iterator>
 #include <utility>
 
+#include "runtime/cpu/near_put.h"
+
 namespace crossdock::cpu {
 namespace {
 
@@ -16,10 +18,39 @@ bool lies_in(const void* pointer, const void* memory, size_t bytes) {
     return pointer != nullptr && pointer >= first && pointer < first + bytes;
 }
 
+// Short messages may overtake what changes their source or polls their target: both go word by word, as in put_near.
+void read(VirtualThread& sender, std::byte* target, const std::byte* source, size_t bytes) {
+    if (!goes_by_words(target, source, bytes)) {
+        sender.read(source, bytes);
+        copy_unwatched(target, source, bytes);
+        return;
+    }
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+        const uint64_t word = sender.load(reinterpret_cast<const uint64_t*>(source + at));
+        copy_unwatched(target + at, &word, sizeof(word));
+    }
+}
+
+void write(VirtualThread& sender, std::byte* target, const std::byte* source, size_t bytes) {
+    if (!goes_by_words(target, source, bytes)) {
+        sender.write(target, bytes);
+        copy_unwatched(target, source, bytes);
+        return;
+    }
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+        uint64_t word = 0;
+        copy_unwatched(&word, source + at, sizeof(word));
+        sender.store_release(reinterpret_cast<uint64_t*>(target + at), word);
+    }
+}
+
 }  // namespace
 
 SimulatedNetwork::SimulatedNetwork(int num_ranks, const NetworkConfig& config, uint64_t seed)
-    : config_(config), num_ranks_(num_ranks), random_(Random::mix(~seed)) {
+    : config_(config),
+      num_ranks_(num_ranks),
+      random_(Random::mix(~seed)),
+      links_(static_cast<size_t>(num_ranks) * static_cast<size_t>(num_ranks)) {
     link_free_ns_.resize(static_cast<size_t>(num_ranks));
 }
 
@@ -28,6 +59,15 @@ uint64_t SimulatedNetwork::leave(int rank, size_t bytes, uint64_t now_ns) {
     uint64_t& free_ns = link_free_ns_[static_cast<size_t>(rank)];
     free_ns = std::max(free_ns, now_ns) + (bytes + kSmallBytes) * config_.ns_per_kib / 1024;
     return free_ns;
+}
+
+VirtualThread& SimulatedNetwork::link(int rank, int peer) {
+    const size_t ranks = static_cast<size_t>(num_ranks_);
+    return links_[static_cast<size_t>(rank) * ranks + static_cast<size_t>(peer)];
+}
+
+void SimulatedNetwork::acquire(int rank) {
+    for (int peer = 0; peer < num_ranks_; ++peer) link(rank, peer).acquire();
 }
 
 uint64_t& SimulatedNetwork::last_put_arrival(int rank, int peer) {
@@ -85,24 +125,30 @@ void SimulatedNetwork::signal(int rank, int peer, uint64_t* word, uint64_t incre
 
 void SimulatedNetwork::read_sources(int rank) {
     for (Message& message : messages_) {
-        if (message.rank != rank || message.source == nullptr) continue;
-        message.bytes.assign(message.source, message.source + message.num_bytes);
-        message.source = nullptr;
+        if (message.rank == rank) read_source(message);
     }
+}
+
+void SimulatedNetwork::read_source(Message& message) {
+    if (message.source == nullptr) return;
+    message.bytes.resize(message.num_bytes);
+    read(link(message.rank, message.peer), message.bytes.data(), message.source, message.num_bytes);
+    message.source = nullptr;
 }
 
 bool SimulatedNetwork::advance_to(uint64_t now_ns) {
     bool has_arrived = false;
     while (!messages_.empty() && messages_.front().arrives_at_ns <= now_ns) {
         std::pop_heap(messages_.begin(), messages_.end());
-        const Message message = std::move(messages_.back());
+        Message message = std::move(messages_.back());
         messages_.pop_back();
         has_arrived = true;
+        VirtualThread& sender = link(message.rank, message.peer);
         if (message.kind == Kind::kSignal) {
-            __atomic_fetch_add(reinterpret_cast<uint64_t*>(message.target), message.increase, __ATOMIC_RELEASE);
-        } else {
-            const std::byte* source = message.source != nullptr ? message.source : message.bytes.data();
-            if (message.num_bytes > 0) std::memcpy(message.target, source, message.num_bytes);
+            sender.add_release(reinterpret_cast<uint64_t*>(message.target), message.increase);
+        } else if (message.num_bytes > 0) {
+            read_source(message);
+            write(sender, message.target, message.bytes.data(), message.num_bytes);
         }
     }
     return has_arrived;
@@ -133,6 +179,7 @@ void SimulatedNetwork::cut(int rank) {
 }
 
 void SimulatedNetwork::forget(const void* memory, size_t bytes) {
+    for (VirtualThread& each : links_) each.acquire();
     if (messages_.empty()) return;
     lose([&](const Message& message) {
         return lies_in(message.target, memory, bytes) || lies_in(message.source, memory, bytes);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/cpu/random.h"
+#include "runtime/cpu/virtual_thread.h"
 
 namespace crossdock::cpu {
 
@@ -28,6 +29,11 @@ class SimulatedNetwork {
     void signal(int rank, int peer, uint64_t* word, uint64_t increase, uint64_t now_ns);
     // The rank's puts take what their sources hold now; when they arrive stays as it is.
     void read_sources(int rank);
+
+    // What carries the rank's messages to the peer.
+    VirtualThread& link(int rank, int peer);
+    // What all links of the rank have done comes before what the caller does.
+    void acquire(int rank);
 
     // When the next message arrives; UINT64_MAX: none is under way.
     uint64_t next_arrival_ns() const { return messages_.empty() ? UINT64_MAX : messages_.front().arrives_at_ns; }
@@ -59,6 +65,7 @@ class SimulatedNetwork {
         }
     };
 
+    void read_source(Message& message);
     uint64_t leave(int rank, size_t bytes, uint64_t now_ns);
     uint64_t& last_put_arrival(int rank, int peer);
     void send(Message message);
@@ -70,6 +77,7 @@ class SimulatedNetwork {
     Random random_;
     std::vector<Message> messages_;  // a heap
     uint64_t num_sent_ = 0;
+    std::vector<VirtualThread> links_;         // [ranks][peers]
     std::vector<uint64_t> link_free_ns_;       // [ranks]
     std::vector<uint64_t> last_put_arrivals_;  // [ranks][peers], made by the first put
     bool is_cut_ = false;

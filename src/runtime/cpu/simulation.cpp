@@ -19,6 +19,7 @@ struct SimulatedLaunch {
     Task* launcher;
     int rank;
     int num_running;
+    bool is_users;
     std::exception_ptr exception;  // the first one thrown by a warp
 };
 
@@ -27,10 +28,15 @@ struct SimulatedBlock {
     std::vector<Task*> at_barrier[Warp::kNumBarriers];
 };
 
-class SimulatedWarp final : public Warp {
+// What a kernel calls here is the simulation's work: it is done outside of the kernel's context.
+class SimulatedWarp final : public Warp, private ProtocolChecker {
   public:
     SimulatedWarp(SimulatedLaunch& launch, SimulatedBlock& block) : launch_(&launch), block_(&block) {
         shared_memory = block.shared.data();
+    }
+    void assign(Task& task) {
+        task_ = &task;
+        task.warp = this;
     }
 
     // A task's body.
@@ -38,69 +44,139 @@ class SimulatedWarp final : public Warp {
 
     void meet(int barrier, int warps) override {
         std::vector<Task*>& waiting = block_->at_barrier[barrier];
+        release(&waiting);
+        arrive_and_wait(waiting, warps);
+        acquire(&waiting);
+    }
+
+    uint64_t now_ns() override {
+        const ExecutorsWork work(kernel());
+        return scheduler().now_ns();
+    }
+    void pause(uint64_t deadline_ns) override {
+        const ExecutorsWork work(kernel());
+        scheduler().poll(deadline_ns);
+    }
+
+    void scheduling_point() override {
+        const ExecutorsWork work(kernel());
+        may_switch();
+    }
+
+    void copy_async(void* target, const void* source, size_t bytes, bool) override {
+        task_->copies.release();
+        const ExecutorsWork work(kernel());
+        const auto* first = static_cast<const std::byte*>(target);
+        const bool stays = first >= shared_memory && first < shared_memory + block_->shared.bytes();
+        scheduler().copy_async(target, source, bytes, !stays);
+        may_switch();
+    }
+    void wait_copies(int max_pending) override {
+        await([&] { scheduler().wait_copies(max_pending); });
+    }
+    void wait_copies_to(const void* target, size_t bytes) override {
+        await([&] { scheduler().wait_copies_to(target, bytes); });
+    }
+    void wait_sources_read() override {
+        await([&] { scheduler().read_sources(); });
+    }
+    bool is_lazy() const override { return true; }
+
+    void put(int peer, void* target, const void* source, size_t bytes) override {
+        post(peer, [&] { scheduler().put(peer, target, source, bytes); });
+    }
+    void put_value(int peer, uint64_t* target, uint64_t value) override {
+        post(peer, [&] { scheduler().put_value(peer, target, value); });
+    }
+    void signal(int peer, uint64_t* word, uint64_t increase) override {
+        post(peer, [&] { scheduler().signal(peer, word, increase); });
+    }
+    void flush_puts() override {
+        {
+            const ExecutorsWork work(kernel());
+            scheduler().flush_puts();
+        }
+        scheduler().network().acquire(launch_->rank);
+    }
+
+    bool is_killed() const override {
+        const ExecutorsWork work(kernel());
+        return scheduler().is_killed(launch_->rank);
+    }
+    Fault fault() const override { return scheduler().config().fault; }
+    ProtocolChecker* checker() override { return this; }
+
+  private:
+    void slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) override {
+        const ExecutorsWork work(kernel());
+        launch_->checker->slot_written(writer, owner, memory, buffer, slot, epoch);
+    }
+    void slot_read(int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) override {
+        const ExecutorsWork work(kernel());
+        launch_->checker->slot_read(owner, memory, buffer, slot, epoch);
+    }
+    void operation_read(int owner, uint64_t epoch, uint64_t rows_announced, uint64_t rows_read) override {
+        const ExecutorsWork work(kernel());
+        launch_->checker->operation_read(owner, epoch, rows_announced, rows_read);
+    }
+    void unread_slots_allowed() override {
+        const ExecutorsWork work(kernel());
+        launch_->checker->unread_slots_allowed();
+    }
+
+    Scheduler& scheduler() const { return *launch_->scheduler; }
+    VirtualThread* kernel() const { return launch_->is_users ? nullptr : &task_->fiber.kernel(); }
+
+    void may_switch() {
+        scheduler().note_progress();
+        if (scheduler().random().one_in(kSwitchOneIn)) scheduler().yield();
+    }
+
+    void arrive_and_wait(std::vector<Task*>& waiting, int warps) {
+        const ExecutorsWork work(kernel());
         if (static_cast<int>(waiting.size()) + 1 < warps) {
-            waiting.push_back(&scheduler().current());
+            waiting.push_back(task_);
             scheduler().block();
             return;
         }
         for (Task* task : waiting) scheduler().wake(*task);
         waiting.clear();
-        scheduling_point();
+        may_switch();
     }
 
-    uint64_t now_ns() override { return scheduler().now_ns(); }
-    void pause(uint64_t deadline_ns) override { scheduler().poll(deadline_ns); }
-
-    void scheduling_point() override {
-        scheduler().note_progress();
-        if (scheduler().random().one_in(kSwitchOneIn)) scheduler().yield();
+    template <typename Wait>
+    void await(Wait wait) {
+        {
+            const ExecutorsWork work(kernel());
+            wait();
+        }
+        task_->copies.acquire();
     }
 
-    void copy_async(void* target, const void* source, size_t bytes, bool) override {
-        const auto* first = static_cast<const std::byte*>(target);
-        const bool stays = first >= shared_memory && first < shared_memory + block_->shared.bytes();
-        scheduler().copy_async(target, source, bytes, !stays);
-        scheduling_point();
+    template <typename Post>
+    void post(int peer, Post post) {
+        scheduler().network().link(launch_->rank, peer).release();
+        const ExecutorsWork work(kernel());
+        post();
+        may_switch();
     }
-    void wait_copies(int max_pending) override { scheduler().wait_copies(max_pending); }
-    void wait_copies_to(const void* target, size_t bytes) override { scheduler().wait_copies_to(target, bytes); }
-    void wait_sources_read() override { scheduler().read_sources(); }
-    bool is_lazy() const override { return true; }
-
-    void put(int peer, void* target, const void* source, size_t bytes) override {
-        scheduler().put(peer, target, source, bytes);
-        scheduling_point();
-    }
-    void put_value(int peer, uint64_t* target, uint64_t value) override {
-        scheduler().put_value(peer, target, value);
-        scheduling_point();
-    }
-    void signal(int peer, uint64_t* word, uint64_t increase) override {
-        scheduler().signal(peer, word, increase);
-        scheduling_point();
-    }
-    void flush_puts() override { scheduler().flush_puts(); }
-
-    bool is_killed() const override { return scheduler().is_killed(launch_->rank); }
-    Fault fault() const override { return scheduler().config().fault; }
-    ProtocolChecker* checker() override { return launch_->checker; }
-
-  private:
-    Scheduler& scheduler() const { return *launch_->scheduler; }
 
     void run() {
         try {
+            const RunAs scope(kernel(), launch_);
             (*launch_->kernel)(*this);
         } catch (...) {
             if (launch_->exception == nullptr) launch_->exception = std::current_exception();
         }
         // What a kernel leaves under way lands before the launch's memory is gone, but not earlier than its time.
         scheduler().wait_copies(0);
+        task_->copies.acquire();
         if (--launch_->num_running == 0) scheduler().wake(*launch_->launcher);
     }
 
     SimulatedLaunch* launch_;
     SimulatedBlock* block_;
+    Task* task_ = nullptr;
 };
 
 class SimulatedExecutor final : public Executor {
@@ -112,7 +188,7 @@ class SimulatedExecutor final : public Executor {
         require_alive();
         Task& launcher = scheduler_->current();
         const int num_warps = shape.num_blocks * shape.warps_per_block;
-        SimulatedLaunch launch{scheduler_, checker_, &kernel, &launcher, rank_, num_warps, nullptr};
+        SimulatedLaunch launch{scheduler_, checker_, &kernel, &launcher, rank_, num_warps, shape.is_users, nullptr};
         std::vector<SimulatedBlock> blocks(static_cast<size_t>(shape.num_blocks));
         std::vector<SimulatedWarp> warps;
         warps.reserve(static_cast<size_t>(num_warps));
@@ -133,8 +209,9 @@ class SimulatedExecutor final : public Executor {
         scheduler_->reserve(warps.size(), kWarpStackBytes);
         for (SimulatedWarp& warp : warps) {
             tasks.push_back(&scheduler_->spawn(rank_, kWarpStackBytes, &SimulatedWarp::run, &warp));
-            tasks.back()->warp = &warp;
+            warp.assign(*tasks.back());
         }
+        release(&launch);
         // The warps live in this frame: it stays until all of them have returned, deadlock or not.
         launcher.unwinds_on_deadlock = false;
         while (launch.num_running > 0) scheduler_->block();
