@@ -114,6 +114,8 @@ class Ctx {
     CROSSDOCK_DEVICE void store_tagged_if(bool condition, TaggedWord* word, uint64_t payload, uint64_t tag) const {
         ptx::store_relaxed_system_16_if(condition, word, payload, tag);
     }
+    // A word that other blocks of this kernel may read meanwhile: only later kernels use what it holds.
+    CROSSDOCK_DEVICE void store_for_later(uint64_t* word, uint64_t value) const { *word = value; }
     // Words of this rank's other blocks.
     CROSSDOCK_DEVICE uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         return ptx::add_relaxed_device_64(word, value);
@@ -283,6 +285,7 @@ class Ctx {
     void store_tagged_if(bool condition, TaggedWord* word, uint64_t payload, uint64_t tag) const {
         if (condition) store_tagged(word, payload, tag);
     }
+    void store_for_later(uint64_t* word, uint64_t value) const { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
     uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
         return __atomic_fetch_add(word, value, __ATOMIC_RELAXED);

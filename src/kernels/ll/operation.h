@@ -480,17 +480,18 @@ class LlOperation : public Operation {
         const uint32_t bit = 1u << buffer;
         if (!sends()) {
             clock.held_buffers &= ~bit;
-            ctx.store_relaxed_system(&c.state->free_from[clock.epoch % 2][buffer], clock.epoch);
+            ctx.store_for_later(&c.state->free_from[clock.epoch % 2][buffer], clock.epoch);
         } else {
             ++clock.epoch;
             clock.latest_buffer = static_cast<uint32_t>(buffer);
             uint64_t* next = c.state->free_from[clock.epoch % 2];
             CROSSDOCK_ROLLED
-            for (int i = 0; i < kNumBuffers; ++i)
-                ctx.store_relaxed_system(next + i, receives() && i == buffer ? clock.epoch : current[i]);
+            for (int i = 0; i < kNumBuffers; ++i) ctx.store_for_later(next + i, current[i]);
             if ((c.halves & kReceiveHalf) == 0) {
                 clock.held_buffers |= bit;
                 *pending_of(c) = {epoch, static_cast<uint32_t>(buffer)};
+            } else {
+                ctx.store_for_later(next + buffer, clock.epoch);
             }
         }
         return ctx.exchange_release_device(&c.state->clock, clock.word());
