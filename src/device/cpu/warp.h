@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one warp of a kernel sees of the CPU executor. A warp is a fiber; all warps of a launch run on the calling
-// thread, so only other ranks' memory needs atomics. Kernels use it through device/context.h only.
+// thread, so only other ranks' memory needs atomics; what warps of a launch share by design is atomic for
+// ThreadSanitizer, which takes each warp for a thread. Kernels use it through device/context.h only.
 #pragma once
 
 #include <atomic>

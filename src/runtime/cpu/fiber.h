@@ -38,7 +38,7 @@ class Fiber {
     // What the body threw, if it did; null after that.
     std::exception_ptr take_exception();
 
-    // A kernel that is its body runs as that one.
+    // The thread as which ThreadSanitizer sees a kernel that is the body.
     VirtualThread& kernel() { return kernel_; }
 
   private:
