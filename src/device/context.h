@@ -102,6 +102,15 @@ class Ctx {
     CROSSDOCK_DEVICE void store_entered_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
+    // A pointer, as if found at this moment: what is computed from it in a loop is not kept in registers meanwhile.
+    CROSSDOCK_DEVICE uint64_t found_anew(uint64_t value) const {
+        asm volatile("" : "+l"(value));
+        return value;
+    }
+    CROSSDOCK_DEVICE uint32_t found_anew(uint32_t value) const {
+        asm volatile("" : "+r"(value));
+        return value;
+    }
     CROSSDOCK_DEVICE TaggedWord load_tagged(const TaggedWord* word) const {
         TaggedWord seen;
         ptx::load_relaxed_system_16(word, seen.payload, seen.tag);
@@ -271,6 +280,10 @@ class Ctx {
     void store_relaxed_system(uint64_t* word, uint64_t value) const {
         warp_->scheduling_point();
         if (!warp_->is_killed()) __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    }
+    template <typename T>
+    T found_anew(T value) const {
+        return value;
     }
     TaggedWord load_tagged(const TaggedWord* word) const {
         const uint64_t tag = __atomic_load_n(&word->tag, __ATOMIC_ACQUIRE);

@@ -28,6 +28,18 @@ struct RowTerms {
     CROSSDOCK_DEVICE float weight(uint32_t i) const { return weights[i]; }
 };
 
+// Rows by their addresses as numbers; 0: no such row.
+struct AddressTerms {
+    const int64_t* addresses;
+    const float* weights;
+    uint32_t count;
+
+    CROSSDOCK_DEVICE const std::byte* row(uint32_t i) const {
+        return reinterpret_cast<const std::byte*>(static_cast<uintptr_t>(addresses[i]));
+    }
+    CROSSDOCK_DEVICE float weight(uint32_t i) const { return weights[i]; }
+};
+
 // Rows by their addresses, each with weight 1.
 struct PointerTerms {
     const std::byte* const* rows;

@@ -26,6 +26,7 @@ struct BackendTraits {
     bool has_deep_rings = false;         // HT: rings may have more bytes than caches have
     uint32_t ll128_tokens = 0;           // LL: with at most so many tokens per rank rows are LL128 rows
     uint32_t dispatch_ll128_tokens = 0;  // those of a dispatch, which may also send plain rows
+    uint32_t sent_own_rows = 0;  // of a combine: if no more rows return to a rank, it sends itself its own ones, too
 };
 
 // A rank is one thread, so more warps would only add switches. Rows are copied, never in lines.
@@ -44,6 +45,7 @@ inline constexpr BackendTraits kSimulationBackend{
     .ring_slots = 2,
     .ll128_tokens = 4,
     .dispatch_ll128_tokens = 2,
+    .sent_own_rows = 4,
 };
 
 // An H200 puts a grid's first 8 blocks on the 8 SMs that cannot hold clusters: on four TPCs in pairs, while all others
@@ -62,6 +64,7 @@ inline constexpr BackendTraits kCudaBackend{
     .has_deep_rings = true,
     .ll128_tokens = UINT32_MAX,
     .dispatch_ll128_tokens = UINT32_MAX,
+    .sent_own_rows = 64,
 };
 
 }  // namespace crossdock

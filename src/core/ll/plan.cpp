@@ -24,6 +24,7 @@ constexpr uint32_t kFewDispatchTokens = 16;
 // or so many where each block has at most one row to send.
 constexpr uint32_t kMostLl128TokensOfDispatch = 64;
 constexpr uint32_t kFewCombineTokens = 64;
+constexpr uint32_t kFewStayingTokens = 16;
 constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive however few tokens this rank has
@@ -93,6 +94,27 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
             moved > kCpuCacheBytes};
 }
 
+// Kernels that sum own rows where they are count 16 bytes of rows, here and in their buffer, by 32 bits.
+bool are_rows_countable(const LlCombineArgs& args) {
+    const LlCommon& common = args.common;
+    const uint64_t experts = common.expert_major ? common.offsets.experts_per_rank : 1;
+    const uint64_t here = experts * common.offsets.num_slots * args.row_bytes;
+    return std::max(here, common.arena.num_rows() * common.offsets.row_stride) / 16 <= UINT32_MAX;
+}
+// Whether a combine sums those of the `rows` rows that are on their own rank already where they are. What crosses
+// NVLink takes longer than to send them, which then costs nothing, and of few tokens the rows are back sooner if they
+// set out before the operation is known.
+bool own_rows_stay(const Group& group, const LlCombineArgs& args, uint32_t rows) {
+    const LlCommon& common = args.common;
+    const BackendTraits& backend = group.communicator().backend();
+    const bool both_halves = common.halves == (kSendHalf | kReceiveHalf);
+    if (args.wire != LlCombineWire::kRows || !both_halves || !are_rows_countable(args)) return false;
+    const bool crosses_wire =
+        !backend.is_cpu && static_cast<uint32_t>(group.communicator().ranks_on_device()) < common.arena.num_ranks;
+    if (crosses_wire) return common.expert_major && common.num_tokens <= kFewStayingTokens;
+    return (common.expert_major && !backend.is_cpu) || rows > backend.sent_own_rows;
+}
+
 }  // namespace
 
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
@@ -156,7 +178,9 @@ LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args) {
     }
     const bool has_row_per_choice = common.expert_major && args.wire != LlCombineWire::kSums;
     const uint32_t rows = common.num_tokens * (has_row_per_choice ? common.topk : most_targets(common));
-    share_blocks(group, common, !plain, blocks, kFewCombineTokens, rows, 2);
+    args.own_rows_stay = own_rows_stay(group, args, rows);
+    const bool sends_rows = common.arena.num_ranks > 1 || !args.own_rows_stay;
+    share_blocks(group, common, !plain && sends_rows, blocks, kFewCombineTokens, rows, 2);
     const auto lay_out = [&] {
         args.shared = LlCombineShared::of(common.arena, warp_layout, common.topk, group.config().has_several_teams());
         return args.shared.bytes;

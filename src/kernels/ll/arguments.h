@@ -104,12 +104,15 @@ enum class RowForms : uint32_t { kLl128, kBoth };
 
 template <typename Common>
 struct LlCombineArgsOf {
+    static constexpr uint32_t kRowsAtOnce = 4;  // of a token's LL128 rows that a warp sums together
+
     Common common;
     LlCombineShared shared;
     DType dtype;
     LlCombineWire wire;
     RowForms forms;
     bool leaves_out;          // choices, perhaps: their rows are not read
+    bool own_rows_stay;       // rows that return to the rank that they are on are summed where they are
     const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
                               // tokens][row_bytes]
     const float* row_scales;  // of recipes that take one per row of tokens

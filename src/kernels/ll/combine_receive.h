@@ -26,7 +26,7 @@ class CombineReceive {
     // Work is shared by parts of tokens, so that few tokens still occupy many warps.
     CROSSDOCK_DEVICE void run(const WorkShare& share, bool is_first) {
         if (args_.leaves_out) ctx_.note_unread_slots_allowed();
-        int64_t choice = is_first ? first_choice_ : load_first_choice(share);
+        Choice choice = is_first ? first_choice_ : load_first_choice(share);
         const bool is_ll128 = kForms == RowForms::kLl128 || (op_.own_rows_are_ll128() && allows_ll128(args_));
         const Ll128Row shape(ctx_, args_.row_bytes);
         const Ll128Parts parts = Ll128Parts::of(shape, c_.num_tokens, share.step());
@@ -39,7 +39,7 @@ class CombineReceive {
             const uint32_t token = i - part * c_.num_tokens;
             std::byte* out = args_.out_tokens + uint64_t{token} * args_.row_bytes;
             bool has_all = false;
-            const uint32_t num = list_cells(token, choice, alike, has_all);
+            const uint32_t num = list_terms(token, choice, alike, has_all);
             ctx_.mark(Step::kCombineListed);
             if (!has_all && !wait_entries(num)) {
                 ctx_.note_unread_slots_allowed();
@@ -49,7 +49,7 @@ class CombineReceive {
                 sum_plain_rows(num, part, out);
             }
             if (!has_all) alike = ranks_entered_alike(ctx_, args_, op_);
-            if (i + share.step() < work) choice = given_id_of_lane((i + share.step()) % c_.num_tokens, 0);
+            if (i + share.step() < work) choice = choice_of_lane((i + share.step()) % c_.num_tokens, 0);
             ctx_.warp_sync();
             ctx_.mark(Step::kCombineSummed);
         }
@@ -84,19 +84,34 @@ class CombineReceive {
         return alike;
     }
 
+    struct Choice {
+        int64_t given = 0;
+        int32_t own_row = kElsewhere;
+        float weight = 1.0f;
+    };
     // This lane's of a token's choices from `base` on.
-    CROSSDOCK_DEVICE int64_t given_id_of_lane(uint32_t token, uint32_t base) const {
-        const uint32_t k = base + op_.lane();
-        return token < c_.num_tokens ? given_id(c_, token, k < c_.topk ? k : base) : 0;
+    CROSSDOCK_DEVICE Choice choice_of_lane(uint32_t token, uint32_t base) const {
+        if (token >= c_.num_tokens) return {};
+        const uint32_t k = base + op_.lane() < c_.topk ? base + op_.lane() : base;
+        return {given_id(c_, token, k), args_.own_rows_stay ? *own_row(c_, token, k) : kElsewhere,
+                has_row_per_choice(args_) ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 1.0f};
     }
-    CROSSDOCK_DEVICE int64_t load_first_choice(const WorkShare& share) const {
-        if (!op_.receives() || !share.has(ctx_) || c_.num_tokens == 0) return 0;
-        return given_id_of_lane(share.first(ctx_) % c_.num_tokens, 0);
+    CROSSDOCK_DEVICE Choice load_first_choice(const WorkShare& share) const {
+        if (!op_.receives() || !share.has(ctx_) || c_.num_tokens == 0) return {};
+        return choice_of_lane(share.first(ctx_) % c_.num_tokens, 0);
     }
 
-    // Lists the cells of one token, in the order of its choices; those of masked ranks are left out. Returns how many.
-    // first_choice: given_id_of_lane of the first choices. has_all: all of their ranks are among `alike`.
-    CROSSDOCK_DEVICE uint32_t list_cells(uint32_t token, int64_t first_choice, uint64_t alike, bool& has_all) const {
+    CROSSDOCK_DEVICE bool is_row_here(int32_t row) const { return static_cast<uint32_t>(row) < num_rows_here(c_); }
+    // A term is a cell, or a row of this rank's that stays: below 0.
+    CROSSDOCK_DEVICE static int64_t term_of_own_row(int32_t row) { return -1 - int64_t{row}; }
+    CROSSDOCK_DEVICE const std::byte* own_row_of(int64_t term) const {
+        return args_.tokens + static_cast<uint64_t>(-1 - term) * args_.row_bytes;
+    }
+
+    // Lists the terms of one token, in the order of its choices; those of masked ranks, and own choices that had no
+    // room, are left out. Returns how many. first_choice: choice_of_lane of the first choices. has_all: all of their
+    // ranks are among `alike`. What was not dispatched here is awaited in its cell, whatever its id says.
+    CROSSDOCK_DEVICE uint32_t list_terms(uint32_t token, Choice first_choice, uint64_t alike, bool& has_all) const {
         const bool per_choice = has_row_per_choice(args_);
         has_all = true;
         int num_targets = 0;  // ranks of the choices that all lanes have seen to
@@ -104,21 +119,24 @@ class CombineReceive {
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
             const uint32_t k = base + op_.lane();
-            const int64_t choice = base == 0 ? first_choice : given_id_of_lane(token, base);
-            const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice)) : kDropped;
+            const Choice choice = base == 0 ? first_choice : choice_of_lane(token, base);
+            const uint32_t rank = k < c_.topk ? rank_of_expert(c_, expert_of(c_, choice.given)) : kDropped;
             const bool repeats = ctx_.lanes_before_with(rank) != 0 || !is_first_of_rank(c_, token, base, rank);
             const bool has_row = rank != kDropped && (per_choice || !repeats);
             const int target_idx = num_targets + ctx_.warp_count_before(has_row);
             num_targets += ctx_.warp_count(has_row);
-            const bool is_summed = has_row && is_active(ctx_, c_.scope, rank);
+            const bool is_own = args_.own_rows_stay && rank == c_.rank;
+            const bool is_summed = has_row && is_active(ctx_, c_.scope, rank) && !(is_own && choice.own_row == kNoRoom);
             const int at = num + ctx_.warp_count_before(is_summed);
             num += ctx_.warp_count(is_summed);
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
             has_all = has_all && ctx_.warp_all(!is_summed || is_alike);
             if (!is_summed) continue;
             terms_.index[at] =
-                static_cast<int64_t>(cell_of(c_, token, per_choice ? k : static_cast<uint32_t>(target_idx)));
-            terms_.weight[at] = per_choice ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 1.0f;
+                is_own && is_row_here(choice.own_row)
+                    ? term_of_own_row(choice.own_row)
+                    : static_cast<int64_t>(cell_of(c_, token, per_choice ? k : static_cast<uint32_t>(target_idx)));
+            terms_.weight[at] = choice.weight;
             terms_.ranks[at] = rank;
         }
         ctx_.warp_sync();
@@ -142,40 +160,71 @@ class CombineReceive {
                                          std::byte* out) const {
         const bool came = sum_ll128_run(num, shape, run, out);
         if (!came || run.begin != 0) return;
-        for_lanes(ctx_, num, [&](uint32_t k) { op_.note_read(static_cast<uint32_t>(terms_.index[k])); });
+        for_lanes(ctx_, num, [&](uint32_t k) { note_term(terms_.index[k]); });
+    }
+    // Once per term.
+    CROSSDOCK_DEVICE void note_term(int64_t term) const {
+        if (term >= 0) {
+            op_.note_read(static_cast<uint32_t>(term));
+        } else {
+            count_rows(ctx_, c_.reach, c_.rank, 1, args_.row_bytes);
+        }
     }
     // Sums what comes of a run of groups. False: not all has come.
     CROSSDOCK_DEVICE bool sum_ll128_run(uint32_t num, const Ll128Row& shape, const Ll128Run& run,
                                         std::byte* out) const {
-        constexpr uint32_t kRowsAtOnce = 4;
-        constexpr uint32_t kGroupsAtOnce = 2;
+        constexpr uint32_t kRowsAtOnce = std::remove_cvref_t<decltype(args_)>::kRowsAtOnce;
+        constexpr uint32_t kGroupsAtOnce = 8 / kRowsAtOnce;
+        constexpr uint32_t kBitOfEachGroup = kGroupsAtOnce > 1 ? 1u << kRowsAtOnce | 1 : 1;
+        static_assert(kGroupsAtOnce <= 2, "a bit of each");
         const std::byte* cells = op_.row(c_.rank, 0);
-        const auto cell_offset = [&](uint32_t at) {
-            return static_cast<uint64_t>(static_cast<uint32_t>(terms_.index[at])) * c_.offsets.row_stride;
+        // Where own rows stay, rows are found anew at each look, from places in units of 16 bytes: pointers would push
+        // sums out of registers.
+        const auto place_of = [&](int64_t term) {
+            return term < 0 ? static_cast<uint32_t>(-1 - term) * (args_.row_bytes / 16)
+                            : static_cast<uint32_t>(term) * (c_.offsets.row_stride / 16);
         };
         bool has_all = true;
         CROSSDOCK_ROLLED
         for (uint32_t first = run.begin; first < run.end; first += kGroupsAtOnce) {
             const uint32_t groups = run.end - first < kGroupsAtOnce ? run.end - first : kGroupsAtOnce;
-            const std::byte* of_lane = cells + shape.offset_in_lines(first);
             Ll128Sums<kDType> sums[kGroupsAtOnce];
             CROSSDOCK_ROLLED
             for (uint32_t base = 0; base < num; base += kRowsAtOnce) {
                 const uint32_t rows = num - base < kRowsAtOnce ? num - base : kRowsAtOnce;
-                const std::byte* lines[kRowsAtOnce];
-                CROSSDOCK_UNROLL
-                for (uint32_t r = 0; r < kRowsAtOnce; ++r) lines[r] = of_lane + cell_offset(base + (r < rows ? r : 0));
                 // Bit g * kRowsAtOnce + r: group g of row r.
-                const uint32_t expected = ((1u << rows) - 1) | (groups > 1 ? ((1u << rows) - 1) << kRowsAtOnce : 0);
+                const uint32_t expected = ((1u << rows) - 1) * (groups > 1 ? kBitOfEachGroup : 1);
                 Ll128Wait<kRowsAtOnce * kGroupsAtOnce> wait;
                 wait.missing = expected;
+                uint32_t places[kRowsAtOnce];
+                const std::byte* lines[kRowsAtOnce];
+                CROSSDOCK_UNROLL
+                for (uint32_t r = 0; r < kRowsAtOnce; ++r) {
+                    const int64_t term = terms_.index[base + (r < rows ? r : 0)];
+                    if (args_.own_rows_stay) {
+                        places[r] = place_of(term);
+                        if (term < 0) wait.plain |= kBitOfEachGroup << r;
+                    } else {
+                        lines[r] = cells + shape.offset_in_lines(first) +
+                                   static_cast<uint64_t>(static_cast<uint32_t>(term)) * c_.offsets.row_stride;
+                    }
+                }
                 const bool came = wait_as_warp(
                     ctx_, c_.scope, op_, WaitStep::kRow,
                     [&] {
                         wait.look(
                             ctx_, shape, op_.epoch,
-                            [&](uint32_t i) {
-                                return lines[i % kRowsAtOnce] + i / kRowsAtOnce * Ll128Row::kGroupBytes;
+                            [&](uint32_t i, Ll128Group& group) {
+                                const uint32_t r = i % kRowsAtOnce;
+                                const uint32_t g = i / kRowsAtOnce;
+                                const bool is_own = (wait.plain >> i & 1) != 0;
+                                if (args_.own_rows_stay) {
+                                    const std::byte* data = is_own ? args_.tokens : cells;
+                                    data += uint64_t{ctx_.found_anew(places[r])} * 16;
+                                    group.load_either(ctx_, shape, first + g, data, is_own);
+                                } else {
+                                    group.load(ctx_, shape, first + g, lines[r] + g * Ll128Row::kGroupBytes);
+                                }
                             },
                             [&](uint32_t i) { return first + i / kRowsAtOnce; });
                         return wait.missing == 0
@@ -184,16 +233,19 @@ class CombineReceive {
                     },
                     [&] {
                         const uint32_t i = wait.first_missing();
-                        return epoch_in_ll128(ctx_, cells + cell_offset(base + i % kRowsAtOnce),
-                                              first + i / kRowsAtOnce);
+                        const uint32_t cell = static_cast<uint32_t>(terms_.index[base + i % kRowsAtOnce]);
+                        return epoch_in_ll128(ctx_, op_.row(c_.rank, cell), first + i / kRowsAtOnce);
                     });
                 has_all = has_all && came;
                 static_assert(kCellRow == 0, "other tags are unusual ones");
                 const uint32_t present = expected & ~wait.missing & ~ctx_.warp_or(wait.unusual);
                 CROSSDOCK_UNROLL
                 for (uint32_t i = 0; i < kRowsAtOnce * kGroupsAtOnce; ++i) {
-                    if ((present >> i & 1) != 0)
-                        sums[i / kRowsAtOnce].add(wait.groups[i], terms_.weight[base + i % kRowsAtOnce]);
+                    if ((present >> i & 1) == 0) continue;
+                    const bool is_own = (wait.plain >> i & 1) != 0;
+                    sums[i / kRowsAtOnce].add(
+                        is_own ? wait.groups[i].aligned(ctx_, shape, first + i / kRowsAtOnce) : wait.groups[i],
+                        terms_.weight[base + i % kRowsAtOnce]);
                 }
             }
             CROSSDOCK_UNROLL
@@ -207,31 +259,37 @@ class CombineReceive {
     // Plain rows.
 
     CROSSDOCK_DEVICE void sum_plain_rows(uint32_t num, uint32_t segment, std::byte* out) const {
-        const std::byte* cells = op_.row(c_.rank, 0);
         const uint32_t first = segment * args_.segment_bytes;
         const uint32_t left = args_.row_bytes - first;
         const uint32_t bytes = left < args_.segment_bytes ? left : args_.segment_bytes;
-        wait_for_cells(first == 0, num);
+        locate_rows(first == 0, num);
         ctx_.mark(Step::kCombineArrived);
         const uint32_t element = first / dtype_bytes(kDType);
         const uint32_t elements = bytes / dtype_bytes(kDType);
         if (is_quantised(args_.wire)) {
-            sum_quantised_rows(cells, num, element, elements, out);
+            sum_quantised_rows(num, element, elements, out);
         } else {
-            sum_rows<kDType>(ctx_, RowTerms{cells, c_.offsets.row_stride, terms_.index, terms_.weight, num}, element,
-                             elements, out);
+            sum_rows<kDType>(ctx_, AddressTerms{terms_.index, terms_.weight, num}, element, elements, out);
         }
     }
-    // What does not come is not summed.
-    CROSSDOCK_DEVICE void wait_for_cells(bool notes_reads, uint32_t num) const {
+    // Turns terms into addresses, as AddressTerms has them. What does not come is not summed.
+    CROSSDOCK_DEVICE void locate_rows(bool notes_reads, uint32_t num) const {
+        const auto locate = [&](uint32_t k, const std::byte* row) {
+            terms_.index[k] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row));
+        };
         for_lanes(ctx_, num, [&](uint32_t k) {
-            const uint32_t cell = static_cast<uint32_t>(terms_.index[k]);
+            const int64_t term = terms_.index[k];
+            if (term < 0) {
+                if (notes_reads) note_term(term);
+                return locate(k, own_row_of(term));
+            }
+            const uint32_t cell = static_cast<uint32_t>(term);
             uint64_t content = kCellNothing;
             const bool came = op_.is_gin_peer(terms_.ranks[k])
                                   ? wait_gin_cell(terms_.ranks[k], cell, content)
                                   : op_.wait_word(WaitStep::kRow, terms_.ranks[k], op_.flag(c_.rank, cell), content);
-            if (came && notes_reads) op_.note_read(cell);
-            if (!came || content != kCellRow) terms_.index[k] = -1;
+            if (came && notes_reads) note_term(term);
+            locate(k, came && content == kCellRow ? op_.row(c_.rank, cell) : nullptr);
         });
         ctx_.warp_sync();
     }
@@ -245,17 +303,16 @@ class CombineReceive {
         content = word_epoch(word) == op_.epoch ? word_payload(word) : uint64_t{kCellRow};
         return true;
     }
-    CROSSDOCK_DEVICE void sum_quantised_rows(const std::byte* cells, uint32_t count, uint32_t first, uint32_t num,
-                                             std::byte* out) const {
+    CROSSDOCK_DEVICE void sum_quantised_rows(uint32_t count, uint32_t first, uint32_t num, std::byte* out) const {
         const uint32_t elements = args_.row_bytes / 2;
+        const AddressTerms terms{terms_.index, terms_.weight, count};
         for_lanes(ctx_, num, [&](uint32_t i) {
             float sum = 0.0f;
             CROSSDOCK_ROLLED
             for (uint32_t k = 0; k < count; ++k) {
-                if (terms_.index[k] < 0) continue;
-                const std::byte* wire = cells + static_cast<uint64_t>(terms_.index[k]) * c_.offsets.row_stride;
-                const float value = quantised_element(args_.wire, wire, elements, first + i);
-                sum = fused_multiply_add(terms_.weight[k], value, sum);
+                if (terms.row(k) == nullptr) continue;
+                const float value = quantised_element(args_.wire, terms.row(k), elements, first + i);
+                sum = fused_multiply_add(terms.weight(k), value, sum);
             }
             store_element<DType::kBf16>(out, first + i, sum);
         });
@@ -266,7 +323,7 @@ class CombineReceive {
     decltype(Op::args) args_;
     decltype(Op::c) c_;
     TermList terms_;
-    int64_t first_choice_ = 0;
+    Choice first_choice_;
     TaggedWord early_entry_{};
 };
 

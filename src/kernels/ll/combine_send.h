@@ -14,7 +14,7 @@ static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
 
 namespace {
 
-// A warp's list of rows to sum, and the ranks of the choices of the token that it works on; in shared memory.
+// A warp's list of rows to sum, and their ranks; in shared memory.
 struct TermList {
     int64_t* index;
     float* weight;
@@ -48,14 +48,17 @@ struct Return {
     uint32_t cell = 0;
 };
 
-// The rows of one form that return, numbered token by token: row i is the (i / ranks)-th of the source that is
-// i % ranks after this rank. So no source is everybody's first, and all ranks send the rows of a token at about the
-// same time.
+// The rows of one form that return, numbered token by token: row i is the (i / sources)-th of the source that is
+// 1 + i % sources after this rank, which comes last if at all. So no source is everybody's first, and all ranks send
+// the rows of a token at about the same time.
 template <typename Op>
 class ReturnList {
   public:
     CROSSDOCK_DEVICE ReturnList(const Op& op, bool is_ll128)
-        : args_(op.args), num_ranks_(op.c.arena.num_ranks), counts_(counts_of(op, is_ll128)) {}
+        : args_(op.args),
+          num_ranks_(op.c.arena.num_ranks),
+          num_sources_(num_ranks_ - (op.args.own_rows_stay ? 1 : 0)),
+          counts_(counts_of(op, is_ll128)) {}
 
     // By one warp; followed by a barrier of the block.
     CROSSDOCK_DEVICE static void count(const Op& op) {
@@ -64,7 +67,8 @@ class ReturnList {
         int largest[2] = {0, 0};
         for_lanes(op.ctx, num_ranks, [&](uint32_t i) {
             const LlReceived received = *received_from(op.c, i);
-            const int rows = static_cast<int>(has_row_per_choice(op.args) ? received.choices : received.rows);
+            int rows = static_cast<int>(has_row_per_choice(op.args) ? received.choices : received.rows);
+            if (i == op.c.rank && op.args.own_rows_stay) rows = 0;
             const bool is_ll128 = received.returns_as_ll128 != 0 && allows_ll128(op.args);
             counts[0][i] = is_ll128 ? 0 : rows;
             counts[1][i] = is_ll128 ? rows : 0;
@@ -75,14 +79,14 @@ class ReturnList {
         counts[1][num_ranks] = op.ctx.warp_max(largest[1]);
     }
 
-    CROSSDOCK_DEVICE uint32_t size() const { return static_cast<uint32_t>(counts_[num_ranks_]) * num_ranks_; }
+    CROSSDOCK_DEVICE uint32_t size() const { return static_cast<uint32_t>(counts_[num_ranks_]) * num_sources_; }
 
     // False: there is no such row, since its source has fewer than others, or what the handle says of it can't be. Its
     // cell is judged later (has_cell), so that the row can be on its way meanwhile.
     CROSSDOCK_DEVICE bool find(uint32_t i, Return& row) const {
         const auto& c = args_.common;
-        const uint32_t number = i / num_ranks_;
-        const uint32_t source = c.rank + 1 + i - number * num_ranks_;
+        const uint32_t number = i / num_sources_;
+        const uint32_t source = c.rank + 1 + i - number * num_sources_;
         row.source = source < num_ranks_ ? source : source - num_ranks_;
         row.i = number;
         if (static_cast<int>(number) >= counts_[row.source]) return false;
@@ -94,7 +98,7 @@ class ReturnList {
         const LlChoice choice = *choice_of(c, row.source, row.i);
         row.row_idx = choice.row_idx;
         row.cell = choice.cell;
-        return row.row_idx < int64_t{c.offsets.num_slots} * (c.expert_major ? c.offsets.experts_per_rank : 1);
+        return row.row_idx < num_rows_here(c);
     }
     CROSSDOCK_DEVICE bool has_cell(const Return& row) const { return row.cell < args_.common.offsets.num_cells; }
 
@@ -107,6 +111,7 @@ class ReturnList {
 
     decltype(Op::args) args_;
     uint32_t num_ranks_;
+    uint32_t num_sources_;
     int* counts_;
 };
 

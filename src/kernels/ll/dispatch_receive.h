@@ -368,11 +368,14 @@ class DispatchReceive {
             if (base == 0 && is_leader(ctx_)) {
                 *placement.direct = origin.direct == args_.direct ? args_.direct : 0;
                 if (writes) *record = {origin.token_idx, cell_of(c_, origin.token_idx, origin.target_idx)};
+                if (writes && !c_.expert_major && row.source == c_.rank)
+                    *own_row(c_, origin.token_idx, 0) = static_cast<int32_t>(slot);
             }
             int32_t row_idx = -1;
             if (c_.expert_major) {
                 if (is_here) row_idx = row_of_choice(announced, row.source, expert, extra);
                 if (is_here && writes) *choice_of(c_, row.source, number) = {row_idx, cell_of(c_, origin.token_idx, k)};
+                if (is_here && writes && row.source == c_.rank) *own_row(c_, origin.token_idx, k) = row_idx;
                 if (is_choice && writes) reinterpret_cast<int32_t*>(record + 1)[k] = row_idx;
                 choices += static_cast<uint32_t>(ctx_.warp_count(is_here));
             } else if (is_choice && writes) {
@@ -546,7 +549,10 @@ class DispatchReceive {
                 [&] {
                     if (needs_header) header = load_header(slot, 0);
                     wait.look(
-                        ctx_, shape, op_.epoch, [&](uint32_t i) { return lines + shape.offset_in_lines(first + i); },
+                        ctx_, shape, op_.epoch,
+                        [&](uint32_t i, Ll128Group& group) {
+                            group.load(ctx_, shape, first + i, lines + shape.offset_in_lines(first + i));
+                        },
                         [&](uint32_t i) { return first + i; });
                     const bool has_all = wait.missing == 0 && (!needs_header || has_come(header));
                     return has_all ? -1 : static_cast<int>(row.source);

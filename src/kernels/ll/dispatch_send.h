@@ -369,6 +369,19 @@ class DispatchSend {
         if (is_leader(ctx_)) *own.num_targets = num_targets;
         ctx_.warp_sync();
     }
+    // For a later combine, by one warp: which choices are of other ranks. Where the others' rows are the receive half
+    // finds out.
+    CROSSDOCK_DEVICE void note_rows_elsewhere(const Batch& batch, uint32_t stage) const {
+        const TokenPlan of_token = plan_of(stage);
+        bool is_any_here = false;
+        for_lanes(ctx_, c_.topk, [&](uint32_t k) {
+            const bool is_here = of_token.ranks[k] == c_.rank;
+            if (c_.expert_major && !is_here) *own_row(c_, batch.first + stage, k) = kElsewhere;
+            is_any_here = is_any_here || is_here;
+        });
+        if (!c_.expert_major && !ctx_.warp_any(is_any_here) && is_leader(ctx_))
+            *own_row(c_, batch.first + stage, 0) = kElsewhere;
+    }
     // How many choices a rank gets of the tokens before the one in `stage`. One warp.
     CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
         const uint32_t experts = c_.offsets.experts_per_rank;
@@ -485,6 +498,7 @@ class DispatchSend {
             }
             ctx_.mark(Step::kDispatchStored);
         }
+        if (part == 0 && op_.warp() < batch.num) note_rows_elsewhere(batch, op_.warp());
     }
 
     // Plain rows: the warp that planned a token sends it, a lane to each of its ranks, up to the flags. Headers go
@@ -515,6 +529,7 @@ class DispatchSend {
         for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
         ctx_.warp_sync();
         if (batch.is_last_chunk) {
+            note_rows_elsewhere(batch, own_stage);  // while the stores are under way
             RowStage::wait_stores(ctx_);
             ctx_.mark(Step::kDispatchLanded);
             for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) {

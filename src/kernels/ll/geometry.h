@@ -226,6 +226,10 @@ struct LlChoice {
     uint32_t cell;
 };
 
+// Where the row of an own choice (expert-major), or of an own token (rank-major), is among all rows here; or one of
+// these.
+enum OwnRow : int32_t { kNoRoom = -1, kElsewhere = -2 };  // at its expert; of another rank, or dropped
+
 inline constexpr uint64_t kReceivedOffset = 64;
 static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_bytes)");
 
@@ -245,20 +249,24 @@ struct LlHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t choices_offset() const {  // LlChoice [ranks][tokens * topk]
         return records_offset() + record_bytes() * num_ranks * max_tokens;
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t own_rows_offset() const {  // i32 [tokens][topk], or [tokens]: OwnRow
         return choices_offset() + sizeof(LlChoice) * num_ranks * max_tokens * topk;
+    }
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bytes() const {
+        return own_rows_offset() + sizeof(int32_t) * max_tokens * topk;
     }
 };
 
 struct LlHandleOffsets {
     uint64_t records;
     uint64_t choices;
+    uint64_t own_rows;
     uint32_t record_stride;
     uint32_t choices_of_source;
 
     static constexpr LlHandleOffsets of(const LlHandleGeometry& handle) {
-        return {handle.records_offset(), handle.choices_offset(), static_cast<uint32_t>(handle.record_bytes()),
-                handle.max_tokens * handle.topk};
+        return {handle.records_offset(), handle.choices_offset(), handle.own_rows_offset(),
+                static_cast<uint32_t>(handle.record_bytes()), handle.max_tokens * handle.topk};
     }
 };
 

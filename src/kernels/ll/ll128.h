@@ -77,6 +77,11 @@ class Ll128Row {
     CROSSDOCK_DEVICE uint32_t offset(uint32_t group, uint32_t i) const {
         return first_offset_[i] + group * kLinesOfGroup * (has_tag(i) ? 8 : kLinePayload / 16 * 16);
     }
+    // Of 16 aligned bytes of the row, with that payload if it has any.
+    CROSSDOCK_DEVICE uint32_t aligned_offset(uint32_t group, uint32_t i) const {
+        const uint32_t aligned = offset(group, i) / 16 * 16;
+        return aligned < bytes_ ? aligned : 0;
+    }
     // Whether it has any, of the row's first `end` bytes.
     CROSSDOCK_DEVICE bool has_payload(uint32_t group, uint32_t i, uint32_t end) const {
         return has_line(group, i) && offset(group, i) < end;
@@ -155,14 +160,35 @@ struct Ll128Group {
         }
     }
 
+    CROSSDOCK_DEVICE void load_piece(const Ctx& ctx, uint32_t i, const std::byte* source) {
+        const TaggedWord word = ctx.load_tagged(reinterpret_cast<const TaggedWord*>(source));
+        pieces[i] = {word.payload, word.tag};
+    }
     // lines: this lane's first piece of the group.
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const Ll128Row& row, uint32_t group, const std::byte* lines) {
         CROSSDOCK_UNROLL
         for (uint32_t i = kPiecesOfLane; i-- > 0;) {  // tags first
-            if (!row.has_line(group, i)) continue;
-            const TaggedWord word = ctx.load_tagged(reinterpret_cast<const TaggedWord*>(lines) + i);
-            pieces[i] = {word.payload, word.tag};
+            if (row.has_line(group, i)) load_piece(ctx, i, lines + 16 * i);
         }
+    }
+    // data: a row's lines; or, plain, its bytes: then aligned() has the payload. One instruction for both, so that rows
+    // of both forms are on their way together.
+    CROSSDOCK_DEVICE void load_either(const Ctx& ctx, const Ll128Row& row, uint32_t group, const std::byte* data,
+                                      bool is_plain) {
+        CROSSDOCK_UNROLL
+        for (uint32_t i = kPiecesOfLane; i-- > 0;) {
+            const uint32_t offset = is_plain ? row.aligned_offset(group, i) : row.offset_in_lines(group) + 16 * i;
+            if (row.has_line(group, i)) load_piece(ctx, i, data + offset);
+        }
+    }
+    // The payload beside a tag is 8 bytes of a plain row, of which 16 were loaded.
+    CROSSDOCK_DEVICE Ll128Group aligned(const Ctx& ctx, const Ll128Row& row, uint32_t group) const {
+        constexpr uint32_t kLast = kPiecesOfLane - 1;
+        Ll128Group other = *this;
+        const uint64_t low = ctx.found_anew(pieces[kLast].low);  // apart from what was loaded
+        const bool is_upper = row.has_tag(kLast) && row.offset(group, kLast) % 16 != 0;
+        other.pieces[kLast].low = is_upper ? pieces[kLast].high : low;
+        return other;
     }
 
     // How this lane's tag, if it has any, differs from that of an operation's rows: 0 if it does not.
@@ -199,6 +225,7 @@ struct Ll128Wait {
     static_assert(kMost < 32, "a bit of 32 per group");
     Ll128Group groups[kMost];
     uint32_t missing;      // bits; the same for all lanes
+    uint32_t plain = 0;    // bits: of a plain row, which is here
     uint32_t unusual = 0;  // bits: this lane has a tag that says something, of those that are here
 
     CROSSDOCK_DEVICE bool awaits(uint32_t i) const { return (missing >> i & 1) != 0; }
@@ -206,12 +233,12 @@ struct Ll128Wait {
         return static_cast<uint32_t>(number_of_ones((missing & (0u - missing)) - 1));
     }
 
-    // group(i): the i-th; lines(i): this lane's first piece of it.
-    template <typename Lines, typename Group>
-    CROSSDOCK_DEVICE void look(const Ctx& ctx, const Ll128Row& row, uint64_t epoch, Lines lines, Group group) {
+    // group(i): the number of the i-th in its row; load(i, it) loads it.
+    template <typename Load, typename Group>
+    CROSSDOCK_DEVICE void look(const Ctx& ctx, const Ll128Row& row, uint64_t epoch, Load load, Group group) {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kMost; ++i) {
-            if (awaits(i)) groups[i].load(ctx, row, group(i), lines(i));
+            if (awaits(i)) load(i, groups[i]);
         }
         const uint64_t tag = ll128_tag(epoch, 0);
         uint32_t wrong = 0;
@@ -222,8 +249,8 @@ struct Ll128Wait {
             others |= difference != 0 ? 1u << i : 0;
             wrong |= difference >> kLl128ContentBits != 0 ? 1u << i : 0;
         }
-        unusual |= others & ~wrong & missing;
-        missing = ctx.warp_or(wrong & missing);
+        unusual |= others & ~wrong & missing & ~plain;
+        missing = ctx.warp_or(wrong & missing & ~plain);
     }
 };
 

@@ -45,6 +45,14 @@ CROSSDOCK_DEVICE RowRecord* row_record(const auto& c, uint32_t source, uint32_t 
 CROSSDOCK_DEVICE LlChoice* choice_of(const auto& c, uint32_t source, uint32_t i) {
     return reinterpret_cast<LlChoice*>(c.handle_memory + c.handle.choices) + source * c.handle.choices_of_source + i;
 }
+CROSSDOCK_DEVICE int32_t* own_row(const auto& c, uint32_t token, uint32_t k) {
+    int32_t* rows = reinterpret_cast<int32_t*>(c.handle_memory + c.handle.own_rows);
+    return rows + (c.expert_major ? uint64_t{token} * c.topk + k : uint64_t{token});
+}
+// How many rows experts here may have.
+CROSSDOCK_DEVICE uint32_t num_rows_here(const auto& c) {
+    return c.offsets.num_slots * (c.expert_major ? c.offsets.experts_per_rank : 1);
+}
 
 // A choice as the caller gave it.
 CROSSDOCK_DEVICE int64_t given_id(const auto& c, uint32_t token, uint32_t k) {

@@ -48,14 +48,19 @@ struct ExpertMajorFp8Ll128 : LlDispatchKnown<true, LlForm::kLl128, LlDispatchWir
 struct ExpertMajorFp8Rows : LlDispatchKnown<true, LlForm::kPlain, LlDispatchWire::kFp8> {};
 
 // On GPUs all rows of a combine of one LSA team are LL128 rows, unless they are long or quantised.
-template <bool kExpertMajor>
+template <bool kExpertMajor, bool kOwnRowsStay>
 struct LlCombineKnown : LlCombineArgsOf<LlCommonKnown<kExpertMajor, LlForm::kLl128>> {
     static constexpr DType dtype = DType::kBf16;
     static constexpr LlCombineWire wire = LlCombineWire::kRows;
     static constexpr RowForms forms = RowForms::kLl128;
+    static constexpr bool own_rows_stay = kOwnRowsStay;
 };
-struct RankMajorCombine : LlCombineKnown<false> {};
-struct ExpertMajorCombine : LlCombineKnown<true> {};
+struct RankMajorCombine : LlCombineKnown<false, false> {};
+struct RankMajorCombineOwnStay : LlCombineKnown<false, true> {};
+struct ExpertMajorCombine : LlCombineKnown<true, false> {};
+struct ExpertMajorCombineOwnStay : LlCombineKnown<true, true> {
+    static constexpr uint32_t kRowsAtOnce = 8;
+};
 
 namespace {
 
@@ -80,7 +85,7 @@ bool serves(const LlDispatchArgs& args) {
 template <typename Known>
 bool serves(const LlCombineArgs& args) {
     return has_what_is_known<decltype(Known::common)>(args.common) && args.dtype == Known::dtype &&
-           args.wire == Known::wire && args.forms == Known::forms;
+           args.wire == Known::wire && args.forms == Known::forms && args.own_rows_stay == Known::own_rows_stay;
 }
 
 // Calls run with the arguments as the first listed kernel that serves them takes them, or else as they are, for the
@@ -102,13 +107,14 @@ void with_dispatch_variant(const LlDispatchArgs& args, Run run) {
 }
 template <typename Run>
 void with_combine_variant(const LlCombineArgs& args, Run run) {  // run<kDType>(args)
-    with_known<RankMajorCombine, ExpertMajorCombine>(args, [&]<typename Args>(const Args& known) {
-        if constexpr (std::is_same_v<Args, LlCombineArgs>) {
-            with_dtype(known.dtype, [&]<DType kDType>() { run.template operator()<kDType>(known); });
-        } else {
-            run.template operator()<Args::dtype>(known);
-        }
-    });
+    with_known<RankMajorCombine, RankMajorCombineOwnStay, ExpertMajorCombine, ExpertMajorCombineOwnStay>(
+        args, [&]<typename Args>(const Args& known) {
+            if constexpr (std::is_same_v<Args, LlCombineArgs>) {
+                with_dtype(known.dtype, [&]<DType kDType>() { run.template operator()<kDType>(known); });
+            } else {
+                run.template operator()<Args::dtype>(known);
+            }
+        });
 }
 
 }  // namespace

@@ -110,6 +110,39 @@ TEST(Rebind, RoutingThatWasNotDispatchedIsRefused) {
     });
 }
 
+// Every choice is of an expert of the rank that is `distance` after its own.
+Problem with_choices_at(Problem problem, int distance) {
+    const int experts = problem.num_experts / problem.num_ranks;
+    for (int rank = 0; rank < problem.num_ranks; ++rank) {
+        std::vector<int64_t>& ids = problem.ranks[rank].ids;
+        const int first = (rank + distance) % problem.num_ranks * experts;
+        for (int i = 0; i < static_cast<int>(ids.size()); ++i)
+            ids[i] = first + (i / problem.num_topk + i % problem.num_topk) % experts;
+    }
+    return problem;
+}
+
+// Rows return from where the dispatch has taken them, whatever the ids say now: the row of an earlier dispatch, which
+// this rank had itself, is not taken for one of them.
+TEST(Rebind, RowsOfAnEarlierDispatchAreNotSummed) {
+    on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
+        expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
+            const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 8);
+            const Problem here = with_choices_at(problem, 0);
+            const Problem elsewhere = with_choices_at(problem, 1);
+            Group group(context, problem);
+            Layer layer(context, group.get(), here);
+            OwnIds ids_here(context, layer, here);
+            layer.round_trip();
+            layer.route(elsewhere);
+            layer.round_trip();
+            RANK_OK(context, ids_here.rebind(layer));
+            RANK_OK(context, layer.combine());
+            check_sums(context, layer, elsewhere);
+        });
+    });
+}
+
 TEST(Rebind, BadCalls) {
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
