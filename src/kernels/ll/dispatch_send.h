@@ -370,17 +370,13 @@ class DispatchSend {
         ctx_.warp_sync();
     }
     // For a later combine, by one warp: which choices are of other ranks. Where the others' rows are the receive half
-    // finds out.
+    // finds out. Rank-major, ids do not change between dispatch and combine (crossdockHandleRebind).
     CROSSDOCK_DEVICE void note_rows_elsewhere(const Batch& batch, uint32_t stage) const {
+        if (!c_.expert_major) return;
         const TokenPlan of_token = plan_of(stage);
-        bool is_any_here = false;
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
-            const bool is_here = of_token.ranks[k] == c_.rank;
-            if (c_.expert_major && !is_here) *own_row(c_, batch.first + stage, k) = kElsewhere;
-            is_any_here = is_any_here || is_here;
+            if (of_token.ranks[k] != c_.rank) *own_row(c_, batch.first + stage, k) = kElsewhere;
         });
-        if (!c_.expert_major && !ctx_.warp_any(is_any_here) && is_leader(ctx_))
-            *own_row(c_, batch.first + stage, 0) = kElsewhere;
     }
     // How many choices a rank gets of the tokens before the one in `stage`. One warp.
     CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
