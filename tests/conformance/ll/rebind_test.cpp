@@ -122,9 +122,10 @@ Problem with_choices_at(Problem problem, int distance) {
     return problem;
 }
 
-// Rows return from where the dispatch has taken them, whatever the ids say now: the row of an earlier dispatch, which
-// this rank had itself, is not taken for one of them.
+// Inside an LSA team rows return from where the dispatch has taken them, whatever the ids say now: the row of an
+// earlier dispatch, which this rank had itself, is not taken for one of them. Of another team it would be awaited.
 TEST(Rebind, RowsOfAnEarlierDispatchAreNotSummed) {
+    if (!is_one_lsa_team(ranks_or(2))) return;
     on_each_backend(kEveryBackend, [](const BackendSpec& spec) {
         expect_clean(spec, ranks_or(2), std::nullopt, [](RankContext& context) {
             const Problem problem = plain_problem(context.num_ranks(), NCCL_EP_LAYOUT_EXPERT_MAJOR, 8);
