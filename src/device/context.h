@@ -102,13 +102,10 @@ class Ctx {
     CROSSDOCK_DEVICE void store_entered_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // A pointer, as if found at this moment: what is computed from it in a loop is not kept in registers meanwhile.
-    CROSSDOCK_DEVICE uint64_t found_anew(uint64_t value) const {
-        asm volatile("" : "+l"(value));
-        return value;
-    }
-    CROSSDOCK_DEVICE uint32_t found_anew(uint32_t value) const {
-        asm volatile("" : "+r"(value));
+    // A value of 4 or 8 bytes, as if found at this moment: what a loop computes from it is not kept in registers.
+    template <typename T>
+    CROSSDOCK_DEVICE T found_anew(T value) const {
+        ptx::hide_origin(value);
         return value;
     }
     CROSSDOCK_DEVICE TaggedWord load_tagged(const TaggedWord* word) const {

@@ -27,6 +27,10 @@ __device__ __forceinline__ void store_relaxed_system(uint64_t* address, uint64_t
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
+// The compiler no longer knows where the value comes from.
+__device__ __forceinline__ void hide_origin(uint32_t& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void hide_origin(uint64_t& value) { asm volatile("" : "+l"(value)); }
+
 // 16 bytes in one access: both halves are of the same store.
 __device__ __forceinline__ void load_relaxed_system_16(const void* address, uint64_t& low, uint64_t& high) {
     asm volatile("{\n .reg .b128 v;\n ld.relaxed.sys.global.b128 v, [%2];\n mov.b128 {%0, %1}, v;\n}"
