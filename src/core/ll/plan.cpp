@@ -24,7 +24,7 @@ constexpr uint32_t kFewDispatchTokens = 16;
 // or so many where each block has at most one row to send.
 constexpr uint32_t kMostLl128TokensOfDispatch = 64;
 constexpr uint32_t kFewCombineTokens = 64;
-constexpr uint32_t kFewStayingTokens = 16;
+constexpr uint32_t kFewStayingTokens = 16;      // of an expert-major combine between GPUs
 constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
 constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive however few tokens this rank has
@@ -101,9 +101,9 @@ bool are_rows_countable(const LlCombineArgs& args) {
     const uint64_t here = experts * common.offsets.num_slots * args.row_bytes;
     return std::max(here, common.arena.num_rows() * common.offsets.row_stride) / 16 <= UINT32_MAX;
 }
-// Whether a combine sums those of the `rows` rows that are on their own rank already where they are. What crosses
-// NVLink takes longer than to send them, which then costs nothing, and of few tokens the rows are back sooner if they
-// set out before the operation is known.
+// Whether a combine sums the own ones of its `rows` rows where they are, instead of sending them to this rank's buffer.
+// Beside rows that cross NVLink sending them costs nothing, since those take longer; and few rank-major rows are there
+// sooner if they set out before the operation is known.
 bool own_rows_stay(const Group& group, const LlCombineArgs& args, uint32_t rows) {
     const LlCommon& common = args.common;
     const BackendTraits& backend = group.communicator().backend();

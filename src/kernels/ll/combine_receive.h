@@ -39,7 +39,7 @@ class CombineReceive {
             const uint32_t token = i - part * c_.num_tokens;
             std::byte* out = args_.out_tokens + uint64_t{token} * args_.row_bytes;
             bool has_all = false;
-            const uint32_t num = list_terms(token, choice, alike, has_all);
+            const uint32_t num = list_terms_of_token(token, choice, alike, has_all);
             ctx_.mark(Step::kCombineListed);
             if (!has_all && !wait_entries(num)) {
                 ctx_.note_unread_slots_allowed();
@@ -110,8 +110,10 @@ class CombineReceive {
 
     // Lists the terms of one token, in the order of its choices; those of masked ranks, and own choices that had no
     // room, are left out. Returns how many. first_choice: choice_of_lane of the first choices. has_all: all of their
-    // ranks are among `alike`. What was not dispatched here is awaited in its cell, whatever its id says.
-    CROSSDOCK_DEVICE uint32_t list_terms(uint32_t token, Choice first_choice, uint64_t alike, bool& has_all) const {
+    // ranks are among `alike`. Expert-major, what was not dispatched here is awaited in its cell, whatever
+    // its id says.
+    CROSSDOCK_DEVICE uint32_t list_terms_of_token(uint32_t token, Choice first_choice, uint64_t alike,
+                                                  bool& has_all) const {
         const bool per_choice = has_row_per_choice(args_);
         has_all = true;
         int num_targets = 0;  // ranks of the choices that all lanes have seen to

@@ -228,7 +228,7 @@ struct LlChoice {
 
 // Where the row of an own choice (expert-major), or of an own token (rank-major), is among all rows here; or one of
 // these.
-enum OwnRow : int32_t { kNoRoom = -1, kElsewhere = -2 };  // at its expert; of another rank, or dropped
+enum OwnRow : int32_t { kNoRoom = -1, kElsewhere = -2 };  // expert-major: at its expert; of another rank, or dropped
 
 inline constexpr uint64_t kReceivedOffset = 64;
 static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_bytes)");
