@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the benchmark needs of GPUs: windows, events, graphs, and the floor. In a build without CUDA every function
-// throws.
+// What the benchmark needs of GPUs: windows, events, graphs, and the lower bound. In a build without CUDA every
+// function throws.
 #pragma once
 
 #include <cstdint>
@@ -48,11 +48,11 @@ class GpuStopwatch {
 
 std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device& device);
 
-// The floor: this rank's bytes for every peer of its LSA team, written as bulk copies of shared memory, all ranks at
-// once.
-class GpuFloor {
+// The lower bound: this rank's bytes for every peer of its LSA team, written as bulk copies of shared memory, all
+// ranks at once.
+class GpuLowerBound {
   public:
-    virtual ~GpuFloor() = default;
+    virtual ~GpuLowerBound() = default;
 
     virtual int lsa_team_size() const = 0;
 
@@ -61,8 +61,8 @@ class GpuFloor {
 };
 
 // Collective; room for max_bytes from every peer.
-std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
-                                         uint64_t max_bytes);
+std::unique_ptr<GpuLowerBound> make_gpu_lower_bound(const tools::RankContext& context, ncclComm_t comm,
+                                                    tools::Device& device, uint64_t max_bytes);
 
 // What a single rank's low-latency operations have to do at least: launches, and rows, counts and flags through memory.
 class BareLl {

@@ -18,7 +18,9 @@ namespace {
 GpuWindow make_gpu_window(ncclComm_t, size_t) { refuse(); }
 void free_gpu_window(ncclComm_t, const GpuWindow&) {}
 std::unique_ptr<GpuStopwatch> make_gpu_stopwatch(tools::Device&) { refuse(); }
-std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext&, ncclComm_t, tools::Device&, uint64_t) { refuse(); }
+std::unique_ptr<GpuLowerBound> make_gpu_lower_bound(const tools::RankContext&, ncclComm_t, tools::Device&, uint64_t) {
+    refuse();
+}
 std::unique_ptr<BareLl> make_bare_ll(tools::Device&, const BareShape&) { refuse(); }
 std::unique_ptr<GpuGate> make_gpu_gate(const tools::RankContext&, ncclComm_t, tools::Device&, std::string&) {
     refuse();

@@ -110,7 +110,7 @@ def main() -> None:
     for name, us in best.items():
         print(f"{name:<40} {us:6.2f} us per call" + ("" if name == "C" else f", {us - best['C']:5.2f} above C"))
     if options.json:
-        Path(options.json).write_text(json.dumps({"device": options.device, "us_a_call": best}))
+        Path(options.json).write_text(json.dumps({"device": options.device, "us_per_call": best}))
 
 
 if __name__ == "__main__":

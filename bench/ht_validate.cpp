@@ -65,7 +65,7 @@ class HtValidator {
     size_t topk() const { return static_cast<size_t>(options_.topk); }
     size_t hidden() const { return static_cast<size_t>(options_.hidden); }
     size_t combine_row_bytes() const { return hidden() * combine_element_bytes(options_); }
-    size_t weights_a_row() const { return options_.is_expert_major() ? 1 : topk(); }
+    size_t weights_per_row() const { return options_.is_expert_major() ? 1 : topk(); }
     int own_expert(int local) const { return context_.rank * options_.num_local() + local; }
     int rank_of(int32_t expert) const { return expert < 0 ? -1 : expert / options_.num_local(); }
 
@@ -142,7 +142,7 @@ class HtValidator {
             }
         }
         std::vector<uint8_t> outputs(count * combine_row_bytes());
-        std::vector<float> output_weights(count * weights_a_row());
+        std::vector<float> output_weights(count * weights_per_row());
         for (size_t i = 0; i < count; ++i) {
             const Slot& slot = slots_[first + i];
             Row expected;
@@ -155,12 +155,12 @@ class HtValidator {
                             std::equal(expected.scales.begin(), expected.scales.end(),
                                        scales.begin() + static_cast<ptrdiff_t>(i * num_scales));
             if (!options_.backward) {
-                const size_t at = i * weights_a_row();
+                const size_t at = i * weights_per_row();
                 is_right = is_right && has_right_choices(slot, &experts[at], &weights[at]);
             }
             result_.wrong_rows += !is_right;
             if (slot.rank >= 0) {
-                write_output(slot, &outputs[i * combine_row_bytes()], &output_weights[i * weights_a_row()]);
+                write_output(slot, &outputs[i * combine_row_bytes()], &output_weights[i * weights_per_row()]);
             }
         }
         workload_.set_expert_rows(first, outputs);
@@ -252,7 +252,7 @@ class HtValidator {
     }
 
     void check_sums(int token, const uint8_t* row) {
-        // A factor a term: a rank's (flat) or an expert's.
+        // One factor per term: per rank (flat) or per expert.
         std::vector<float> factors;
         std::vector<std::vector<float>> rank_factors(static_cast<size_t>(options_.num_ranks));
         for (int rank = 0; rank < options_.num_ranks; ++rank) {

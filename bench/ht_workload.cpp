@@ -31,14 +31,14 @@ HtWorkload::HtWorkload(const LibraryComm& comm, const tools::RankContext& contex
     received_ = allocate(capacity_ * row_bytes_in_, options.windows);
     received_scales_ = allocate(capacity_ * scales_bytes, options.windows && scales_bytes > 0);
     received_experts_ = allocate(options.is_expert_major() ? 0 : capacity_ * topk() * sizeof(int64_t));
-    received_weights_ = allocate(capacity_ * weights_a_row() * sizeof(float));
+    received_weights_ = allocate(capacity_ * weights_per_row() * sizeof(float));
     counters_ = allocate(num_local * sizeof(int32_t));
     offsets_ = allocate(num_local * sizeof(int32_t));
     total_ = allocate(sizeof(int32_t));
     expert_rows_ = options.recipe == NCCL_EP_DISP_QUANT_NONE
                        ? received_
                        : allocate(capacity_ * row_bytes_combine_, options.windows);
-    expert_weights_ = allocate(options.backward ? capacity_ * weights_a_row() * sizeof(float) : 0);
+    expert_weights_ = allocate(options.backward ? capacity_ * weights_per_row() * sizeof(float) : 0);
     results_ = allocate(max_tokens * row_bytes_combine_, options.windows);
     result_weights_ = allocate(options.backward ? max_tokens * topk() * sizeof(float) : 0);
     routing_->upload(0, std::vector<int64_t>(routing.begin(), routing.end()));
@@ -164,7 +164,7 @@ std::vector<int64_t> HtWorkload::received_experts(size_t first, size_t count) co
 }
 
 std::vector<float> HtWorkload::received_weights(size_t first, size_t count) const {
-    return received_weights_->download<float>(first * weights_a_row(), count * weights_a_row());
+    return received_weights_->download<float>(first * weights_per_row(), count * weights_per_row());
 }
 
 void HtWorkload::set_expert_rows(size_t first, const std::vector<uint8_t>& rows) {
@@ -172,7 +172,7 @@ void HtWorkload::set_expert_rows(size_t first, const std::vector<uint8_t>& rows)
 }
 
 void HtWorkload::set_expert_weights(size_t first, const std::vector<float>& weights) {
-    expert_weights_->upload(first * weights_a_row(), weights);
+    expert_weights_->upload(first * weights_per_row(), weights);
 }
 
 std::vector<uint8_t> HtWorkload::result_rows(size_t first, size_t count) const {

@@ -35,7 +35,7 @@ class HtWorkload : public Workload {
     std::vector<float> result_weights(size_t first, size_t count) const;  // backward: [count][topk]
 
   private:
-    size_t weights_a_row() const { return options_.is_expert_major() ? 1 : static_cast<size_t>(options_.topk); }
+    size_t weights_per_row() const { return options_.is_expert_major() ? 1 : static_cast<size_t>(options_.topk); }
     size_t topk() const { return static_cast<size_t>(options_.topk); }
     void set_tensors(size_t num_tokens, size_t num_rows);
     void update() override;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ep_bench: times expert-parallel dispatch and combine beside the floor that it measures in the same run.
+// ep_bench: times expert-parallel dispatch and combine beside a lower bound measured in the same run.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -13,7 +13,7 @@ namespace crossdock::bench {
 namespace {
 
 constexpr int kReplayBatches = 10;
-constexpr int kOperationsABatch = 200;
+constexpr int kOperationsPerBatch = 200;
 constexpr double kMaxBatchUs = 25e3;
 constexpr double kMaxGraphUs = 10e3;
 
@@ -61,7 +61,7 @@ std::vector<Timing> Measurer::measure(const std::vector<Work>& works) {
     }
     for (size_t index = 0; index < works.size(); ++index) {
         if (works[index].has_graph()) {
-            timings[index].graph_operations = operations_a_graph(timings[index]);
+            timings[index].graph_operations = operations_per_graph(timings[index]);
             gpu_->make_graph(index, [&] { works[index].run(timings[index].graph_operations); });
         }
     }
@@ -162,13 +162,13 @@ tools::Spread Measurer::mean_over_ranks(const std::vector<double>& own) const {
 }
 
 std::vector<KernelTiming> Measurer::measure_kernels(const std::vector<Work>& works, GpuGate& gate, KernelClock& clock) {
-    constexpr int kOperationsAtOnce = 20;  // a stream takes only so many launches before it makes the host wait
+    constexpr int kOperationsAtOnce = 20;  // with more launches pending, a stream makes the host wait
     std::vector<KernelTiming> timings;
     for (const Work& work : works) {
         std::vector<double> durations;
         double num_kernels = 0;
         size_t num_meetings = 0;
-        const size_t meetings_an_operation = work.settle ? 2 : 1;
+        const size_t meetings_per_operation = work.settle ? 2 : 1;
         // What recording prepares at the first kernels must not happen behind a closed gate.
         gate.close();
         gate.open();
@@ -193,9 +193,9 @@ std::vector<KernelTiming> Measurer::measure_kernels(const std::vector<Work>& wor
             gate.open();
             device_.synchronize();
             barrier();
-            for (const KernelRecord& record : clock.take(static_cast<size_t>(count) * meetings_an_operation)) {
+            for (const KernelRecord& record : clock.take(static_cast<size_t>(count) * meetings_per_operation)) {
                 num_meetings += record.kind == KernelRecord::Kind::kMeeting;
-                if (num_meetings % meetings_an_operation != 1 % meetings_an_operation) {
+                if (num_meetings % meetings_per_operation != 1 % meetings_per_operation) {
                     continue;  // after the second meeting it is settled
                 }
                 if (record.kind == KernelRecord::Kind::kMeeting) {
@@ -238,17 +238,17 @@ OverlapTiming Measurer::measure_overlap(GpuOverlap& overlap, const std::function
     return {mean_over_ranks(alone), mean_over_ranks(between), mean_over_ranks(sends), mean_over_ranks(completes)};
 }
 
-// As many as were asked for, unless that takes too long. The same on all ranks, as the times are.
-int Measurer::operations_a_graph(const Timing& timing) const {
+// options.graph_operations, fewer if a graph would take too long. The same on all ranks, as the times are.
+int Measurer::operations_per_graph(const Timing& timing) const {
     const int in_time = static_cast<int>(kMaxGraphUs / std::max(1.0, timing.time.median));
     return std::clamp(in_time, 1, options_.graph_operations);
 }
 
-// The slowest rank's period: operations keep ranks in step, and the busiest rank's bytes bound a floor.
+// The slowest rank's steady-state time: operations keep ranks in step, and the busiest rank sets the lower bound.
 tools::Spread Measurer::time_replays(size_t index, const Timing& timing) {
     const int num_operations = timing.graph_operations;
     const int in_time = static_cast<int>(kMaxBatchUs / std::max(1.0, timing.time.median));
-    const int num_replays = std::max(1, std::min(kOperationsABatch, in_time) / num_operations);
+    const int num_replays = std::max(1, std::min(kOperationsPerBatch, in_time) / num_operations);
     std::vector<Sample> samples;
     for (int batch = -1; batch < kReplayBatches; ++batch) {
         barrier();

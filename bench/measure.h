@@ -45,7 +45,7 @@ class Measurer {
     Timing reduce(const std::vector<std::vector<Sample>>& samples) const;
     tools::Spread time_calls(const Work& work);
     void settle(const Work& work);
-    int operations_a_graph(const Timing& timing) const;
+    int operations_per_graph(const Timing& timing) const;
     tools::Spread time_replays(size_t index, const Timing& timing);
     void barrier() const;
 

@@ -11,9 +11,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "bench/floor.h"
 #include "bench/handles.h"
 #include "bench/library.h"
+#include "bench/lower_bound.h"
 #include "bench/measure.h"
 #include "bench/report.h"
 #include "bench/routing.h"
@@ -63,15 +63,15 @@ class BenchRank {
             workloads_.push_back(
                 make_workload(*comm, context, options_, device, draw_routing(options_, context.rank), weights));
         }
-        floor_ = make_floor(context, options_, workloads_[0]->comm(), device,
-                            count_bytes(options_, traffic, context.rank, Operation::kPair), routing_);
+        lower_bound_ = make_lower_bound(context, options_, workloads_[0]->comm(), device,
+                                        count_bytes(options_, traffic, context.rank, Operation::kPair), routing_);
     }
 
     CaseResult run_case(int num_tokens) {
         CaseResult result;
         result.setting = options_;
         result.num_tokens = num_tokens;
-        result.floor = floor_->describe();
+        result.lower_bound = lower_bound_->describe();
         const Traffic traffic(options_, routing_, num_tokens);
         const std::vector<Operation> operations = options_.operations();
         std::vector<OperationBytes> own_bytes;
@@ -89,7 +89,7 @@ class BenchRank {
         const std::vector<Timing> timings = measurer_.measure(works(num_tokens, own_bytes));
         for (size_t i = 0; i < timings.size(); ++i) {
             const size_t owner = i / operations.size();
-            Timing* target = owner < workloads_.size() ? result.libraries[owner].timings : result.floors;
+            Timing* target = owner < workloads_.size() ? result.libraries[owner].timings : result.lower_bounds;
             target[static_cast<int>(operations[i % operations.size()])] = timings[i];
         }
         return result;
@@ -137,7 +137,7 @@ class BenchRank {
         return all;
     }
 
-    // Each library's operations, then their floors.
+    // Each library's operations, then the lower bounds.
     std::vector<Work> works(int num_tokens, const std::vector<OperationBytes>& own_bytes) {
         std::vector<Work> works;
         for (const auto& workload : workloads_) {
@@ -147,7 +147,7 @@ class BenchRank {
         }
         const std::vector<Operation> operations = options_.operations();
         for (size_t i = 0; i < own_bytes.size(); ++i) {
-            works.push_back(floor_->work(operations[i], num_tokens, own_bytes[i]));
+            works.push_back(lower_bound_->work(operations[i], num_tokens, own_bytes[i]));
         }
         return works;
     }
@@ -190,7 +190,7 @@ class BenchRank {
     std::vector<int32_t> routing_;  // [ranks][max_tokens][topk]
     Measurer measurer_;
     std::vector<std::unique_ptr<Workload>> workloads_;
-    std::unique_ptr<Floor> floor_;
+    std::unique_ptr<LowerBound> lower_bound_;
 };
 
 std::unique_ptr<tools::Device> make_device(const tools::RankContext& context, const Options& options) {
@@ -220,11 +220,11 @@ void add_details(const tools::RankContext& context, const Options& options, nccl
         }
         return;
     }
-    const size_t cases_a_setting = options.tokens.size();
+    const size_t cases_per_setting = options.tokens.size();
     if (options.overlap) {
         if (const auto overlap = make_gpu_overlap(device, *gate, why)) {
             for (size_t i = 0; i < results.size(); ++i) {
-                ranks[i / cases_a_setting]->add_overlap(*overlap, results[i]);
+                ranks[i / cases_per_setting]->add_overlap(*overlap, results[i]);
             }
             if (reports) {
                 print_overlaps(results);
@@ -236,7 +236,7 @@ void add_details(const tools::RankContext& context, const Options& options, nccl
     if (options.kernels) {
         if (const auto clock = make_kernel_clock(device, why)) {
             for (size_t i = 0; i < results.size(); ++i) {
-                ranks[i / cases_a_setting]->add_kernels(*gate, *clock, results[i]);
+                ranks[i / cases_per_setting]->add_kernels(*gate, *clock, results[i]);
             }
             if (reports) {
                 print_kernels(results);

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <thread>
 
-#include "bench/floor.h"
 #include "bench/gpu.h"
+#include "bench/lower_bound.h"
 #include "bench/overlap.h"
 #include "tools/common/terminal.h"
 
@@ -26,7 +26,7 @@ std::string in_us(const tools::Spread& spread, double tools::Spread::*member) {
     return spread.count > 0 ? in_us(spread.*member) : "-";
 }
 
-std::string gigabytes_a_second(double bytes, double us) {
+std::string gigabytes_per_second(double bytes, double us) {
     return us > 0 && bytes > 0 ? fmt::format("{:.2f}", bytes / us * 1e-3) : "-";
 }
 
@@ -41,10 +41,10 @@ std::string model_of_cpu() {
 }
 
 void print_row(const Options& options, const CaseResult& result, const char* name, Operation operation,
-               const Timing& timing, const Timing& floor) {
+               const Timing& timing, const Timing& bound) {
     const OperationBytes& bytes = result.bytes[static_cast<int>(operation)];
     const double us = compared(timing).median;
-    const double ratio = us > 0 ? compared(floor).median / us : 0;
+    const double ratio = us > 0 ? compared(bound).median / us : 0;
     fmt::print("  {:>6} {:9} {:12.12}", result.num_tokens, operation_name(operation), name);
     fmt::print(" {:>8} {:>8} {:>8} {:>8}", in_us(timing.time, &tools::Spread::median),
                in_us(timing.time, &tools::Spread::p99), in_us(timing.time, &tools::Spread::min),
@@ -54,8 +54,8 @@ void print_row(const Options& options, const CaseResult& result, const char* nam
                    in_us(timing.host, &tools::Spread::median), in_us(timing.host, &tools::Spread::min));
     }
     fmt::print(" {:>7} {:>7} {:>8} {:>6.0f} %\n",
-               gigabytes_a_second(options.is_high_throughput() ? bytes.wire : bytes.v1, us),
-               gigabytes_a_second(bytes.v2, us), in_us(compared(floor), &tools::Spread::median), ratio * 100);
+               gigabytes_per_second(options.is_high_throughput() ? bytes.wire : bytes.v1, us),
+               gigabytes_per_second(bytes.v2, us), in_us(compared(bound), &tools::Spread::median), ratio * 100);
 }
 
 // What only one of the modes knows.
@@ -117,8 +117,8 @@ void print_setting(const Options& setting) {
     if (is_cuda(setting.backend)) {
         fmt::print(" {:>8} {:>7} {:>7}", "device", "host", "min");
     }
-    fmt::print(" {:>7} {:>7} {:>8} {:>8}\n", setting.is_high_throughput() ? "wire" : "v1 GB/s", "v2 GB/s", "floor",
-               "of floor");
+    fmt::print(" {:>7} {:>7} {:>8} {:>8}\n", setting.is_high_throughput() ? "wire" : "v1 GB/s", "v2 GB/s", "bound",
+               "of bound");
     std::fflush(stdout);
 }
 
@@ -126,7 +126,8 @@ void print_case(const Options& options, const CaseResult& result) {
     for (Operation operation : options.operations()) {
         const auto index = static_cast<int>(operation);
         for (const LibraryResult& library : result.libraries) {
-            print_row(options, result, library.name.c_str(), operation, library.timings[index], result.floors[index]);
+            print_row(options, result, library.name.c_str(), operation, library.timings[index],
+                      result.lower_bounds[index]);
         }
     }
     for (const LibraryResult& library : result.libraries) {
@@ -145,21 +146,21 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
     const OperationBytes& dispatch = results.back().bytes[static_cast<int>(Operation::kDispatch)];
     const OperationBytes& combine = results.back().bytes[static_cast<int>(Operation::kCombine)];
     const bool on_gpu = is_cuda(options.backend);
-    fmt::print("\n  Times in us. {}\n",
-               on_gpu
-                   ? "Launch to end by events, mean over ranks; host: the call while the GPU is idle, median and min."
-                   : "Launch to end: from the first rank's start to the last rank's end; a call returns at the end.");
+    fmt::print(
+        "\n  Times in us. {}\n",
+        on_gpu ? "Latency by events, mean over ranks. Host: time of the call while the GPU is idle, median and minimum."
+               : "Latency: from the first rank's start to the last rank's end.");
     if (on_gpu) {
-        fmt::print("  Device: the period of operations back to back, up to {} a graph, the slowest rank's.\n",
+        fmt::print("  Device: steady-state time per operation, up to {} operations per CUDA graph, slowest rank.\n",
                    options.graph_operations);
     }
     fmt::print("  GB/s: bytes {} and by NCCL EP 0.2's definition (v2), mean over ranks, over {}.\n",
-               options.is_high_throughput() ? "that have to leave a rank (wire)" : "by NCCL EP 0.1's (v1)",
+               options.is_high_throughput() ? "that leave each rank (wire)" : "by NCCL EP 0.1's (v1)",
                on_gpu ? "the device's median time" : "the median time");
-    fmt::print("  Floor: {}.\n", results.back().floor);
+    fmt::print("  Lower bound: {}.\n", results.back().lower_bound);
     fmt::print(
-        "  At {} tokens per rank delivers {:.2f} MB in dispatch and {:.2f} in combine; {:.2f} and {:.2f} have to leave "
-        "it.\n",
+        "  With {} tokens per rank, a dispatch delivers {:.2f} MB to each rank and a combine {:.2f}; {:.2f} and {:.2f} "
+        "MB leave each rank.\n",
         results.back().num_tokens, dispatch.delivered * 1e-6, combine.delivered * 1e-6, dispatch.wire * 1e-6,
         combine.wire * 1e-6);
     for (const LibraryResult& library : results.front().libraries) {
@@ -173,12 +174,12 @@ void print_footer(const Options& options, const std::vector<CaseResult>& results
                                         start.communicator, start.first_window)
                           : "");
         if (library.symmetric_bytes + library.local_bytes > 0) {
-            fmt::print("  {} holds {:.1f} MiB of symmetric and {:.1f} MiB of other memory a rank.\n", library.name,
+            fmt::print("  {} uses {:.1f} MiB of symmetric and {:.1f} MiB of other memory per rank.\n", library.name,
                        static_cast<double>(library.symmetric_bytes) / 1048576,
                        static_cast<double>(library.local_bytes) / 1048576);
         }
         if (library.device_bytes > 0) {
-            fmt::print("  {}: the GPU has {:.0f} MiB less since group and handle were made.\n", library.name,
+            fmt::print("  {}: group and handle use {:.0f} MiB of GPU memory.\n", library.name,
                        static_cast<double>(library.device_bytes) / 1048576);
         }
     }

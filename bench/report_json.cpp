@@ -42,7 +42,7 @@ Json operation_json(const CaseResult& result, const LibraryResult& library, int 
     }
     json["v2_gb_s"] = us > 0 ? bytes.v2 / us * 1e-3 : 0;
     json["wire_gb_s"] = us > 0 ? bytes.wire / us * 1e-3 : 0;
-    json["part_of_floor"] = us > 0 ? compared(result.floors[index]).median / us : 0;
+    json["part_of_bound"] = us > 0 ? compared(result.lower_bounds[index]).median / us : 0;
     if (const KernelTiming& kernel = library.kernels[index]; kernel.duration.count > 0) {
         json["kernel_us"] = to_json(kernel.duration);
         json["kernels"] = kernel.num_kernels;
@@ -69,13 +69,13 @@ Json case_json(const CaseResult& result) {
     for (Operation operation : result.setting.operations()) {
         const auto index = static_cast<int>(operation);
         const OperationBytes& bytes = result.bytes[index];
-        Json& counted = json["bytes_a_rank"][operation_name(operation)];
+        Json& counted = json["bytes_per_rank"][operation_name(operation)];
         counted = {{"delivered", bytes.delivered}, {"wire", bytes.wire}};
         if (bytes.v1 > 0) {
             counted["v1"] = bytes.v1;
         }
         counted["v2"] = bytes.v2;
-        json["floor"][operation_name(operation)] = to_json(result.floors[index]);
+        json["bound"][operation_name(operation)] = to_json(result.lower_bounds[index]);
     }
     for (const LibraryResult& library : result.libraries) {
         Json entry = {{"name", library.name},

@@ -13,11 +13,11 @@
 
 namespace crossdock::bench {
 
-// Of one operation, or of its floor. Microseconds. A spread without samples was not measured.
+// Of one operation, or of its lower bound. Microseconds. A spread without samples was not measured.
 struct Timing {
-    tools::Spread time;  // launch to end. CPUs: first rank's start to last rank's end. GPUs: mean over ranks, by events
+    tools::Spread time;     // latency. CPUs: first rank's start to last rank's end. GPUs: mean over ranks, by events
     tools::Spread slowest;  // GPUs: the slowest rank's
-    tools::Spread device;   // GPUs: the period of one operation among many in graphs; the slowest rank's
+    tools::Spread device;   // GPUs: steady-state time per operation (CUDA graphs), the slowest rank's
     int graph_operations = 0;
     tools::Spread host;  // GPUs: what the call takes on the CPU, stream drained before it; all ranks' calls
 };
@@ -25,7 +25,7 @@ struct Timing {
 // Of the kernels of one operation, us, mean over ranks; begun by all ranks at once.
 struct KernelTiming {
     tools::Spread duration;  // their sum
-    double num_kernels = 0;  // an operation
+    double num_kernels = 0;  // per operation
 };
 
 // A matrix product after another one, and between the halves of an operation, us, mean over ranks.
@@ -56,12 +56,12 @@ struct CaseResult {
     Options setting;
     int num_tokens = 0;
     OperationBytes bytes[kNumOperations];  // mean over ranks
-    std::string floor;                     // what it is
-    Timing floors[kNumOperations];
+    std::string lower_bound;               // its description
+    Timing lower_bounds[kNumOperations];
     std::vector<LibraryResult> libraries;
 };
 
-// The time that a library and its floor are compared by: the device's where there is one.
+// The time that a library is compared with its lower bound by: the device's if there is one.
 inline const tools::Spread& compared(const Timing& timing) {
     return timing.device.count > 0 ? timing.device : timing.time;
 }

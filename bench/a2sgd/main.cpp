@@ -78,7 +78,7 @@ Json traffic(const Options& options) {
                    result.step_us);
         list.push_back({{"name", result.name},
                         {"message_bits", result.message_bits},
-                        {"bytes_sent_a_rank_and_step", result.bytes_sent},
+                        {"bytes_sent_per_rank_and_step", result.bytes_sent},
                         {"step_us", result.step_us}});
     }
     return {{"ranks", options.num_ranks},

@@ -19,7 +19,7 @@ DOCUMENT = {
     "machine": {"system": "Linux 6.1 #1", "host": "secret", "cpu": "a CPU", "cpus": 4, "gpu": "GPU; CUDA 13.0"},
     "case": {"mode": "ll", "ranks": 2},
     "results": [{"tokens": tokens, "hidden": 64, "experts": 8, "topk": 2, "max_num_sms": 0,
-                 "bytes_a_rank": {"dispatch": {"wire": 1024.0}}, "floor": {"dispatch": {"time_us": SPREAD}},
+                 "bytes_per_rank": {"dispatch": {"wire": 1024.0}}, "bound": {"dispatch": {"time_us": SPREAD}},
                  "libraries": [{"name": "crossdock", "version": 300, "symmetric_bytes": 5, "dispatch": TIMING}]}
                 for tokens in (1, 8)]}
 
@@ -49,7 +49,7 @@ class Take(unittest.TestCase):
         self.assertEqual([case.settings["tokens"] for case in run.cases], [1, 8])
         row = run.cases[1].row("dispatch")
         self.assertEqual([row.value("time_us", name) for name in data.STATISTICS], list(SPREAD.values()))
-        self.assertEqual((row.bound, row.period, row.library["version"]), (26.5, None, 300))
+        self.assertEqual((row.bound, row.steady_state, row.library["version"]), (26.5, None, 300))
         self.assertEqual(row.timing["overlap"], {"send_us": list(SPREAD.values()), "loss": 0.034})
         self.assertIsNone(run.cases[0].row("combine"))
 

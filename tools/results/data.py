@@ -3,7 +3,7 @@
 
 A file holds the runs of one machine or benchmark; a line is a JSON object. The first line of a run tells its date, the
 commit whose tree first held it, command, machine and common settings. Each further line is one measurement, with the
-run's name. In ep_bench's files a measurement is an operation of a library ("floor": the lower bound) in one case; a
+run's name. In ep_bench's files a measurement is an operation of a library ("bound": the lower bound) in one case; a
 distribution is [median, p99, min, max, mean, count].
 """
 import datetime
@@ -30,14 +30,14 @@ class Row:
         return spread[STATISTICS.index(statistic)] if spread else None
 
     @property
-    def period(self):
-        """The steady-state time: of one operation among many in a CUDA graph."""
+    def steady_state(self):
+        """The time of one operation among many in a CUDA graph."""
         return self.value("device_us")
 
     @property
     def compared(self):
         """What is compared with the lower bound: the device's time where there is one."""
-        return self.period if self.period is not None else self.value("time_us")
+        return self.steady_state if self.steady_state is not None else self.value("time_us")
 
     @property
     def bound(self):
@@ -55,7 +55,7 @@ class Case:
         """Crossdock's row, or the other library's; None where there is none."""
         for name, library in self.libraries.items():
             if (name == "crossdock") == is_own and (name, operation) in self.timings:
-                return Row(library, operation, self.timings[name, operation], self.timings["floor", operation])
+                return Row(library, operation, self.timings[name, operation], self.timings["bound", operation])
         return None
 
 
@@ -125,8 +125,8 @@ def run_lines(name, document, date, commit):
            **{key: document[key] for key in ("command", "machine", "case")}}
     for case in document["results"]:
         head = {"run": name, **{key: case[key] for key in SETTINGS if key in case}}
-        for operation, timing in case["floor"].items():
-            yield {**head, "library": "floor", "operation": operation, "bytes": case["bytes_a_rank"][operation],
+        for operation, timing in case["bound"].items():
+            yield {**head, "library": "bound", "operation": operation, "bytes": case["bytes_per_rank"][operation],
                    **packed_timing(timing)}
         for library in case["libraries"]:
             start = {key: value for key, value in library.items() if key not in (*OPERATIONS, "name")}

@@ -51,8 +51,8 @@ def run_rank(comm: ep.Communicator, options: argparse.Namespace, tokens: list[in
         for _ in range(options.iterations):
             dispatch += _timed(comm, layer.dispatch, 1)
             combine += _timed(comm, layer.combine, 1)
-        floor = _timed(comm, lambda: np.copyto(flat_target, flat_source), options.iterations)  # noqa: B023
-        found.append({"dispatch": dispatch, "combine": combine, "floor": floor})
+        bound = _timed(comm, lambda: np.copyto(flat_target, flat_source), options.iterations)  # noqa: B023
+        found.append({"dispatch": dispatch, "combine": combine, "bound": bound})
     layer.close()
     return found
 
@@ -65,9 +65,9 @@ def main(options: argparse.Namespace) -> int:
         us = {name: median(time for rank in ranks for time in rank[index][name]) for name in ranks[0][index]}
         timed = {name: {"time_us": {"median": us[name]}} for name in ("dispatch", "combine")}
         timed["pair"] = {"time_us": {"median": us["dispatch"] + us["combine"]}}
-        floor = {name: {"time_us": {"median": us["floor"] * (1 + (name == "pair"))}} for name in timed}
+        bound = {name: {"time_us": {"median": us["bound"] * (1 + (name == "pair"))}} for name in timed}
         library: dict[str, Any] = {"name": "crossdock", "version": ep.get_version(), **timed}
-        results.append({"tokens": num_tokens, "floor": floor, "libraries": [library]})
+        results.append({"tokens": num_tokens, "bound": bound, "libraries": [library]})
     case = {"mode": "ll", "backend": options.backend, "ranks": options.ranks, "layout": "expert-major", "dtype": "fp32"}
     case |= {"hidden": options.hidden, "experts": options.experts, "topk": options.topk}
     report = {"machine": {"system": platform.system()}, "case": case, "results": results}
@@ -79,7 +79,7 @@ def main(options: argparse.Namespace) -> int:
     rows = []
     for result in results:
         library = result["libraries"][0]
-        cells = [library["dispatch"], library["combine"], result["floor"]["dispatch"]]
+        cells = [library["dispatch"], library["combine"], result["bound"]["dispatch"]]
         rows.append((str(result["tokens"]), *(f"{cell['time_us']['median']:.1f}" for cell in cells)))
     print_table(
         f"{options.ranks} {options.backend}, hidden {options.hidden} fp32, medians in us",

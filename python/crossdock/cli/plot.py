@@ -31,6 +31,11 @@ def _heat_map(report: dict[str, Any], axes: Any) -> None:
     axes.figure.colorbar(image, shrink=0.8)
 
 
+def _bound(result: dict[str, Any]) -> dict[str, Any]:
+    """The lower bound's times; "floor" in reports of earlier versions."""
+    return dict(result.get("bound") or result["floor"])
+
+
 def _times(report: dict[str, Any], axes: Any) -> None:
     from matplotlib.ticker import LogLocator
 
@@ -38,9 +43,9 @@ def _times(report: dict[str, Any], axes: Any) -> None:
     tokens = [result["tokens"] for result in results]
     for operation, color in (("dispatch", "#2a6fb0"), ("combine", "#c0702a")):
         times = [result["libraries"][0][operation]["time_us"]["median"] for result in results]
-        floor = [result["floor"][operation]["time_us"]["median"] for result in results]
+        bound = [_bound(result)[operation]["time_us"]["median"] for result in results]
         axes.loglog(tokens, times, "o-", color=color, label=operation)
-        axes.loglog(tokens, floor, "--", color=color, linewidth=1, label=f"floor of {operation}")
+        axes.loglog(tokens, bound, "--", color=color, linewidth=1, label=f"lower bound of {operation}")
     case = report["case"]
     axes.set(xlabel="tokens per rank", ylabel="median, us")
     backend = case.get("backend") or case["world"]  # as reports of earlier versions have it

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/floor.h"
+#include "bench/lower_bound.h"
 
 #include <fmt/format.h>
 
@@ -12,9 +12,9 @@
 namespace crossdock::bench {
 namespace {
 
-class CopyFloor : public Floor {
+class CopyBound : public LowerBound {
   public:
-    explicit CopyFloor(const OperationBytes& largest)
+    explicit CopyBound(const OperationBytes& largest)
         : source_(buffer_bytes(largest), 1), target_(buffer_bytes(largest), 2) {}
 
     Work work(Operation, int, const OperationBytes& bytes) override {
@@ -44,9 +44,9 @@ class CopyFloor : public Floor {
     std::vector<char> target_;
 };
 
-class WireFloor : public Floor {
+class WireBound : public LowerBound {
   public:
-    WireFloor(int num_ranks, std::unique_ptr<GpuFloor> gpu) : num_ranks_(num_ranks), gpu_(std::move(gpu)) {}
+    WireBound(int num_ranks, std::unique_ptr<GpuLowerBound> gpu) : num_ranks_(num_ranks), gpu_(std::move(gpu)) {}
 
     Work work(Operation, int, const OperationBytes& bytes) override {
         Work work;
@@ -61,12 +61,12 @@ class WireFloor : public Floor {
 
   private:
     int num_ranks_;
-    std::unique_ptr<GpuFloor> gpu_;
+    std::unique_ptr<GpuLowerBound> gpu_;
 };
 
-class BareFloor : public Floor {
+class BareBound : public LowerBound {
   public:
-    explicit BareFloor(std::unique_ptr<BareLl> bare) : bare_(std::move(bare)) {}
+    explicit BareBound(std::unique_ptr<BareLl> bare) : bare_(std::move(bare)) {}
 
     Work work(Operation operation, int num_tokens, const OperationBytes&) override {
         Work work;
@@ -81,8 +81,9 @@ class BareFloor : public Floor {
     std::unique_ptr<BareLl> bare_;
 };
 
-// The floor is a single rank's own time: nothing crosses a wire. Not with a routing from a file, which may drop tokens.
-bool has_bare_floor(const Options& options) {
+// With a single rank nothing crosses a wire: the bound is bare kernels. A routing from a file may drop tokens, which
+// they cannot.
+bool has_bare_bound(const Options& options) {
     return is_cuda(options.backend) && options.num_ranks == 1 && !options.is_high_throughput() &&
            options.routing.find(".npy") == std::string::npos && options.recipe == NCCL_EP_DISP_QUANT_NONE &&
            options.dtype == ncclBfloat16 && !options.sender_sums;
@@ -90,14 +91,14 @@ bool has_bare_floor(const Options& options) {
 
 }  // namespace
 
-std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Options& options, ncclComm_t comm,
-                                  tools::Device& device, const OperationBytes& largest,
-                                  const std::vector<int32_t>& routing) {
+std::unique_ptr<LowerBound> make_lower_bound(const tools::RankContext& context, const Options& options, ncclComm_t comm,
+                                             tools::Device& device, const OperationBytes& largest,
+                                             const std::vector<int32_t>& routing) {
     if (!is_cuda(options.backend)) {
-        return std::make_unique<CopyFloor>(largest);
+        return std::make_unique<CopyBound>(largest);
     }
-    if (has_bare_floor(options)) {
-        return std::make_unique<BareFloor>(make_bare_ll(
+    if (has_bare_bound(options)) {
+        return std::make_unique<BareBound>(make_bare_ll(
             device,
             {options.max_tokens(), options.topk, options.num_experts, options.is_expert_major() ? options.topk : 1,
              static_cast<uint32_t>(options.hidden) * 2, routing}));
@@ -109,8 +110,8 @@ std::unique_ptr<Floor> make_floor(const tools::RankContext& context, const Optio
     // Windows have the same size on every rank.
     std::vector<uint64_t> all(static_cast<size_t>(context.num_ranks));
     check(crossdockCommAllGather(context.host, &own_largest, all.data(), sizeof own_largest));
-    return std::make_unique<WireFloor>(
-        context.num_ranks, make_gpu_floor(context, comm, device, *std::max_element(all.begin(), all.end())));
+    return std::make_unique<WireBound>(
+        context.num_ranks, make_gpu_lower_bound(context, comm, device, *std::max_element(all.begin(), all.end())));
 }
 
 }  // namespace crossdock::bench

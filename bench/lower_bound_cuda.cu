@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the wire gives: every rank writes its bytes into its peers' memory with bulk copies out of shared memory, one
-// issuing thread per block, nothing else. No library can be faster with the same bytes.
+// The wire's lower bound: every rank writes its bytes into its peers' memory with bulk copies from shared memory, one
+// issuing thread per block, and does nothing else. No library can be faster with the same bytes.
 #include <stdexcept>
 
 #include "bench/gpu.h"
@@ -15,27 +15,27 @@ using namespace ptx;
 constexpr int kMaxPeers = 64;
 constexpr uint32_t kChunkBytes = 16384;
 constexpr int kMaxBlocks = 128;
-// Copies that a block has under way.
+// Pending copies per block.
 constexpr int kPending = 8;
 
-struct FloorArguments {
+struct BoundArguments {
     int num_rounds;
-    uint64_t chunks_a_round;  // of the peer that gets most
+    uint64_t chunks_per_round;  // of the peer that gets most
     int num_peers;
     std::byte* target[kMaxPeers];  // the own part of a peer's window
     uint64_t bytes[kMaxPeers];     // multiples of 16
 };
 
-__global__ void write_to_peers(FloorArguments arguments) {
+__global__ void write_to_peers(BoundArguments arguments) {
     extern __shared__ __align__(128) std::byte chunk[];
     if (threadIdx.x != 0) {
         return;
     }
     // Chunk i of every peer goes to block i modulo the grid's size, peers interleaved, so that all links work at once;
     // the next round begins where the last one ended.
-    const uint64_t num_chunks = arguments.chunks_a_round * static_cast<uint64_t>(arguments.num_rounds);
+    const uint64_t num_chunks = arguments.chunks_per_round * static_cast<uint64_t>(arguments.num_rounds);
     for (uint64_t i = blockIdx.x; i < num_chunks; i += gridDim.x) {
-        const uint64_t offset = i % arguments.chunks_a_round * kChunkBytes;
+        const uint64_t offset = i % arguments.chunks_per_round * kChunkBytes;
         for (int peer = 0; peer < arguments.num_peers; ++peer) {
             if (offset >= arguments.bytes[peer]) {
                 continue;
@@ -50,9 +50,9 @@ __global__ void write_to_peers(FloorArguments arguments) {
     bulk_wait_group<0>();
 }
 
-class BulkFloor : public GpuFloor {
+class BulkBound : public GpuLowerBound {
   public:
-    BulkFloor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device, uint64_t max_bytes)
+    BulkBound(const tools::RankContext& context, ncclComm_t comm, tools::Device& device, uint64_t max_bytes)
         : context_(context),
           comm_(comm),
           device_(device),
@@ -60,9 +60,9 @@ class BulkFloor : public GpuFloor {
           stride_((max_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes),
           window_(make_gpu_window(comm, stride_ * static_cast<uint64_t>(team_size_))) {
         if (team_size_ > kMaxPeers + 1) {
-            throw std::runtime_error("the floor is measured among at most 65 ranks of an LSA team");
+            throw std::runtime_error("the lower bound is measured among at most 65 ranks of an LSA team");
         }
-        // Each rank begins with its neighbour, so that nobody is everybody's first target.
+        // Each rank begins with its neighbour, so that no rank is the first target of all others.
         for (int step = 1; step < team_size_; ++step) {
             void* target = nullptr;
             tools::check_nccl(
@@ -78,7 +78,7 @@ class BulkFloor : public GpuFloor {
                           "cudaDeviceGetAttribute");
         num_blocks_ = num_sms < kMaxBlocks ? num_sms : kMaxBlocks;
     }
-    ~BulkFloor() override { free_gpu_window(comm_, window_); }
+    ~BulkBound() override { free_gpu_window(comm_, window_); }
 
     int lsa_team_size() const override { return team_size_; }
 
@@ -91,13 +91,13 @@ class BulkFloor : public GpuFloor {
             most = bytes > most ? bytes : most;
         }
         arguments_.num_rounds = count;
-        arguments_.chunks_a_round = (most + kChunkBytes - 1) / kChunkBytes;
+        arguments_.chunks_per_round = (most + kChunkBytes - 1) / kChunkBytes;
         write_to_peers<<<num_blocks_, 32, kChunkBytes, device_.stream()>>>(arguments_);
-        tools::check_cuda(cudaGetLastError(), "the launch of the floor");
+        tools::check_cuda(cudaGetLastError(), "launch of the lower bound's kernel");
     }
 
   private:
-    // In the team, so many places after the own one.
+    // The rank in the team that is `step` places after this one.
     int place_after(int step) const { return (context_.rank % team_size_ + step) % team_size_; }
 
     tools::RankContext context_;
@@ -106,15 +106,15 @@ class BulkFloor : public GpuFloor {
     int team_size_;
     uint64_t stride_;
     GpuWindow window_;
-    FloorArguments arguments_{};
+    BoundArguments arguments_{};
     int num_blocks_ = 1;
 };
 
 }  // namespace
 
-std::unique_ptr<GpuFloor> make_gpu_floor(const tools::RankContext& context, ncclComm_t comm, tools::Device& device,
-                                         uint64_t max_bytes) {
-    return std::make_unique<BulkFloor>(context, comm, device, max_bytes);
+std::unique_ptr<GpuLowerBound> make_gpu_lower_bound(const tools::RankContext& context, ncclComm_t comm,
+                                                    tools::Device& device, uint64_t max_bytes) {
+    return std::make_unique<BulkBound>(context, comm, device, max_bytes);
 }
 
 }  // namespace crossdock::bench
