@@ -47,7 +47,8 @@ std::optional<int> number_in(const char* variable) {
                                                             : std::nullopt;
 }
 
-// The launcher on this host is everybody's parent. Its start time tells it from an earlier process of the same number.
+// The launcher on this host is the parent of all ranks. Its start time tells it from an earlier process of the same
+// number.
 std::string default_path() {
     std::string start_time = "0";
     std::ifstream stat(fmt::format("/proc/{}/stat", getppid()));
@@ -108,7 +109,7 @@ ncclComm_t meet(const LaunchedRank& launched, std::string path) {
     ncclUniqueId id;
     if (launched.rank == 0) {
         check(crossdockGetUniqueId(&id));
-        // Renamed into place, so that nobody reads half an id.
+        // Renamed into place, so that no rank reads half an id.
         const std::string fresh = fmt::format("{}.{}", path, getpid());
         std::ofstream file(fresh, std::ios::binary);
         file.write(id.internal, sizeof id.internal);

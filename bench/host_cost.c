@@ -20,7 +20,7 @@ static double now_us(void) {
 }
 
 // The mean of `calls` calls in us, or -1 if one fails. One rank with one expert and one token of 4 floats, so that next
-// to nothing is moved and nobody is waited for; descriptors are made for each call, as in most programs.
+// to nothing is moved and no peer is waited for; descriptors are made for each call, as in most programs.
 double mean_dispatch_us(ncclEpHandle_t handle, void* token, void* rows, void* count, cudaStream_t stream, int calls) {
     const double start = now_us();
     for (int call = 0; call < calls; ++call) {

@@ -11,7 +11,7 @@
 namespace crossdock::bench {
 namespace {
 
-// A peer that does not answer for so long is given up.
+// A peer that does not answer for this long is lost.
 constexpr uint64_t kTimeoutNs = 30'000'000'000;
 
 }  // namespace

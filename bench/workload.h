@@ -58,7 +58,7 @@ class Workload {
     virtual void combine(bool send_only) = 0;
     void run(Operation operation, int count);
 
-    // A dispatch and a combine of so many tokens, each looked at when it is over.
+    // A dispatch and a combine of num_tokens tokens, each checked after it ends.
     template <typename Validator>
     Validation validate_pair(Validator validator, int num_tokens) {
         select(num_tokens);

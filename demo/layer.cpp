@@ -155,7 +155,7 @@ void run_expert(const LayerShape& shape, const ExpertWeights& weights, const uin
     std::vector<float> up(kRowTile * intermediate);
     std::vector<float> outputs(kRowTile * hidden);
     for (size_t first = 0; first < num_rows; first += kRowTile) {
-        // A last tile that is not full computes leftovers of the one before, and nobody looks at them.
+        // A last tile that is not full computes leftovers of the one before, which are not used.
         const size_t num_values = std::min(kRowTile, num_rows - first) * hidden;
         std::transform(rows + first * hidden, rows + first * hidden + num_values, inputs.begin(), bfloat16_to_float);
         multiply(inputs.data(), hidden, weights.gate, intermediate, gate.data());
@@ -200,7 +200,7 @@ class BackwardTile {
 
     void run(const uint16_t* rows, const uint16_t* gradients, size_t num_rows, uint16_t* row_gradients,
              float* products) {
-        // A last tile that is not full computes leftovers of the one before, and nobody looks at them.
+        // A last tile that is not full computes leftovers of the one before, which are not used.
         std::transform(rows, rows + num_rows * hidden_, inputs_.begin(), bfloat16_to_float);
         std::transform(gradients, gradients + num_rows * hidden_, gradients_.begin(), bfloat16_to_float);
         multiply(inputs_.data(), hidden_, weights_.gate, intermediate_, gate_.data());

@@ -3,7 +3,7 @@
 //
 // An expert is a bf16 layer as frameworks run it: products of two bf16 values are exact in fp32, sums run in fp32 in
 // the order of the index, and gate, up, silu(gate), silu(gate) * up and the result are each rounded to bf16. The order
-// being fixed, a row's result has the same bits whoever computes it, in whatever batch.
+// being fixed, a row's result has the same bits on every rank and in every batch.
 #pragma once
 
 #include <cstddef>

@@ -16,7 +16,7 @@
 
 namespace crossdock::demo {
 
-// A peer that does not answer for so long is given up.
+// A peer that does not answer for this long is lost.
 inline constexpr uint64_t kTimeoutNs = 60'000'000'000;
 
 class Stopwatch {

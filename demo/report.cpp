@@ -33,8 +33,7 @@ void print_ranks(const Summary& summary) {
     print_title(
         summary.has_backward
             ? "What dispatch delivered, rank by rank (a row is a token for one expert; a rank gets it only once)"
-            : "What dispatch carried, rank by rank (a row is a token on its way to one expert; combine brings "
-              "it back)");
+            : "What dispatch carried, rank by rank (a row is a token sent to one expert; combine returns it)");
     fmt::print("  {:>4} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9}   {}\n", "rank", "tokens", "rows out", "rows in",
                "own rows", "MB out", "MB in", "load");
     uint64_t most_rows = 1;
@@ -203,7 +202,7 @@ void print_heading(const Options& options, const Text& text, size_t num_tokens, 
     const LayerShape& layer = options.layer;
     std::string backend = backend_name(options.backend);
     if (options.num_nodes > 1) {
-        backend += fmt::format(" that play {} nodes", options.num_nodes);
+        backend += fmt::format(" as {} nodes", options.num_nodes);
     }
     if (options.backend == Backend::kSimulation) {
         backend += fmt::format(", seed {}", options.schedule_seed);
@@ -211,7 +210,7 @@ void print_heading(const Options& options, const Text& text, size_t num_tokens, 
     fmt::print("{}\n", paint(Colour::kBold, fmt::format("Crossdock: one Mixture-of-Experts layer over {} ranks ({})",
                                                         options.num_ranks, backend)));
     fmt::print("  text   {}: {} of its {} tokens\n", text.name, grouped(num_tokens), grouped(text.tokens.size()));
-    fmt::print("  layer  hidden {}, {} SwiGLU experts of width {} ({} a rank), top-{}, bf16, seed {}\n", layer.hidden,
+    fmt::print("  layer  hidden {}, {} SwiGLU experts of width {} ({} per rank), top-{}, bf16, seed {}\n", layer.hidden,
                layer.num_experts, layer.intermediate, layer.num_experts / options.num_ranks, layer.topk, layer.seed);
     if (options.is_high_throughput()) {
         fmt::print("  step   one of up to {} tokens per rank; high throughput, expert-major, forward and backward\n",

@@ -17,7 +17,7 @@ bench_gpu [--mode ll|ht|record|own] [--ranks N] [--library PATH] [--only LIST] [
                      NCCL_EP_HOME from the environment
   --only LIST        of these measurements, by name; default: all, the goals' first
   --results FOLDER   default results
-  --budget SECONDS   none is started after so long, default 450 (record: 330)
+  --budget SECONDS   start no measurement after SECONDS, default 450 (record: 330)
 
 One that takes longer than 90 s is ended; what it has written by then stays. NCCL 2.30.4 or newer comes from
 CROSSDOCK_NCCL_LIBRARY (a file), or else from LD_LIBRARY_PATH or the system; CUPTI and cuBLAS from the toolkit, or from

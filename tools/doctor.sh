@@ -49,9 +49,9 @@ if [ -f "$ucx_library" ]; then
 else
     line libucp "not found" "ranks of several hosts are refused with a message: install libucx0"
 fi
-line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun tell where rank 0 is, mpirun does not"
+line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun set it, mpirun does not"
 line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || echo "not set")" \
-    "$([ -n "${CROSSDOCK_SECRET:-}" ] && echo "ok: strangers are turned away" || echo "who reaches rank 0's port may take a rank's place")"
+    "$([ -n "${CROSSDOCK_SECRET:-}" ] && echo "ok: ranks are authenticated" || echo "anyone who reaches rank 0's port can take a rank's place")"
 if [ -n "${CROSSDOCK_LSA_TEAM_SIZE:-}" ]; then
     line lsa_teams "CROSSDOCK_LSA_TEAM_SIZE $CROSSDOCK_LSA_TEAM_SIZE" "ranks per LSA team, if that divides theirs"
 elif [ -n "${CROSSDOCK_DOMAIN_RANKS:-}" ]; then
@@ -85,7 +85,7 @@ elif [ -z "$named" ]; then
 elif ! grep -aqE 'ncclRmaPlugin_v1[34]' "$named"; then
     line used "NCCL_RMA_PLUGIN $named" "no plugin for NCCL's RMA: set it to the path of libnccl-rma-crossdock.so"
 elif ! grep -aq crossdockRmaPluginContexts "$named"; then
-    line used "NCCL_RMA_PLUGIN $named" "another plugin than Crossdock's: nobody can tell whether NCCL uses it"
+    line used "NCCL_RMA_PLUGIN $named" "another plugin than Crossdock's: whether NCCL uses it is unknown"
 else
     line used "NCCL_RMA_PLUGIN $named" "ok: groups warn where NCCL falls back to something else"
 fi

@@ -95,7 +95,7 @@ def describe(header, anchors):
         for section in filter(None, sections):
             yield f"## {section.group(1)}\n"
         prose = [line for line, section in zip(comment, sections) if not section and "SPDX-" not in line]
-        # Macros that nobody explains are what their section says.
+        # Macros without a comment are what their section says.
         if code and title_of(code) and (any(prose) or not code[0].startswith("#")):
             yield f"### {title_of(code)}\n"
         if any(prose):

@@ -31,7 +31,7 @@ class Wire {
         sent_[static_cast<size_t>(rank)] += num_ranks() > 1 ? bytes : 0;
     }
 
-    // Sends own bytes to everybody; all of everybody's, one vector per rank. Numbers may differ.
+    // Sends own bytes to all ranks. Returns all ranks' bytes, one vector per rank; sizes may differ.
     std::vector<std::vector<std::byte>> all_gather(int rank, const std::vector<std::byte>& own) {
         publish(rank, own.data(), own.size());
         std::vector<std::vector<std::byte>> all;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // gin_bench: what a put with a signal costs between two ranks of a host: in kernels written against NCCL's Device API,
 // posted directly and by the proxy, and through the network plugin, beside UCX's own active messages, a bare socket and
-// memcpy, all in one run and turn by turn, so that a change of the machine's mood meets all of them.
+// memcpy, all in one run and in turn, so that changes of the machine's speed affect all of them.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -114,18 +114,20 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
     Options options;
     CLI::App app("What a put with a signal costs between two ranks");
-    app.add_option("--sizes", options.sizes, "bytes of a put")
+    app.add_option("--sizes", options.sizes, "bytes per put, a list")
         ->delimiter(',')
         ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
-    app.add_option("--contexts", options.contexts, "of which the message rates are measured")
+    app.add_option("--contexts", options.contexts, "numbers of contexts for the message-rate test, a list")
         ->delimiter(',')
         ->check(CLI::Range(1, 64));
-    app.add_option("--messages", options.messages, "puts of 8 bytes, of a message rate")
+    app.add_option("--messages", options.messages, "8-byte puts per message-rate test")
         ->check(CLI::Range(32u, 1'000'000'000u));
-    app.add_option("--repetitions", options.repetitions, "medians are of so many")->check(CLI::Range(1, 1000));
-    app.add_option("--round-trips", options.round_trips, "of a measurement; large puts take a 20th")
+    app.add_option("--repetitions", options.repetitions, "repetitions; medians are reported")
+        ->check(CLI::Range(1, 1000));
+    app.add_option("--round-trips", options.round_trips, "round trips per measurement; a 20th of that for large puts")
         ->check(CLI::Range(1, 10'000'000));
-    app.add_option("--mebibytes", options.mebibytes, "of a stream, at most 20000 puts")->check(CLI::Range(1, 1 << 20));
+    app.add_option("--mebibytes", options.mebibytes, "MiB per bandwidth test, at most 20000 puts")
+        ->check(CLI::Range(1, 1 << 20));
     app.add_option("--plugin", options.plugin, "the plugin's file")->check(CLI::ExistingFile);
     app.add_option("--json", options.json, "file for all figures");
     app.add_option("--ways", options.ways, "only these; crossdock is the plugin")

@@ -30,8 +30,8 @@ struct Meeting;  // what they share
 using RankFunction = std::function<Result(Meeting& meeting, int rank)>;
 Result run_pair(const std::string& transports, const RankFunction& rank, int cores_per_rank = 1);
 
-// The calling thread stays on so many cores of the rank's own, or on one where there are fewer, so that two runs are
-// alike.
+// Pins the calling thread to cores_per_rank cores of its rank's own, or to one if there are fewer, so that runs are
+// comparable.
 void stay_on_cores(int rank, int cores_per_rank);
 // "127.0.0.1:PORT", each time another one.
 std::string next_address();

@@ -120,7 +120,7 @@ class ProcessRun : public RankRun {
                 fmt::format("the process of rank {} cannot be started: {}", rank, strerror(errno)));
         }
         if (pid == 0) {
-            // A rank whose parent is gone has nobody to report to.
+            // A rank whose parent has ended has no process to report to.
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (getppid() != parent) {
                 _exit(1);

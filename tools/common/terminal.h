@@ -21,7 +21,7 @@ std::string bar(double part, int width);
 // stands before the text.
 std::string heat_cell(double part, const std::string& text, int width);
 
-// One line on stderr that is replaced by the next one on a terminal; elsewhere each is a line of its own.
+// One line on stderr that is replaced by the next one on a terminal; otherwise each is a line of its own.
 class ProgressLine {
   public:
     ProgressLine();

@@ -35,7 +35,7 @@ def distinct_ranks(ranks, experts, topk):
 
 
 class Operation:
-    """What one rank sends to other nodes, expected. entries: to so many peers; signals: those behind other puts."""
+    """What one rank sends to other nodes, expected. entries: number of peers; signals: those behind other puts."""
 
     def __init__(self, rows, row_bytes, puts, put_bytes, signals, entries):
         self.rows, self.puts = rows, rows + puts + entries

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes SVG files of matplotlib small, in place: text as text, one decimal, no points that nobody sees.
+"""Makes SVG files of matplotlib small, in place: text as text, one decimal, no points that cannot be seen.
 
     slim SVG...
 

@@ -83,7 +83,7 @@ class Qsgd(NoCommunication):
 
 
 class TwoMeans(NoCommunication):
-    """A rank a worker, all driven by one thread: no begin waits, and each end finds everybody's means."""
+    """One rank per worker, all driven by one thread: begin never waits, and every end finds all means."""
 
     def __init__(self, gradients: Tensor) -> None:
         self.communicators = Communicator.create_threads(len(gradients))

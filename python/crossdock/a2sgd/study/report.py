@@ -39,7 +39,7 @@ def _spread(values: list[float], digits: int) -> str:
 
 def _bits(run: dict[str, Any], is_averaged: bool) -> float:
     extra = run["bits_of_final_averaging"] if is_averaged else 0
-    return float(run["bits_a_worker_and_step"] * run["steps"] + extra)
+    return float(run["bits_per_worker_and_step"] * run["steps"] + extra)
 
 
 def _of_size(bits: float) -> str:
@@ -52,7 +52,7 @@ def _of_size(bits: float) -> str:
 
 
 def table(study: dict[str, Any]) -> str:
-    """Accuracy at the end in percent, and loss, on data that nobody trained on: mean and deviation over the seeds."""
+    """Accuracy at the end in percent, and loss, on held-out data: mean and deviation over the seeds."""
     cases = _cases(study)
     head = "| | sent, at most | " + " | ".join(case_name(*case) for case in cases) + " |"
     rows = [head, "|---" * (len(cases) + 2) + "|"]

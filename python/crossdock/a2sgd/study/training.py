@@ -47,8 +47,8 @@ def _tie(model: nn.Module, value: Tensor, gradient: Tensor) -> None:
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """Curves with a point an epoch. loss and accuracy are means over the workers' replicas, on data that nobody trains
-    on; final_loss and final_accuracy are those of the replicas' mean, which is what a last averaging would give."""
+    """Curves with one point per epoch. loss and accuracy are means over the workers' replicas, on held-out data;
+    final_loss and final_accuracy are those of the replicas' mean, which is what a last averaging would give."""
     torch.set_num_threads(1)
     begin = time.perf_counter()
     task = TASKS[setting.task](setting.workers, setting.skewed, setting.seed)
@@ -99,9 +99,9 @@ def run(setting: Setting) -> dict[str, Any]:
         **asdict(setting),
         "entries": values.shape[1],
         "steps": step,
-        "bits_a_worker_and_step": bits,
+        "bits_per_worker_and_step": bits,
         "bits_of_final_averaging": 32 * values.shape[1],
-        "averaging_us_a_step": round(averaging_s / step * 1e6, 1),
+        "averaging_us_per_step": round(averaging_s / step * 1e6, 1),
         "seconds": round(time.perf_counter() - begin, 2),
         "curves": curves,
     }
