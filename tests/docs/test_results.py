@@ -17,7 +17,7 @@ TIMING = {"time_us": SPREAD, "graph_operations": 20, "overlap": {"send_us": SPRE
 DOCUMENT = {
     "command": "build/cuda/bench/ep_bench --ranks 2 --json /home/user/ll-example-2xgpu.json",
     "machine": {"system": "Linux 6.1 #1", "host": "secret", "cpu": "a CPU", "cpus": 4, "gpu": "GPU; CUDA 13.0"},
-    "case": {"mode": "ll", "ranks": 2},
+    "case": {"mode": "ll", "ranks": 2, "graph_operations": 20},
     "results": [{"tokens": tokens, "hidden": 64, "experts": 8, "topk": 2, "max_num_sms": 0,
                  "bytes_per_rank": {"dispatch": {"wire": 1024.0}}, "bound": {"dispatch": {"time_us": SPREAD}},
                  "libraries": [{"name": "crossdock", "version": 300, "symmetric_bytes": 5, "dispatch": TIMING}]}
@@ -52,6 +52,17 @@ class Take(unittest.TestCase):
         self.assertEqual((row.bound, row.steady_state, row.library["version"]), (26.5, None, 300))
         self.assertEqual(row.timing["overlap"], {"send_us": list(SPREAD.values()), "loss": 0.034})
         self.assertIsNone(run.cases[0].row("combine"))
+
+    # What is the same in all cases of a run is written once.
+    def test_common_settings_are_written_once(self):
+        self.take(DOCUMENT)
+        head, *lines = data.lines_of(self.folder / "out" / "2xgpu.jsonl")
+        self.assertEqual(head["case"], {**DOCUMENT["case"], "hidden": 64, "experts": 8, "topk": 2, "max_num_sms": 0})
+        for line in lines:
+            self.assertIn("tokens", line)
+            self.assertFalse({*head["case"]} & {*line})
+        (run,) = data.load("2xgpu").values()
+        self.assertEqual(run.cases[1].settings, {key: DOCUMENT["results"][1][key] for key in data.SETTINGS[:5]})
 
     # Names of hosts and folders stay where they are.
     def test_no_names_are_taken(self):

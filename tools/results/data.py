@@ -3,8 +3,9 @@
 
 A file holds the runs of one machine or benchmark; a line is a JSON object. The first line of a run tells its date, the
 commit whose tree first held it, command, machine and common settings. Each further line is one measurement, with the
-run's name. In ep_bench's files a measurement is an operation of a library ("bound": the lower bound) in one case; a
-distribution is [median, p99, min, max, mean, count].
+run's name and the settings that are not common. In ep_bench's files a measurement is an operation of a library
+("bound": the lower bound) in one case; a distribution is [median, p99, min, max, mean, count]. graph_operations is the
+run's where a line with device_us has none.
 """
 import datetime
 import json
@@ -69,7 +70,7 @@ class Run:
         self.cases = []
 
     def add(self, line):
-        settings = {key: line[key] for key in SETTINGS if key in line}
+        settings = {key: line.get(key, self.common.get(key)) for key in SETTINGS if key in line or key in self.common}
         if not self.cases or self.cases[-1].settings != settings:
             self.cases.append(Case(settings))
         case, name, operation = self.cases[-1], line["library"], line["operation"]
@@ -121,20 +122,29 @@ def packed_timing(timing):
 
 def run_lines(name, document, date, commit):
     """The lines of one JSON document of ep_bench."""
-    yield {"run": name, "date": date, "commit": commit,
-           **{key: document[key] for key in ("command", "machine", "case")}}
+    first, *others = document["results"]
+    common = {key: first[key] for key in SETTINGS
+              if key in first and all(case[key] == first[key] for case in others)}
+    common = document["case"] | common
+
+    def timing_of(timing):
+        same = timing.get("graph_operations") == common.get("graph_operations")
+        return packed_timing({key: value for key, value in timing.items() if key != "graph_operations" or not same})
+
+    yield {"run": name, "date": date, "commit": commit, "command": document["command"],
+           "machine": document["machine"], "case": common}
     for case in document["results"]:
-        head = {"run": name, **{key: case[key] for key in SETTINGS if key in case}}
+        head = {"run": name, **{key: case[key] for key in SETTINGS if key in case and case[key] != common.get(key)}}
         for operation, timing in case["bound"].items():
             yield {**head, "library": "bound", "operation": operation, "bytes": case["bytes_per_rank"][operation],
-                   **packed_timing(timing)}
+                   **timing_of(timing)}
         for library in case["libraries"]:
             start = {key: value for key, value in library.items() if key not in (*OPERATIONS, "name")}
             yield {**head, "library": library["name"], "operation": "start", **start}
             for operation in OPERATIONS:
                 if operation in library:
                     yield {**head, "library": library["name"], "operation": operation,
-                           **packed_timing(library[operation])}
+                           **timing_of(library[operation])}
 
 
 def write(path, lines):
