@@ -23,6 +23,7 @@ README_ROWS = [
 ]
 
 # The rows of docs/performance.md: text, run.
+LL_TOKENS = (1, 8, 64, 128)
 LL_ROWS = [("rank-major, windows", "ll-rank-major-windows"),
            ("rank-major, windows", "ll-rank-major-windows-few-tokens"),
            ("rank-major, windows, FP8", "ll-rank-major-fp8"), ("expert-major", "ll-expert-major"),
@@ -32,9 +33,10 @@ HT_ROWS = [("flat, windows", "ht-flat-windows-8-sms"), ("flat, windows", "ht-fla
            ("flat, windows", "ht-flat-windows-24-sms"), ("flat, windows, FP8 rows", "ht-flat-fp8-windows"),
            ("flat, staged", "ht-flat"),
            ("expert-major, windows", "ht-expert-major-windows-24-sms"), ("expert-major, staged", "ht-expert-major")]
-ONE_GPU_ROWS = [("rank-major, windows", "ll-rank-major-windows"), ("expert-major", "ll-expert-major"),
-                ("expert-major, FP8", "ll-fp8"),
-                ("rank-major, windows, 4 ranks on it", "ll-rank-major-windows-4-ranks")]
+# Text, run, tokens.
+ONE_GPU_ROWS = [("rank-major, windows", "ll-rank-major-windows", LL_TOKENS),
+                ("expert-major", "ll-expert-major", LL_TOKENS), ("expert-major, FP8", "ll-fp8", (1, 128)),
+                ("rank-major, windows, 4 ranks", "ll-rank-major-windows-4-ranks", (1, 128))]
 ONE_GPU_UPDATES = [("all SMs", "ht-flat-windows"), ("8 SMs", "ht-flat-windows-8-sms")]
 CPU_ROWS = {"ll": [("8 processes, expert-major", "processes"), ("8 processes, rank-major", "processes-rank-major"),
                    ("2 processes, expert-major", "processes-two-ranks")],
@@ -103,6 +105,18 @@ def readme():
     return wrap(text) + table(["operation", *headings], rows)
 
 
+def usual():
+    """Software and shape that tables have unless they say otherwise: those of the first machine."""
+    runs = data.load(data.machines()[0])
+    return f"{gpus(runs)[1]}, {' '.join(other_library(runs))}; {shape(next(iter(runs.values())))}, BF16"
+
+
+def heading(title, used, machine):
+    """A table's title, its date and commits, and what is not usual."""
+    unusual = [text for text in (machine, shape(used[0])) if text not in usual()]
+    return [f"### {title}", "", *wrap("; ".join([provenance(used), *unusual]) + ".")]
+
+
 def comparison(runs, rows, metric, has_sms):
     """A row per case: for each operation both libraries and the lower bound."""
     (peer, _), used, lines = other_library(runs), [], []
@@ -110,6 +124,8 @@ def comparison(runs, rows, metric, has_sms):
     for text, name in rows:
         run = runs.get(name)
         for case in reversed(run.cases) if run else ():
+            if not has_sms and case.settings["tokens"] not in LL_TOKENS:
+                continue
             used.append(run)
             cells = [text, case.settings["tokens"]]
             cells += [case.settings["max_num_sms"] or run.common.get("max_num_sms") or "auto"] if has_sms else []
@@ -132,13 +148,11 @@ def gpu_tables(machine):
     runs, lines = data.load(machine), []
     model, software = gpus(runs)
     software += ", " + " ".join(other_library(runs))
-    for mode, title, rows, metric, time in (
-            ("ll", "low latency", LL_ROWS, "device_us", "steady-state time"),
-            ("ht", "high throughput", HT_ROWS, "time_us", "latency")):
+    for mode, title, rows, metric in (("ll", "low latency", LL_ROWS, "device_us"),
+                                      ("ht", "high throughput", HT_ROWS, "time_us")):
         used, body = comparison(runs, rows, metric, mode == "ht")
         if used:
-            lines += [f"### {model}, {title}", "", *wrap(f"""Median {time} in µs. {provenance(used)}; {software};
-                {shape(used[0])}, BF16."""), *body]
+            lines += [*heading(f"{model}, {title}", used, software), *body]
             lines += [part for file, chart in charts.sweeps().items()
                       if file.startswith(f"{mode}_") and file.endswith(f"_{machine}.svg")
                       for part in (f"![{chart.title}, {model}]({file})", "")]
@@ -146,35 +160,30 @@ def gpu_tables(machine):
 
 
 def one_gpu_tables(machine):
-    """What kernels take by themselves, today and in another build, beside bare kernels that move the same rows."""
+    """The kernels' own time on one GPU, beside bare kernels that move the same rows."""
     runs, lines, used = data.load(machine), [], []
     model, software = gpus(runs)
-    before = next((library["library"] for run in runs.values() for case in run.cases
-                   for library in case.libraries.values() if library["library"] != "crossdock"), "not measured")
-    before = re.sub(r"libcrossdock-(\w+)\.so", r"Crossdock \1", before)
     operations = ("dispatch", "combine", "pair")
-    for text, name in ONE_GPU_ROWS:
+    for text, name, tokens in ONE_GPU_ROWS:
         for case in runs[name].cases if name in runs else ():
+            if case.settings["tokens"] not in tokens:
+                continue
             used.append(runs[name])
             cells = [text, case.settings["tokens"]]
             has_bare = runs[name].ranks == 1 and not runs[name].common["recipe"].startswith("fp8")
             for operation in operations:
-                own, other = case.row(operation), case.row(operation, False)
-                cells += [us(row and row.value("device_us")) for row in (other, own)]
-                cells.append(us(own.bound if has_bare else None))
+                row = case.row(operation)
+                cells += [us(row.value("device_us")), us(row.bound if has_bare else None)]
             lines.append(cells)
     updates = []
     for text, name in ONE_GPU_UPDATES:
         for case in runs[name].cases if name in runs else ():
             used.append(runs[name])
-            timed = [case.row("update", is_own) for is_own in (False, True)]
-            updates.append((text, *(us(row and row.value("device_us")) for row in timed)))
-    headings = [heading for operation in ("dispatch", "combine", "both")
-                for heading in (f"{operation}, before:", "now:", "bare:")]
-    return [f"### {model}: the kernels' own time", "", *wrap(f"""Median steady-state time in µs where nothing crosses a
-        wire. Before: {before}, in the same runs. Bare: kernels that move the same rows and check nothing (`ep_bench`).
-        {provenance(used)}; {software}; {shape(used[0])}, BF16."""), *table(["LL", "tokens:", *headings], lines),
-            *table(["HT update, 4096 tokens", "before:", "now:"], updates)]
+            updates.append(f"{us(case.row('update').value('device_us'))} with {text}")
+    headings = [heading for operation in ("dispatch:", "combine:", "both:") for heading in (operation, "bare:")]
+    return [*heading(f"{model}: the kernels' own time", used, software), *wrap(f"""Nothing crosses a wire. Bare: kernels
+        that move the same rows, counts and flags without checks. HT update, steady state, 4096 tokens: {', '.join(updates)}."""),
+            *table(["LL", "tokens:", *headings], lines)]
 
 
 def cpu_tables():
@@ -190,17 +199,18 @@ def cpu_tables():
                 cells.extend(us(timed[operation].bound) for operation in ("dispatch", "combine"))
                 rows.append((text, case.settings["tokens"], *cells))
         machine = used[0].machine
-        lines += [f"### CPU, {title}", "", *wrap(f"""Median latency in µs. {provenance(used)}; {machine['cpu']},
-            {machine['cpus']} cores; {shape(used[0])}, BF16."""),
+        lines += [*heading(f"CPU, {title}", used, f"{machine['cpu']}, {machine['cpus']} cores"),
                   *table(["case", "tokens:", *(f"{'both' if operation == 'pair' else operation}:"
                                               for operation in operations), "dispatch bound:", "combine bound:"], rows)]
     return lines
 
 
 def performance():
-    return [line for machine in data.machines() for line in
-            (cpu_tables() if machine == "cpu" else one_gpu_tables(machine) if machine.startswith("1x")
-             else gpu_tables(machine))]
+    lines = wrap(f"Medians in µs. LL on GPUs: steady-state time; HT and CPUs: latency. {usual()}.")
+    for machine in data.machines():
+        lines += (cpu_tables() if machine == "cpu" else one_gpu_tables(machine) if machine.startswith("1x")
+                  else gpu_tables(machine))
+    return lines
 
 
 def main(arguments):
