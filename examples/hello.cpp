@@ -2,8 +2,8 @@
 //
 // hello.c in C++: four ranks as threads, one expert each. Owners close what they opened, and a failed call throws
 // crossdock::Error with the library's message.
+#include <atomic>
 #include <cstdio>
-#include <thread>
 #include <vector>
 
 #include "crossdock/communicator.hpp"
@@ -55,22 +55,12 @@ int run_rank(const crossdock::Communicator& communicator) {
 }  // namespace
 
 int main() {
-    std::vector<crossdock::Communicator> communicators = crossdock::Communicator::threads(kRanks);
-    std::vector<int> wrong(kRanks, 1);
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < kRanks; ++rank) {
-        threads.emplace_back([&, rank] {
-            try {
-                wrong[static_cast<std::size_t>(rank)] = run_rank(communicators[static_cast<std::size_t>(rank)]);
-            } catch (const crossdock::Error& error) {
-                std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-            }
-        });
-    }
-    int num_wrong = 0;
-    for (int rank = 0; rank < kRanks; ++rank) {
-        threads[static_cast<std::size_t>(rank)].join();
-        num_wrong += wrong[static_cast<std::size_t>(rank)];
+    std::atomic<int> num_wrong(0);
+    try {
+        crossdock::run_threads(kRanks, [&](const crossdock::Communicator& comm) { num_wrong += run_rank(comm); });
+    } catch (const crossdock::Error& error) {
+        std::fprintf(stderr, "hello: %s\n", error.what());
+        return 1;
     }
     return num_wrong == 0 ? 0 : 1;
 }

@@ -5,6 +5,7 @@
 #define CROSSDOCK_COMMUNICATOR_HPP_
 
 #include <cstddef>
+#include <future>
 #include <utility>
 #include <vector>
 
@@ -88,6 +89,20 @@ class Communicator {
 
     ncclComm_t comm_;
 };
+
+// Calls function(const Communicator&) once per rank, each in a thread of its own, and returns when all have returned.
+// Throws what the first rank that failed threw.
+template <class Function>
+void run_threads(int num_ranks, const Function& function) {
+    const std::vector<Communicator> ranks = Communicator::threads(num_ranks);
+    std::vector<std::future<void>> running;
+    for (const Communicator& rank : ranks) {
+        running.push_back(std::async(std::launch::async, [&function, &rank] { function(rank); }));
+    }
+    for (std::future<void>& each : running) {
+        each.get();
+    }
+}
 
 }  // namespace cxx
 }  // namespace crossdock

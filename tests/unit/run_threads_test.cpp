@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+
+#include "crossdock/communicator.hpp"
+
+namespace crossdock {
+namespace {
+
+// Every rank runs once, with a communicator that all ranks share.
+TEST(RunThreads, CallsEachRankOnce) {
+    std::atomic<int> ranks(0);
+    run_threads(3, [&](const Communicator& comm) {
+        EXPECT_EQ(comm.num_ranks(), 3);
+        comm.barrier();
+        ranks += 1 << (4 * comm.rank());
+    });
+    EXPECT_EQ(ranks, 0x111);
+}
+
+// The exception of the first rank that failed reaches the caller, after all ranks have returned.
+TEST(RunThreads, ThrowsTheFirstExceptionOfARank) {
+    std::atomic<int> returned(0);
+    try {
+        run_threads(3, [&](const Communicator& comm) {
+            ++returned;
+            if (comm.rank() > 0) throw std::runtime_error(std::to_string(comm.rank()));
+        });
+        FAIL() << "no exception";
+    } catch (const std::runtime_error& error) {
+        EXPECT_STREQ(error.what(), "1");
+    }
+    EXPECT_EQ(returned, 3);
+}
+
+}  // namespace
+}  // namespace crossdock
