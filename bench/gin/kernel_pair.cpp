@@ -123,14 +123,14 @@ Result measure_threads(const Amount& amount, int num_contexts, int cores_per_ran
 
 }  // namespace
 
-Result measure_kernels(KernelBackend backend, bool by_proxy, const Amount& amount, int num_contexts) {
+Result measure_kernels(Backend backend, bool by_proxy, const Amount& amount, int num_contexts) {
     setenv("NCCL_GIN_TYPE", by_proxy ? "2" : "4", 1);
     // A proxy, and each launch, has a core of its own where there are enough.
     const int cores_per_rank = num_contexts + (by_proxy ? 1 : 0);
     switch (backend) {
-        case KernelBackend::kThreads:
+        case Backend::kThreads:
             return measure_threads(amount, num_contexts, cores_per_rank);
-        case KernelBackend::kProcesses: {
+        case Backend::kProcesses: {
             ncclUniqueId id;
             check(crossdockGetUniqueId(&id));
             return run_pair(
@@ -142,7 +142,7 @@ Result measure_kernels(KernelBackend backend, bool by_proxy, const Amount& amoun
                 },
                 cores_per_rank);
         }
-        case KernelBackend::kHosts: {
+        case Backend::kHosts: {
             const std::string address = next_address();
             return run_pair(
                 "tcp",
@@ -153,6 +153,10 @@ Result measure_kernels(KernelBackend backend, bool by_proxy, const Amount& amoun
                 },
                 cores_per_rank);
         }
+        case Backend::kSimulation:
+        case Backend::kCuda:
+        case Backend::kCudaProcesses:
+            break;
     }
     throw std::runtime_error("no such backend");
 }

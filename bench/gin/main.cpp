@@ -12,6 +12,7 @@
 
 #include "bench/gin/measure.h"
 
+using crossdock::Backend;
 using namespace crossdock::gin_bench;
 
 namespace {
@@ -28,8 +29,8 @@ struct Options {
     std::vector<std::string> ways, transports;  // empty: all
 };
 
-constexpr std::pair<const char*, KernelBackend> kBackends[] = {
-    {"threads", KernelBackend::kThreads}, {"shared memory", KernelBackend::kProcesses}, {"tcp", KernelBackend::kHosts}};
+constexpr std::pair<const char*, Backend> kBackends[] = {
+    {"threads", Backend::kThreads}, {"shared memory", Backend::kProcesses}, {"tcp", Backend::kHosts}};
 
 Amount amount_of(const Options& options, uint64_t bytes) {
     const uint64_t messages = std::clamp<uint64_t>((options.mebibytes << 20) / bytes, 8, 20'000);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/cpu/clock.h"
+#include "tools/common/backend.h"
 
 namespace crossdock::gin_bench {
 
@@ -49,8 +50,8 @@ Result measure_plugin(const Amount& amount, const std::string& plugin, const std
 // The same from kernels of CPU ranks that play two hosts.
 Result measure_hosts(const Amount& amount, const std::string& transports);
 // Kernels written against NCCL's Device API. Several contexts: each in a launch of its own.
-enum class KernelBackend { kThreads, kProcesses, kHosts };
-Result measure_kernels(KernelBackend backend, bool by_proxy, const Amount& amount, int num_contexts);
+// backend: kThreads, kProcesses or kHosts.
+Result measure_kernels(Backend backend, bool by_proxy, const Amount& amount, int num_contexts);
 // memcpy() in one thread: the time of a copy, and the bandwidth.
 Result measure_memcpy(const Amount& amount);
 // write() and read() on a socket that polls.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks of a program run: the option --backend of the benchmark, the demo and the conformance suite.
+// Where the ranks of a program run: the option --backend of the benchmarks, the demo and the conformance suite.
 #pragma once
 
 #include <optional>
