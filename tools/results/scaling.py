@@ -44,17 +44,17 @@ class Operation:
 
 def dispatch(ranks, lsa_team, tokens, topk, experts, row_bytes, distinct, with_rows):
     """with_rows: the share of GIN peers that get any row."""
-    far = ranks - lsa_team
-    rows = tokens * distinct * far / ranks
+    remote = ranks - lsa_team
+    rows = tokens * distinct * remote / ranks
     header_bytes = 16 * (1 + topk)
     count_bytes = 8 * (with_rows * (1 + experts // ranks) + (1 - with_rows))
-    return Operation(rows, row_bytes + header_bytes, far * (1 + with_rows), far * count_bytes, far, far)
+    return Operation(rows, row_bytes + header_bytes, remote * (1 + with_rows), remote * count_bytes, remote, remote)
 
 
 def combine(ranks, lsa_team, tokens, rows_of_token, row_bytes, with_rows):
-    far = ranks - lsa_team
-    rows = tokens * rows_of_token * far / ranks
-    return Operation(rows, row_bytes, far * with_rows, far * with_rows * 8, far * with_rows, far)
+    remote = ranks - lsa_team
+    rows = tokens * rows_of_token * remote / ranks
+    return Operation(rows, row_bytes, remote * with_rows, remote * with_rows * 8, remote * with_rows, remote)
 
 
 def counted_model(run):
@@ -92,16 +92,16 @@ def model_table():
         there = dispatch(ranks, lsa_team, tokens, topk, experts, row_bytes, distinct, 1)
         exact = combine(ranks, lsa_team, tokens, topk, row_bytes, 1)
         sums = combine(ranks, lsa_team, tokens, distinct, row_bytes, 1)
-        far = ranks - lsa_team
-        sums.puts += far  # weights, with a signal of their own
-        sums.bytes += far * (tokens * 16 * topk / 2 + SIGNAL_BYTES)
+        remote = ranks - lsa_team
+        sums.puts += remote  # weights, with a signal of their own
+        sums.bytes += remote * (tokens * 16 * topk / 2 + SIGNAL_BYTES)
         cells = [nodes, ranks]
         for operation in (there, exact, sums):
             cells += [f"{operation.bytes / 1e6:.2f}", f"{operation.puts:.0f}",
                       f"{operation.bytes / NIC_BYTES_PER_US:.0f}"]
         rows.append(cells)
-    return table(("nodes:", "ranks:", "dispatch MB:", "puts:", "us:", "exact combine MB:", "puts:", "us:",
-                  "sender's sums MB:", "puts:", "us:"), rows)
+    return table(("nodes:", "ranks:", "dispatch MB:", "puts:", "µs:", "exact combine MB:", "puts:", "µs:",
+                  "sender's sums MB:", "puts:", "µs:"), rows)
 
 
 def ht_table():
@@ -110,21 +110,21 @@ def ht_table():
     rows = []
     for nodes in MODELLED_NODES:
         ranks = lsa_team * nodes
-        far = ranks - lsa_team
+        remote = ranks - lsa_team
         chunks = tokens // 32
         crossing = tokens * distinct_ranks(nodes, experts, topk) * (nodes - 1) / nodes
-        by_rank = tokens * distinct_ranks(ranks, experts, topk) * far / ranks
+        by_rank = tokens * distinct_ranks(ranks, experts, topk) * remote / ranks
         weights = by_rank * 4 * (min(topk, experts // ranks) + 3) // 4 * 4
-        puts = crossing + chunks * far  # each carries a signal
+        puts = crossing + chunks * remote  # each carries a signal
         # A credit is for half a ring: of rows (src/core/ht/arena.h, with the default's 24 SMs), of weights.
         row_slots = max(4, min(16, (64 << 20) // (2 * nodes * 24 * row_bytes)))
         weight_slots = min(64, 16384 // (32 * 4 * ((min(topk, experts // ranks) + 3) // 4 * 4)))
-        signals = crossing / (row_slots // 2) + chunks * far / (weight_slots // 2) + far
+        signals = crossing / (row_slots // 2) + chunks * remote / (weight_slots // 2) + remote
         there = crossing * row_bytes + weights + (puts + signals) * SIGNAL_BYTES
         rows.append((nodes, ranks, f"{crossing:.0f}", f"{there / 1e6:.1f}", f"{puts:.0f}",
                      f"{signals:.0f}", f"{there / NIC_BYTES_PER_US:.0f}",
                      f"{by_rank * row_bytes / NIC_BYTES_PER_US:.0f}"))
-    return table(("nodes:", "ranks:", "rows:", "MB:", "puts:", "signals:", "us:", "us, a row per rank:"), rows)
+    return table(("nodes:", "ranks:", "rows:", "MB:", "puts:", "signals:", "µs:", "µs, one row per rank:"), rows)
 
 
 def measure(program):
