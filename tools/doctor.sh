@@ -51,7 +51,8 @@ else
 fi
 line rank0 "CROSSDOCK_ADDRESS ${CROSSDOCK_ADDRESS:-not set}" "torchrun and srun set it, mpirun does not"
 line secret "CROSSDOCK_SECRET $([ -n "${CROSSDOCK_SECRET:-}" ] && echo set || echo "not set")" \
-    "$([ -n "${CROSSDOCK_SECRET:-}" ] && echo "ok: ranks are authenticated" || echo "anyone who reaches rank 0's port can take a rank's place")"
+    "$([ -n "${CROSSDOCK_SECRET:-}" ] && echo "ok: ranks are authenticated" ||
+        echo "anyone who reaches rank 0's port can take a rank's place")"
 if [ -n "${CROSSDOCK_LSA_TEAM_SIZE:-}" ]; then
     line lsa_teams "CROSSDOCK_LSA_TEAM_SIZE $CROSSDOCK_LSA_TEAM_SIZE" "ranks per LSA team, if that divides theirs"
 elif [ -n "${CROSSDOCK_DOMAIN_RANKS:-}" ]; then

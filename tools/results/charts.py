@@ -20,8 +20,8 @@ def sweep_panel(run, mode, title, x_label, setting):
     curves = []
     for colour, operation in enumerate(("dispatch", "combine")):
         rows = [(case.settings[setting], case.row(operation)) for case in run.cases]
-        curves.append(Curve(operation, [(x, row.steady_state if mode == "ll" else row.value("time_us")) for x, row in rows],
-                            colour))
+        times = [(x, row.steady_state if mode == "ll" else row.value("time_us")) for x, row in rows]
+        curves.append(Curve(operation, times, colour))
         curves.append(Curve(f"{operation}: lower bound", [(x, row.bound) for x, row in rows], colour, "dashed"))
     return Panel(title, x_label, "steady state, us" if mode == "ll" else "latency, us", curves,
                  x_ticks=sorted({case.settings[setting] for case in run.cases}), y_from=1 if mode == "ll" else None)

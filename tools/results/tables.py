@@ -49,7 +49,8 @@ def gpus(runs):
     """Such as "4 x H200"; and the software."""
     run = next(iter(runs.values()))
     model, software = run.machine["gpu"].split("; ")
-    return f"{run.ranks} x {model.split(',')[0].removeprefix('NVIDIA ').split()[0]}", re.sub(r" \(driver [\d.]+\)", "", software)
+    model = model.split(",")[0].removeprefix("NVIDIA ").split()[0]
+    return f"{run.ranks} x {model}", re.sub(r" \(driver [\d.]+\)", "", software)
 
 
 def other_library(runs):
@@ -181,8 +182,9 @@ def one_gpu_tables(machine):
             used.append(runs[name])
             updates.append(f"{us(case.row('update').value('device_us'))} with {text}")
     headings = [heading for operation in ("dispatch:", "combine:", "both:") for heading in (operation, "bare:")]
-    return [*heading(f"{model}: the kernels' own time", used, software), *wrap(f"""Nothing crosses a wire. Bare: kernels
-        that move the same rows, counts and flags without checks. HT update, steady state, 4096 tokens: {', '.join(updates)}."""),
+    text = f"""Nothing crosses a wire. Bare: kernels that move the same rows, counts and flags without checks. HT
+        update, steady state, 4096 tokens: {', '.join(updates)}."""
+    return [*heading(f"{model}: the kernels' own time", used, software), *wrap(text),
             *table(["LL", "tokens:", *headings], lines)]
 
 

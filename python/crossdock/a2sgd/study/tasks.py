@@ -25,7 +25,7 @@ class Task(Protocol):
 
 
 class Digits:
-    """1,797 pictures of 8 x 8, ten classes; three layers. Skewed: pictures sorted by class, a run of them per worker."""
+    """1,797 pictures of 8 x 8, ten classes; three layers. Skewed: sorted by class, one contiguous part per worker."""
 
     learning_rate = 0.05
     num_epochs = 30
