@@ -370,5 +370,18 @@ CROSSDOCK_DEVICE bool is_leader(const Ctx& ctx) { return ctx.lane() == 0; }
 CROSSDOCK_DEVICE int thread_idx(const Ctx& ctx) { return ctx.warp_idx() * kLanes + ctx.lane(); }
 CROSSDOCK_DEVICE int num_threads(const Ctx& ctx) { return ctx.num_warps() * kLanes; }
 
+// act(i) for every i below num: the lanes of a warp share them, or the threads of a block.
+template <typename Act>
+CROSSDOCK_DEVICE void for_lanes(const Ctx& ctx, uint32_t num, Act act) {
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) act(i);
+}
+template <typename Act>
+CROSSDOCK_DEVICE void for_threads(const Ctx& ctx, uint32_t num, Act act) {
+    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
+    CROSSDOCK_ROLLED
+    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += threads) act(i);
+}
+
 }  // namespace
 }  // namespace crossdock

@@ -187,8 +187,7 @@ CROSSDOCK_DEVICE void ht_combine(const Ctx& ctx, const HtCombineArgs& args) {
     ctx.enter(Phase::kCombineBegin);
     const Operation operation = begin_operation(ctx, c, [] {});
     uint32_t* states = peer_states(ctx, args.shared);
-    wait_all_entered(ctx, c, operation, states, !c.expert_major);
-    const bool runs = block_goes_on(ctx, c);
+    const bool runs = wait_all_entered(ctx, c, operation, states, !c.expert_major, [](int, uint64_t) {});
     const HtWarpLayout& warp_layout = args.warp_layout;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     const bool all_direct = !kHasGinPeers && are_all_direct(ctx, c, args.shared);

@@ -18,8 +18,8 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
     const Operation operation = begin_operation(ctx, c, [] {});
     // Own rows pass a ring only where bulk stores cannot write their scales.
     const bool own_is_direct = args.scale_bytes == 0 || RowStage::takes(args.out_scales);
-    wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct);
-    if (!block_goes_on(ctx, c)) return;
+    if (!wait_all_entered(ctx, c, operation, peer_states(ctx, args.shared), own_is_direct, [](int, uint64_t) {}))
+        return;
     const HtWarpLayout& warp_layout = args.warp_layout;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
     if (warp < warp_layout.producers) {
@@ -42,7 +42,7 @@ CROSSDOCK_DEVICE void ht_dispatch(const Ctx& ctx, const HtDispatchArgs& args) {
         if (args.with_weights) exchange_weights(ctx, args, operation, weight_warp, warp_layout.weight_warps);
     }
     ctx.enter(Phase::kDispatchEnd);
-    if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters);
+    if (ctx.block_idx() == 0) write_counters(ctx, c, args.counters, c.tables.routing->total);
     if (c.has_windows) exchange_done(ctx, args, operation);
     if (c.scope.masking != 0 && is_last_block(ctx, c)) clear_lost_rows(ctx, args);
 }

@@ -55,11 +55,11 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bases_offset() const {  // TaggedWord [ranks]
         return align_up(alarms_offset() + 8 + 8 * uint64_t{num_ranks}, 128);
     }
-    CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // TaggedWord [ranks][tokens][words]
+    CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // TaggedWord [2][ranks][tokens][words]
         return align_up(bases_offset() + 16 * uint64_t{num_ranks}, 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t flags_offset() const {  // u64 [ranks][channels][slots]
-        return align_up(bitmaps_offset() + 16 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 128);
+        return align_up(bitmaps_offset() + 32 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 128);
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t credits_offset() const {  // u64 [ranks][channels][slots]
         return align_up(flags_offset() + 8 * num_rings() * kMaxRingSlots, 128);

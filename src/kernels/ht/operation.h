@@ -15,6 +15,7 @@ struct HtBlockHead {
     uint64_t start_ns;
     Terms terms;  // this rank's
     uint32_t verdict;
+    int failures;  // threads that have found the group failed
 };
 static_assert(sizeof(HtBlockHead) <= kGinCountersOffset);
 
@@ -58,6 +59,7 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c, Me
         head->epoch = epoch;
         head->start_ns = ctx.now_ns();
         head->terms = terms_of(c);
+        head->failures = 0;
     }
     ctx.warp_sync();
     meanwhile();
@@ -67,8 +69,10 @@ CROSSDOCK_DEVICE Operation begin_operation(const Ctx& ctx, const HtCommon& c, Me
     operation.start_ns = head->start_ns;
     if (ctx.block_idx() == 0) {
         if (thread_idx(ctx) == 0) ctx.store_relaxed_device(&c.state->claimed[(operation.epoch + 1) % 2], 0);
+        // By the last warps: the release takes about 1 us, and the first ones have more to do.
         CROSSDOCK_ROLLED
-        for (int peer = thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks); peer += num_threads(ctx)) {
+        for (int peer = num_threads(ctx) - 1 - thread_idx(ctx); peer < static_cast<int>(c.arena.num_ranks);
+             peer += num_threads(ctx)) {
             if (!is_active(ctx, c.scope, peer)) continue;
             if (is_remote(c.reach, peer)) {
                 put_value_and_raise(ctx, c.reach, peer, terms_offset(c, operation, c.rank), head->terms.word,
@@ -100,24 +104,23 @@ CROSSDOCK_DEVICE bool agrees(const Ctx& ctx, const HtCommon& c, const Operation&
     return false;
 }
 
-// How many rows a lane has, whose packets pass this rank.
-CROSSDOCK_DEVICE uint32_t rows_of_lane(const HtCommon& c, int lane) {
+// How many rows a lane has, whose packets pass this rank. num_tokens: of this rank's routing.
+CROSSDOCK_DEVICE uint32_t rows_of_lane(const HtCommon& c, int lane, uint32_t num_tokens) {
     const HtTables& t = c.tables;
     const uint64_t at = static_cast<uint64_t>(lane) * (t.chunks + 1);
     const int team = lane / team_size(c);
-    if (team == own_team(c)) return t.sent_firsts[at + num_chunks(t.routing->num_tokens)];
+    if (team == own_team(c)) return t.sent_firsts[at + num_chunks(num_tokens)];
     return t.rail_firsts[at + num_chunks(t.source_tokens[rail_peer(c, team)])];
 }
 
 // Both ends have windows. They must lie alike, and rows for which the peer has told the places must be inside, or none
-// is written or read there.
+// is written or read there. window_offset: the peer's.
 CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
-                                       uint64_t payload) {
+                                       uint64_t payload, uint64_t window_offset) {
     if (payload != entered_payload(c)) {
-        const uint64_t theirs = word_payload(ctx.load_tagged(terms_word(c, operation, c.rank, peer)).tag);
         record_peer_fault(ctx, c.scope, operation, PeerFaultKind::kDisagrees,
-                          theirs == c.window_offset ? PeerNumber::kWindows : PeerNumber::kWindowOffset, peer,
-                          c.window_offset, theirs);
+                          window_offset == c.window_offset ? PeerNumber::kWindows : PeerNumber::kWindowOffset, peer,
+                          c.window_offset, window_offset);
         // Who has no window, or is in another team, has not seen it.
         leave_peer(ctx, c, operation, peer, FailureReport{true, true, c.rank, peer}.pack());
         return false;
@@ -125,7 +128,7 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
     uint64_t end = 0;
     CROSSDOCK_ROLLED
     for (int lane = peer - first_of_team(c); lane < static_cast<int>(c.arena.num_ranks); lane += team_size(c)) {
-        const uint32_t rows = rows_of_lane(c, lane);
+        const uint32_t rows = rows_of_lane(c, lane, c.tables.routing->num_tokens);
         const uint64_t lane_end = rows == 0 ? 0 : uint64_t{c.tables.bases[lane]} + rows;
         end = lane_end > end ? lane_end : end;
     }
@@ -135,30 +138,31 @@ CROSSDOCK_DEVICE bool may_reach_window(const Ctx& ctx, const HtCommon& c, const 
     return false;
 }
 
-// The peer's state once it has entered this operation: then its words, rings and windows may be written. own_is_direct:
-// what this rank has for itself passes no ring. The calling lane.
+// The peer's state once it has entered this operation: then its rings and windows may be written. own_is_direct: what
+// this rank has for itself passes no ring. told: the number that came with its terms. The calling lane.
 CROSSDOCK_DEVICE uint32_t wait_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
-                                       bool own_is_direct) {
-    if (!is_active(ctx, c.scope, peer) || has_failed(ctx, c.scope)) return kAbsent;
+                                       bool own_is_direct, uint64_t& told) {
+    if (!is_active(ctx, c.scope, peer)) return kAbsent;
     const uint64_t* word = entered_word(c, operation, c.rank, peer);
+    const TaggedWord* with_terms = terms_word(c, operation, c.rank, peer);
+    const bool had_failed = has_failed(ctx, c.scope);  // looked at together with the words
+    TaggedWord terms{};
     uint64_t seen = 0;
     const bool came = wait_for(
         ctx, c, operation, WaitStep::kEntry, peer, operation.epoch,
         [&] {
+            terms = ctx.load_tagged(with_terms);
             seen = ctx.load_acquire_system(word);
-            return word_epoch(seen);
+            return word_epoch(seen) == operation.epoch ? word_epoch(terms.tag) : word_epoch(seen);
         },
         [&](uint64_t epoch) { return epoch == operation.epoch; });
-    if (!came) return kAbsent;
-    Terms theirs;
-    if (peer != c.rank && (!wait_tagged_word(ctx, c, operation, WaitStep::kEntry, peer,
-                                             terms_word(c, operation, c.rank, peer), theirs.word) ||
-                           !agrees(ctx, c, operation, peer, theirs)))
-        return kAbsent;
+    if (!came || had_failed) return kAbsent;
     if (peer == c.rank) return own_is_direct ? kDirect : kEntered;
+    if (!agrees(ctx, c, operation, peer, {terms.payload})) return kAbsent;
+    told = word_payload(terms.tag);
     const bool is_direct = c.has_windows && (word_payload(seen) & ((1u << kStateBits) - 1)) == kDirect;
     if (!is_direct) return kEntered;
-    return may_reach_window(ctx, c, operation, peer, word_payload(seen)) ? kDirect : kAbsent;
+    return may_reach_window(ctx, c, operation, peer, word_payload(seen), told) ? kDirect : kAbsent;
 }
 
 // Waits for a signal of a GIN peer. The calling lane.
@@ -171,9 +175,12 @@ CROSSDOCK_DEVICE bool wait_gin_peer(const Ctx& ctx, const HtCommon& c, const Ope
 }
 
 // The same for all peers at once, into shared memory. How rows of a source in another team go inside this team is a
-// matter between its agent and this rank. Ends with a barrier of the block.
-CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers,
-                                       bool own_is_direct) {
+// matter between its agent and this rank. Calls hear(peer, told) for each LSA peer that has entered. Ends with a
+// barrier of the block. Returns false, in all threads, if the group has failed.
+template <typename Hear>
+CROSSDOCK_DEVICE bool wait_all_entered(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t* peers,
+                                       bool own_is_direct, Hear hear) {
+    HtBlockHead* head = ht_block_head(ctx);
     const int num_ranks = static_cast<int>(c.arena.num_ranks);
     CROSSDOCK_ROLLED
     for (int peer = thread_idx(ctx); peer < num_ranks; peer += num_threads(ctx)) {
@@ -184,8 +191,11 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
             peers[peer] =
                 came && agrees(ctx, c, operation, peer, {*in_own_arena<uint64_t>(c, at)}) ? kEntered : kAbsent;
         } else {
-            peers[peer] = wait_entered(ctx, c, operation, peer, own_is_direct);
+            uint64_t told = 0;
+            peers[peer] = wait_entered(ctx, c, operation, peer, own_is_direct, told);
+            if (peers[peer] != kAbsent) hear(peer, told);
         }
+        if (peers[peer] == kAbsent && has_failed(ctx, c.scope)) ctx.add_shared(&head->failures, 1);
     }
     ctx.block_sync();
     if constexpr (kHasGinPeers) {
@@ -195,15 +205,7 @@ CROSSDOCK_DEVICE void wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
         }
         ctx.block_sync();
     }
-}
-
-// Nobody has failed so far, as one thread sees it: all warps of the block go on, or none. Ends with a barrier of the
-// block.
-CROSSDOCK_DEVICE bool block_goes_on(const Ctx& ctx, const HtCommon& c) {
-    HtBlockHead* head = ht_block_head(ctx);
-    if (thread_idx(ctx) == 0) head->verdict = has_failed(ctx, c.scope) ? 0 : 1;
-    ctx.block_sync();
-    return head->verdict != 0;
+    return head->failures == 0;
 }
 
 // The next piece of work that no warp has taken yet. One warp; the answer is the leader's, and takes a while to come.

@@ -76,9 +76,8 @@ CROSSDOCK_DEVICE uint64_t bitmap_of_choices(const Choices& choices, int32_t firs
 }
 
 // Tells every peer of a chunk of own tokens. choices: the lane's, where they are held. One warp.
-CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
-                                     uint32_t chunk, const uint32_t* peers, Choices choices) {
-    const HtCommon& c = args.common;
+CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t chunk,
+                                     Choices choices) {
     const HtTables& t = c.tables;
     const uint32_t first = chunk * kChunkTokens;
     const uint32_t num = c.num_tokens - first < kChunkTokens ? c.num_tokens - first : kChunkTokens;
@@ -89,9 +88,10 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
     for (uint32_t i = 0; i < c.arena.num_ranks; ++i) {
         const uint32_t peer = (static_cast<uint32_t>(c.rank) + i) % c.arena.num_ranks;
         uint32_t mask = 0;
+        const bool is_told = is_active(ctx, c.scope, static_cast<int>(peer));
         CROSSDOCK_ROLLED
-        for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); peers[peer] != kAbsent && bit < num; bit += kLanes) {
-            TaggedWord* words = outgoing_bitmap_words(c, static_cast<int>(peer), first + bit);
+        for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); is_told && bit < num; bit += kLanes) {
+            TaggedWord* words = outgoing_bitmap_words(c, operation, static_cast<int>(peer), first + bit);
             CROSSDOCK_ROLLED
             for (uint32_t w = 0; w < t.words; ++w) {
                 const int32_t here = experts - static_cast<int32_t>(64 * w);
@@ -120,43 +120,38 @@ CROSSDOCK_DEVICE void announce_chunk(const Ctx& ctx, const HtUpdateArgs& args, c
 
 // ---- receive ----
 
-// How many tokens a source has; 0: it is lost, or has said nonsense. LSA peers have told it when they entered. What a
-// GIN peer has put is here when that is known. The calling lane.
-CROSSDOCK_DEVICE uint32_t wait_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
-                                      const uint32_t* peers) {
+// Returns a source's number of tokens, or 0 if what it told is out of range. One lane.
+CROSSDOCK_DEVICE uint32_t expect_tokens(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+                                        uint64_t told) {
     if (source == c.rank) return c.num_tokens;
-    uint64_t tokens = 0;
-    if (is_remote(c.reach, source)) {
-        if (is_active(ctx, c.scope, source) &&
-            wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
-            tokens = in_own_arena<uint64_t>(c, c.outbox.tokens)[source];
-    } else if (peers[source] != kAbsent) {
-        tokens = word_payload(ctx.load_tagged(terms_word(c, operation, c.rank, source)).tag);
-    }
-    if (tokens <= c.arena.max_tokens) return static_cast<uint32_t>(tokens);
-    refuse_number(ctx, c, operation, PeerNumber::kTokens, source, c.arena.max_tokens, tokens);
+    if (told <= c.arena.max_tokens) return static_cast<uint32_t>(told);
+    refuse_number(ctx, c, operation, PeerNumber::kTokens, source, c.arena.max_tokens, told);
     return 0;
 }
 
-// Experts among those of one word of a bitmap.
-CROSSDOCK_DEVICE uint32_t experts_of_word(const HtCommon& c, uint32_t word) {
-    const uint32_t left = c.arena.experts_per_rank - 64 * word;
-    return left < 64 ? left : 64;
-}
-
-// The experts of a token among those of one word, as its source has told; 0: it is lost, or has said nonsense. seen:
-// the word as it was looked at. The calling lane.
-CROSSDOCK_DEVICE uint64_t take_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
-                                      const TaggedWord* word, const TaggedWord& seen, uint32_t experts,
-                                      uint32_t word_idx) {
-    uint64_t bits = seen.payload;
-    if (word_epoch(seen.tag) != operation.epoch &&
-        !wait_tagged_word(ctx, c, operation, WaitStep::kRouting, source, word, bits))
-        return 0;
-    if (experts == 64 || bits >> experts == 0) return bits;
-    refuse_number(ctx, c, operation, PeerNumber::kExpert, source, c.arena.experts_per_rank - 1,
-                  64 * word_idx + experts + lowest_one(bits >> experts));
-    return 0;
+// Waits for the next kMost of a token's `words` bitmap words from `from` on; zeros if the source is lost. One lane.
+template <uint32_t kMost>
+CROSSDOCK_DEVICE void wait_bitmap(const Ctx& ctx, const HtCommon& c, const Operation& operation, int source,
+                                  const TaggedWord* from, uint32_t words, uint64_t (&bitmap)[kMost]) {
+    const bool came = wait_for(
+        ctx, c, operation, WaitStep::kRouting, source, operation.epoch,
+        [&] {
+            TaggedWord seen[kMost] = {};
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kMost; ++i) {
+                if (i < words) seen[i] = ctx.load_tagged(from + i);
+            }
+            uint64_t other = operation.epoch;
+            CROSSDOCK_UNROLL
+            for (uint32_t i = 0; i < kMost; ++i) {
+                bitmap[i] = seen[i].payload;
+                if (i < words && word_epoch(seen[i].tag) != operation.epoch) other = word_epoch(seen[i].tag);
+            }
+            return other;
+        },
+        [&](uint64_t epoch) { return epoch == operation.epoch; });
+    CROSSDOCK_UNROLL
+    for (uint32_t i = 0; i < kMost; ++i) bitmap[i] = came ? bitmap[i] : 0;
 }
 
 // A chunk of a source's tokens: keeps their bitmaps, and for each local expert which of the tokens come. What is kept
@@ -174,29 +169,31 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
     // On GPUs a lane has one token, and what it keeps of few experts stays in registers.
     const bool is_held = kLanes >= static_cast<int>(kChunkTokens) && t.words <= kWordsAtOnce;
     uint64_t held[kWordsAtOnce] = {};
+    const uint64_t experts_of_last = ~uint64_t{0} >> (64 * t.words - c.arena.experts_per_rank);
     uint32_t rows = 0;
     CROSSDOCK_ROLLED
     for (uint32_t bit = static_cast<uint32_t>(ctx.lane()); bit < num; bit += kLanes) {
         uint32_t choices = 0;
+        uint64_t invalid = 0;  // bits above the last expert
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; base < t.words; base += kWordsAtOnce) {
-            const TaggedWord* words = bitmap_words(c, c.rank, source, first + bit) + base;
-            TaggedWord seen[kWordsAtOnce] = {};
-            CROSSDOCK_UNROLL
-            for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
-                if (base + i < t.words) seen[i] = ctx.load_tagged(words + i);
-            }
+            wait_bitmap(ctx, c, operation, source, bitmap_words(c, operation, c.rank, source, first + bit) + base,
+                        t.words - base, held);
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kWordsAtOnce; ++i) {
                 if (base + i >= t.words) continue;
-                const uint64_t bits =
-                    take_bitmap(ctx, c, operation, source, words + i, seen[i], experts_of_word(c, base + i), base + i);
-                bitmaps[bit * t.words + base + i] = held[i] = bits;
-                choices += static_cast<uint32_t>(number_of_ones(bits));
+                bitmaps[bit * t.words + base + i] = held[i];
+                choices += static_cast<uint32_t>(number_of_ones(held[i]));
+                if (base + i == t.words - 1) invalid = held[i] & ~experts_of_last;
             }
         }
-        if (choices > c.topk) {
+        if (invalid != 0) {
+            refuse_number(ctx, c, operation, PeerNumber::kExpert, source, c.arena.experts_per_rank - 1,
+                          64 * (t.words - 1) + lowest_one(invalid));
+        } else if (choices > c.topk) {
             refuse_number(ctx, c, operation, PeerNumber::kExpertsOfToken, source, c.topk, choices);
+        }
+        if (invalid != 0 || choices > c.topk) {
             CROSSDOCK_ROLLED
             for (uint32_t w = 0; w < t.words; ++w) bitmaps[bit * t.words + w] = 0;
             CROSSDOCK_UNROLL
@@ -228,32 +225,55 @@ CROSSDOCK_DEVICE void receive_chunk(const Ctx& ctx, const HtUpdateArgs& args, co
 
 // ---- numbering ----
 
-CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const UpdateShared& shared, uint32_t column) {
-    const HtTables& t = c.tables;
-    uint32_t chunks = 1;  // of the source with most; the first entry of a source without tokens says where its would be
+// Sends each source the number of its first row here (its base) and the total. `step` threads share the sources; the
+// caller begins with `first`.
+CROSSDOCK_DEVICE void send_bases(const Ctx& ctx, const HtCommon& c, const Operation& operation, uint32_t total,
+                                 uint32_t first, uint32_t step) {
     CROSSDOCK_ROLLED
-    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
-        const uint32_t some = num_chunks(shared.tokens[source]);
-        chunks = some > chunks ? some : chunks;
-    }
-    const uint64_t first = uint64_t{column} * c.arena.num_ranks * t.chunks;
-    const uint32_t total =
-        number_entries(ctx, t.masks + first, t.firsts + first, c.arena.num_ranks * chunks, [&](uint32_t i) {
-            const uint32_t source = i / chunks;
-            return Entry{source * t.chunks + i % chunks, i % chunks < num_chunks(shared.tokens[source])};
-        });
-    if (!is_leader(ctx)) return;
-    if (column == 0) {
-        t.routing->num_rows = total;
-    } else {
-        t.expert_rows[column - 1] = total;
+    for (uint32_t i = first; i < c.arena.num_ranks; i += step) {
+        const int peer = static_cast<int>(i);
+        if (!is_active(ctx, c.scope, peer)) continue;
+        ctx.store_tagged(base_word(c, agent_of(c, peer), lane_of(c, peer, c.rank)),
+                         pack_base(c.tables.firsts[uint64_t{i} * c.tables.chunks], total),
+                         pack_word(operation.epoch, 0));
+        if (is_remote(c.reach, peer)) {
+            put_value_and_raise(ctx, c.reach, peer, c.outbox.totals + 8 * static_cast<uint64_t>(c.rank), total,
+                                raise_of(c.reach, Signal::kTotals, peer, operation.epoch));
+        }
     }
 }
 
-CROSSDOCK_DEVICE void number_sent(const Ctx& ctx, const HtCommon& c, uint32_t peer) {
+// Numbers the rows of a column: 0 has all received rows, 1 + e those of local expert e, and behind these each rank has
+// one with the rows that it is sent. One warp.
+CROSSDOCK_DEVICE void number_column(const Ctx& ctx, const HtCommon& c, const Operation& operation,
+                                    const UpdateShared& shared, uint32_t column) {
     const HtTables& t = c.tables;
-    number_chunks(ctx, t.sent_masks + uint64_t{peer} * t.chunks, t.sent_firsts + uint64_t{peer} * (t.chunks + 1),
-                  num_chunks(c.num_tokens));
+    const uint32_t received = 1 + c.arena.experts_per_rank;
+    const bool is_sent = column >= received;
+    uint32_t chunks = 1;  // of the source with most; the first entry of a source without tokens says where its would be
+    CROSSDOCK_ROLLED
+    for (uint32_t source = 0; source < c.arena.num_ranks; ++source) {
+        const uint32_t some = num_chunks(is_sent ? c.num_tokens : shared.tokens[source]);
+        chunks = some > chunks ? some : chunks;
+    }
+    const uint64_t peer = column - received;
+    const uint64_t first = uint64_t{column} * c.arena.num_ranks * t.chunks;
+    const uint32_t* masks = is_sent ? t.sent_masks + peer * t.chunks : t.masks + first;
+    uint32_t* firsts = is_sent ? t.sent_firsts + peer * (t.chunks + 1) : t.firsts + first;
+    const uint32_t total = number_entries(ctx, masks, firsts, is_sent ? 1 : c.arena.num_ranks, chunks,
+                                          [&](uint32_t source, uint32_t chunk) {
+                                              const uint32_t tokens = is_sent ? c.num_tokens : shared.tokens[source];
+                                              return Entry{source * t.chunks + chunk, chunk < num_chunks(tokens)};
+                                          });
+    if (is_leader(ctx)) {
+        uint32_t* end = is_sent ? firsts + num_chunks(c.num_tokens) : t.expert_rows + (column - 1);
+        *(column == 0 ? &t.routing->num_rows : end) = total;
+    }
+    // Flat layouts: the bases leave now. Column 0 is the last of its warp's, because stores to other ranks delay those
+    // behind them.
+    if (column > 0 || c.expert_major) return;
+    ctx.warp_sync();
+    send_bases(ctx, c, operation, total, static_cast<uint32_t>(ctx.lane()), kLanes);
 }
 
 // ---- what the caller wants to know ----
@@ -282,8 +302,8 @@ CROSSDOCK_DEVICE uint32_t rows_within_budget(const HtCommon& c, const uint32_t* 
     return t.expert_rows[expert];
 }
 
-// The zones' first slots and the totals. One warp.
-CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation) {
+// The zones' first slots and the totals. Returns what comes in all. One warp.
+CROSSDOCK_DEVICE uint32_t lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
     constexpr uint32_t kRun = 8;  // experts of a lane at once, whose rows come together
@@ -309,25 +329,27 @@ CROSSDOCK_DEVICE void lay_out_zones(const Ctx& ctx, const HtUpdateArgs& args, co
         }
         slots += static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(sum)));
     }
+    const uint32_t total = c.expert_major ? slots : t.routing->num_rows;
     if (is_leader(ctx)) {
         t.zones[c.arena.experts_per_rank] = slots;
         t.routing->magic = kHtRoutingMagic;
         t.routing->topk = c.topk;
         t.routing->alignment = args.alignment;
         t.routing->num_tokens = c.num_tokens;
-        t.routing->total = c.expert_major ? slots : t.routing->num_rows;
+        t.routing->total = total;
         t.routing->cleans = args.cleans;
         t.routing->dropped = 0;
         t.routing->maker = args.maker;
         t.routing->update = operation.epoch;
     }
     ctx.warp_sync();
+    return total;
 }
 
 // Counters as the contract wants them, from the tables; also on behalf of a dispatch. One block.
-CROSSDOCK_DEVICE void write_counters(const Ctx& ctx, const HtCommon& c, const HtCounters& counters) {
+CROSSDOCK_DEVICE void write_counters(const Ctx& ctx, const HtCommon& c, const HtCounters& counters, uint32_t total) {
     const HtTables& t = c.tables;
-    const bool overflows = t.routing->total > c.budget;
+    const bool overflows = total > c.budget;
     CROSSDOCK_ROLLED
     for (uint32_t expert = static_cast<uint32_t>(thread_idx(ctx)); expert < c.arena.experts_per_rank;
          expert += static_cast<uint32_t>(num_threads(ctx))) {
@@ -342,7 +364,7 @@ CROSSDOCK_DEVICE void write_counters(const Ctx& ctx, const HtCommon& c, const Ht
         }
         write_counter(counters.experts, counters.are_64_bit, expert, count);
     }
-    if (thread_idx(ctx) == 0) write_counter(counters.total, counters.total_is_64_bit, 0, t.routing->total);
+    if (thread_idx(ctx) == 0) write_counter(counters.total, counters.total_is_64_bit, 0, total);
 }
 
 // ---- the end: one block ----
@@ -374,55 +396,55 @@ CROSSDOCK_DEVICE_RARE void count_dropped(const Ctx& ctx, const HtCommon& c) {
 // With that base the rows of a lane are among those that can come to the LSA peer at all.
 CROSSDOCK_DEVICE bool is_base_possible(const Ctx& ctx, const HtCommon& c, const Operation& operation, int lane,
                                        int peer, uint32_t base) {
-    const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows_of_lane(c, lane);
+    const uint64_t most = uint64_t{c.arena.num_ranks} * c.arena.max_tokens - rows_of_lane(c, lane, c.num_tokens);
     if (base <= most) return true;
     refuse_number(ctx, c, operation, PeerNumber::kBase, peer, most, base);
     return false;
 }
 
+// Waits for the number of a lane's first row at its receiver. One thread.
+CROSSDOCK_DEVICE void learn_base(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation, uint32_t i) {
+    const HtCommon& c = args.common;
+    const HtTables& t = c.tables;
+    const int lane = static_cast<int>(i);
+    const int peer = first_of_team(c) + lane % team_size(c);  // in one team the peer is rank i
+    uint64_t base = 0;
+    const bool came = is_active(ctx, c.scope, peer) &&
+                      wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer, base_word(c, c.rank, lane), base) &&
+                      is_base_possible(ctx, c, operation, lane, peer, static_cast<uint32_t>(base));
+    t.bases[i] = came ? static_cast<uint32_t>(base) : 0;
+    const uint32_t their_total = static_cast<uint32_t>(base >> 32);
+    if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
+    if (is_remote(c.reach, lane)) learn_gin_total(ctx, args, operation, lane);
+    if (came) return;
+    // Nothing goes to who is lost.
+    CROSSDOCK_ROLLED
+    for (uint32_t chunk = 0; chunk < num_chunks(c.num_tokens); ++chunk) t.sent_masks[i * t.chunks + chunk] = 0;
+}
+
+// Different warps lay out zones, write counters and wait for bases, so that their memory latencies overlap.
 CROSSDOCK_DEVICE void finish_update(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                     const UpdateShared& shared) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
-    if (ctx.warp_idx() == 0) lay_out_zones(ctx, args, operation);
+    if (c.scope.masking != 0) {
+        for_threads(ctx, c.arena.num_ranks, [&](uint32_t i) { t.source_tokens[i] = shared.tokens[i]; });
+        ctx.block_sync();
+    }
+    uint32_t total = t.routing->num_rows;
+    if (ctx.warp_idx() == ctx.num_warps() / 2) {
+        total = lay_out_zones(ctx, args, operation);
+        if (c.expert_major) send_bases(ctx, c, operation, total, static_cast<uint32_t>(ctx.lane()), kLanes);
+    }
+    if (c.expert_major) {
+        ctx.block_sync();
+        total = t.routing->total;
+    }
+    write_counters(ctx, c, args.counters, total);
     CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
+    for (uint32_t i = static_cast<uint32_t>(num_threads(ctx) - 1 - thread_idx(ctx)); i < c.arena.num_ranks;
          i += static_cast<uint32_t>(num_threads(ctx)))
-        t.source_tokens[i] = shared.tokens[i];
-    ctx.block_sync();
-    const uint32_t total = t.routing->total;
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
-         i += static_cast<uint32_t>(num_threads(ctx))) {
-        const int peer = static_cast<int>(i);
-        if (!is_active(ctx, c.scope, peer)) continue;
-        ctx.store_tagged(base_word(c, agent_of(c, peer), lane_of(c, peer, c.rank)),
-                         pack_base(t.firsts[uint64_t{i} * t.chunks], total), pack_word(operation.epoch, 0));
-        if (is_remote(c.reach, peer)) {
-            put_value_and_raise(ctx, c.reach, peer, c.outbox.totals + 8 * static_cast<uint64_t>(c.rank), total,
-                                raise_of(c.reach, Signal::kTotals, peer, operation.epoch));
-        }
-    }
-    write_counters(ctx, c, args.counters);
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < c.arena.num_ranks;
-         i += static_cast<uint32_t>(num_threads(ctx))) {
-        // The lane's: in one team the peer is rank i.
-        const int peer = first_of_team(c) + static_cast<int>(i) % team_size(c);
-        uint64_t base = 0;
-        const bool came = is_active(ctx, c.scope, peer) &&
-                          wait_tagged_word(ctx, c, operation, WaitStep::kRouting, peer,
-                                           base_word(c, c.rank, static_cast<int>(i)), base) &&
-                          is_base_possible(ctx, c, operation, static_cast<int>(i), peer, static_cast<uint32_t>(base));
-        t.bases[i] = came ? static_cast<uint32_t>(base) : 0;
-        const uint32_t their_total = static_cast<uint32_t>(base >> 32);
-        if (came && !args.drops && their_total > c.budget) record_overflow(ctx, c.scope, peer, their_total, c.budget);
-        if (is_remote(c.reach, static_cast<int>(i))) learn_gin_total(ctx, args, operation, static_cast<int>(i));
-        if (came) continue;
-        // Nothing goes to who is lost.
-        CROSSDOCK_ROLLED
-        for (uint32_t chunk = 0; chunk < num_chunks(c.num_tokens); ++chunk) t.sent_masks[i * t.chunks + chunk] = 0;
-    }
+        learn_base(ctx, args, operation, i);
     if (c.scope.masking != 0) {
         ctx.block_sync();
         count_dropped(ctx, c);
@@ -444,22 +466,24 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
             keep_choices(ctx, args, chunk);
         choices = held_choices(ctx, c, first_chunk);
     });
-    wait_all_entered(ctx, c, operation, shared.peers, true);
-    if (!block_goes_on(ctx, c)) return;
-
+    // Peers may still read the bitmaps of the operation before, which are in the other half: no need to wait for them.
     CROSSDOCK_ROLLED
     for (uint32_t chunk = first_chunk; chunk < num_chunks(c.num_tokens); chunk += warps_of_grid(ctx)) {
         if (chunk != first_chunk) choices = held_choices(ctx, c, chunk);
-        announce_chunk(ctx, args, operation, chunk, shared.peers, choices);
+        announce_chunk(ctx, c, operation, chunk, choices);
     }
-    announce_to_gin_peers(ctx, args, operation, shared.peers);
-
-    CROSSDOCK_ROLLED
-    for (int source = thread_idx(ctx); source < num_ranks; source += num_threads(ctx)) {
-        shared.tokens[source] = wait_tokens(ctx, c, operation, source, shared.peers);
+    for_threads(ctx, c.arena.num_ranks, [&](uint32_t source) { shared.tokens[source] = 0; });
+    const auto hear = [&](int source, uint64_t told) {
+        shared.tokens[source] = expect_tokens(ctx, c, operation, source, told);
+    };
+    if (!wait_all_entered(ctx, c, operation, shared.peers, true, hear)) return;
+    if constexpr (kHasGinPeers) {
+        announce_to_gin_peers(ctx, args, operation, shared.peers);
+        hear_gin_peers(ctx, c, operation, hear);
+    }
+    for_threads(ctx, c.arena.num_ranks, [&](uint32_t source) {
         ctx.store_relaxed_device(c.tables.source_tokens + source, shared.tokens[source]);
-    }
-    ctx.block_sync();
+    });
     CROSSDOCK_ROLLED
     for (uint32_t i = warp_of_grid(ctx); i < c.arena.num_ranks * c.tables.chunks; i += warps_of_grid(ctx)) {
         const int source = static_cast<int>(i % c.arena.num_ranks);
@@ -482,16 +506,13 @@ CROSSDOCK_DEVICE void ht_update(const Ctx& ctx, const HtUpdateArgs& args) {
         }
     }
     ctx.block_sync();
-    const uint32_t columns = 1 + c.arena.experts_per_rank;
+    const uint32_t columns = 1 + c.arena.experts_per_rank + c.arena.num_ranks;
     CROSSDOCK_ROLLED
-    for (uint32_t i = warp_of_grid(ctx); met && i < columns + c.arena.num_ranks + num_crossing_tasks(c);
-         i += warps_of_grid(ctx)) {
+    for (uint32_t i = warp_of_grid(ctx); met && i < columns + num_crossing_tasks(c); i += warps_of_grid(ctx)) {
         if (i < columns) {
-            number_column(ctx, c, shared, i);
-        } else if (i < columns + c.arena.num_ranks) {
-            number_sent(ctx, c, i - columns);
+            number_column(ctx, c, operation, shared, columns - 1 - i);
         } else {
-            number_crossing(ctx, c, operation, shared, i - columns - c.arena.num_ranks);
+            number_crossing(ctx, c, operation, shared, i - columns);
         }
     }
     if (is_last_block(ctx, c) && met) finish_update(ctx, args, operation, shared);

@@ -12,7 +12,6 @@ namespace {
 // and to the rail peers which tokens they are to forward to whom. By all blocks, once per update.
 CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& args, const Operation& operation,
                                             const uint32_t* peers) {
-    if constexpr (!kHasGinPeers) return;
     const HtCommon& c = args.common;
     const bool is_last = is_last_at(ctx, &c.state->announced);
     const uint64_t team_bytes = sizeof(uint32_t) * static_cast<uint64_t>(team_size(c)) * c.tables.chunks;
@@ -22,8 +21,8 @@ CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& 
         ctx.fence_system();
         const uint64_t bytes = bitmap_offset(c, 0, c.num_tokens);
         if (bytes > 0) {
-            put(ctx, c.reach, peer, c.offsets.bitmaps + bitmap_offset(c, c.rank, 0),
-                c.outbox.sent_bitmaps + bitmap_offset(c, peer, 0), bytes);
+            put(ctx, c.reach, peer, bitmap_words_offset(c, operation, c.rank, 0),
+                c.outbox.sent_bitmaps + bitmap_offset(c, static_cast<uint32_t>(peer), 0), bytes);
         }
         const int team = peer / team_size(c);
         if (peer == rail_peer(c, team)) {
@@ -33,6 +32,18 @@ CROSSDOCK_DEVICE void announce_to_gin_peers(const Ctx& ctx, const HtUpdateArgs& 
         put_value_and_raise(ctx, c.reach, peer, c.outbox.tokens + 8 * static_cast<uint64_t>(c.rank), c.num_tokens,
                             raise_of(c.reach, Signal::kData, peer, operation.epoch));
     }
+    ctx.block_sync();
+}
+
+// Waits for what each GIN peer has put, and calls hear(peer, its number of tokens). Ends with a barrier of the block.
+template <typename Hear>
+CROSSDOCK_DEVICE void hear_gin_peers(const Ctx& ctx, const HtCommon& c, const Operation& operation, Hear hear) {
+    for_threads(ctx, c.arena.num_ranks, [&](uint32_t i) {
+        const int source = static_cast<int>(i);
+        if (is_remote(c.reach, source) && is_active(ctx, c.scope, source) &&
+            wait_gin_peer(ctx, c, operation, WaitStep::kCounts, Signal::kData, source))
+            hear(source, in_own_arena<uint64_t>(c, c.outbox.tokens)[i]);
+    });
     ctx.block_sync();
 }
 

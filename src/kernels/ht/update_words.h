@@ -10,17 +10,27 @@ namespace {
 CROSSDOCK_DEVICE TaggedWord* base_word(const HtCommon& c, int owner, int lane) {
     return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bases)) + lane;
 }
-CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, int rank, uint32_t token) {
-    return sizeof(TaggedWord) * (static_cast<uint64_t>(rank) * c.arena.max_tokens + token) * c.tables.words;
+// Among the bitmaps of one operation.
+CROSSDOCK_DEVICE uint64_t bitmap_offset(const HtCommon& c, uint32_t rank, uint32_t token) {
+    return sizeof(TaggedWord) * (uint64_t{rank} * c.arena.max_tokens + token) * c.tables.words;
 }
-CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, int owner, int writer, uint32_t token) {
-    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, c.offsets.bitmaps + bitmap_offset(c, writer, token)));
+// Of a writer's token in its peers' arenas. Operations use two halves in turn, as with the entered words.
+CROSSDOCK_DEVICE uint64_t bitmap_words_offset(const HtCommon& c, const Operation& operation, int writer,
+                                              uint32_t token) {
+    const uint32_t half = static_cast<uint32_t>(operation.epoch % 2) * c.arena.num_ranks;
+    return c.offsets.bitmaps + bitmap_offset(c, half + static_cast<uint32_t>(writer), token);
+}
+CROSSDOCK_DEVICE TaggedWord* bitmap_words(const HtCommon& c, const Operation& operation, int owner, int writer,
+                                          uint32_t token) {
+    return reinterpret_cast<TaggedWord*>(c.peers.at(owner, bitmap_words_offset(c, operation, writer, token)));
 }
 // Where the words for a peer are written: in its arena, or in the outbox.
-CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, int peer, uint32_t token) {
+CROSSDOCK_DEVICE TaggedWord* outgoing_bitmap_words(const HtCommon& c, const Operation& operation, int peer,
+                                                   uint32_t token) {
     if (is_remote(c.reach, peer))
-        return in_own_arena<TaggedWord>(c, c.outbox.sent_bitmaps + bitmap_offset(c, peer, token));
-    return bitmap_words(c, peer, c.rank, token);
+        return in_own_arena<TaggedWord>(c,
+                                        c.outbox.sent_bitmaps + bitmap_offset(c, static_cast<uint32_t>(peer), token));
+    return bitmap_words(c, operation, peer, c.rank, token);
 }
 
 // Where a rank's rows begin at a receiver, and what the receiver gets in all.
@@ -53,48 +63,84 @@ CROSSDOCK_DEVICE uint32_t tokens_of_chunk(uint32_t tokens, uint32_t chunk) {
     return num < kChunkTokens ? (1u << num) - 1 : ~0u;
 }
 
-// Of a chunk: where its mask lies, and whether that has any meaning.
-struct Entry {
-    uint32_t at;
-    bool exists;
+// Iterates over the chunks of several sources, `chunks` of each, in order. Lanes are at neighbouring chunks.
+class ChunkCursor {
+  public:
+    CROSSDOCK_DEVICE ChunkCursor(const Ctx& ctx, uint32_t chunks)
+        : source_(static_cast<uint32_t>(ctx.lane()) / chunks),
+          chunk_(static_cast<uint32_t>(ctx.lane()) % chunks),
+          chunks_(chunks),
+          source_step_(kLanes / chunks),
+          chunk_step_(kLanes % chunks) {}
+
+    CROSSDOCK_DEVICE uint32_t source() const { return source_; }
+    CROSSDOCK_DEVICE uint32_t chunk() const { return chunk_; }
+    // Moves on by kLanes chunks.
+    CROSSDOCK_DEVICE void advance() {
+        source_ += source_step_;
+        chunk_ += chunk_step_;
+        if (chunk_ < chunks_) return;
+        chunk_ -= chunks_;
+        ++source_;
+    }
+
+  private:
+    uint32_t source_;
+    uint32_t chunk_;
+    uint32_t chunks_;
+    uint32_t source_step_;
+    uint32_t chunk_step_;
 };
 
-// The entries' firsts become the ones of the masks of all entries before; returns all ones. A lane takes several at
-// once, whose masks come together. One warp.
+// Of a chunk: where its mask lies, and whether that has any meaning.
+struct Entry {
+    static constexpr uint32_t kNowhere = ~uint32_t{0};
+    uint32_t at = kNowhere;
+    bool exists = false;
+};
+
+// Writes exclusive prefix sums of the masks' ones to `firsts`, in the order (source, chunk), and returns the total.
+// entry_of(source, chunk) tells where an entry is. One warp, which loads kRows masks per lane at once.
 template <typename EntryOf>
-CROSSDOCK_DEVICE uint32_t number_entries(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t entries,
-                                         EntryOf entry_of) {
-    constexpr uint32_t kRun = 8;
+CROSSDOCK_DEVICE uint32_t number_entries(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t sources,
+                                         uint32_t chunks, EntryOf entry_of) {
+    constexpr uint32_t kRows = 8;
+    constexpr uint32_t kHalfBits = 16;  // two rows are added up in one word
+    static_assert(kLanes * kChunkTokens < 1u << kHalfBits);
+    const uint32_t entries = sources * chunks;
     uint32_t before = 0;
+    ChunkCursor cursor(ctx, chunks);
     CROSSDOCK_ROLLED
-    for (uint32_t run = 0; run < entries; run += kLanes * kRun) {
-        const uint32_t first = run + static_cast<uint32_t>(ctx.lane()) * kRun;
-        uint32_t ones[kRun];
-        uint32_t sum = 0;
+    for (uint32_t base = 0; base < entries; base += kLanes * kRows) {
+        uint32_t places[kRows];
+        uint32_t ones[kRows];
         CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kRun; ++i) {
-            const Entry entry = first + i < entries ? entry_of(first + i) : Entry{};
+        for (uint32_t i = 0; i < kRows; ++i, cursor.advance()) {
+            const Entry entry = cursor.source() < sources ? entry_of(cursor.source(), cursor.chunk()) : Entry{};
+            places[i] = entry.at;
             ones[i] = entry.exists ? masks[entry.at] : 0;
         }
         CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kRun; ++i) {
-            ones[i] = static_cast<uint32_t>(number_of_ones(ones[i]));
-            sum += ones[i];
+        for (uint32_t i = 0; i < kRows; i += 2) {
+            const int sums = number_of_ones(ones[i]) | number_of_ones(ones[i + 1]) << kHalfBits;
+            const uint32_t sums_before = static_cast<uint32_t>(ctx.warp_sum_before(sums));
+            const uint32_t sums_of_rows = static_cast<uint32_t>(ctx.warp_sum(sums));
+            CROSSDOCK_UNROLL
+            for (uint32_t row = i; row < i + 2; ++row) {
+                const uint32_t shift = (row - i) * kHalfBits;
+                if (places[row] != Entry::kNowhere)
+                    firsts[places[row]] = before + (sums_before >> shift) % (1u << kHalfBits);
+                before += (sums_of_rows >> shift) % (1u << kHalfBits);
+            }
         }
-        uint32_t number = before + static_cast<uint32_t>(ctx.warp_sum_before(static_cast<int>(sum)));
-        CROSSDOCK_UNROLL
-        for (uint32_t i = 0; i < kRun; ++i) {
-            if (first + i < entries) firsts[entry_of(first + i).at] = number;
-            number += ones[i];
-        }
-        before += static_cast<uint32_t>(ctx.warp_sum(static_cast<int>(sum)));
     }
     return before;
 }
 
 // The same of a row of chunks; behind the last of firsts comes the total.
 CROSSDOCK_DEVICE void number_chunks(const Ctx& ctx, const uint32_t* masks, uint32_t* firsts, uint32_t chunks) {
-    const uint32_t total = number_entries(ctx, masks, firsts, chunks, [](uint32_t i) { return Entry{i, true}; });
+    const auto entry_of = [](uint32_t, uint32_t chunk) { return Entry{chunk, true}; };
+    const uint32_t total = chunks > 0 ? number_entries(ctx, masks, firsts, 1, chunks, entry_of) : 0;
     if (is_leader(ctx)) firsts[chunks] = total;
 }
 

@@ -12,19 +12,6 @@ inline constexpr uint32_t kDropped = ~uint32_t{0};  // a choice of no expert, so
 
 namespace {
 
-// act(i) for every i below num: the lanes of a warp share them, or the threads of a block.
-template <typename Act>
-CROSSDOCK_DEVICE void for_lanes(const Ctx& ctx, uint32_t num, Act act) {
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(ctx.lane()); i < num; i += kLanes) act(i);
-}
-template <typename Act>
-CROSSDOCK_DEVICE void for_threads(const Ctx& ctx, uint32_t num, Act act) {
-    const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
-    CROSSDOCK_ROLLED
-    for (uint32_t i = static_cast<uint32_t>(thread_idx(ctx)); i < num; i += threads) act(i);
-}
-
 // Row i of a source: its slot among all.
 CROSSDOCK_DEVICE uint32_t slot_of(const auto& c, uint32_t source, uint32_t i) {
     return source * c.arena.max_tokens + i;
