@@ -7,6 +7,7 @@
 
 #include "core/tensor.h"
 #include "kernels/agreement.h"
+#include "kernels/peer_numbers.h"
 #include "kernels/wait_steps.h"
 
 namespace crossdock {

@@ -3,8 +3,7 @@
 // operation, and compares its peers' before it uses anything else of theirs. Hosts turn a difference into a message.
 #pragma once
 
-#include "device/numeric.h"
-#include "device/wait.h"
+#include "device/tagged_word.h"
 
 namespace crossdock {
 
@@ -75,6 +74,25 @@ struct Terms {
 };
 
 static_assert(Terms::shift_of(Term::kNumTerms) <= 64, "all terms fit into one word");
+
+// The upper bits of an LL dispatch's terms: which outputs of the rank peers may write directly, and a hash of where
+// they lie in their windows; 0: none. Peers write at their own offsets, so ranks that offer the same parts must agree.
+// Ranks that offer different parts write none of each other's.
+struct WindowTerm {
+    static constexpr uint32_t kBits = 17;
+    static constexpr uint32_t kPartBits = 2;
+    static constexpr uint32_t kShift = 64 - kBits;
+
+    CROSSDOCK_HOST_DEVICE static constexpr bool only_windows_differ(uint64_t terms, uint64_t others) {
+        return (terms ^ others) << kBits == 0;
+    }
+    // Both ranks may pass these: they differ at most in windows that neither writes.
+    CROSSDOCK_HOST_DEVICE static constexpr bool are_alike(uint64_t terms, uint64_t others) {
+        const uint64_t differ = terms ^ others;
+        constexpr uint64_t kParts = (uint64_t{1} << kPartBits) - 1;
+        return differ == 0 || (differ << kBits == 0 && (differ >> kShift & kParts) != 0);
+    }
+};
 
 static_assert(Terms::shift_of(Term::kRouting) == WindowTerm::kShift &&
                   Terms::bits_of(static_cast<uint32_t>(Term::kRouting)) == WindowTerm::kBits,

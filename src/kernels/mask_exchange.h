@@ -4,9 +4,9 @@
 #pragma once
 
 #include "device/peer_map.h"
-#include "device/wait.h"
 #include "kernels/geometry.h"
 #include "kernels/remote.h"
+#include "kernels/wait.h"
 #include "kernels/wait_steps.h"
 
 namespace crossdock {

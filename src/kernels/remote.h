@@ -5,6 +5,7 @@
 #include "device/context.h"
 #include "device/network.h"
 #include "kernels/reach.h"
+#include "kernels/wait.h"
 
 namespace crossdock {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "kernels/a2sgd/arguments.h"
 #include "kernels/remote.h"
+#include "kernels/wait.h"
 
 namespace crossdock {
 namespace {

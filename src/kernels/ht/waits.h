@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/ht/arguments.h"
+#include "kernels/peer_numbers.h"
 #include "kernels/remote.h"
 
 namespace crossdock {

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "device/row_stage.h"
-#include "device/wait.h"
+#include "kernels/entry.h"
 #include "kernels/geometry.h"
 
 namespace crossdock {

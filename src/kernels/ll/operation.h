@@ -5,6 +5,7 @@
 
 #include "kernels/ll/arguments.h"
 #include "kernels/remote.h"
+#include "kernels/wait.h"
 
 namespace crossdock {
 
