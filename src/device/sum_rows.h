@@ -15,7 +15,7 @@ namespace crossdock {
 namespace {
 
 // Row i is base + index[i] * stride; index[i] < 0: no such row.
-struct RowTerms {
+struct RowSummands {
     const std::byte* base;
     uint64_t stride;
     const int64_t* index;
@@ -29,7 +29,7 @@ struct RowTerms {
 };
 
 // Rows by their addresses as numbers; 0: no such row.
-struct AddressTerms {
+struct AddressSummands {
     const int64_t* addresses;
     const float* weights;
     uint32_t count;
@@ -41,13 +41,14 @@ struct AddressTerms {
 };
 
 // Rows by their addresses, each with weight 1.
-struct PointerTerms {
+struct PointerSummands {
     const std::byte* const* rows;
     uint32_t count;
 
     CROSSDOCK_DEVICE const std::byte* row(uint32_t i) const { return rows[i]; }
     CROSSDOCK_DEVICE float weight(uint32_t) const { return 1.0f; }
 };
+using PointerTerms = PointerSummands;
 
 template <DType kDType>
 CROSSDOCK_DEVICE void add_weighted(const Bytes16& part, float weight, float (&sums)[16 / dtype_bytes(kDType)]) {
@@ -115,15 +116,16 @@ class PartSum {
 
 #if defined(__CUDACC__)
 // At most kRows rows: all of their parts are under way before the first is added.
-template <DType kDType, uint32_t kRows, uint32_t kVectors, typename Terms>
-CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Terms& terms, uint32_t begin, uint32_t end, std::byte* out) {
+template <DType kDType, uint32_t kRows, uint32_t kVectors, typename Summands>
+CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Summands& summands, uint32_t begin, uint32_t end,
+                                   std::byte* out) {
     constexpr uint32_t kStep = kLanes * 16;
     CROSSDOCK_ROLLED
     for (uint32_t at = begin + static_cast<uint32_t>(ctx.lane()) * 16; at < end; at += kVectors * kStep) {
         Bytes16 parts[kRows][kVectors] = {};
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kRows; ++i) {
-            const std::byte* row = i < terms.count ? terms.row(i) : nullptr;
+            const std::byte* row = i < summands.count ? summands.row(i) : nullptr;
             CROSSDOCK_UNROLL
             for (uint32_t v = 0; v < kVectors; ++v) {
                 if (row != nullptr && at + v * kStep < end)
@@ -135,16 +137,17 @@ CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Terms& terms, uint32_t 
             float sums[16 / dtype_bytes(kDType)] = {};
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kRows; ++i) {
-                if (i < terms.count && terms.row(i) != nullptr)
-                    add_weighted<kDType>(parts[i][v], terms.weight(i), sums);
+                if (i < summands.count && summands.row(i) != nullptr)
+                    add_weighted<kDType>(parts[i][v], summands.weight(i), sums);
             }
             if (at + v * kStep < end) *reinterpret_cast<Bytes16*>(out + at + v * kStep) = packed_sums<kDType>(sums);
         }
     }
 }
 
-template <DType kDType, typename Terms>
-CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Terms& terms, uint32_t begin, uint32_t end, std::byte* out) {
+template <DType kDType, typename Summands>
+CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Summands& summands, uint32_t begin, uint32_t end,
+                                    std::byte* out) {
     constexpr uint32_t kRowsAtOnce = 4;  // under way together
     constexpr uint32_t kVectorsAtOnce = 2;
     constexpr uint32_t kStep = kLanes * 16;
@@ -152,11 +155,11 @@ CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Terms& terms, uint32_t
     for (uint32_t at = begin + static_cast<uint32_t>(ctx.lane()) * 16; at < end; at += kVectorsAtOnce * kStep) {
         float sums[kVectorsAtOnce][16 / dtype_bytes(kDType)] = {};
         CROSSDOCK_ROLLED
-        for (uint32_t base = 0; base < terms.count; base += kRowsAtOnce) {
+        for (uint32_t base = 0; base < summands.count; base += kRowsAtOnce) {
             Bytes16 parts[kRowsAtOnce][kVectorsAtOnce];
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-                const std::byte* row = base + i < terms.count ? terms.row(base + i) : nullptr;
+                const std::byte* row = base + i < summands.count ? summands.row(base + i) : nullptr;
                 if (row == nullptr) continue;
                 CROSSDOCK_UNROLL
                 for (uint32_t v = 0; v < kVectorsAtOnce; ++v) {
@@ -165,8 +168,8 @@ CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Terms& terms, uint32_t
             }
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < kRowsAtOnce; ++i) {
-                if (base + i >= terms.count || terms.row(base + i) == nullptr) continue;
-                const float weight = terms.weight(base + i);
+                if (base + i >= summands.count || summands.row(base + i) == nullptr) continue;
+                const float weight = summands.weight(base + i);
                 CROSSDOCK_UNROLL
                 for (uint32_t v = 0; v < kVectorsAtOnce; ++v) add_weighted<kDType>(parts[i][v], weight, sums[v]);
             }
@@ -180,13 +183,13 @@ CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Terms& terms, uint32_t
 // Exactly kRows rows, kVectors vectors per lane at a time, all of which are under way before the first is added. What
 // is left behind the returned byte is less than that.
 template <DType kDType, uint32_t kRows, uint32_t kVectors>
-CROSSDOCK_DEVICE uint32_t sum_whole_parts(const Ctx& ctx, const PointerTerms& terms, uint32_t begin, uint32_t end,
+CROSSDOCK_DEVICE uint32_t sum_whole_parts(const Ctx& ctx, const PointerSummands& summands, uint32_t begin, uint32_t end,
                                           std::byte* out) {
     constexpr uint32_t kStep = kLanes * 16;
     const uint32_t own = static_cast<uint32_t>(ctx.lane()) * 16;
     const std::byte* rows[kRows];
     CROSSDOCK_UNROLL
-    for (uint32_t i = 0; i < kRows; ++i) rows[i] = terms.row(i) + own;
+    for (uint32_t i = 0; i < kRows; ++i) rows[i] = summands.row(i) + own;
     CROSSDOCK_ROLLED
     for (; begin + kVectors * kStep <= end; begin += kVectors * kStep) {
         Bytes16 parts[kVectors][kRows];
@@ -207,40 +210,41 @@ CROSSDOCK_DEVICE uint32_t sum_whole_parts(const Ctx& ctx, const PointerTerms& te
     return begin;
 }
 
-template <DType kDType, typename Terms>
-CROSSDOCK_DEVICE void sum_bytes(const Ctx& ctx, const Terms& terms, uint32_t begin, uint32_t end, std::byte* out) {
-    if constexpr (std::is_same_v<Terms, PointerTerms>) {
-        if (terms.count == 1) begin = sum_whole_parts<kDType, 1, 7>(ctx, terms, begin, end, out);
-        if (terms.count == 2) begin = sum_whole_parts<kDType, 2, 7>(ctx, terms, begin, end, out);
-        if (terms.count == 3) begin = sum_whole_parts<kDType, 3, 4>(ctx, terms, begin, end, out);
-    } else if (terms.count <= 2) {
-        return sum_few_rows<kDType, 2, 4>(ctx, terms, begin, end, out);
+template <DType kDType, typename Summands>
+CROSSDOCK_DEVICE void sum_bytes(const Ctx& ctx, const Summands& summands, uint32_t begin, uint32_t end,
+                                std::byte* out) {
+    if constexpr (std::is_same_v<Summands, PointerSummands>) {
+        if (summands.count == 1) begin = sum_whole_parts<kDType, 1, 7>(ctx, summands, begin, end, out);
+        if (summands.count == 2) begin = sum_whole_parts<kDType, 2, 7>(ctx, summands, begin, end, out);
+        if (summands.count == 3) begin = sum_whole_parts<kDType, 3, 4>(ctx, summands, begin, end, out);
+    } else if (summands.count <= 2) {
+        return sum_few_rows<kDType, 2, 4>(ctx, summands, begin, end, out);
     }
-    if (terms.count <= 4) {
-        sum_few_rows<kDType, 4, 2>(ctx, terms, begin, end, out);
+    if (summands.count <= 4) {
+        sum_few_rows<kDType, 4, 2>(ctx, summands, begin, end, out);
     } else {
-        sum_many_rows<kDType>(ctx, terms, begin, end, out);
+        sum_many_rows<kDType>(ctx, summands, begin, end, out);
     }
 }
 #endif
 
 // Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in
 // 16 bytes.
-template <DType kDType, typename Terms>
-CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Terms& terms, uint32_t first, uint32_t num, std::byte* out) {
+template <DType kDType, typename Summands>
+CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Summands& summands, uint32_t first, uint32_t num, std::byte* out) {
 #if defined(__CUDACC__)
     const uint32_t begin = first * dtype_bytes(kDType);
     const uint32_t end = begin + num * dtype_bytes(kDType);
-    sum_bytes<kDType>(ctx, terms, begin, end, out);
+    sum_bytes<kDType>(ctx, summands, begin, end, out);
 #else
     static_cast<void>(ctx);
     const std::byte* rows[64];
     float weights[64];
     uint32_t count = 0;
-    for (uint32_t i = 0; i < terms.count; ++i) {
-        if (terms.row(i) == nullptr) continue;
-        rows[count] = terms.row(i);
-        weights[count++] = terms.weight(i);
+    for (uint32_t i = 0; i < summands.count; ++i) {
+        if (summands.row(i) == nullptr) continue;
+        rows[count] = summands.row(i);
+        weights[count++] = summands.weight(i);
     }
     cpu::sum_rows(kDType, rows, weights, count, first, num, out);
 #endif

@@ -112,7 +112,7 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_
         at = align_up(at + uint64_t{8} * kFlagBatch * lanes * warp_layout.producers, 16);
         shared.plan_heads = static_cast<uint32_t>(at);
         at = align_up(at + (warp_layout.summers > 0 ? kSumPlanHeadBytes : 0), 16);
-        shared.plan_terms = static_cast<uint32_t>(at);
+        shared.plan_summands = static_cast<uint32_t>(at);
         const uint32_t planned = 2 * planned_rows(common.topk) * common.topk;
         at = align_up(at + (warp_layout.summers > 0 ? sizeof(void*) * planned : 0), 128);
         shared.stages = static_cast<uint32_t>(at);

@@ -177,13 +177,13 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t num_gin_counters(uint32_t ranks, uint32
 }
 
 struct HtShared {
-    uint32_t peers;       // u32 [ranks] PeerState
-    uint32_t plans;       // [warps][plan_bytes] HtPlan
-    uint32_t plan_bytes;  // of a warp
-    uint32_t unflagged;   // u64 [warps][kFlagBatch][lanes]: packets whose flags are still to be raised
-    uint32_t plan_heads;  // of a pipeline (sum_pipeline.h)
-    uint32_t plan_terms;  // of it: [2][planned_rows][topk] places of rows
-    uint32_t stages;      // [stages][stage_bytes]: those of the first warp, of the second, ...; those of a pipeline
+    uint32_t peers;          // u32 [ranks] PeerState
+    uint32_t plans;          // [warps][plan_bytes] HtPlan
+    uint32_t plan_bytes;     // of a warp
+    uint32_t unflagged;      // u64 [warps][kFlagBatch][lanes]: packets whose flags are still to be raised
+    uint32_t plan_heads;     // of a pipeline (sum_pipeline.h)
+    uint32_t plan_summands;  // of it: [2][planned_rows][topk] places of rows
+    uint32_t stages;         // [stages][stage_bytes]: those of the first warp, of the second, ...; those of a pipeline
     uint32_t stage_bytes;
     uint32_t bytes;
 };

@@ -44,7 +44,7 @@ class RowGatherer {
         const GinRing ring = GinRing::of_rows(c, team, channel_);
         const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.gin_rows, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
-        sum_rows<kDType>(ctx, PointerTerms{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
+        sum_rows<kDType>(ctx, PointerSummands{plan_.rows, num}, 0, args_.row_bytes / dtype_bytes(kDType),
                          ring.outgoing(args_.gin_rows, sum.packet));
         ctx.warp_sync();
         if (is_leader(ctx)) {

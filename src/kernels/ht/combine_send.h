@@ -176,7 +176,7 @@ class SumReturner {
     }
 
   private:
-    CROSSDOCK_DEVICE void send(const Ctx& ctx, const PointerTerms& terms, uint32_t first, std::byte* packet) {
+    CROSSDOCK_DEVICE void send(const Ctx& ctx, const PointerSummands& summands, uint32_t first, std::byte* packet) {
         const uint32_t left = args_.row_bytes - first;
         const uint32_t bytes = left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
         const RowStage stage =
@@ -185,7 +185,7 @@ class SumReturner {
         stage.wait_reusable(ctx);
         ctx.warp_sync();
         ctx.enter(Phase::kCombineSum);
-        sum_rows<kDType>(ctx, terms, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
+        sum_rows<kDType>(ctx, summands, first / dtype_bytes(kDType), bytes / dtype_bytes(kDType), stage.data() - first);
         if constexpr (kWire == HtWire::kMxfp8)
             quantise_part(ctx, stage.data(), args_.warp_layout.chunk_bytes, bytes, 0, bytes);
         stage.filled();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine: a block's sums, made by a pipeline of its warps. The first one, the planner, looks up where
-// their terms lie. The second, the loader, has them fetched into stages, one after the other. Summers add up the terms
-// of each sum, each its own bytes of all of them, and leave it in the stage of the last term. Senders take turns at
-// storing it where it belongs.
+// High-throughput combine: a pipeline of a block's warps that computes the block's sums. The first warp, the planner,
+// finds the summands. The second, the loader, fetches them into stages, one after the other. Summers add up the
+// summands of each sum, each warp its own bytes, and leave the sum in the stage of the last summand. Senders take turns
+// to store it at its target.
 //
-// Expert-major, a sum is a row that returns to its source rank, and its terms lie in this rank's tensor. One of one
-// term passes as it is: its source rank adds it to 0 like all others. Flat, a sum is one of this rank's own tokens, and
-// its terms lie in windows.
+// Expert-major, a sum is a row that returns to its source rank, and its summands lie in this rank's tensor. A single
+// summand is not changed: its source rank adds it to 0 like all others. Flat, a sum is one of this rank's own tokens,
+// and its summands lie in windows.
 #pragma once
 
 #include "device/block_barrier.h"
@@ -16,16 +16,16 @@
 namespace crossdock {
 namespace {
 
-// The head of a stage. Sums go through stages in parts, each of some terms. Terms take stages in turn. What is known of
-// part n lies in the head of stage n, in turn, too: parts take at least one stage, so what the loader overwrites when
-// it has one for part n is of a part that has been sent.
+// The head of a stage. Sums pass through stages in parts, each of some summands, which take the stages in turn. Part n
+// is described in the head of stage n (in turn, too): a part takes at least one stage, so by the time the loader has a
+// stage for part n, the part described there before has been sent.
 struct SumStageHead {
     std::byte of_row_stage[32];
-    BlockBarrierMemory loaded;  // the term is there
-    BlockBarrierMemory free;    // summers have added it, or its sender has sent what it was the last term of
+    BlockBarrierMemory loaded;  // the summand has been loaded
+    BlockBarrierMemory free;    // summers have added it, or, for the last summand, a sender has sent the sum
     BlockBarrierMemory summed;  // the part is
-    PlannedRow row;             // of the part, with one slot per term
-    uint32_t last_stage;        // of its terms
+    PlannedRow row;             // of the part, with one slot per summand
+    uint32_t last_stage;        // of its summands
 };
 static_assert(sizeof(SumStageHead) <= kStageHeadBytes);
 
@@ -101,7 +101,7 @@ class SumPipeline {
           own_(own_tokens(ctx, args)),
           num_parts_((args.row_bytes + args.warp_layout.chunk_bytes - 1) / args.warp_layout.chunk_bytes),
           part_(ctx, args),
-          term_(ctx, args) {}
+          summand_(ctx, args) {}
 
     // warp: among the block's producers.
     CROSSDOCK_DEVICE void run(const Ctx& ctx, uint32_t warp) {
@@ -129,10 +129,10 @@ class SumPipeline {
         return HtPlan::of_warp(ctx, args_.shared, args_.common.topk, n % 2);
     }
 
-    // Where the terms of a plan's first row lie, of its second, ...
-    CROSSDOCK_DEVICE const std::byte** terms_of_plan(const Ctx& ctx, uint32_t n) const {
+    // Where the summands of a plan's first row lie, of its second, ...
+    CROSSDOCK_DEVICE const std::byte** summands_of_plan(const Ctx& ctx, uint32_t n) const {
         const uint32_t topk = args_.common.topk;
-        return reinterpret_cast<const std::byte**>(ctx.shared_memory() + args_.shared.plan_terms) +
+        return reinterpret_cast<const std::byte**>(ctx.shared_memory() + args_.shared.plan_summands) +
                n % 2 * planned_rows(topk) * topk;
     }
 
@@ -156,13 +156,13 @@ class SumPipeline {
         const Share share = token_share(c, c.rank, static_cast<uint32_t>(ctx.block_idx()));
         PlannedRow row{};
         row.number = first + lane;
-        const std::byte** const terms = terms_of_plan(ctx, n) + lane * c.topk;
+        const std::byte** const summands = summands_of_plan(ctx, n) + lane * c.topk;
         CROSSDOCK_ROLLED
         for (int peer = first_of_team(c); peer < end_of_team(c); ++peer) {
-            const std::byte* term = nullptr;
+            const std::byte* summand = nullptr;
             if (peer_states(ctx, args_.shared)[peer] != kAbsent)
-                find_lsa_row(ctx, args_, operation_, c.rank, peer, sent_row(c, peer, row.number, share), term);
-            if (term != nullptr) terms[row.num_slots++] = term;
+                find_lsa_row(ctx, args_, operation_, c.rank, peer, sent_row(c, peer, row.number, share), summand);
+            if (summand != nullptr) summands[row.num_slots++] = summand;
         }
         plan(ctx, n).batch[lane] = row;
         return num;
@@ -173,11 +173,11 @@ class SumPipeline {
         const HtPlan to = plan(ctx, n);
         const uint32_t topk = args_.common.topk;
         const uint32_t num = rows.look_up(ctx, to);
-        const std::byte** const terms = terms_of_plan(ctx, n);
+        const std::byte** const summands = summands_of_plan(ctx, n);
         CROSSDOCK_ROLLED
         for (uint32_t at = static_cast<uint32_t>(ctx.lane()); at < num * topk; at += kLanes) {
             if (at % topk < to.batch[at / topk].num_slots)
-                terms[at] = args_.tokens + uint64_t{to.batch_slots[at]} * args_.row_bytes;
+                summands[at] = args_.tokens + uint64_t{to.batch_slots[at]} * args_.row_bytes;
         }
         return num;
     }
@@ -207,13 +207,13 @@ class SumPipeline {
             BlockBarrier(head.planned).wait(ctx, n / 2);
             ctx.enter(Phase::kCombineStage);
             const PlannedRow* const rows = plan(ctx, n).batch;
-            const std::byte* const* const terms = terms_of_plan(ctx, n);
+            const std::byte* const* const summands = summands_of_plan(ctx, n);
             const uint32_t num = head.num_rows;
             CROSSDOCK_ROLLED
             for (uint32_t row = 0; row < num; ++row) {
                 CROSSDOCK_ROLLED
                 for (uint32_t i = 0; i < num_parts_; ++i, part_.advance())
-                    load(ctx, rows[row], terms + row * args_.common.topk, i);
+                    load(ctx, rows[row], summands + row * args_.common.topk, i);
             }
             if (num == 0) break;
             BlockBarrier(head.used).arrive(ctx);
@@ -221,44 +221,44 @@ class SumPipeline {
         ctx.warp_sync();
     }
 
-    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, const std::byte* const* terms, uint32_t i) {
+    CROSSDOCK_DEVICE void load(const Ctx& ctx, const PlannedRow& row, const std::byte* const* summands, uint32_t i) {
         const uint32_t num = row.num_slots;
         const uint32_t first = i * args_.warp_layout.chunk_bytes;
         const uint32_t bytes = part_bytes(i);
-        const std::byte* term = terms[0];
-        BlockBarrier(term_.head().free).wait_for_turn(ctx, term_.round());
+        const std::byte* summand = summands[0];
+        BlockBarrier(summand_.head().free).wait_for_turn(ctx, summand_.round());
         part_.head().row = row;
         part_.head().last_stage = last_stage(num);
         if (num == 0) {
-            BlockBarrier(term_.head().loaded).arrive(ctx);
-            term_.advance();
+            BlockBarrier(summand_.head().loaded).arrive(ctx);
+            summand_.advance();
             return;
         }
         CROSSDOCK_ROLLED
         for (uint32_t n = 1;; ++n) {
-            const BlockBarrier loaded(term_.head().loaded);
-            loaded.arrive_with_load(ctx, term_.data(), term + first, bytes);
-            term_.advance();
+            const BlockBarrier loaded(summand_.head().loaded);
+            loaded.arrive_with_load(ctx, summand_.data(), summand + first, bytes);
+            summand_.advance();
             if (n == num) return;
-            term = terms[n];
-            BlockBarrier(term_.head().free).wait_for_turn(ctx, term_.round());
+            summand = summands[n];
+            BlockBarrier(summand_.head().free).wait_for_turn(ctx, summand_.round());
         }
     }
 
-    // Of a part whose first term takes the next stage.
-    CROSSDOCK_DEVICE uint32_t last_stage(uint32_t terms) const {
-        uint32_t turns = terms > 1 ? terms - 1 : 0;
+    // Of a part whose first summand takes the next stage.
+    CROSSDOCK_DEVICE uint32_t last_stage(uint32_t summands) const {
+        uint32_t turns = summands > 1 ? summands - 1 : 0;
         CROSSDOCK_ROLLED
         for (; turns >= args_.warp_layout.shared_stages; turns -= args_.warp_layout.shared_stages) {
         }
-        return term_.at_after(turns);
+        return summand_.at_after(turns);
     }
 
     CROSSDOCK_DEVICE void sum_all(const Ctx& ctx, uint32_t num_rows, uint32_t first) {
         CROSSDOCK_ROLLED
         for (uint32_t row = 0; row < num_rows; ++row) {
             CROSSDOCK_ROLLED
-            for (uint32_t i = 0; i < num_parts_; ++i, part_.advance(), term_.advance()) {
+            for (uint32_t i = 0; i < num_parts_; ++i, part_.advance(), summand_.advance()) {
                 const uint32_t left = first < part_bytes(i) ? part_bytes(i) - first : 0;
                 sum(ctx, part_bytes(i), first,
                     left < args_.warp_layout.summed_bytes ? left : args_.warp_layout.summed_bytes);
@@ -269,25 +269,25 @@ class SumPipeline {
     // Bytes [first, first + bytes) of a part.
     CROSSDOCK_DEVICE void sum(const Ctx& ctx, uint32_t part, uint32_t first, uint32_t bytes) {
         wait_loaded(ctx);
-        const uint32_t terms = part_.head().row.num_slots;
-        if (terms != 1 || is_local_) {
+        const uint32_t summands = part_.head().row.num_slots;
+        if (summands != 1 || is_local_) {
             PartSum<kDType> result;
             CROSSDOCK_ROLLED
-            for (uint32_t n = 1; n < terms; ++n) {
-                result.add(ctx, term_.data() + first, bytes);
+            for (uint32_t n = 1; n < summands; ++n) {
+                result.add(ctx, summand_.data() + first, bytes);
                 ctx.warp_sync();  // all lanes have their values: the next copy into the stage needs no fence
-                if (is_leader(ctx)) BlockBarrier(term_.head().free).arrive(ctx);
-                term_.advance();
+                if (is_leader(ctx)) BlockBarrier(summand_.head().free).arrive(ctx);
+                summand_.advance();
                 wait_loaded(ctx);
             }
-            if (terms > 0) result.add(ctx, term_.data() + first, bytes);
-            result.store(ctx, term_.data() + first, bytes);
-            term_.stage_at(term_.at()).filled();
+            if (summands > 0) result.add(ctx, summand_.data() + first, bytes);
+            result.store(ctx, summand_.data() + first, bytes);
+            summand_.stage_at(summand_.at()).filled();
         }
         if constexpr (kWire == HtWire::kMxfp8) {
             ctx.warp_sync();  // a block's elements are several lanes'
-            quantise_part(ctx, term_.data(), args_.warp_layout.chunk_bytes, part, first, bytes);
-            term_.stage_at(term_.at()).filled();
+            quantise_part(ctx, summand_.data(), args_.warp_layout.chunk_bytes, part, first, bytes);
+            summand_.stage_at(summand_.at()).filled();
         }
         ctx.warp_sync();
         if (is_leader(ctx)) BlockBarrier(part_.head().summed).arrive(ctx);
@@ -295,7 +295,7 @@ class SumPipeline {
 
     CROSSDOCK_DEVICE void wait_loaded(const Ctx& ctx) {
         ctx.enter(Phase::kCombineStage);
-        BlockBarrier(term_.head().loaded).wait(ctx, term_.round());
+        BlockBarrier(summand_.head().loaded).wait(ctx, summand_.round());
         ctx.enter(Phase::kCombineSum);
     }
 
@@ -350,7 +350,7 @@ class SumPipeline {
     Share own_;
     uint32_t num_parts_;
     StageTurn part_;
-    StageTurn term_;
+    StageTurn summand_;
 };
 
 }  // namespace

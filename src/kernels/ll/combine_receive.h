@@ -14,16 +14,16 @@ template <DType kDType, RowForms kForms, typename Op>
 class CombineReceive {
   public:
     CROSSDOCK_DEVICE explicit CombineReceive(const Op& op)
-        : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), terms_(terms_of_warp(op.ctx, op.args)) {}
+        : op_(op), ctx_(op.ctx), args_(op.args), c_(op.c), summands_(summands_of_warp(op.ctx, op.args)) {}
 
     // The choices of the first token that this warp sums, before the operation is known.
     CROSSDOCK_DEVICE void fetch() { first_choice_ = load_first_choice(op_.first_share()); }
-    // Entries, so early that they are here when they are needed.
+    // Prefetches the peers' entries.
     CROSSDOCK_DEVICE void look_ahead() {
         if (op_.receives()) early_entry_ = load_entry_for_lane(0);
     }
 
-    // Work is shared by parts of tokens, so that few tokens still occupy many warps.
+    // Warps share parts of tokens, so that few tokens still occupy many warps.
     CROSSDOCK_DEVICE void run(const WorkShare& share, bool is_first) {
         if (args_.leaves_out) ctx_.note_unread_slots_allowed();
         Choice choice = is_first ? first_choice_ : load_first_choice(share);
@@ -39,7 +39,7 @@ class CombineReceive {
             const uint32_t token = i - part * c_.num_tokens;
             std::byte* out = args_.out_tokens + uint64_t{token} * args_.row_bytes;
             bool has_all = false;
-            const uint32_t num = list_terms_of_token(token, choice, alike, has_all);
+            const uint32_t num = list_summands_of_token(token, choice, alike, has_all);
             ctx_.mark(Step::kCombineListed);
             if (!has_all && !wait_entries(num)) {
                 ctx_.note_unread_slots_allowed();
@@ -56,14 +56,14 @@ class CombineReceive {
     }
 
   private:
-    // Which of the first ranks have entered with the same terms, a bit each (this rank always has): found once by a
-    // warp for all its tokens.
+    // A warp finds once for all its tokens which of the first ranks have entered with the same terms: one bit per rank,
+    // this rank's always set.
     static constexpr uint32_t kRanksSeenAtOnce = 64;
 
     CROSSDOCK_DEVICE uint64_t all_ranks() const {
         return c_.arena.num_ranks < kRanksSeenAtOnce ? (uint64_t{1} << c_.arena.num_ranks) - 1 : ~uint64_t{0};
     }
-    // What this lane's of a few ranks has entered with.
+    // The entry of rank base + lane.
     CROSSDOCK_DEVICE TaggedWord load_entry_for_lane(uint32_t base) const {
         const uint32_t rank = base + op_.lane();
         return rank < c_.arena.num_ranks && rank != c_.rank ? op_.load_entry_of(rank) : TaggedWord{};
@@ -86,14 +86,14 @@ class CombineReceive {
 
     struct Choice {
         int64_t given = 0;
-        int32_t own_row = kElsewhere;
+        int32_t own_row = kOtherRank;
         float weight = 1.0f;
     };
-    // This lane's of a token's choices from `base` on.
+    // Choice base + lane of the token.
     CROSSDOCK_DEVICE Choice choice_of_lane(uint32_t token, uint32_t base) const {
         if (token >= c_.num_tokens) return {};
         const uint32_t k = base + op_.lane() < c_.topk ? base + op_.lane() : base;
-        return {given_id(c_, token, k), args_.own_rows_stay ? *own_row(c_, token, k) : kElsewhere,
+        return {given_id(c_, token, k), args_.own_rows_stay ? *own_row(c_, token, k) : kOtherRank,
                 has_row_per_choice(args_) ? args_.topk_weights[uint64_t{token} * c_.topk + k] : 1.0f};
     }
     CROSSDOCK_DEVICE Choice load_first_choice(const WorkShare& share) const {
@@ -102,18 +102,18 @@ class CombineReceive {
     }
 
     CROSSDOCK_DEVICE bool is_row_here(int32_t row) const { return static_cast<uint32_t>(row) < num_rows_here(c_); }
-    // A term is a cell, or a row of this rank's that stays: below 0.
-    CROSSDOCK_DEVICE static int64_t term_of_own_row(int32_t row) { return -1 - int64_t{row}; }
-    CROSSDOCK_DEVICE const std::byte* own_row_of(int64_t term) const {
-        return args_.tokens + static_cast<uint64_t>(-1 - term) * args_.row_bytes;
+    // A summand is a cell or, below 0, one of this rank's own rows that stay.
+    CROSSDOCK_DEVICE static int64_t summand_of_own_row(int32_t row) { return -1 - int64_t{row}; }
+    CROSSDOCK_DEVICE const std::byte* own_row_of(int64_t summand) const {
+        return args_.tokens + static_cast<uint64_t>(-1 - summand) * args_.row_bytes;
     }
 
-    // Lists the terms of one token, in the order of its choices; those of masked ranks, and own choices that had no
-    // room, are left out. Returns how many. first_choice: choice_of_lane of the first choices. has_all: all of their
-    // ranks are among `alike`. Expert-major, what was not dispatched here is awaited in its cell, whatever
-    // its id says.
-    CROSSDOCK_DEVICE uint32_t list_terms_of_token(uint32_t token, Choice first_choice, uint64_t alike,
-                                                  bool& has_all) const {
+    // Lists the rows that are summed for one token, in the order of its choices, and returns their number. Skips rows
+    // of masked ranks, and own choices that had no room. first_choice: choice_of_lane of the first choices. has_all:
+    // the ranks of all these rows are in the bit mask `alike`. Expert-major, a choice of this rank that was not
+    // dispatched here arrives in its cell like any other.
+    CROSSDOCK_DEVICE uint32_t list_summands_of_token(uint32_t token, Choice first_choice, uint64_t alike,
+                                                     bool& has_all) const {
         const bool per_choice = has_row_per_choice(args_);
         has_all = true;
         int num_targets = 0;  // ranks of the choices that all lanes have seen to
@@ -134,24 +134,24 @@ class CombineReceive {
             const bool is_alike = rank < kRanksSeenAtOnce && (alike >> (rank & (kRanksSeenAtOnce - 1)) & 1) != 0;
             has_all = has_all && ctx_.warp_all(!is_summed || is_alike);
             if (!is_summed) continue;
-            terms_.index[at] =
+            summands_.index[at] =
                 is_own && is_row_here(choice.own_row)
-                    ? term_of_own_row(choice.own_row)
+                    ? summand_of_own_row(choice.own_row)
                     : static_cast<int64_t>(cell_of(c_, token, per_choice ? k : static_cast<uint32_t>(target_idx)));
-            terms_.weight[at] = choice.weight;
-            terms_.ranks[at] = rank;
+            summands_.weight[at] = choice.weight;
+            summands_.ranks[at] = rank;
         }
         ctx_.warp_sync();
         return static_cast<uint32_t>(num);
     }
 
-    // The rows of a token that are not here yet: their ranks enter before they send. False: nothing is to be summed,
-    // since the group has failed.
+    // Waits for the entries of a token's ranks: they enter before they send. Returns false if nothing is to be summed
+    // because the group has failed.
     CROSSDOCK_DEVICE bool wait_entries(uint32_t num) const {
         bool came = true;
         for_lanes(ctx_, num, [&](uint32_t k) {
             TaggedWord entry{};
-            came = came && op_.wait_entry(terms_.ranks[k], entry);
+            came = came && op_.wait_entry(summands_.ranks[k], entry);
         });
         return ctx_.warp_all(came) || !ctx_.warp_any(has_failed(ctx_, c_.scope));
     }
@@ -162,17 +162,17 @@ class CombineReceive {
                                          std::byte* out) const {
         const bool came = sum_ll128_run(num, shape, run, out);
         if (!came || run.begin != 0) return;
-        for_lanes(ctx_, num, [&](uint32_t k) { note_term(terms_.index[k]); });
+        for_lanes(ctx_, num, [&](uint32_t k) { note_summand(summands_.index[k]); });
     }
-    // Once per term.
-    CROSSDOCK_DEVICE void note_term(int64_t term) const {
-        if (term >= 0) {
-            op_.note_read(static_cast<uint32_t>(term));
+    // Once per summand.
+    CROSSDOCK_DEVICE void note_summand(int64_t summand) const {
+        if (summand >= 0) {
+            op_.note_read(static_cast<uint32_t>(summand));
         } else {
             count_rows(ctx_, c_.reach, c_.rank, 1, args_.row_bytes);
         }
     }
-    // Sums what comes of a run of groups. False: not all has come.
+    // Sums a run of groups. Returns false if not all rows have arrived.
     CROSSDOCK_DEVICE bool sum_ll128_run(uint32_t num, const Ll128Row& shape, const Ll128Run& run,
                                         std::byte* out) const {
         constexpr uint32_t kRowsAtOnce = std::remove_cvref_t<decltype(args_)>::kRowsAtOnce;
@@ -180,11 +180,11 @@ class CombineReceive {
         constexpr uint32_t kBitOfEachGroup = kGroupsAtOnce > 1 ? 1u << kRowsAtOnce | 1 : 1;
         static_assert(kGroupsAtOnce <= 2, "a bit of each");
         const std::byte* cells = op_.row(c_.rank, 0);
-        // Where own rows stay, rows are found anew at each look, from places in units of 16 bytes: pointers would push
-        // sums out of registers.
-        const auto place_of = [&](int64_t term) {
-            return term < 0 ? static_cast<uint32_t>(-1 - term) * (args_.row_bytes / 16)
-                            : static_cast<uint32_t>(term) * (c_.offsets.row_stride / 16);
+        // If own rows stay, each poll computes the rows' addresses again from places in units of 16 bytes: pointers
+        // would push sums out of registers.
+        const auto place_of = [&](int64_t summand) {
+            return summand < 0 ? static_cast<uint32_t>(-1 - summand) * (args_.row_bytes / 16)
+                               : static_cast<uint32_t>(summand) * (c_.offsets.row_stride / 16);
         };
         bool has_all = true;
         CROSSDOCK_ROLLED
@@ -202,13 +202,13 @@ class CombineReceive {
                 const std::byte* lines[kRowsAtOnce];
                 CROSSDOCK_UNROLL
                 for (uint32_t r = 0; r < kRowsAtOnce; ++r) {
-                    const int64_t term = terms_.index[base + (r < rows ? r : 0)];
+                    const int64_t summand = summands_.index[base + (r < rows ? r : 0)];
                     if (args_.own_rows_stay) {
-                        places[r] = place_of(term);
-                        if (term < 0) wait.plain |= kBitOfEachGroup << r;
+                        places[r] = place_of(summand);
+                        if (summand < 0) wait.plain |= kBitOfEachGroup << r;
                     } else {
                         lines[r] = cells + shape.offset_in_lines(first) +
-                                   static_cast<uint64_t>(static_cast<uint32_t>(term)) * c_.offsets.row_stride;
+                                   static_cast<uint64_t>(static_cast<uint32_t>(summand)) * c_.offsets.row_stride;
                     }
                 }
                 const bool came = wait_as_warp(
@@ -231,11 +231,11 @@ class CombineReceive {
                             [&](uint32_t i) { return first + i / kRowsAtOnce; });
                         return wait.missing == 0
                                    ? -1
-                                   : static_cast<int>(terms_.ranks[base + wait.first_missing() % kRowsAtOnce]);
+                                   : static_cast<int>(summands_.ranks[base + wait.first_missing() % kRowsAtOnce]);
                     },
                     [&] {
                         const uint32_t i = wait.first_missing();
-                        const uint32_t cell = static_cast<uint32_t>(terms_.index[base + i % kRowsAtOnce]);
+                        const uint32_t cell = static_cast<uint32_t>(summands_.index[base + i % kRowsAtOnce]);
                         return epoch_in_ll128(ctx_, op_.row(c_.rank, cell), first + i / kRowsAtOnce);
                     });
                 has_all = has_all && came;
@@ -247,7 +247,7 @@ class CombineReceive {
                     const bool is_own = (wait.plain >> i & 1) != 0;
                     sums[i / kRowsAtOnce].add(
                         is_own ? wait.groups[i].aligned(ctx_, shape, first + i / kRowsAtOnce) : wait.groups[i],
-                        terms_.weight[base + i % kRowsAtOnce]);
+                        summands_.weight[base + i % kRowsAtOnce]);
                 }
             }
             CROSSDOCK_UNROLL
@@ -271,31 +271,31 @@ class CombineReceive {
         if (is_quantised(args_.wire)) {
             sum_quantised_rows(num, element, elements, out);
         } else {
-            sum_rows<kDType>(ctx_, AddressTerms{terms_.index, terms_.weight, num}, element, elements, out);
+            sum_rows<kDType>(ctx_, AddressSummands{summands_.index, summands_.weight, num}, element, elements, out);
         }
     }
-    // Turns terms into addresses, as AddressTerms has them. What does not come is not summed.
+    // Replaces the summands by their addresses, as AddressSummands takes them; null for rows that do not arrive.
     CROSSDOCK_DEVICE void locate_rows(bool notes_reads, uint32_t num) const {
         const auto locate = [&](uint32_t k, const std::byte* row) {
-            terms_.index[k] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row));
+            summands_.index[k] = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row));
         };
         for_lanes(ctx_, num, [&](uint32_t k) {
-            const int64_t term = terms_.index[k];
-            if (term < 0) {
-                if (notes_reads) note_term(term);
-                return locate(k, own_row_of(term));
+            const int64_t summand = summands_.index[k];
+            if (summand < 0) {
+                if (notes_reads) note_summand(summand);
+                return locate(k, own_row_of(summand));
             }
-            const uint32_t cell = static_cast<uint32_t>(term);
+            const uint32_t cell = static_cast<uint32_t>(summand);
             uint64_t content = kCellNothing;
-            const bool came = op_.is_gin_peer(terms_.ranks[k])
-                                  ? wait_gin_cell(terms_.ranks[k], cell, content)
-                                  : op_.wait_word(WaitStep::kRow, terms_.ranks[k], op_.flag(c_.rank, cell), content);
-            if (came && notes_reads) note_term(term);
+            const bool came = op_.is_gin_peer(summands_.ranks[k])
+                                  ? wait_gin_cell(summands_.ranks[k], cell, content)
+                                  : op_.wait_word(WaitStep::kRow, summands_.ranks[k], op_.flag(c_.rank, cell), content);
+            if (came && notes_reads) note_summand(summand);
             locate(k, came && content == kCellRow ? op_.row(c_.rank, cell) : nullptr);
         });
         ctx_.warp_sync();
     }
-    // A cell that a GIN peer fills. Only where no row comes does it put a flag.
+    // Waits for a GIN peer's cell. The peer puts a flag only for a cell that stays empty.
     CROSSDOCK_DEVICE bool wait_gin_cell(uint32_t rank, uint32_t cell, uint64_t& content) const {
         uint64_t unused = 0;
         if (!wait_gin(op_, WaitStep::kRow, Signal::kData, rank) ||
@@ -307,14 +307,14 @@ class CombineReceive {
     }
     CROSSDOCK_DEVICE void sum_quantised_rows(uint32_t count, uint32_t first, uint32_t num, std::byte* out) const {
         const uint32_t elements = args_.row_bytes / 2;
-        const AddressTerms terms{terms_.index, terms_.weight, count};
+        const AddressSummands summands{summands_.index, summands_.weight, count};
         for_lanes(ctx_, num, [&](uint32_t i) {
             float sum = 0.0f;
             CROSSDOCK_ROLLED
             for (uint32_t k = 0; k < count; ++k) {
-                if (terms.row(k) == nullptr) continue;
-                const float value = quantised_element(args_.wire, terms.row(k), elements, first + i);
-                sum = fused_multiply_add(terms.weight(k), value, sum);
+                if (summands.row(k) == nullptr) continue;
+                const float value = quantised_element(args_.wire, summands.row(k), elements, first + i);
+                sum = fused_multiply_add(summands.weight(k), value, sum);
             }
             store_element<DType::kBf16>(out, first + i, sum);
         });
@@ -324,7 +324,7 @@ class CombineReceive {
     const Ctx& ctx_;
     decltype(Op::args) args_;
     decltype(Op::c) c_;
-    TermList terms_;
+    SummandList summands_;
     Choice first_choice_;
     TaggedWord early_entry_{};
 };

@@ -15,19 +15,19 @@ static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
 namespace {
 
 // A warp's list of rows to sum, and their ranks; in shared memory.
-struct TermList {
+struct SummandList {
     int64_t* index;
     float* weight;
     uint32_t* ranks;
 };
 
-CROSSDOCK_DEVICE TermList terms_of_warp(const Ctx& ctx, const auto& args) {
+CROSSDOCK_DEVICE SummandList summands_of_warp(const Ctx& ctx, const auto& args) {
     const uint32_t topk = args.common.topk;
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
-    const uint64_t terms = uint64_t{topk} * args.common.warp_layout.warps_per_block;
-    int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + args.shared.terms);
-    float* weight = reinterpret_cast<float*>(index + terms);
-    uint32_t* ranks = reinterpret_cast<uint32_t*>(weight + terms);
+    const uint64_t summands = uint64_t{topk} * args.common.warp_layout.warps_per_block;
+    int64_t* index = reinterpret_cast<int64_t*>(ctx.shared_memory() + args.shared.summands);
+    float* weight = reinterpret_cast<float*>(index + summands);
+    uint32_t* ranks = reinterpret_cast<uint32_t*>(weight + summands);
     return {index + warp * topk, weight + warp * topk, ranks + warp * topk};
 }
 
@@ -160,8 +160,8 @@ class CellTarget {
     uint64_t outbox_ = 0;
 };
 
-// What a row's sum on this rank needs, looked up by one warp. What does not come is not summed.
-CROSSDOCK_DEVICE void list_terms(const auto& op, const Return& row, const TermList& terms) {
+// One warp. Looks up what a row's sum on this rank needs. Without its weight, a row is not summed.
+CROSSDOCK_DEVICE void list_summands(const auto& op, const Return& row, const SummandList& summands) {
     const RowRecord* record = row_record(op.c, row.source, row.i);
     const int32_t* rows = reinterpret_cast<const int32_t*>(record + 1);
     const bool may_come =
@@ -170,27 +170,27 @@ CROSSDOCK_DEVICE void list_terms(const auto& op, const Return& row, const TermLi
     for_lanes(op.ctx, op.c.topk, [&](uint32_t k) {
         uint64_t pair = 0;
         const bool came = may_come && op.wait_tagged(WaitStep::kWeights, row.source, weights + k / 2, pair);
-        terms.index[k] = came ? rows[k] : -1;
-        terms.weight[k] = float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
+        summands.index[k] = came ? rows[k] : -1;
+        summands.weight[k] = float_of(static_cast<uint32_t>(pair >> (32 * (k % 2))));
     });
     op.ctx.warp_sync();
 }
 
-// The same without gaps. Returns how many.
-CROSSDOCK_DEVICE uint32_t list_present_terms(const auto& op, const Return& row, const TermList& terms) {
-    list_terms(op, row, terms);
+// The same without gaps. Returns their number.
+CROSSDOCK_DEVICE uint32_t list_present_summands(const auto& op, const Return& row, const SummandList& summands) {
+    list_summands(op, row, summands);
     const Ctx& ctx = op.ctx;
     int num = 0;
     CROSSDOCK_ROLLED
     for (uint32_t base = 0; has_choices_from(op.c, base); base += kLanes) {
         const uint32_t k = base + static_cast<uint32_t>(ctx.lane());
-        const int64_t index = k < op.c.topk ? terms.index[k] : -1;
-        const float weight = k < op.c.topk ? terms.weight[k] : 0.0f;
+        const int64_t index = k < op.c.topk ? summands.index[k] : -1;
+        const float weight = k < op.c.topk ? summands.weight[k] : 0.0f;
         ctx.warp_sync();
         const int at = num + ctx.warp_count_before(index >= 0);
         if (index >= 0) {
-            terms.index[at] = index;
-            terms.weight[at] = weight;
+            summands.index[at] = index;
+            summands.weight[at] = weight;
         }
         num += ctx.warp_count(index >= 0);
         ctx.warp_sync();
@@ -271,8 +271,8 @@ class Ll128Returns {
     CROSSDOCK_DEVICE void send_sums(const Ll128Run& run) const {
         const uint64_t tag = ll128_tag(op_.epoch, kCellRow);
         std::byte* lines = op_.row(row_.source, row_.cell);
-        const TermList terms = terms_of_warp(ctx_, args_);
-        const uint32_t num = list_present_terms(op_, row_, terms);
+        const SummandList summands = summands_of_warp(ctx_, args_);
+        const uint32_t num = list_present_summands(op_, row_, summands);
         CROSSDOCK_ROLLED
         for (uint32_t first = run.begin; first < run.end; first += kGroupsSummedAtOnce) {
             Ll128Sums<kDType> sums[kGroupsSummedAtOnce];
@@ -283,7 +283,7 @@ class Ll128Returns {
                 for (uint32_t r = 0; r < kRowsSummedAtOnce; ++r) {
                     if (base + r >= num) continue;
                     const std::byte* source =
-                        args_.tokens + static_cast<uint64_t>(terms.index[base + r]) * args_.row_bytes;
+                        args_.tokens + static_cast<uint64_t>(summands.index[base + r]) * args_.row_bytes;
                     CROSSDOCK_UNROLL
                     for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g) groups[r][g].read(shape_, first + g, source);
                 }
@@ -292,7 +292,7 @@ class Ll128Returns {
                     if (base + r >= num) continue;
                     CROSSDOCK_UNROLL
                     for (uint32_t g = 0; g < kGroupsSummedAtOnce; ++g)
-                        sums[g].add(groups[r][g], terms.weight[base + r]);
+                        sums[g].add(groups[r][g], summands.weight[base + r]);
                 }
             }
             ctx_.warp_sync();
@@ -454,15 +454,15 @@ class ComputedReturns {
             }
             return;
         }
-        const TermList terms = terms_of_warp(ctx_, args_);
-        list_terms(op_, row_, terms);
+        const SummandList summands = summands_of_warp(ctx_, args_);
+        list_summands(op_, row_, summands);
         const uint32_t chunk = chunk_at(row_first);
         CROSSDOCK_ROLLED
         for (uint32_t first = part * kSegmentBytes; first < chunk; first += parts * kSegmentBytes) {
             const uint32_t bytes = chunk - first < kSegmentBytes ? chunk - first : kSegmentBytes;
-            sum_rows<kDType>(ctx_, RowTerms{args_.tokens, args_.row_bytes, terms.index, terms.weight, op_.c.topk},
-                             (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType),
-                             target - row_first);
+            sum_rows<kDType>(
+                ctx_, RowSummands{args_.tokens, args_.row_bytes, summands.index, summands.weight, op_.c.topk},
+                (row_first + first) / dtype_bytes(kDType), bytes / dtype_bytes(kDType), target - row_first);
         }
         ctx_.warp_sync();
     }

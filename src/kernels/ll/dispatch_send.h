@@ -369,13 +369,13 @@ class DispatchSend {
         if (is_leader(ctx_)) *own.num_targets = num_targets;
         ctx_.warp_sync();
     }
-    // For a later combine, by one warp: which choices are of other ranks. Where the others' rows are the receive half
-    // finds out. Rank-major, ids do not change between dispatch and combine (crossdockHandleRebind).
-    CROSSDOCK_DEVICE void note_rows_elsewhere(const Batch& batch, uint32_t stage) const {
+    // One warp. Marks a token's choices on other ranks for a later combine; the receive half fills in this rank's own
+    // rows. Not needed in rank-major, where ids cannot change between dispatch and combine (crossdockHandleRebind).
+    CROSSDOCK_DEVICE void mark_remote_choices(const Batch& batch, uint32_t stage) const {
         if (!c_.expert_major) return;
         const TokenPlan of_token = plan_of(stage);
         for_lanes(ctx_, c_.topk, [&](uint32_t k) {
-            if (of_token.ranks[k] != c_.rank) *own_row(c_, batch.first + stage, k) = kElsewhere;
+            if (of_token.ranks[k] != c_.rank) *own_row(c_, batch.first + stage, k) = kOtherRank;
         });
     }
     // How many choices a rank gets of the tokens before the one in `stage`. One warp.
@@ -494,7 +494,7 @@ class DispatchSend {
             }
             ctx_.mark(Step::kDispatchStored);
         }
-        if (part == 0 && op_.warp() < batch.num) note_rows_elsewhere(batch, op_.warp());
+        if (part == 0 && op_.warp() < batch.num) mark_remote_choices(batch, op_.warp());
     }
 
     // Plain rows: the warp that planned a token sends it, a lane to each of its ranks, up to the flags. Headers go
@@ -525,7 +525,7 @@ class DispatchSend {
         for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
         ctx_.warp_sync();
         if (batch.is_last_chunk) {
-            note_rows_elsewhere(batch, own_stage);  // while the stores are under way
+            mark_remote_choices(batch, own_stage);  // while the stores are under way
             RowStage::wait_stores(ctx_);
             ctx_.mark(Step::kDispatchLanded);
             for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) {

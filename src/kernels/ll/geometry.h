@@ -226,9 +226,9 @@ struct LlChoice {
     uint32_t cell;
 };
 
-// Where the row of an own choice (expert-major), or of an own token (rank-major), is among all rows here; or one of
-// these.
-enum OwnRow : int32_t { kNoRoom = -1, kElsewhere = -2 };  // expert-major: at its expert; of another rank, or dropped
+// The index, among all rows here, of the row of an own choice (expert-major) or an own token (rank-major); or, expert-
+// major, kNoRoom: its expert had no room for it; kOtherRank: it is another rank's, or dropped.
+enum OwnRow : int32_t { kNoRoom = -1, kOtherRank = -2 };
 
 inline constexpr uint64_t kReceivedOffset = 64;
 static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_bytes)");
@@ -373,7 +373,7 @@ struct LlDispatchShared {
 // Offsets in bytes.
 struct LlCombineShared {
     uint32_t return_counts;  // i32 [2][ranks + 1]
-    uint32_t terms;          // i64 [warps][topk], f32 [warps][topk], u32 [warps][topk]
+    uint32_t summands;       // i64 [warps][topk], f32 [warps][topk], u32 [warps][topk]
     uint32_t gin_ranks;      // u32 [ranks] 1: has tokens of this rank; of groups of several LSA teams
     uint32_t stages;
     uint32_t stage_bytes;
@@ -385,7 +385,7 @@ struct LlCombineShared {
         uint64_t at = LlBlockHead::bytes(arena.num_ranks);
         shared.return_counts = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{8} * (arena.num_ranks + 1), 16);
-        shared.terms = static_cast<uint32_t>(at);
+        shared.summands = static_cast<uint32_t>(at);
         at = align_up(at + uint64_t{16} * topk * warp_layout.warps_per_block, 128);
         shared.gin_ranks = static_cast<uint32_t>(at);
         if (has_several_teams) at = align_up(at + uint64_t{4} * arena.num_ranks, 128);
