@@ -10,6 +10,7 @@ namespace crossdock {
 struct BackendTraits {
     const char* name;
     bool is_cpu = true;
+    bool has_links = false;  // ranks may have a device each, with links between them
 
     // Launches. 0: chosen for each operation, out of what a GPU has.
     uint32_t blocks = 1;
@@ -24,6 +25,7 @@ struct BackendTraits {
     // Memory.
     uint32_t ring_slots = 0;             // HT; 0: as many as fit the rings' bytes
     bool has_deep_rings = false;         // HT: rings may have more bytes than caches have
+    bool own_expert_rows_stay = false;   // LL: ranks of one device send themselves no expert-major rows in a combine
     uint32_t ll128_tokens = 0;           // LL: with at most so many tokens per rank rows are LL128 rows
     uint32_t dispatch_ll128_tokens = 0;  // those of a dispatch, which may also send plain rows
     uint32_t sent_own_rows = 0;  // of a combine: if no more rows return to a rank, it sends itself its own ones, too
@@ -53,6 +55,7 @@ inline constexpr BackendTraits kSimulationBackend{
 inline constexpr BackendTraits kCudaBackend{
     .name = "cuda",
     .is_cpu = false,
+    .has_links = true,
     .blocks = 0,
     .warps = 0,
     .warps_per_role = 0,
@@ -62,6 +65,7 @@ inline constexpr BackendTraits kCudaBackend{
     .paired_blocks = 8,
     .splits_rows = true,
     .has_deep_rings = true,
+    .own_expert_rows_stay = true,
     .ll128_tokens = UINT32_MAX,
     .dispatch_ll128_tokens = UINT32_MAX,
     .sent_own_rows = 64,

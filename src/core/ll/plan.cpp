@@ -10,33 +10,32 @@ namespace crossdock {
 namespace {
 
 constexpr uint32_t kGpuWarps = 16;
-constexpr uint32_t kFewGpuWarps = 8;  // of operations whose time is latency: fewer to start, and to wait for
+constexpr uint32_t kFewGpuWarps = 8;  // of short operations: fewer warps to start and to wait for
 constexpr uint32_t kGpuReceiveWarps = 8;
 constexpr uint32_t kGpuSendStages = 4;     // tokens of a block under way at once, one per warp
 constexpr uint32_t kGpuCombineStages = 8;  // rows of a block under way at once
 constexpr uint32_t kGpuChunkBytes =
     32768;  // long enough for full NVLink speed, short enough for several stages a block
 constexpr uint32_t kGpuSegmentBytes = 1024;
-constexpr uint32_t kLog2MostBlocksOfToken = 2;  // what one multiprocessor stores per microsecond is little
-// LL128 rows are more bytes than plain rows, and copied once more, but need no flags. A dispatch is faster with them up
-// to so many tokens,
+constexpr uint32_t kLog2MostBlocksOfToken = 2;  // one SM stores few bytes per microsecond
+// LL128 rows have more bytes than plain rows and one more copy, but no flags. They are faster in a dispatch of at most
+// kFewDispatchTokens tokens, or of kMostLl128TokensOfDispatch if no block sends more than one row.
 constexpr uint32_t kFewDispatchTokens = 16;
-// or so many where each block has at most one row to send.
 constexpr uint32_t kMostLl128TokensOfDispatch = 64;
 constexpr uint32_t kFewCombineTokens = 64;
 constexpr uint32_t kFewStayingTokens = 16;      // of an expert-major combine between GPUs
 constexpr uint32_t kShortDispatchTokens = 256;  // kFewGpuWarps are enough
 constexpr uint32_t kShortCombineTokens = 16;    // the same
-constexpr uint32_t kFewestGpuBlocks = 64;       // rows of other ranks arrive however few tokens this rank has
+constexpr uint32_t kFewestGpuBlocks = 64;       // other ranks' rows arrive even if this rank has few tokens
 static_assert(kMostLl128RowBytes <= kGpuChunkBytes, "a stage holds a whole row that is sent as an LL128 row");
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
 // On a GPU, operations with few tokens have blocks of few warps.
 bool chooses_warps(const Group& group) { return group.communicator().backend().warps == 0; }
 
-// With the most stages. plain: some rows that are sent or received may be plain ones.
+// The layout with the most stages. plain: rows that are sent or received may be plain ones.
 LlWarpLayout warp_layout_for(const BackendTraits& backend, uint32_t gpu_stages, uint32_t row_bytes, bool plain) {
-    // Warps of two roles that are fewer than both together: some both send and receive.
+    // Fewer warps than both roles need together: some both send and receive.
     if (backend.warps > 0) return {backend.warps, backend.warps_per_role, backend.stages, backend.stages, row_bytes};
     if (!plain) return {kGpuWarps, kGpuWarps, gpu_stages, 0, row_bytes};
     return {kGpuWarps, kGpuReceiveWarps, gpu_stages, kGpuReceiveWarps, std::min(row_bytes, kGpuChunkBytes)};
@@ -52,13 +51,13 @@ uint32_t blocks_for(const Group& group, uint32_t most_sms, uint32_t work) {
     return std::min(resident, std::max(kFewestGpuBlocks, work));
 }
 
-// As many as LL128 rows of a dispatch are sent by.
+// The blocks that send LL128 rows of a dispatch.
 uint32_t blocks_of_ll128(const Group& group, const LlCommon& common) {
     return blocks_for(group, group.config().dispatch_sms, 2 * common.num_tokens);
 }
 
-// Where only the rows of some ranks fit in that form, rows return in the form in which they came, so all of these ranks
-// send LL128 rows.
+// If the arena has room for only some ranks' rows as LL128 rows, rows return in the form in which they came, so all of
+// these ranks send LL128 rows.
 bool sends_ll128(const Group& group, const LlCommon& common) {
     const LlGeometry& arena = common.arena;
     const uint32_t tokens = common.num_tokens;
@@ -68,9 +67,9 @@ bool sends_ll128(const Group& group, const LlCommon& common) {
            (tokens <= kMostLl128TokensOfDispatch && tokens * most_targets(common) <= blocks_of_ll128(group, common));
 }
 
-// With LL128 rows, and where both halves run, half of the blocks send and half receive: a multiprocessor's loads wait
-// behind its stores, and those wait for the wire. On a GPU of its own that pays for a rank with few tokens, and
-// elsewhere with few rows per sending block; the simulation does both. rows: what this rank sends, about.
+// With LL128 rows, and if both halves run, half of the blocks send and half receive: an SM's loads wait behind its
+// stores, and those wait for the link. This helps a rank that has its own GPU with few tokens, and ranks that share a
+// GPU with few rows per sending block. The simulation uses both forms. rows: about how many this rank sends.
 void share_blocks(const Group& group, LlCommon& common, bool is_ll128, uint32_t blocks, uint32_t few_tokens,
                   uint32_t rows, uint32_t few_rows_per_block) {
     const bool are_few =
@@ -86,33 +85,33 @@ LaunchShape shape_of(const Group& group, const LlCommon& common, uint32_t row_by
     require(shared_bytes <= group.max_shared_bytes(), ncclInvalidArgument,
             "{}: a block needs {} bytes of shared memory for one row's scales and {} experts, the device has {}", what,
             shared_bytes, common.arena.num_experts, group.max_shared_bytes());
-    // What the host's ranks move together, if all have as many tokens.
+    // Bytes that all ranks of the host move, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
-    // Not where ranks share a device: one's next kernel could take the place that another's waits for.
+    // Not if ranks share a device: one rank's next kernel could take the SMs that another's kernel waits for.
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_teams();
     return {static_cast<int>(blocks), static_cast<int>(common.warp_layout.warps_per_block), shared_bytes, is_alone,
             moved > kCpuCacheBytes};
 }
 
-// Kernels that sum own rows where they are count 16 bytes of rows, here and in their buffer, by 32 bits.
+// Kernels that sum own rows where they are address these and the buffer's rows by 32-bit numbers of 16 bytes.
 bool are_rows_countable(const LlCombineArgs& args) {
     const LlCommon& common = args.common;
     const uint64_t experts = common.expert_major ? common.offsets.experts_per_rank : 1;
     const uint64_t here = experts * common.offsets.num_slots * args.row_bytes;
     return std::max(here, common.arena.num_rows() * common.offsets.row_stride) / 16 <= UINT32_MAX;
 }
-// Whether a combine sums the own ones of its `rows` rows where they are, instead of sending them to this rank's buffer.
-// Beside rows that cross NVLink sending them costs nothing, since those take longer; and few rank-major rows are there
-// sooner if they set out before the operation is known.
+// Whether a combine of `rows` rows sums this rank's own ones where they are, instead of sending them to its own buffer.
+// Next to rows that cross NVLink, sending them costs nothing, since those take longer. A few rank-major rows arrive
+// earlier if they are sent, because sending starts before the operation is known.
 bool own_rows_stay(const Group& group, const LlCombineArgs& args, uint32_t rows) {
     const LlCommon& common = args.common;
     const BackendTraits& backend = group.communicator().backend();
     const bool both_halves = common.halves == (kSendHalf | kReceiveHalf);
     if (args.wire != LlCombineWire::kRows || !both_halves || !are_rows_countable(args)) return false;
-    const bool crosses_wire =
-        !backend.is_cpu && static_cast<uint32_t>(group.communicator().ranks_on_device()) < common.arena.num_ranks;
-    if (crosses_wire) return common.expert_major && common.num_tokens <= kFewStayingTokens;
-    return (common.expert_major && !backend.is_cpu) || rows > backend.sent_own_rows;
+    const bool crosses_links =
+        backend.has_links && static_cast<uint32_t>(group.communicator().ranks_on_device()) < common.arena.num_ranks;
+    if (crosses_links) return common.expert_major && common.num_tokens <= kFewStayingTokens;
+    return (common.expert_major && backend.own_expert_rows_stay) || rows > backend.sent_own_rows;
 }
 
 }  // namespace
@@ -146,8 +145,8 @@ LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args) {
     while (lay_out() > group.max_shared_bytes() && warp_layout.num_stages + warp_layout.receive_stages > 2) {
         --(warp_layout.receive_stages > warp_layout.num_stages ? warp_layout.receive_stages : warp_layout.num_stages);
     }
-    // A multiprocessor has room for a block of this kernel and one of the next, but not for two of this one: where they
-    // start while others are still busy, half of the multiprocessors would do all the work.
+    // An SM has room for a block of this kernel and one of the next, but not for two of this one: if they start while
+    // other SMs are busy, half of the SMs would do all the work.
     const size_t most = group.max_shared_bytes();
     const auto more_than_half = static_cast<uint32_t>(std::min(most, most / 2 + 1024));
     const uint32_t shared_bytes =
