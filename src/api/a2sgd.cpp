@@ -2,7 +2,7 @@
 // crossdock.h: A2SGD.
 #include "core/a2sgd.h"
 
-#include "api/boundary.h"
+#include "core/boundary.h"
 #include "core/registry.h"
 #include "core/structs.h"
 

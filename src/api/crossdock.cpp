@@ -2,7 +2,7 @@
 // The functions of crossdock.h about errors, groups and handles; its communicators are in crossdock_comm.cpp.
 #include "crossdock.h"
 
-#include "api/boundary.h"
+#include "core/boundary.h"
 #include "core/objects.h"
 #include "core/structs.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "api/boundary.h"
+#include "core/boundary.h"
 #include "crossdock.h"
 #include "fabric/cpu/in_process_communicator.h"
 #include "fabric/cpu/mailbox.h"

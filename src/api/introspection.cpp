@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The introspection functions that both releases of NVIDIA's library export with C++ linkage for tests and
 // integrations.
-#include "api/boundary.h"
+#include "core/boundary.h"
 #include "core/ht/handle.h"
 #include "core/objects.h"
 

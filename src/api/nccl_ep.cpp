@@ -2,7 +2,7 @@
 // The C API of nccl_ep.h: the boundary, and nothing else. Outputs are written only on success.
 #include "nccl_ep.h"
 
-#include "api/boundary.h"
+#include "core/boundary.h"
 #include "core/objects.h"
 #include "core/structs.h"
 #include "core/tensor.h"

@@ -2,7 +2,7 @@
 // crossdock.h: routing counts, packed routing, and rows by expert.
 #include "core/routing.h"
 
-#include "api/boundary.h"
+#include "core/boundary.h"
 
 ncclResult_t crossdockCountRouting(const crossdockRoutingCounts_t* counts, cudaStream_t stream) {
     return crossdock::boundary([&] { crossdock::count_routing(counts, stream); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The library's one exception: a result code and the message for crossdockGetLastError. It never crosses the C
-// boundary (api/boundary.h).
+// boundary (core/boundary.h).
 #pragma once
 
 #include <fmt/format.h>

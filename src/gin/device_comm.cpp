@@ -7,7 +7,7 @@
 #include <mutex>
 #include <type_traits>
 
-#include "api/boundary.h"
+#include "core/boundary.h"
 #include "core/process.h"
 #include "device/cpu/far_memory.h"
 #include "fabric/communicator.h"

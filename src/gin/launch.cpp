@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "api/boundary.h"
+#include "core/boundary.h"
 #include "fabric/communicator.h"
 #include "gin/kernel_thread.h"
 #include "runtime/cpu/idle_backoff.h"
