@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A barrier in shared memory at which some warps of a block wait for what others do: its phase is over once so many
-// arrivals have come, and all bytes of the loads that were announced with them. Phases are numbered from 0. Who waits
-// for one must know that those before it are over, and come before the one after it is.
+// A barrier in shared memory (on GPUs an mbarrier): a phase is complete once the given number of arrivals, and all
+// bytes of the loads announced with them, have arrived. Phases are numbered from 0. A warp may wait for a phase only
+// after the ones before it are complete, and before the next one is.
 #pragma once
 
 #include "device/context.h"
 
 namespace crossdock {
 
-// Where it lies.
+// Its memory.
 struct alignas(16) BlockBarrierMemory {
     std::byte bytes[16];
 };
@@ -21,12 +21,12 @@ class BlockBarrier {
   public:
     CROSSDOCK_DEVICE explicit BlockBarrier(BlockBarrierMemory& memory) : word_(reinterpret_cast<uint64_t*>(&memory)) {}
 
-    // One thread, before a barrier of the block; behind the last of them RowStage::initialised.
+    // One thread, before a block barrier. After the last init call RowStage::initialised.
     CROSSDOCK_DEVICE void init(uint32_t arrivals) const { ptx::mbarrier_init(word_, arrivals); }
 
-    // What this thread has read and written comes before what those do that wait for the phase.
+    // Orders what this thread has read and written before what threads do after waiting for the phase.
     CROSSDOCK_DEVICE void arrive(const Ctx&, uint32_t times = 1) const { ptx::mbarrier_arrive(word_, times); }
-    // One arrival, and an asynchronous copy into shared memory, which the phase waits for.
+    // One arrival, and an asynchronous copy into shared memory that the phase includes.
     CROSSDOCK_DEVICE void arrive_with_load(const Ctx&, std::byte* target, const std::byte* source,
                                            uint32_t bytes) const {
         ptx::mbarrier_arrive_expect_bytes(word_, bytes);
@@ -34,7 +34,7 @@ class BlockBarrier {
     }
 
     CROSSDOCK_DEVICE bool is_over(uint32_t phase) const { return ptx::mbarrier_test_wait(word_, phase & 1); }
-    // Until all phases before that one are over: at once for phase 0.
+    // Waits until all phases before this one are complete: returns at once for phase 0.
     CROSSDOCK_DEVICE void wait_for_turn(const Ctx& ctx, uint32_t phase) const { wait(ctx, phase + 1); }
     CROSSDOCK_DEVICE void wait(const Ctx&, uint32_t phase) const {
         while (!ptx::mbarrier_try_wait(word_, phase & 1)) {
@@ -66,7 +66,7 @@ class BlockBarrier {
         arrive(ctx);
     }
 
-    // By parity, as on GPUs: who is ahead, or two behind, sees what is not so.
+    // By parity, as on GPUs: wrong for a caller that is ahead or two phases behind.
     bool is_over(uint32_t phase) const {
         return ((__atomic_load_n(&state_->phase, __ATOMIC_ACQUIRE) ^ phase) & 1) != 0;
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel knows of where it runs: its lane, warp and block, their barriers, shared memory, the clock, and memory
-// that other ranks read and write. Two implementations of one interface: a GPU's threads, or a fiber of the CPU
-// executor (one lane per warp).
+// The kernels' interface to the machine: lane, warp and block, barriers, shared memory, the clock, and memory that
+// other ranks read and write. Two implementations: a GPU's threads, or a fiber of the CPU executor (one lane per warp).
 #pragma once
 
 #include "device/tagged_word.h"
@@ -21,7 +20,7 @@ namespace {
 #if defined(__CUDACC__)
 
 #if defined(CROSSDOCK_TIMELINE)
-// Counts of the multiprocessor's clock, cheap to read; [0] of a kernel's steps also with the time of all of them.
+// In cycles of the SM's clock, which is cheap to read. A kernel's first step also has the time in ns.
 __device__ int64_t timeline_clocks[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
 __device__ uint64_t timeline_begin_ns[kTimelineBlocks][kTimelineWarps][kTimelineSteps];
 __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
@@ -29,7 +28,7 @@ __device__ PhaseTimes phase_times[kTimelineBlocks][kTimelineWarps];
 
 class Ctx {
   public:
-    // unused: that many of the grid's first blocks take no part; their number is below 0.
+    // unused: number of leading blocks of the grid that do nothing; their block_idx is below 0.
     CROSSDOCK_DEVICE explicit Ctx(uint32_t unused = 0) : unused_(static_cast<int>(unused)) {}
     CROSSDOCK_DEVICE int lane() const { return static_cast<int>(threadIdx.x) % kLanes; }
     CROSSDOCK_DEVICE int warp_idx() const { return static_cast<int>(threadIdx.x) / kLanes; }
@@ -42,7 +41,7 @@ class Ctx {
     }
     CROSSDOCK_DEVICE void warp_sync() const { __syncwarp(); }
     CROSSDOCK_DEVICE void block_sync() const { __syncthreads(); }
-    // The block's last `warps` warps meet.
+    // A barrier of the block's last `warps` warps.
     CROSSDOCK_DEVICE void last_warps_sync(int warps) const { ptx::barrier_sync(1, warps * kLanes); }
     CROSSDOCK_DEVICE uint64_t now_ns() const { return ptx::global_timer_ns(); }
     CROSSDOCK_DEVICE void mark([[maybe_unused]] auto step) const {
@@ -89,20 +88,21 @@ class Ctx {
     CROSSDOCK_DEVICE void store_relaxed_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // A flag for bytes whose stores of this thread have landed (RowStage): a reader that sees it sees them. The fence
-    // orders asynchronous writes to global memory before the release and waits for nothing (that for all memory waits
-    // for the device); the release waits until peers would see the bytes, and all else that the GPU has under way. A
-    // relaxed store behind either fence was tried: rows were seen to come after their flags.
+    // A flag for bytes whose stores by this thread have landed (RowStage): a reader that sees it sees them. The fence
+    // orders asynchronous writes to global memory before the release and waits for nothing (the one for all memory
+    // waits for the device); the release waits until peers see the bytes and all other writes in flight on the GPU.
+    // With a relaxed store after either fence, rows arrived after their flags.
     CROSSDOCK_DEVICE void store_landed_system(uint64_t* word, uint64_t value) const {
         ptx::fence_proxy_async_global();
         ptx::store_release_system(word, value);
     }
-    // Announces that what earlier kernels of this stream have read may be overwritten. Their loads have their values,
-    // so a release has nothing to order.
+    // Announces that what earlier kernels of this stream have read may be overwritten. Their loads have completed, so a
+    // release has nothing to order.
     CROSSDOCK_DEVICE void store_entered_system(uint64_t* word, uint64_t value) const {
         ptx::store_relaxed_system(word, value);
     }
-    // A value of 4 or 8 bytes, as if found at this moment: what a loop computes from it is not kept in registers.
+    // Returns the value (4 or 8 bytes) as one that the compiler does not know: it keeps nothing computed from it in
+    // registers across a loop.
     template <typename T>
     CROSSDOCK_DEVICE T found_anew(T value) const {
         ptx::hide_origin(value);
@@ -116,24 +116,24 @@ class Ctx {
     CROSSDOCK_DEVICE void store_tagged(TaggedWord* word, uint64_t payload, uint64_t tag) const {
         ptx::store_relaxed_system_16(word, payload, tag);
     }
-    // By the lanes for which that holds, in one instruction of the warp, which has come together (warp_sync).
+    // By the lanes whose condition holds, in one instruction of the warp, after warp_sync.
     CROSSDOCK_DEVICE void store_tagged_if(bool condition, TaggedWord* word, uint64_t payload, uint64_t tag) const {
         ptx::store_relaxed_system_16_if(condition, word, payload, tag);
     }
-    // A word that other blocks of this kernel may read meanwhile: only later kernels use what it holds.
+    // For a word that other blocks of this kernel may read at the same time: only later kernels use its value.
     CROSSDOCK_DEVICE void store_for_later(uint64_t* word, uint64_t value) const { *word = value; }
-    // Words of this rank's other blocks.
+    // Words shared with this rank's other blocks.
     CROSSDOCK_DEVICE uint64_t add_relaxed_device(uint64_t* word, uint64_t value) const {
         return ptx::add_relaxed_device_64(word, value);
     }
     CROSSDOCK_DEVICE uint32_t add_relaxed_device(uint32_t* word, uint32_t value) const {
         return ptx::add_relaxed_device_32(word, value);
     }
-    // Counts up, and from the limit on again from 0. Returns the number before.
+    // Increments, and wraps to 0 at the limit. Returns the value before.
     CROSSDOCK_DEVICE uint32_t count_up_device(uint32_t* word, uint32_t limit) const {
         return ptx::increment_relaxed_device(word, limit - 1);
     }
-    // When its answer is here, every other block sees the value and what was stored before.
+    // When it returns, every other block sees the value and what was stored before.
     CROSSDOCK_DEVICE uint64_t exchange_release_device(uint64_t* word, uint64_t value) const {
         return ptx::exchange_release_device_64(word, value);
     }
@@ -146,23 +146,23 @@ class Ctx {
         return ptx::add_acq_rel_device(word, value);
     }
     CROSSDOCK_DEVICE void fence_system() const { __threadfence_system(); }
-    // Bytes whose stores of this thread have landed (RowStage) come before all words that it stores from now on (with
+    // Orders bytes whose stores by this thread have landed (RowStage) before all words that it stores from now on (with
     // store_entered_system), and before its puts.
     CROSSDOCK_DEVICE void fence_landed() const {
         ptx::fence_proxy_async_global();
         ptx::fence_acq_rel_system();
     }
-    // What was read by ordinary loads comes before global memory is read by asynchronous copies.
+    // Orders ordinary loads before later reads of global memory by asynchronous copies.
     CROSSDOCK_DEVICE void fence_async_copies() const { ptx::fence_proxy_async_global(); }
 
-    // Programmatic dependent launch: before the first call, nothing may be read that earlier kernels write behind their
-    // call of the second.
+    // Programmatic dependent launch: what earlier kernels write after let_next_kernel_start may be read only after
+    // wait_for_previous_kernels.
     CROSSDOCK_DEVICE void wait_for_previous_kernels() const { ptx::wait_for_previous_kernels(); }
     CROSSDOCK_DEVICE void let_next_kernel_start() const { ptx::let_next_kernel_start(); }
 
     // Counters in shared memory.
     CROSSDOCK_DEVICE int add_shared(int* counter, int value) const { return atomicAdd(counter, value); }
-    // Whoever adds next sees what was done before, in whichever warp of the block.
+    // Acquire-release within the block: a later add by any warp sees everything before this one.
     CROSSDOCK_DEVICE int add_acq_rel_shared(int* counter, int value) const {
         return ptx::add_acq_rel_shared(counter, value);
     }
@@ -170,7 +170,7 @@ class Ctx {
         atomicMax(reinterpret_cast<unsigned long long*>(largest), static_cast<unsigned long long>(value));
     }
 
-    // Of all lanes, and of those before this one.
+    // The sum over all lanes, and over the lanes before this one.
     CROSSDOCK_DEVICE int warp_sum(int value) const { return __reduce_add_sync(~0u, value); }
     CROSSDOCK_DEVICE int warp_sum_before(int value) const {
         int sum = value;
@@ -180,27 +180,28 @@ class Ctx {
         }
         return sum - value;
     }
-    // How many lanes say yes, all of them and those before this one.
+    // The number of lanes whose value is true, of all and of those before this one.
     CROSSDOCK_DEVICE int warp_count(bool value) const { return __popc(warp_ballot(value)); }
     CROSSDOCK_DEVICE int warp_count_before(bool value) const {
         return __popc(warp_ballot(value) & ((1u << lane()) - 1));
     }
-    // Of all lanes, in fixed order: the first half's and the second half's, one to one, then their halves', ...
+    // The sum over all lanes in fixed order: lane i of the first half plus lane i of the second half, then halved
+    // again.
     template <typename Sum>
     CROSSDOCK_DEVICE Sum warp_halving_sum(Sum value) const {
         for (int step = kLanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
         return value;
     }
-    // How many lanes before this one have the same value.
+    // The number of lanes before this one with the same value.
     CROSSDOCK_DEVICE int lanes_before_with(int value) const {
         return __popc(__match_any_sync(~0u, value) & ((1u << lane()) - 1));
     }
     CROSSDOCK_DEVICE bool warp_all(bool value) const { return __all_sync(~0u, value) != 0; }
     CROSSDOCK_DEVICE bool warp_any(bool value) const { return __any_sync(~0u, value) != 0; }
-    // Bit i: lane i's.
+    // Bit i: the value of lane i.
     CROSSDOCK_DEVICE uint32_t warp_ballot(bool value) const { return __ballot_sync(~0u, value); }
     CROSSDOCK_DEVICE uint32_t warp_or(uint32_t value) const { return __reduce_or_sync(~0u, value); }
-    // Bit i: lane i's bit of this lane's number. Blocks of bits change places across the diagonal, halved in each step.
+    // Bit i of lane j becomes bit j of lane i. Each step swaps blocks of bits across the diagonal, half as large.
     CROSSDOCK_DEVICE uint32_t warp_transpose(uint32_t bits) const {
         uint32_t upper = 0xFFFF0000u;
         CROSSDOCK_UNROLL
@@ -212,7 +213,7 @@ class Ctx {
         return bits;
     }
     CROSSDOCK_DEVICE int warp_max(int value) const { return __reduce_max_sync(~0u, value); }
-    // Lane 0's value; what lane 0 has read or acquired before is ordered before what the other lanes do after.
+    // Lane 0's value. What lane 0 has read or acquired is ordered before what the other lanes do afterwards.
     CROSSDOCK_DEVICE uint64_t warp_broadcast(uint64_t value) const {
         __syncwarp();
         return __shfl_sync(~0u, value, 0);
@@ -365,7 +366,7 @@ class Ctx {
 
 #endif
 
-// Lane 0 does what one thread must do alone, such as issuing and awaiting bulk copies.
+// Lane 0 does what only one thread may do, such as issuing and awaiting bulk copies.
 CROSSDOCK_DEVICE bool is_leader(const Ctx& ctx) { return ctx.lane() == 0; }
 CROSSDOCK_DEVICE int thread_idx(const Ctx& ctx) { return ctx.warp_idx() * kLanes + ctx.lane(); }
 CROSSDOCK_DEVICE int num_threads(const Ctx& ctx) { return ctx.num_warps() * kLanes; }

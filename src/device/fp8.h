@@ -18,8 +18,8 @@ struct Fp8Blocks {
     static_assert(kPerLane * kLanes == kFp8Block && kPerLane % 4 == 0, "the lanes' shares are whole words");
     uint64_t words[kMost][kPerLane / 4];
 
-    // Loads blocks first, first + step, ... below num, at most kMost; all loads are issued before one is used. One
-    // warp.
+    // One warp. Loads blocks first, first + step, ... below num, at most kMost. All loads are issued before one is
+    // used.
     CROSSDOCK_DEVICE void load(const Ctx& ctx, const std::byte* row, uint32_t first, uint32_t step, uint32_t num) {
         CROSSDOCK_UNROLL
         for (uint32_t j = 0; j < kMost; ++j) {
@@ -43,10 +43,10 @@ struct Fp8Blocks {
         for (uint32_t j = 0; j < kMost; ++j) {
             const uint32_t block = first + j * step;
             if (block >= num) break;
-            float scale = largest[j] * (1.0f / 448.0f);  // not divided: the same bits as DeepEP's
+            float scale = largest[j] * (1.0f / 448.0f);  // not divided, for the same bits as DeepEP's
             float multiplier = 448.0f / largest[j];
             if (round_scales) {
-                // Up to a power of two: the exponent, and one more if there is any mantissa.
+                // Round up to a power of two: the exponent, plus one if the mantissa is not 0.
                 const uint32_t exponent = (bits_of(scale) >> 23) + ((bits_of(scale) & 0x7FFFFFu) != 0 ? 1u : 0u);
                 scale = float_of(exponent << 23);
                 multiplier = 1.0f / scale;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MXFP8 rows on the wire of a combine: e4m3 elements, and one e8m0 scale, a power of two, per block of 32.
+// MXFP8 rows of a combine: e4m3 elements, and one e8m0 scale, a power of two, per block of 32.
 #pragma once
 
 #include "device/context.h"
@@ -10,8 +10,8 @@ namespace crossdock {
 
 inline constexpr uint32_t kMxfp8Block = 32;
 
-// A row crosses in parts that stand for themselves: [elements payload][elements / 32 scales][padding], a multiple of 16
-// bytes. Parts have as many elements as the first one, the last part perhaps fewer.
+// A row is sent in independent parts: [elements payload][elements / 32 scales][padding], a multiple of 16 bytes. All
+// parts but the last have the same number of elements.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t mxfp8_part_bytes(uint32_t elements) {
     return (elements + elements / kMxfp8Block + 15) / 16 * 16;
 }
@@ -24,8 +24,8 @@ namespace {
 
 inline constexpr uint32_t kMxfp8Nan = 255;  // the scale of a block that holds an infinity or a NaN
 
-// The smallest power of two by which the block's largest magnitude, given as bits of a float, becomes at most 448, so
-// that no element saturates: the exponent with its bias of 127.
+// The exponent, with its bias of 127, of the smallest power of two by which the block's largest magnitude (as bits of a
+// float) becomes at most 448, so that no element saturates.
 CROSSDOCK_DEVICE uint32_t mxfp8_scale_of(uint32_t largest_bits) {
     constexpr uint32_t kMantissaOf448 = 0x600000;  // 448 = 1.75 * 2^8
     const uint32_t exponent = largest_bits >> 23;
@@ -39,7 +39,7 @@ CROSSDOCK_DEVICE float mxfp8_scale_to_float(uint32_t scale) {
     return float_of(scale == 0 ? 0x00400000u : scale << 23);  // 2^-127 is subnormal
 }
 
-// Quantises bf16 elements by one warp: a lane takes a block. Source and target begin at multiples of 16 bytes.
+// One warp, one block per lane. Quantises bf16 elements. Source and target begin at multiples of 16 bytes.
 CROSSDOCK_DEVICE void quantise_mxfp8(const Ctx& ctx, const std::byte* source, uint32_t elements, std::byte* payload,
                                      std::byte* scales) {
     constexpr uint32_t kVectors = kMxfp8Block / 8;
@@ -73,8 +73,8 @@ CROSSDOCK_DEVICE void quantise_mxfp8(const Ctx& ctx, const std::byte* source, ui
     }
 }
 
-// out[e] = sum over i of rows[i][e], i ascending, in fp32 with one rounding to bf16, of `count` wire rows. One warp, a
-// lane 16 elements at a time.
+// One warp, 16 elements per lane at a time. out[e] = sum over i of rows[i][e], i ascending, of `count` wire rows, in
+// fp32 with one rounding to bf16.
 CROSSDOCK_DEVICE void sum_mxfp8_rows(const Ctx& ctx, const std::byte* const* rows, uint32_t count, uint32_t elements,
                                      uint32_t part_elements, std::byte* out) {
     constexpr uint32_t kAtOnce = 16;

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// GIN peers: NCCL's GPU-initiated networking (GIN) on their piece of a symmetric allocation.
-// GPUs have it from NCCL's header, CPUs from ours. Offsets are from the beginning of the pieces; sources lie in this
-// rank's own piece.
+// Puts and signals to GIN peers: NCCL's GPU-initiated networking (GIN) on their pieces of a symmetric allocation. GPUs
+// use NCCL's header, CPUs ours. Offsets are from the beginning of the pieces; sources lie in this rank's own piece.
 //
-// Puts are in no order among themselves. A signal is strong: who sees it sees all that this rank has put to that peer
-// before. It adds to a word, so signals that overtake each other still add up. One thread per call; threads that share
-// a peer order their calls by barriers or acquire-release atomics, with fence_system before the first put of what they
-// have written.
+// Puts are not ordered among themselves. A signal is strong: a peer that sees it sees everything that this rank put to
+// it before. It adds to a word, so signals may overtake each other. One thread per call; threads that share a peer
+// order their calls by barriers or acquire-release atomics, with fence_system before the first put of what they have
+// written.
 //
-// A context orders only itself, so each peer has one of them for all that goes there. Signals are words of the window
-// itself (VA signals), which the peer reads with load_acquire_system: no number of them has to be asked for beforehand.
+// A context orders only its own operations, so all operations to a peer use one context. Signals are words of the
+// window (VA signals), which the peer reads with load_acquire_system, so their number need not be requested beforehand.
 #pragma once
 
 #include "device/network_handle.h"
@@ -30,9 +29,9 @@ CROSSDOCK_DEVICE int context_of(const NetworkHandle& network, int peer) {
     return peer % static_cast<int>(comm_of(network).ginContextCount);
 }
 
-// A thread's turn to post to a peer, or to wait for what was posted. NCCL's proxy keeps its counters in the host's
-// memory, and GPU threads that poll them there take the bus from the copies that they wait for: a copy took 490 us
-// instead of 5 beside 120 threads. So one of them polls, and the others wait for it in device memory.
+// A thread's turn to post to a peer, or to wait for what was posted. NCCL's proxy keeps its counters in host memory,
+// and GPU threads that poll them slow down the copies that they wait for: a copy took 490 us instead of 5 while 120
+// threads polled. So one thread polls, and the others wait for it in device memory.
 class PostTurn {
   public:
     using Word = ::cuda::atomic_ref<uint32_t, ::cuda::thread_scope_device>;
@@ -58,7 +57,7 @@ class PostTurn {
     PostQueue* queue_;
 };
 
-// The sources of what has been posted to the peer may be overwritten.
+// Waits until the sources of everything posted to the peer may be overwritten.
 CROSSDOCK_DEVICE void drain(const NetworkHandle& network, int peer) {
     using Word = PostTurn::Word;
     PostQueue& queue = network.queues[peer];
@@ -78,9 +77,9 @@ CROSSDOCK_DEVICE void drain(const NetworkHandle& network, int peer) {
     Word(queue.drained).store(all, ::cuda::memory_order_release);
 }
 
-// Not inlined on GPUs: a call costs little beside a message, and the kernels have few registers to spare.
+// Not inlined on GPUs: a call costs little compared to a message, and the kernels have few registers to spare.
 
-// Bytes from `source` in the own piece to `target` in the peer's. The source stays as it is until flush_network.
+// Puts bytes from `source` in the own piece to `target` in the peer's. The source stays unchanged until flush_network.
 CROSSDOCK_DEVICE_RARE void put_to_peer(const NetworkHandle& network, int peer, uint64_t target, uint64_t source,
                                        uint64_t bytes) {
     const ncclDevComm& comm = comm_of(network);
@@ -90,7 +89,7 @@ CROSSDOCK_DEVICE_RARE void put_to_peer(const NetworkHandle& network, int peer, u
     gin.put(ncclTeamWorld(comm), peer, window_of(network), target, window_of(network), source, bytes);
 }
 
-// Eight bytes at an aligned place, from a register.
+// Puts eight bytes, passed by value, to an aligned target.
 CROSSDOCK_DEVICE_RARE void put_value_to_peer(const NetworkHandle& network, int peer, uint64_t target, uint64_t value) {
     const ncclDevComm& comm = comm_of(network);
     const ncclGin gin(comm, context_of(network, peer));
@@ -99,7 +98,7 @@ CROSSDOCK_DEVICE_RARE void put_value_to_peer(const NetworkHandle& network, int p
     gin.putValue(ncclTeamWorld(comm), peer, window_of(network), target, value);
 }
 
-// put_to_peer and, behind it, signal_peer, as one message.
+// put_to_peer followed by signal_peer, as one message.
 CROSSDOCK_DEVICE_RARE void put_with_signal_to_peer(const NetworkHandle& network, int peer, uint64_t target,
                                                    uint64_t source, uint64_t bytes, uint64_t word, uint64_t increase) {
     const ncclDevComm& comm = comm_of(network);
@@ -121,7 +120,7 @@ CROSSDOCK_DEVICE_RARE void put_value_with_signal_to_peer(const NetworkHandle& ne
                  ncclGin_StrongVASignalAdd{window_of(network), word, increase});
 }
 
-// Adds to a word of the peer's.
+// Adds to a word of the peer.
 CROSSDOCK_DEVICE_RARE void signal_peer(const NetworkHandle& network, int peer, uint64_t word, uint64_t increase) {
     const ncclDevComm& comm = comm_of(network);
     const ncclGin gin(comm, context_of(network, peer));
@@ -130,7 +129,7 @@ CROSSDOCK_DEVICE_RARE void signal_peer(const NetworkHandle& network, int peer, u
     gin.signal(ncclTeamWorld(comm), peer, ncclGin_StrongVASignalAdd{window_of(network), word, increase});
 }
 
-// The sources of all that this rank has put may be overwritten; it may not have arrived yet.
+// Waits until the sources of everything this rank has put may be overwritten; it may not have arrived yet.
 CROSSDOCK_DEVICE_RARE void flush_network(const NetworkHandle& network) {
     const ncclDevComm& comm = comm_of(network);
     if (network.queues != nullptr) {

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a kernel finds memory of ranks outside its LSA team.
+// How a kernel finds the memory of GIN peers.
 #pragma once
 
 #include "device/peer_map.h"
 
 namespace crossdock {
 
-// What a rank has posted to a peer, and whose turn it is to post.
+// What a rank has posted to a peer, and the lock for posting.
 struct PostQueue {
-    uint32_t turn;     // 1: somebody's
+    uint32_t turn;     // 1: taken by a thread
     uint32_t posted;   // messages
-    uint32_t drained;  // of those: so many sources may be overwritten
+    uint32_t drained;  // the sources of this many of them may be overwritten
     uint32_t reserved;
 };
 
-// One symmetric allocation as NCCL's Device API reaches it. Trivially copyable: hosts make it, kernels receive it by
-// value.
+// A symmetric allocation for NCCL's Device API. Trivially copyable: hosts make it, kernels receive it by value.
 struct NetworkHandle {
     std::byte* local = nullptr;         // this rank's piece
-    PeerMap memory;                     // CPUs: the piece of every rank of this host, for the protocol's checker
+    PeerMap memory;                     // CPUs: the pieces of this host's ranks, for the protocol checker
     const void* device_comm = nullptr;  // ncclDevComm, in memory that kernels can read
     void* window = nullptr;             // ncclWindow_t
     PostQueue* queues = nullptr;        // [ranks], in device memory; null: threads need not take turns

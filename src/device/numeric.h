@@ -129,7 +129,7 @@ CROSSDOCK_DEVICE float e2m1_to_float(uint8_t code) {
     return (code & 8u) != 0 ? -value : value;
 }
 
-// Off by a rounding or two.
+// Division with an error of one or two roundings.
 CROSSDOCK_DEVICE float about_divided(float dividend, float divisor) {
 #if defined(__CUDACC__)
     return __fdividef(dividend, divisor);

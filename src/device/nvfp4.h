@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVFP4 rows on the wire of a combine: e2m1 pairs, one e4m3 scale per block of 16 elements, one fp32 scale per row.
+// NVFP4 rows of a combine: e2m1 pairs, one e4m3 scale per block of 16 elements, one fp32 scale per row.
 #pragma once
 
 #include "device/context.h"
@@ -10,7 +10,7 @@ namespace crossdock {
 inline constexpr uint32_t kNvfp4Block = 16;
 
 // [elements / 2 payload][elements / 16 block scales][padding][4: row scale], a multiple of 16 bytes. The row scale
-// comes last, where it is aligned for every row of 32 elements and more.
+// comes last, so that it is aligned for every row of 32 or more elements.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t nvfp4_wire_bytes(uint32_t elements) {
     return (elements / 2 + elements / kNvfp4Block + 4 + 15) / 16 * 16;
 }
@@ -20,7 +20,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t nvfp4_row_scale_offset(uint32_t element
 
 namespace {
 
-// Quantises a bf16 row by one warp. row_scale: 2688 / largest magnitude of the row, or 0 for a row of zeros.
+// One warp. Quantises a bf16 row. row_scale: 2688 / largest magnitude of the row, or 0 for a row of zeros.
 CROSSDOCK_DEVICE void quantise_nvfp4(const Ctx& ctx, const std::byte* row, uint32_t elements, float row_scale,
                                      std::byte* wire) {
     CROSSDOCK_ROLLED
@@ -52,7 +52,7 @@ CROSSDOCK_DEVICE float nvfp4_element(const std::byte* wire, uint32_t elements, u
     return e2m1_to_float((e & 1) != 0 ? pair >> 4 : pair & 15) * scale;
 }
 
-// What undoes the row's scale: 1 / row_scale, 1 where that is infinite.
+// The inverse of the row's scale: 1 / row_scale, or 1 if that is infinite.
 CROSSDOCK_DEVICE float nvfp4_inverse_scale(const std::byte* wire, uint32_t elements) {
     const float row_scale = float_of(*reinterpret_cast<const uint32_t*>(wire + nvfp4_row_scale_offset(elements)));
     const float inverse = 1.0f / row_scale;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks' pieces of one symmetric allocation or window appear in this rank's address space.
+// The addresses of all ranks' pieces of one symmetric allocation or window in this rank's address space.
 #pragma once
 
 #include "device/platform.h"
@@ -12,7 +12,7 @@ struct PeerMap {
     std::byte* base = nullptr;
     uint64_t stride = 0;
     std::byte* const* table = nullptr;
-    uint64_t offset = 0;  // of what is meant within every rank's piece
+    uint64_t offset = 0;  // added within every rank's piece
 
     CROSSDOCK_HOST_DEVICE std::byte* at(int rank, uint64_t bytes) const {
 #if !defined(__CUDA_ARCH__)  // GPUs have no tables

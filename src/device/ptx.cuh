@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU instructions that C++ has no word for: one instruction per function, memory order and scope in its name. PTX
-// ISA 9.0, sm_90 and later.
+// GPU instructions that C++ cannot express: one instruction per function, memory order and scope in its name. PTX ISA
+// 9.0, sm_90 and later.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ __device__ __forceinline__ void store_relaxed_system(uint64_t* address, uint64_t
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-// The compiler no longer knows where the value comes from.
+// Hides from the compiler how the value was computed.
 __device__ __forceinline__ void hide_origin(uint32_t& value) { asm volatile("" : "+r"(value)); }
 __device__ __forceinline__ void hide_origin(uint64_t& value) { asm volatile("" : "+l"(value)); }
 
-// 16 bytes in one access: both halves are of the same store.
+// 16 bytes in one access: both halves come from the same store.
 __device__ __forceinline__ void load_relaxed_system_16(const void* address, uint64_t& low, uint64_t& high) {
     asm volatile("{\n .reg .b128 v;\n ld.relaxed.sys.global.b128 v, [%2];\n mov.b128 {%0, %1}, v;\n}"
                  : "=l"(low), "=l"(high)
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_relaxed_system_16(void* address, uint64_t 
                  : "memory");
 }
 
-// By some lanes of a warp that has converged: in one instruction, which a branch around it would not be sure to be.
+// By some lanes of a converged warp, in one instruction. A branch instead of the predicate would not guarantee that.
 __device__ __forceinline__ void store_relaxed_system_16_if(bool condition, void* address, uint64_t low, uint64_t high) {
     asm volatile(
         "{\n .reg .b128 v;\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n mov.b128 v, {%1, %2};\n"
@@ -66,7 +66,7 @@ __device__ __forceinline__ uint32_t add_relaxed_device_32(uint32_t* address, uin
     return before;
 }
 
-// Wraps to 0 behind `last`.
+// Wraps to 0 after `last`.
 __device__ __forceinline__ uint32_t increment_relaxed_device(uint32_t* address, uint32_t last) {
     uint32_t before;
     asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(address), "r"(last) : "memory");
@@ -101,16 +101,16 @@ __device__ __forceinline__ uint32_t add_acq_rel_device(uint32_t* address, uint32
     return before;
 }
 
-// Releases and acquires; not the sequentially consistent fence, which takes longer.
+// Not the sequentially consistent fence, which takes longer.
 __device__ __forceinline__ void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // Orders the generic proxy (ordinary loads and stores) with the async proxy (bulk copies), both ways, for the block's
-// shared memory. (For all memory it would wait until the device sees what this thread has written.)
+// shared memory. (The fence for all memory would wait until the device sees what this thread has written.)
 __device__ __forceinline__ void fence_proxy_async_shared() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// And for global memory.
+// The same for global memory.
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ uint64_t global_timer_ns() {
@@ -144,7 +144,7 @@ __device__ __forceinline__ uint32_t f16_pair_of(float low, float high) {
     return pair;
 }
 
-// That many threads of the block meet at one of its named barriers (0 is that of all threads).
+// A named barrier of the block for this many threads (barrier 0: all threads).
 __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -188,7 +188,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint64_t* barrier, 
                  : "memory");
 }
 
-// Releases what the block's threads that wait for the phase acquire.
+// A release; threads that wait for the phase acquire.
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, uint32_t times) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(times) : "memory");
 }
@@ -229,13 +229,13 @@ __device__ __forceinline__ void bulk_store(void* target, const void* shared_sour
 
 __device__ __forceinline__ void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// At most kPending of the latest groups have not made their writes visible to this thread.
+// Waits until the writes of all but the latest kPending groups are visible to this thread.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_group() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// All but at most kPending of the latest groups have read their sources.
+// Waits until all but the latest kPending groups have read their sources.
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows between memories that the calling warp reaches, 16 bytes per lane.
+// Copies of rows by one warp, 16 bytes per lane.
 #pragma once
 
 #include "device/row_stage.h"
@@ -7,8 +7,8 @@
 namespace crossdock {
 namespace {
 
-// The same bytes to each of several places. Addresses and sizes are multiples of 16. On CPUs a copy may land late:
-// wait_row_copies comes before the rows are announced.
+// Copies the same bytes to several targets. Addresses and sizes are multiples of 16. On CPUs a copy may land late: call
+// wait_row_copies before the rows are announced.
 template <typename Target>
 CROSSDOCK_DEVICE void copy_row(const Ctx& ctx, const std::byte* source, uint32_t bytes, uint32_t num_targets,
                                Target target_of) {
@@ -36,7 +36,7 @@ CROSSDOCK_DEVICE void copy_row(const Ctx& ctx, const std::byte* source, uint32_t
 #endif
 }
 
-// The same for addresses of any alignment, if all targets are aligned alike: rows of scales.
+// The same for rows of scales: addresses of any alignment, if all targets have the same.
 template <typename Target>
 CROSSDOCK_DEVICE void copy_scales(const Ctx& ctx, const std::byte* source, uint32_t bytes, uint32_t num_targets,
                                   Target target_of) {

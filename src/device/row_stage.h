@@ -2,19 +2,18 @@
 // A staging area in shared memory, through which rows move asynchronously: bulk loads in, bulk stores out.
 //
 // One thread (a warp's leader) loads and stores. The order is: load + wait_loaded, or fill + filled; then stores; then
-// wait_stores (the stores have landed) or wait_reusable (the stage may be filled again). A stage that one warp loads
-// and others store from: the loading warp calls loaded_for_block before the block's next barrier, the others
-// wait_loaded after it.
+// wait_stores (the stores have landed) or wait_reusable (the stage may be filled again). If one warp loads a stage and
+// others store from it, the loading warp calls loaded_for_block before the next block barrier, the others wait_loaded
+// after it.
 //
 // *Landed* means completed: the writes are visible to the thread that issued the stores (PTX:
-// cp.async.bulk.wait_group), and to nobody else yet. A peer that sees a flag sees them only if the flag is stored by
-// Ctx::store_landed_system, or behind Ctx::fence_landed: these order the asynchronous writes before the flag, at system
-// scope.
+// cp.async.bulk.wait_group), and not yet to other threads. A peer that sees a flag sees them only if the flag is stored
+// by Ctx::store_landed_system, or after Ctx::fence_landed: these order the asynchronous writes before the flag, at
+// system scope.
 //
-// On the CPU a load remembers where its source is instead of copying it, so a row is copied once; its source must
-// therefore stay unchanged until the stores are awaited, which the GPU's rules (contract: inputs stay unmodified during
-// the operation) give anyway. In the simulation loads and stores really go through the stage, late and out of
-// order.
+// On the CPU a load stores the address of its source instead of copying it, so a row is copied once; its source must
+// stay unchanged until the stores are awaited, which the contract requires anyway (inputs stay unmodified during the
+// operation). In the simulation loads and stores go through the stage, late and out of order.
 #pragma once
 
 #include "device/context.h"
@@ -32,22 +31,22 @@ class RowStage {
     CROSSDOCK_DEVICE explicit RowStage(std::byte* memory)
         : barrier_(reinterpret_cast<uint64_t*>(memory)), data_(memory + kStageHeadBytes) {}
 
-    // One thread, before the first load. Behind the last of them initialised; and the threads that wait must be
-    // synchronised with it.
+    // One thread, before the first load. After the last init call initialised, then synchronise with the threads that
+    // wait.
     CROSSDOCK_DEVICE void init() const { ptx::mbarrier_init(barrier_, 1); }
     CROSSDOCK_DEVICE static void initialised() {
         ptx::fence_mbarrier_init();
         ptx::fence_proxy_async_shared();
     }
 
-    // Loads from there, and stores to there, are possible.
+    // Whether rows at this address can be loaded and stored.
     CROSSDOCK_DEVICE static bool takes(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 16 == 0; }
 
     CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes) const {
         ptx::mbarrier_arrive_expect_bytes(barrier_, bytes);
         ptx::bulk_load(data_, source, bytes, barrier_);
     }
-    // The same with a tail (none: 0 bytes) behind the first part.
+    // The same with a tail (none: 0 bytes) after the first part.
     CROSSDOCK_DEVICE void load(const Ctx&, const std::byte* source, uint32_t bytes, const std::byte* tail,
                                uint32_t tail_bytes) const {
         ptx::mbarrier_arrive_expect_bytes(barrier_, bytes + tail_bytes);
@@ -55,14 +54,14 @@ class RowStage {
         if (tail_bytes > 0) ptx::bulk_load(data_ + bytes, tail, tail_bytes, barrier_);
     }
     CROSSDOCK_DEVICE static void loaded_for_block(const Ctx&) {}
-    // The load number `round` of this stage (0 is the first one).
+    // Waits for load number `round` of this stage, counted from 0.
     CROSSDOCK_DEVICE void wait_loaded(const Ctx&, uint32_t round) const {
         while (!ptx::mbarrier_try_wait(barrier_, round & 1)) {
         }
     }
 
     CROSSDOCK_DEVICE std::byte* data() const { return data_; }
-    // By every thread that wrote into the data, before the barrier behind which the stores are issued.
+    // By every thread that wrote into the data, before the barrier that precedes the stores.
     CROSSDOCK_DEVICE static void filled() { ptx::fence_proxy_async_shared(); }
 
     // is_read_soon: the target should stay in the caches.
@@ -70,7 +69,7 @@ class RowStage {
         ptx::bulk_store(target, data_ + at, bytes);
     }
     CROSSDOCK_DEVICE static void end_group(const Ctx&) { ptx::bulk_commit_group(); }
-    // All but the latest max_pending groups of this thread have landed. Waiting for more than asked is always right.
+    // Waits until all but the latest max_pending groups of this thread have landed. It may wait for more.
     CROSSDOCK_DEVICE static void wait_stores(const Ctx&, int max_pending = 0) {
         if (max_pending >= 4) {
             ptx::bulk_wait_group<4>();
@@ -82,7 +81,7 @@ class RowStage {
             ptx::bulk_wait_group<0>();
         }
     }
-    // This thread's stores have read their sources, but for those of the latest max_pending groups (0 or 1).
+    // Waits until this thread's stores have read their sources, except the latest max_pending groups (0 or 1).
     CROSSDOCK_DEVICE void wait_reusable(const Ctx&, int max_pending = 0) const {
         if (max_pending > 0) {
             ptx::bulk_wait_group_read<1>();
@@ -90,7 +89,7 @@ class RowStage {
             ptx::bulk_wait_group_read<0>();
         }
     }
-    // What the latest load has read may be overwritten.
+    // Waits until the source of the latest load may be overwritten.
     CROSSDOCK_DEVICE void release_source(const Ctx&) const {}
 
   private:
@@ -119,7 +118,7 @@ class RowStage {
     static void loaded_for_block(const Ctx& ctx) { ctx.warp().wait_copies(0); }
     void wait_loaded(const Ctx& ctx, uint32_t) const { ctx.warp().wait_copies_to(data_, head_->bytes); }
 
-    // Where the data is to be read or filled in by kernels themselves.
+    // For kernels that read or fill in the data themselves.
     std::byte* data() const { return data_; }
     static void filled() {}
 
@@ -144,7 +143,7 @@ class RowStage {
   private:
     struct Head {
         const std::byte* loaded_from = nullptr;
-        uint32_t loaded_bytes = 0;  // of the first part, if it is only remembered
+        uint32_t loaded_bytes = 0;  // of the first part, if it was not copied
         uint32_t bytes = 0;         // of the latest load
     };
     static_assert(sizeof(Head) <= kStageHeadBytes, "a stage's head must hold it");

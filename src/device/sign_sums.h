@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of a chunk's entries by sign, and the step that moves them by sign: what A2SGD reads and writes a gradient with.
-// One warp per chunk.
+// A2SGD's two passes over a chunk of the gradient: sums of its entries by sign, and a shift of its entries by sign. One
+// warp per chunk.
 //
-// The order of a sum is part of its definition, so its bits are the same on every machine: entry i of a chunk goes to
-// column i % 256, a column is summed in ascending i, and columns are halved: c and c + 128, then c and c + 64, ...
+// The order of a sum is part of its definition, so its bits are the same on every machine: entry i of a chunk is added
+// to column i % 256, in ascending i, and columns are halved: c and c + 128, then c and c + 64, ...
 #pragma once
 
 #include "device/context.h"
@@ -17,13 +17,13 @@ namespace crossdock {
 inline constexpr uint32_t kSignColumns = 256;
 inline constexpr uint32_t kSignChunk = 4096;  // entries at most
 
-// Entries that are not negative, -0 among them, and the magnitudes of the others. A NaN counts as negative.
+// Sums of the entries that are not negative (-0 is not), and of the magnitudes of the others (NaN is one of them).
 struct SignSums {
     double positive;
     double negative;
     uint32_t num_positive;
 
-    // Also false where finite entries add up to more than the sum's type holds.
+    // Also false if finite entries add up to more than the sum's type holds.
     CROSSDOCK_HOST_DEVICE bool is_finite() const { return positive - positive == 0 && negative - negative == 0; }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weighted sums of rows: out[e] = sum over i of weight[i] * row[i][e], i ascending, fp32 fused multiply-adds from 0,
-// one rounding. The same bits with every backend.
+// one rounding. The same bits on every backend.
 #pragma once
 
 #include <type_traits>
@@ -28,7 +28,7 @@ struct RowSummands {
     CROSSDOCK_DEVICE float weight(uint32_t i) const { return weights[i]; }
 };
 
-// Rows by their addresses as numbers; 0: no such row.
+// Rows by their addresses as integers; 0: no such row.
 struct AddressSummands {
     const int64_t* addresses;
     const float* weights;
@@ -79,7 +79,7 @@ CROSSDOCK_DEVICE Bytes16 packed_sums(const float (&sums)[16 / dtype_bytes(kDType
     return {packed_word<kDType>(sums), packed_word<kDType>(sums + 8 / dtype_bytes(kDType))};
 }
 
-// A warp's part of a sum of rows, which come one after the other.
+// A warp's part of a sum whose rows are added one after the other.
 template <DType kDType>
 class PartSum {
   public:
@@ -87,7 +87,7 @@ class PartSum {
 
     // bytes: a multiple of 16, the same for all rows.
     CROSSDOCK_DEVICE void add(const Ctx& ctx, const std::byte* part, uint32_t bytes) {
-        Bytes16 words[kVectors];  // all under way before the first is added
+        Bytes16 words[kVectors];  // all loads are issued before the first is added
         CROSSDOCK_UNROLL
         for (uint32_t v = 0; v < kVectors; ++v) {
             const uint32_t at = place(ctx, v);
@@ -115,7 +115,7 @@ class PartSum {
 };
 
 #if defined(__CUDACC__)
-// At most kRows rows: all of their parts are under way before the first is added.
+// At most kRows rows. All loads are issued before the first part is added.
 template <DType kDType, uint32_t kRows, uint32_t kVectors, typename Summands>
 CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Summands& summands, uint32_t begin, uint32_t end,
                                    std::byte* out) {
@@ -148,7 +148,7 @@ CROSSDOCK_DEVICE void sum_few_rows(const Ctx& ctx, const Summands& summands, uin
 template <DType kDType, typename Summands>
 CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Summands& summands, uint32_t begin, uint32_t end,
                                     std::byte* out) {
-    constexpr uint32_t kRowsAtOnce = 4;  // under way together
+    constexpr uint32_t kRowsAtOnce = 4;  // loaded together
     constexpr uint32_t kVectorsAtOnce = 2;
     constexpr uint32_t kStep = kLanes * 16;
     CROSSDOCK_ROLLED
@@ -180,8 +180,8 @@ CROSSDOCK_DEVICE void sum_many_rows(const Ctx& ctx, const Summands& summands, ui
         }
     }
 }
-// Exactly kRows rows, kVectors vectors per lane at a time, all of which are under way before the first is added. What
-// is left behind the returned byte is less than that.
+// Exactly kRows rows, kVectors vectors per lane at a time. All loads are issued before the first vector is added.
+// Returns the first byte that is left: fewer than one such step remain.
 template <DType kDType, uint32_t kRows, uint32_t kVectors>
 CROSSDOCK_DEVICE uint32_t sum_whole_parts(const Ctx& ctx, const PointerSummands& summands, uint32_t begin, uint32_t end,
                                           std::byte* out) {
@@ -228,7 +228,7 @@ CROSSDOCK_DEVICE void sum_bytes(const Ctx& ctx, const Summands& summands, uint32
 }
 #endif
 
-// Elements [first, first + num) by one warp; out is the row's beginning. num and first are multiples of the elements in
+// One warp. Elements [first, first + num); out is the row's beginning. num and first are multiples of the elements in
 // 16 bytes.
 template <DType kDType, typename Summands>
 CROSSDOCK_DEVICE void sum_rows(const Ctx& ctx, const Summands& summands, uint32_t first, uint32_t num, std::byte* out) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words that say themselves that they have arrived.
+// Words that carry their own flag.
 #pragma once
 
 #include "device/platform.h"
 
 namespace crossdock {
 
-// An announcing word: a reader that sees this epoch sees this payload, and a word of an earlier operation can never
-// look new.
+// An announcing word: a reader that sees this epoch sees this payload, and a word of an earlier operation never looks
+// new.
 inline constexpr uint64_t kPayloadBits = 24;
 inline constexpr uint64_t kMaxPayload = (uint64_t{1} << kPayloadBits) - 1;
 inline constexpr uint32_t kEpochBits = 64 - kPayloadBits;
@@ -18,15 +18,15 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t pack_word(uint64_t epoch, uint64_t payl
 CROSSDOCK_HOST_DEVICE constexpr uint64_t word_epoch(uint64_t word) { return word >> kPayloadBits; }
 CROSSDOCK_HOST_DEVICE constexpr uint64_t word_payload(uint64_t word) { return word & kMaxPayload; }
 
-// Whoever sees the tag that it waits for sees the payload, too: on a GPU because both travel in one store of 16 bytes,
-// on a CPU because the tag is stored last. Half of the wire is tags, and no completion, fence or flag follows the data:
-// the shortest way for few bytes.
+// A reader that sees the tag sees the payload: on a GPU both are in one store of 16 bytes, on a CPU the tag is stored
+// last. Half of the bytes are tags, but no completion, fence or flag follows the data: the lowest latency for few
+// bytes.
 struct alignas(16) TaggedWord {
     uint64_t payload;
     uint64_t tag;
 };
 
-// Two payloads: what a row is moved by.
+// Two payloads: the unit in which rows are moved.
 struct alignas(16) Bytes16 {
     uint64_t low;
     uint64_t high;

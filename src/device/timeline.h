@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// When each warp of a kernel came to each of its steps: only in builds with CROSSDOCK_TIMELINE, where every kernel
+// When each warp of a kernel reached each of its steps. Only in builds with CROSSDOCK_TIMELINE, where every kernel
 // leaves the times of its latest run in device memory (CONTRIBUTING.md says how to draw them).
 //
-// A mode numbers its kernels' steps (kernels/ll/steps.h) or phases (kernels/ht/phases.h): those of its kernel k begin
-// at k * kMostSteps, and the first one begins the kernel.
+// A mode numbers its kernels' steps (kernels/ll/steps.h) or phases (kernels/ht/phases.h): those of kernel k begin at
+// k * kMostSteps, and the first one begins the kernel.
 #pragma once
 
 #include "device/platform.h"
@@ -18,9 +18,9 @@ inline constexpr uint32_t kTimelineWarps = 20;
 
 CROSSDOCK_HOST_DEVICE constexpr bool begins_kernel(uint32_t step) { return step % kMostSteps == 0; }
 
-// Of one warp, in counts of its multiprocessor's clock.
+// One warp's times, in cycles of its SM's clock.
 struct PhaseTimes {
-    uint32_t phase;  // that it is in
+    uint32_t phase;  // the current one
     uint32_t sm;
     int64_t since;
     int64_t total[kTimelineSteps];

@@ -4,11 +4,11 @@
 
 #include <memory>
 
-#include "device/platform.h"  // before whatever opens the namespace cpu
+#include "device/platform.h"  // before any header that opens the namespace cpu
 
 namespace crossdock::cpu {
 
-// An ncclDevComm that says who the ranks are, with one context and nothing else.
+// An ncclDevComm with rank, number of ranks and one context; everything else is empty.
 std::shared_ptr<const void> make_device_comm(int rank, int num_ranks);
 
 }  // namespace crossdock::cpu

@@ -11,7 +11,7 @@ struct SignSums;
 
 namespace crossdock::cpu {
 
-// What device/sign_sums.h says, for a whole chunk. Sum: float or double.
+// As in device/sign_sums.h, for a whole chunk. Sum: float or double.
 template <typename Sum>
 void sign_sums(DType dtype, const std::byte* entries, uint32_t count, SignSums& sums);
 
@@ -30,7 +30,7 @@ extern const SignVariant kAvx2Signs;    // and F16C
 extern const SignVariant kAvx512Signs;  // F, BW, DQ, VL
 #endif
 
-// Those that this processor has; the functions above are the first one's.
+// The variants that this processor supports; the functions above use the first one.
 std::vector<const SignVariant*> sign_variants();
 
 }  // namespace crossdock::cpu

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sign_sums.h declares, in the compiler's vector types, for vectors of any width. A source includes this for one
-// set of instructions, and says before which: CROSSDOCK_SIGN_TARGET is the attribute of its functions.
+// Implements sign_sums.h with the compiler's vector types, for vectors of any width. A source includes this for one
+// instruction set, with its functions' attribute in CROSSDOCK_SIGN_TARGET.
 //
-// Reading is what takes the time. A block of columns stays in registers for all rows of a chunk, since columns in
-// memory would be read and written for every entry; and the chunks after this one are fetched meanwhile.
+// Reading memory takes most of the time. A block of columns stays in registers for all rows of a chunk, since columns
+// in memory would be read and written for every entry; the next chunks are prefetched.
 #pragma once
 
 #include <type_traits>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one warp of a kernel sees of the CPU executor. A warp is a fiber; all warps of a launch run on the calling
-// thread, so only other ranks' memory needs atomics; what warps of a launch share by design is atomic for
-// ThreadSanitizer, which takes each warp for a thread. Kernels use it through device/context.h only.
+// The CPU executor's interface to one warp of a kernel. A warp is a fiber; all warps of a launch run on the calling
+// thread, so only other ranks' memory needs atomics; what warps of a launch share is atomic for ThreadSanitizer, which
+// takes each warp for a thread. Kernels use it only through device/context.h.
 #pragma once
 
 #include <atomic>
@@ -14,18 +14,18 @@ namespace crossdock::cpu {
 
 enum class Fault { kNone = 0, kSkipStoreWait = 1, kReuseSlot = 2, kWriteNonsense = 3 };
 
-// Sees the protocol's events in the simulation (null elsewhere) and remembers the first violation.
+// Follows the protocol's events in the simulation and records the first violation. Null in other backends.
 class ProtocolChecker {
   public:
     virtual ~ProtocolChecker() = default;
     // Rank `writer` starts to write slot `slot` of buffer `buffer` in rank `owner`'s memory for operation `epoch`.
-    // memory: where the owner's part of the symmetric memory begins, which tells the buffers of several groups apart.
+    // memory: the beginning of the owner's part of the symmetric memory, which differs between groups.
     virtual void slot_written(int writer, int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) = 0;
-    // The owner has consumed it.
+    // The owner has read the slot.
     virtual void slot_read(int owner, const void* memory, int buffer, uint64_t slot, uint64_t epoch) = 0;
-    // Operation `epoch` of `owner` has read everything that it will: rows it announced, rows it read.
+    // Operation `epoch` of `owner` has read all its rows: the number announced, the number read.
     virtual void operation_read(int owner, uint64_t epoch, uint64_t rows_announced, uint64_t rows_read) = 0;
-    // From now on slots may rightly stay unread: a peer is masked, or an operation is given up.
+    // From now on slots may stay unread: a peer is masked, or an operation was cancelled.
     virtual void unread_slots_allowed() = 0;
 };
 
@@ -39,28 +39,28 @@ class Warp {
     int num_warps = 1;
     std::byte* shared_memory = nullptr;  // the block's, 128-byte aligned
 
-    // That many warps of the block meet, always the same ones at the same barrier.
+    // A barrier of this many warps of the block, always the same ones at the same barrier.
     static constexpr int kNumBarriers = 2;
     virtual void meet(int barrier, int warps) = 0;
 
-    // Nanoseconds, monotonic; in the simulation those of its own clock.
+    // Nanoseconds, monotonic; in the simulation simulated time.
     virtual uint64_t now_ns() = 0;
 
     // After a failed poll: lets other fibers (and, oversubscribed, other threads) run. Simulated time may jump to
     // deadline_ns when no task can make progress.
     virtual void pause(uint64_t deadline_ns) = 0;
 
-    // The warp did more than poll: the executor need not treat its next pause as part of a long wait.
+    // The warp did more than poll, so its next pause does not continue a long wait.
     virtual void note_progress() {}
 
-    // A place where the simulation may switch to another fiber; nothing elsewhere.
+    // The simulation may switch to another fiber here. Does nothing in other backends.
     virtual void scheduling_point() = 0;
 
-    // Asynchronous copy, complete at the latest when wait_copies says so. Immediate in the threads and processes
-    // backends (is_lazy() false); in the simulation it reads its source and writes its target at some later
-    // time, in any order. is_read_soon: the target should stay in the caches.
+    // Asynchronous copy, complete at the latest when wait_copies returns. Immediate unless is_lazy(); in the simulation
+    // it reads its source and writes its target at some later time, in any order. is_read_soon: the target should stay
+    // in the caches.
     virtual void copy_async(void* target, const void* source, size_t bytes, bool is_read_soon = false) = 0;
-    // Blocks until at most max_pending of this warp's latest copies have not landed.
+    // Blocks until all but at most max_pending of this warp's latest copies have landed.
     virtual void wait_copies(int max_pending) = 0;
     // Blocks until this warp's copies into [target, target + bytes) have landed.
     virtual void wait_copies_to(const void* target, size_t bytes) = 0;
@@ -68,22 +68,21 @@ class Warp {
     virtual void wait_sources_read() = 0;
     virtual bool is_lazy() const = 0;
 
-    // The warp whose code runs in the calling thread; null: none. Atomic, as kernels ask for what executors set.
+    // The warp whose code runs in the calling thread; null: none. Atomic, because kernels read what executors set.
     static Warp* running() { return t_running.load(std::memory_order_relaxed); }
     static void set_running(Warp* warp) { t_running.store(warp, std::memory_order_relaxed); }
 
-    // One-sided operations on memory of ranks outside the LSA team, as device/network.h describes them. The
-    // addresses are those at which this process sees that memory.
+    // One-sided operations on memory of GIN peers, as device/network.h describes them. Addresses are this process's.
     virtual void put(int peer, void* target, const void* source, size_t bytes) = 0;
     virtual void put_value(int peer, uint64_t* target, uint64_t value) = 0;
     virtual void signal(int peer, uint64_t* word, uint64_t increase) = 0;
     virtual void flush_puts() = 0;
 
-    // After a failed poll for what the peer writes: whether its process has ended, so that nothing more can come. Then
-    // the rank that ended first, for whose loss the others may have left; else -1.
+    // Called after a failed poll for a word of the peer. If the peer's process has ended, returns the rank that ended
+    // first, which may be why the others left; else -1.
     virtual int first_ended(int /*peer*/) { return -1; }
 
-    // The rank was killed: what it writes to others is lost.
+    // The rank was killed: its writes to other ranks are lost.
     virtual bool is_killed() const = 0;
     virtual Fault fault() const = 0;
     virtual ProtocolChecker* checker() = 0;
