@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kControlOffset = align_up(sizeof(A2sgdState), 16);
 constexpr uint32_t kGpuWarps = 4;    // of a block
-constexpr int kGpuBlocksPerSm = 16;  // those that are resident, and their successors
+constexpr int kGpuBlocksPerSm = 16;  // resident ones and those that follow them
 
 uint64_t segments_of(uint64_t chunks) { return (chunks + kChunksOfSegment - 1) / kChunksOfSegment; }
 
@@ -80,7 +80,7 @@ std::shared_ptr<A2sgd> A2sgd::create(std::shared_ptr<Communicator> communicator,
     std::vector<A2sgdPiece> checked = checked_pieces(pieces, num_pieces);
     DeviceScope device(communicator->runtime());
     std::shared_ptr<A2sgd> a2sgd(new A2sgd(std::move(communicator), settings, std::move(checked)));
-    // Nobody's kernels may start to wait for the others while these still set up memory.
+    // No rank's kernels may start to wait while other ranks still set up memory.
     Communicator& peers = *a2sgd->communicator_;
     peers.barrier("crossdockA2sgdCreate", peers.setup_timeout_ns(settings.timeout_ns));
     if (a2sgd->order_ != nullptr && !settings.is_quiet) {
@@ -121,7 +121,7 @@ void A2sgd::destroy() noexcept {
         DeviceScope scope(runtime());
         runtime().synchronize_device();
         watch_.reset();
-        // Peers may still send into this rank's memory until they have drained, too.
+        // Peers may still send into this rank's memory until they have drained as well.
         if (!communicator_->is_killed()) communicator_->barrier("crossdockA2sgdDestroy", settings_.timeout_ns);
     } catch (const std::exception& error) {
         debug(error.what());
@@ -183,7 +183,7 @@ std::optional<Error> A2sgd::failure() const {
 
 void A2sgd::use(std::vector<A2sgdPiece> pieces) {
     std::vector<A2sgdChunk> chunks;
-    chunks.reserve(entries_of(pieces) / kSignChunk + pieces.size());  // fails at once where it must
+    chunks.reserve(entries_of(pieces) / kSignChunk + pieces.size());  // out of memory fails here
     for (size_t i = 0; i < pieces.size(); ++i) {
         const A2sgdPiece& piece = pieces[i];
         for (uint64_t first = 0; first < piece.count; first += kSignChunk) {
@@ -237,7 +237,7 @@ A2sgdArgs A2sgd::args() const {
     return args;
 }
 
-// A pass over the gradient, in so many turns of a block. No block waits for another, so they need not all be resident.
+// A pass over the gradient in `turns` turns of a block. Blocks do not wait for each other, so not all must be resident.
 LaunchShape A2sgd::pass_shape(uint64_t turns, size_t shared_bytes) const {
     const BackendTraits& backend = communicator_->backend();
     const uint64_t most =
@@ -267,7 +267,7 @@ void A2sgd::end(cudaStream_t stream) {
     launch<A2sgdMeansKernel>(runtime(), step, waiting, stream);
     launch<A2sgdApplyKernel>(runtime(), step, pass_shape(segments_of(num_chunks_), 0), stream);
     if (order_ != nullptr) order_->after_operation(stream);
-    // On the CPU the step has finished, so a wait that expired in it is known now.
+    // On the CPU the step has finished, so a wait that expired in it is already known.
     if (order_ == nullptr) expect_working();
 }
 

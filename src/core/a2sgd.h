@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's end of A2SGD: the pieces of its gradient, what a step needs of memory, and the two halves of a step.
+// One rank's part of A2SGD: the pieces of its gradient, the memory of a step, and the two halves of a step.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace crossdock {
 
-// A piece of the caller's, checked.
+// A checked piece of the caller's gradient.
 struct A2sgdPiece {
     std::byte* data;
     uint64_t count;
@@ -34,7 +34,7 @@ class A2sgd {
                                          const crossdockA2sgdConfig_t* config);
     ~A2sgd();
 
-    // Collective, bounded.
+    // Collective; waits no longer than the timeout.
     void destroy() noexcept;
 
     void set_pieces(const crossdockA2sgdPiece_t* pieces, size_t num_pieces);
@@ -55,7 +55,7 @@ class A2sgd {
     A2sgd(std::shared_ptr<Communicator> communicator, const Settings& settings, std::vector<A2sgdPiece> pieces);
     void expect_equal_on_all_ranks() const;
     void expect_working() const;
-    std::optional<Error> failure() const;      // why the object has failed, if it has
+    std::optional<Error> failure() const;      // the reason if the object has failed
     void use(std::vector<A2sgdPiece> pieces);  // builds the chunks
     A2sgdArgs args() const;
     LaunchShape pass_shape(uint64_t turns, size_t shared_bytes) const;

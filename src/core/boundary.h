@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C boundary's one catch wall: no exception leaves the library, and every failure leaves its message.
+// Catches all exceptions at the C boundary: none leaves the library, and every failure sets the last error.
 #pragma once
 
 #include <new>
@@ -10,8 +10,8 @@
 
 namespace crossdock {
 
-// Runs body and turns what it throws into a result code and the thread's last error, which is printed where NCCL_DEBUG
-// or NCCL_EP_DEBUG asks for it.
+// Runs body and turns what it throws into a result code and the thread's last error, which is printed if NCCL_DEBUG or
+// NCCL_EP_DEBUG asks for it.
 template <typename Body>
 ncclResult_t boundary(Body&& body) noexcept {
     try {

@@ -13,7 +13,7 @@
 namespace crossdock {
 namespace {
 
-// As a caller of this API knows it.
+// The caller's name of an argument.
 const char* name_of(Term term) {
     switch (term) {
         case Term::kOperation:
@@ -56,7 +56,7 @@ const char* name_of(ncclEpLayout_t layout) {
     return "another";
 }
 
-// A value that was folded: itself, or that it is large, and its hash.
+// A folded value: the value itself, or "large" and its hash.
 std::string unfolded(uint32_t bits, uint64_t folded, uint64_t unit) {
     if (!Terms::is_hash(bits, folded)) return fmt::format("{}", unit * folded);
     const uint64_t top = uint64_t{1} << (bits - 1);
@@ -90,7 +90,7 @@ std::string value_of(Term term, uint64_t value) {
     return fmt::format("{}", value);
 }
 
-// A rank that announced something: "announced 70000 rows".
+// What a rank announced: "announced 70000 rows".
 const char* name_of(PeerNumber number) {
     switch (number) {
         case PeerNumber::kNone:
@@ -160,7 +160,7 @@ std::string describe(const PeerFault& fault, int rank, const char* mode) {
         if (ours == theirs) continue;
         differences += fmt::format("{}{} is {} on rank {}, {} on rank {}", differences.empty() ? "" : "; ",
                                    name_of(term), value_of(term, ours), rank, value_of(term, theirs), fault.peer);
-        if (term == Term::kOperation) break;  // what else they pass has no common meaning
+        if (term == Term::kOperation) break;  // other terms have no common meaning
     }
     return fmt::format("the group has failed: {}; all ranks must pass the same to {}", differences, where);
 }
@@ -187,7 +187,7 @@ std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
             "send_only operation",
             diagnosis.epoch, diagnosis.rank, mode, diagnosis.operation, diagnosis.handle);
     }
-    // Another rank found it and told this one, which the other may mean.
+    // Another rank found it and reported it; the lost rank may be this one.
     const bool is_refused = std::strcmp(diagnosis.step, "refused") == 0;
     if (is_refused || std::strcmp(diagnosis.step, "report") == 0) {
         const bool means_us = diagnosis.seen == static_cast<uint64_t>(diagnosis.peer);

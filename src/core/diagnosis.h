@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The record that a kernel leaves of a wait that expired, in the public struct's and in a reader's words.
+// Turns the record of an expired wait or a peer fault into the public struct and into a message.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace crossdock {
 
-// Fills what the record knows; leaves diagnosis as it is where no wait has expired.
+// Fills in what the record has; does not change diagnosis if no wait has expired.
 void read_diagnosis(const ExpiredWait& record, int rank, crossdockDiagnosis_t& diagnosis);
 
 // "rank 2 announced 70000 rows, allowed: at most 128 ...", "top_k is 8 on rank 0, 4 on rank 1 ...". mode: "LL", "HT".

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables that users know (contract: docs/deployment.md), read once per group, at its creation. A
-// value that makes no sense is warned of and ignored; an unknown NCCL_EP_ name is never an error.
+// The environment variables for users (contract: docs/deployment.md), read once per group, at its creation. An invalid
+// value is ignored with a warning; an unknown NCCL_EP_ name is no error.
 #pragma once
 
 #include <cstdint>

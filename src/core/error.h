@@ -24,7 +24,7 @@ class Error : public std::exception {
     std::string message_;
 };
 
-// Throw an Error whose message names the argument, the value and the allowed range.
+// Throw an Error. The message names the argument, its value and the allowed range.
 template <typename... Args>
 [[noreturn]] void fail(ncclResult_t code, fmt::format_string<Args...> message, Args&&... args) {
     throw Error(code, fmt::format(message, std::forward<Args>(args)...));

@@ -15,7 +15,7 @@
 namespace crossdock {
 namespace {
 
-// A person who waits for the message does not notice it, and neither does the CPU.
+// Short enough for a user who waits for the message, long enough to cost no CPU time.
 constexpr auto kPeriod = std::chrono::milliseconds(50);
 
 struct Watched {
@@ -24,7 +24,7 @@ struct Watched {
     bool is_seen = false;
     bool is_told = false;
 
-    // One round after the failure, when the kernel has also written down why, or at the end.
+    // One round after the failure, when the kernel has also written the reason, or at the end.
     void look(bool is_last) {
         if (is_told || __atomic_load_n(&status.failed, __ATOMIC_ACQUIRE) == 0) return;
         is_told = is_seen || is_last;
@@ -33,7 +33,7 @@ struct Watched {
     }
 };
 
-// One thread for all groups of the process, which lives while there is one.
+// One thread for all groups of the process, while there are any.
 class Rounds {
   public:
     ~Rounds() { stop(); }

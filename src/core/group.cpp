@@ -21,7 +21,7 @@ constexpr size_t kMaskOffset = 16;
 static_assert(sizeof(WaitControl) <= kMaskOffset, "the mask lies behind it");
 constexpr uint32_t kExplicitTopk = 32;  // the largest that an explicit buffer size is taken to be meant for
 
-// Starts at a random number, so that memory that another process has left holds none of this one's.
+// Starts at a random number, so that memory left by another process holds no number of this one.
 uint64_t next_group_number() {
     static std::atomic<uint64_t> next{uint64_t{std::random_device{}()} << 32 | 1};
     return next++;
@@ -73,7 +73,7 @@ Group::~Group() {
     if (status_ != nullptr) runtime().free_host_visible(status_);
 }
 
-// What can be known now is allocated now, so that handles can be made without the other ranks.
+// Allocates now what is known now, so that handles can be made without the other ranks.
 void Group::preallocate() {
     if (config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT) {
         ht_arena_ = std::make_unique<HtArena>(*communicator_, config_);
@@ -106,7 +106,7 @@ void Group::destroy() noexcept {
             config_.algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT ? cuda::write_phases(rank())
                                                               : cuda::write_timeline(rank());
 #endif
-        // Peers may still write into this rank's arena until they have drained, too.
+        // Peers may still write into this rank's arena until they have drained as well.
         if (!communicator_->is_killed()) communicator_->barrier("ncclEpGroupDestroy", config_.timeout_ns);
     } catch (const std::exception& error) {
         debug(error.what());
@@ -216,7 +216,7 @@ bool Group::before_operation(cudaStream_t stream) { return order_ != nullptr && 
 
 void Group::after_operation(cudaStream_t stream) {
     if (order_ != nullptr) order_->after_operation(stream);
-    // Without an order the operation is over, and a wait that expired in it is known here and now.
+    // Without an order the operation has finished, so a wait that expired in it is already known.
     if (order_ == nullptr) expect_working();
 }
 

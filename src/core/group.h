@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group: one rank's end of a set of ranks that dispatch and combine together. Holds what its handles share.
+// A group: one rank's part of a set of ranks that dispatch and combine together. Holds what its handles share.
 #pragma once
 
 #include <memory>
@@ -29,23 +29,23 @@ class Group {
     static std::shared_ptr<Group> create(std::shared_ptr<Communicator> communicator, const ncclEpGroupConfig_t* config,
                                          const crossdockGroupOptions_t* options);
 
-    // Local. Frees what a failed creation has taken; a group that was destroyed holds nothing any more.
+    // Local. Frees what a failed creation has allocated; a destroyed group holds nothing.
     ~Group();
 
-    // Collective, bounded: a rank that does not come is not waited for beyond the timeout. Handles that still live lose
-    // their memory and refuse every use.
+    // Collective; waits for a lost rank no longer than the timeout. Handles that still exist lose their memory and
+    // refuse every use.
     void destroy() noexcept;
 
     Communicator& communicator() const { return *communicator_; }
     Runtime& runtime() const { return communicator_->runtime(); }
     const GroupConfig& config() const { return config_; }
     int rank() const { return communicator_->rank(); }
-    uint64_t number() const { return number_; }  // no other group of this process ever has the same
+    uint64_t number() const { return number_; }  // unique in this process
 
-    // RemoteError with who waited for whom, if the group has failed; InvalidUsage if it is destroyed.
+    // Throws RemoteError that names the ranks if the group has failed, InvalidUsage if it is destroyed.
     void expect_working() const;
 
-    // An arena for handles of that kind; makes one (collective) where none fits.
+    // An arena for handles of this layout and top-k; makes one (collective) if none fits.
     std::shared_ptr<LlArena> arena_for(ncclEpLayout_t layout, uint32_t topk);
 
     size_t num_arenas() const { return arenas_.size(); }
@@ -57,22 +57,22 @@ class Group {
 
     uint64_t add_handle(Handle* handle);  // returns its number, from 1
     void remove_handle(Handle* handle);
-    // The next number of an update, from 1: no two updates of a group's handles have the same.
+    // The next number of an update, from 1: unique among the updates of a group's handles.
     uint32_t next_update() { return ++num_updates_ != 0 ? num_updates_ : ++num_updates_; }
-    // Where operations may still be queued, memory of the caller's allocator waits for the next call.
+    // If operations may still be queued, memory of the caller's allocator waits for the next call.
     void give_back(DeviceMemory memory, bool is_in_graphs);
 
-    // Shared memory that a block of the group's kernels may take: the device's, or less from the next operation on.
+    // Shared memory that a block of the group's kernels may use: the device's, or less after limit_shared_bytes.
     size_t max_shared_bytes() const;
     void limit_shared_bytes(int bytes);
-    // Of the latest low-latency combine; 0: there was none.
+    // Of the latest LL combine; 0: there was none.
     int last_combine_warps() const { return last_combine_warps_; }
     void note_combine_warps(int warps) { last_combine_warps_ = warps; }
 
-    // Around every launch on the group's behalf. True: the operation is captured into a graph.
+    // Called around every launch for the group. Returns true if the operation is captured into a graph.
     bool before_operation(cudaStream_t stream);
     void after_operation(cudaStream_t stream);
-    // Waits for all that were issued, on whichever streams.
+    // Waits for all operations that were issued, on any stream.
     void await_operations();
 
     void mask_query(int* mask_status, cudaStream_t stream);
@@ -90,7 +90,7 @@ class Group {
 
   private:
     Group(std::shared_ptr<Communicator> communicator, const GroupConfig& config);
-    // Why the group has failed, if it has.
+    // The reason if the group has failed.
     std::optional<Error> failure() const;
     void expect_masks() const;
     MaskExchange mask_exchange(const PeerMap& peers, uint64_t barrier_offset, const Reach& reach) const;
@@ -112,7 +112,7 @@ class Group {
     size_t shared_bytes_limit_ = SIZE_MAX;
     int last_combine_warps_ = 0;
     bool is_destroyed_ = false;
-    FailureWatch::Registration watch_;  // on GPUs, where a group may fail between two calls
+    FailureWatch::Registration watch_;  // on GPUs: a group may fail between two calls
 };
 
 }  // namespace crossdock

@@ -20,16 +20,17 @@ constexpr uint64_t kDefaultTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLongestTimeoutNs = uint64_t{1}
                                        << 48;  // three days; deadlines are sums of a clock and this times ranks
 
-// What high throughput takes unless told otherwise.
+// HT's defaults.
 constexpr uint32_t kHtSms = 32;      // expert-major: rows are copied to their experts' places, and summed from there
 constexpr uint32_t kHtFlatSms = 24;  // of dispatch, and of combine; docs/performance.md has the curves
 constexpr uint32_t kHtUpdateSms = 64;
 
-// So that no product of these numbers leaves 64 bits. Far more than any model has.
+// So that products of these numbers fit into 64 bits. Far larger than any model needs.
 constexpr uint32_t kMostExperts = 1u << 20;
 constexpr uint32_t kMostTokenBytes = 1u << 30;
 
-// per-operation variable, NCCL_EP_COMM_SMS, per-operation field, max_num_sms, the mode's own.
+// The first that is set: the operation's variable, NCCL_EP_COMM_SMS, the operation's field, max_num_sms, the mode's
+// default.
 uint32_t resolve_sms(const std::optional<uint32_t>& operation_variable, const std::optional<uint32_t>& variable,
                      uint32_t field, uint32_t max_num_sms, uint32_t mode_sms, uint32_t device_sms) {
     const uint32_t wanted = operation_variable.value_or(variable.value_or(field != 0 ? field : max_num_sms));
@@ -88,7 +89,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->num_experts is {}, allowed: positive multiples of the {} ranks", given.num_experts, num_ranks);
     require(given.num_experts <= kMostExperts, ncclInvalidArgument, "config->num_experts is {}, allowed: at most {}",
             given.num_experts, kMostExperts);
-    // Kernels find an expert's rank by a product that must keep its upper bits.
+    // Kernels find an expert's rank by a product whose upper bits must fit.
     const uint32_t experts_per_rank = given.num_experts / num_ranks;
     constexpr uint64_t kMaxProduct = (uint64_t{1} << kRankOfExpertShift) - 1;
     require(is_ht || uint64_t{given.num_experts} * experts_per_rank <= kMaxProduct, ncclInvalidArgument,
@@ -123,7 +124,7 @@ GroupConfig GroupConfig::resolve(Communicator& communicator, const ncclEpGroupCo
             "config->alloc has only {}: set both hooks or none",
             given.alloc.alloc_fn == nullptr ? "free_fn" : "alloc_fn");
     const uint32_t device_sms = static_cast<uint32_t>(communicator.runtime().num_sms());
-    if (communicator.backend().blocks == 0) {  // they are chosen out of the SMs
+    if (communicator.backend().blocks == 0) {  // blocks run on SMs
         expect_sms("max_num_sms", given.max_num_sms, device_sms);
         expect_sms("dispatch_num_sms", given.dispatch_num_sms, device_sms);
         expect_sms("combine_num_sms", given.combine_num_sms, device_sms);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group's settings: the caller's config, checked, with environment and defaults resolved.
+// A group's settings: the caller's config after checks, with environment and defaults applied.
 #pragma once
 
 #include "core/environment.h"
@@ -9,11 +9,11 @@
 
 namespace crossdock {
 
-// How long a wait may last: the environment's value, the caller's (0: none), 100 s.
+// The timeout of a wait: the environment's value, the caller's (0: none), or 100 s.
 uint64_t resolve_timeout_ns(const Environment& environment, uint64_t given_ns);
 
-// Ranks of an LSA team: CROSSDOCK_LSA_TEAM_SIZE, the option (0: none), what the communicator says. A team
-// never spans more than the communicator's.
+// Ranks of an LSA team: CROSSDOCK_LSA_TEAM_SIZE, the option (0: none), or the communicator's. A team is never larger
+// than the communicator's.
 uint32_t resolve_lsa_team_size(const Communicator& communicator, const Environment& environment, int option,
                                const char* option_name);
 
@@ -21,14 +21,14 @@ struct GroupConfig {
     ncclEpAlgorithm_t algorithm = NCCL_EP_ALGO_LOW_LATENCY;
     unsigned int api_version = 0;  // the caller's
     uint32_t num_ranks = 0;
-    uint32_t lsa_team_size = 0;  // ranks in a row that load and store each other's memory
+    uint32_t lsa_team_size = 0;  // consecutive ranks that load and store each other's memory
     uint32_t num_experts = 0;
     uint32_t max_tokens = 0;
     uint32_t max_recv_tokens = 0;
     uint32_t max_token_bytes = 0;
     uint64_t rdma_buffer_size = 0;  // 0: the library decides
     uint32_t num_topk = 0;          // 0: not given
-    uint32_t dispatch_sms = 0;      // most blocks of an operation
+    uint32_t dispatch_sms = 0;      // at most this many blocks per operation
     uint32_t combine_sms = 0;
     uint32_t flat_dispatch_sms = 0;  // HT, of flat handles
     uint32_t flat_combine_sms = 0;
@@ -43,12 +43,11 @@ struct GroupConfig {
     uint32_t experts_per_rank() const { return num_experts / num_ranks; }
     bool has_several_teams() const { return lsa_team_size < num_ranks; }
 
-    // Checks what one rank can check by itself. options may be null.
+    // Checks what a rank can check alone. options may be null.
     static GroupConfig resolve(Communicator& communicator, const ncclEpGroupConfig_t* caller,
                                const crossdockGroupOptions_t* options, const Environment& environment);
 
-    // Collective: the same settings everywhere, or an Error on every rank that names the field and two ranks that
-    // differ.
+    // Collective. If settings differ, throws on every rank an Error that names the field and two ranks that differ.
     void expect_equal_on_all_ranks(Communicator& communicator) const;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 bool is_ht(const Group& group) { return group.config().algorithm == NCCL_EP_ALGO_HIGH_THROUGHPUT; }
 
-// What both modes ask of a handle's config; returns it.
+// Checks what both modes require of a handle's config; returns it.
 ncclEpHandleConfig_t read_config(const ncclEpHandleConfig_t* caller) {
     const auto config = optional_struct(caller, NCCL_EP_HANDLE_CONFIG_V1_SIZE, "config");
     const size_t alignment = config.dispatch_output_per_expert_alignment;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle: the routing of one layer or micro-batch, and what its dispatch leaves for its combine. One class per
-// mode behind one interface.
+// A handle: the routing of one layer or micro-batch, and the state that its dispatch leaves for its combine. One class
+// per mode behind one interface.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ class Handle {
     static size_t memory_bytes(const Group& group, ncclEpLayout_t layout, const ncclEpHandleConfig_t* config,
                                int num_topk);
 
-    // Collective only where the group must make memory that ranks share. handle_mem NULL: library-owned.
+    // Collective only if the group must make memory that ranks share. handle_mem NULL: library-owned.
     static std::shared_ptr<Handle> create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout,
                                           const ncclEpHandleConfig_t* config, int num_topk,
                                           const ncclEpTensor_t* handle_mem);
@@ -35,9 +35,9 @@ class Handle {
     virtual void dropped_tokens(uint64_t* count, cudaStream_t stream) = 0;  // count: device memory
     virtual void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) = 0;
 
-    // Gives a pending operation's buffer back; called before the handle goes.
+    // Releases a pending operation's buffer; called before the handle is destroyed.
     virtual void cancel_pending() {}
-    virtual void release_memory();  // the group goes first
+    virtual void release_memory();  // called if the group is destroyed first
     virtual void forget_routing() { has_routing_ = false; }
 
     Group& group() const { return *group_; }
@@ -47,10 +47,10 @@ class Handle {
   protected:
     Handle(std::shared_ptr<Group> group, ncclEpLayout_t layout, uint32_t topk);
 
-    // The caller's memory, checked, or the group's allocator's.
+    // Uses the caller's memory, checked, or memory of the group's allocator.
     void bind_memory(const ncclEpTensor_t* handle_mem, size_t bytes);
     void join_group() { number_ = group_->add_handle(this); }
-    // Before every launch that uses the handle's memory.
+    // Call before every launch that uses the handle's memory.
     void before_operation(cudaStream_t stream) { is_in_graphs_ |= group_->before_operation(stream); }
 
     std::shared_ptr<Group> group_;

@@ -7,7 +7,7 @@
 namespace crossdock {
 
 DeviceMemory HandleMemory::take(size_t bytes) {
-    // The smallest that is large enough, and not so large that most of it would be wasted.
+    // The smallest that is large enough, unless most of it would be wasted.
     auto best = spare_.end();
     for (auto it = spare_.begin(); it != spare_.end(); ++it) {
         const bool fits = it->bytes() >= bytes && it->bytes() / 2 <= bytes;
@@ -43,7 +43,7 @@ void HandleMemory::trim() {
     const size_t most = std::max(kAlwaysKept, 2 * most_used_bytes_);
     while (!spare_.empty() && used_bytes_ + spare_bytes_ > most) {
         spare_bytes_ -= spare_.front().bytes();
-        // The runtime lets queued operations end before memory goes; hooks do not know of them.
+        // The runtime frees memory only after queued operations; hooks do not wait, so their memory is retired first.
         if (hooks_.free_fn != nullptr) retired_.push_back(std::move(spare_.front()));
         spare_.erase(spare_.begin());
     }

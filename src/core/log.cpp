@@ -14,10 +14,10 @@
 namespace crossdock {
 namespace {
 
-// Fixed storage: reporting an error must not fail, out of memory included.
+// Fixed storage: reporting an error must not fail, even out of memory.
 thread_local char t_last_error[1024] = "";
 
-// As NCCL reads NCCL_DEBUG: from this level on it prints warnings.
+// NCCL's reading of NCCL_DEBUG: from this level on it prints warnings.
 bool nccl_warns() {
     const char* level = std::getenv("NCCL_DEBUG");
     if (level == nullptr) return false;
@@ -79,8 +79,7 @@ void debug(const std::string& line) noexcept {
 }
 
 bool debug_enabled() noexcept {
-    // v1 of the interface counts any non-empty value, v2 a flag: everything that is not a spelled-out "no" switches it
-    // on.
+    // API v1 takes any non-empty value as on, v2 reads a flag: everything but a spelled-out "no" switches it on.
     enum : int { kUnknown, kNo, kYes };
     static std::atomic<int> enabled{kUnknown};
     if (enabled == kUnknown) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group's masks: which ranks it still talks to, and how they come back.
+// A group's masks: which ranks are active, and how masked ranks are re-admitted.
 #include <vector>
 
 #include "core/error.h"
@@ -31,7 +31,7 @@ void Group::mask_update(const int* mask, cudaStream_t stream) {
     require(mask != nullptr, ncclInvalidArgument, "mask is NULL");
     std::vector<uint32_t> active(config_.num_ranks);
     for (uint32_t peer = 0; peer < config_.num_ranks; ++peer) active[peer] = mask[peer] != 0 ? 1 : 0;
-    // In HT mode a rank's rows to itself travel as all others do.
+    // In HT mode a rank's rows to itself are sent like all others.
     if (ht_arena_ != nullptr) active[rank()] = 1;
     DeviceScope device(runtime());
     runtime().copy_to_device(wait_scope(OperationKind::kNone, 0).mask, active.data(), sizeof(uint32_t) * active.size(),

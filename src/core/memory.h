@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory of a group that no peer reaches: from the caller's hooks where given, else from the runtime.
+// Device memory of a group that no peer accesses: from the caller's hooks if given, else from the runtime.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace crossdock {
 class DeviceMemory {
   public:
     DeviceMemory() = default;
-    // Zeroed. UnhandledCudaError with the hook's own code where it fails.
+    // Zeroed. UnhandledCudaError with the hook's own code if it fails.
     DeviceMemory(Runtime& runtime, const ncclEpAllocConfig_t& hooks, size_t bytes, bool zeroed = true);
     DeviceMemory(DeviceMemory&& other) noexcept;
     DeviceMemory& operator=(DeviceMemory&& other) noexcept;

@@ -15,14 +15,14 @@
 #include "runtime/cpu/sanitizer.h"
 
 #if defined(CROSSDOCK_TSAN)
-// ThreadSanitizer's: a mutex that is made anew is not held any more.
+// ThreadSanitizer annotation: a re-created mutex is not held.
 extern "C" void AnnotateRWLockReleased(const char* file, int line, const volatile void* mutex, long is_writer);
 #endif
 
 namespace crossdock {
 namespace {
 
-// One for all forks of the process. Never destroyed: threads may fork while the process ends.
+// The process's fork handlers. Never destroyed: threads may fork while the process exits.
 struct Forks {
     unsigned generation = 0;  // grows by one in every child
     std::mutex mutex;         // of the list
@@ -79,7 +79,7 @@ ForkSafeMutex::~ForkSafeMutex() {
     std::erase(forks().mutexes, this);
 }
 
-// The C library would not let the child unlock what its parent's thread has locked.
+// The C library does not let a child unlock what its parent's thread has locked.
 void ForkSafeMutex::renew() noexcept {
 #if defined(CROSSDOCK_TSAN)
     AnnotateRWLockReleased(__FILE__, __LINE__, mutex_.native_handle(), 1);
@@ -94,7 +94,7 @@ std::thread start_thread(std::function<void()> body) {
         Masked() {
             sigset_t masked;
             sigfillset(&masked);
-            // A thread's own faults, which end the process past the program's handler where they are masked.
+            // A thread's own faults: if masked, they end the process without calling the program's handler.
             for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&masked, fault);
             pthread_sigmask(SIG_SETMASK, &masked, &before);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fork(): a child process has copies of its parent's objects, but not the threads, connections and seats behind them,
-// which stay the parent's.
+// fork(): a child process has copies of its parent's objects, but not their threads and connections, which remain the
+// parent's.
 #pragma once
 
 #include <sys/types.h>
@@ -15,11 +15,11 @@
 
 namespace crossdock {
 
-// Where an object was made.
+// The process in which an object was made.
 class MakerProcess {
   public:
     MakerProcess();
-    // Error with ncclInvalidUsage that names both processes, if this is a forked child of the one where it was made.
+    // Throws ncclInvalidUsage that names both processes, if this is a forked child of the one that made the object.
     // subject: "comm 0x..".
     void expect_this(const std::string& subject) const;
     bool is_this() const;
@@ -29,8 +29,8 @@ class MakerProcess {
     pid_t process_;
 };
 
-// Calls a function that makes an object of the process at its first call, when the library is loaded. Made later, by
-// one thread while another forks, a function's static variable would stay locked in the child.
+// Calls a function that makes a static object when the library is loaded. If one thread made it later while another
+// forks, the static variable's guard would stay locked in the child.
 struct MadeAtLoad {
     template <typename Make>
     explicit MadeAtLoad(Make make) {
@@ -38,12 +38,12 @@ struct MadeAtLoad {
     }
 };
 
-// A mutex that no thread holds in a forked child, where the thread that held it would be missing. It must not be held
-// while another one is taken, made or ended.
+// A mutex that is free in a forked child, where the thread that held it does not exist. It must not be held while
+// another one is locked, made or destroyed.
 class ForkSafeMutex {
   public:
-    // in_child: what a forked child does at once with what the mutex guards, before fork() returns. It calls only
-    // functions that are async-signal-safe.
+    // in_child: runs in a forked child before fork() returns, to reset what the mutex guards. Must be
+    // async-signal-safe.
     explicit ForkSafeMutex(std::function<void()> in_child = {});
     ~ForkSafeMutex();
     ForkSafeMutex(const ForkSafeMutex&) = delete;
@@ -54,16 +54,16 @@ class ForkSafeMutex {
     void lock_shared() { mutex_.lock_shared(); }
     void unlock_shared() { mutex_.unlock_shared(); }
 
-    void renew() noexcept;  // in the child: releases it, whichever thread held it
+    void renew() noexcept;  // in the child: releases the mutex, whichever thread held it
 
   private:
     std::shared_mutex mutex_;
     std::function<void()> in_child_;
 };
 
-// The one Object that its users in this process share while there are any; a forked child, which has none of its
-// parent's threads, makes its own. It is stopped at the process's end, before what it uses is torn down. Object has
-// stop() and is_inherited(). state() is to be made at load.
+// One Object that its users in this process share, destroyed with the last of them; a forked child, which has none of
+// its parent's threads, makes its own. It is stopped when the process exits, before what it uses is destroyed. Object
+// has stop() and is_inherited(). Call state() at load (MadeAtLoad).
 template <typename Object>
 class SharedInProcess {
   public:
@@ -81,7 +81,7 @@ class SharedInProcess {
         const std::lock_guard lock(state().mutex);
         std::shared_ptr<Object> object = state().object.lock();
         if (object == nullptr || object->is_inherited()) {
-            // In a child the thread that is missing may hold its mutex, or wait for its condition variable for ever.
+            // In a child, the missing thread may hold the object's mutex or wait for its condition variable for ever.
             state().object = object = std::shared_ptr<Object>(new Object, [](Object* last) {
                 if (!last->is_inherited()) delete last;
             });
@@ -96,8 +96,8 @@ class SharedInProcess {
     }
 };
 
-// A thread of the library, which gets none of the program's signals but those of its own faults. Error with
-// ncclSystemError if the system starts no more threads.
+// Starts a thread of the library, which gets no signals but those of its own faults. Throws ncclSystemError if the
+// system starts no more threads.
 std::thread start_thread(std::function<void()> body);
 
 }  // namespace crossdock

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Live objects behind the API's opaque pointers. A pointer that is not listed is refused with a message, so use after
-// destroy is an error, not a crash; so is use in a forked child of what its parent made.
+// Live objects behind the API's opaque pointers. An unknown pointer is refused with a message, so use after destroy is
+// an error, not a crash; so is use of a parent's object in a forked child.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ class Registry {
         return entry_of(pointer)->second.object;
     }
 
-    // Of several threads that remove one object, one gets it, and the others the error.
+    // If several threads remove one object, one gets it and the others get the error.
     std::shared_ptr<Object> remove(const void* pointer) {
         std::unique_lock lock(mutex_);
         const auto entry = entry_of(pointer);

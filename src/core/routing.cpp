@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned int kMostTopk = 1U << 16;
 constexpr unsigned int kMostWords = 1U << 20;  // of a token's packed routing
-// A block counts in shared memory, of which every device that this library knows has so much.
+// A block counts in shared memory; every supported device has this much.
 constexpr unsigned int kMostCounters = 32768;
 
 void expect_device(int device) {
@@ -30,7 +30,7 @@ void expect_array(const void* array, bool is_needed, const char* name) {
     require(array != nullptr || !is_needed, ncclInvalidArgument, "{} is NULL, expected an array", name);
 }
 
-// Expert ids: an array of that type.
+// Checks an array of expert ids.
 void expect_ids(const void* array, ncclDataType_t type, bool is_needed, const char* name) {
     expect_array(array, is_needed, name);
     const size_t element = type == ncclInt64 ? sizeof(int64_t) : sizeof(int32_t);
@@ -49,7 +49,7 @@ void expect_pairs(uint64_t num_rows, unsigned int num_topk, uint64_t num_expande
     expect_within(num_expanded, 0, INT32_MAX, "num_expanded");
 }
 
-// Of two arrays that go with each other.
+// Two arrays that belong together: both or neither.
 void expect_both(const void* array, const void* other, bool are_needed, const char* name, const char* other_name) {
     expect_array(array, are_needed && other != nullptr, name);
     expect_array(other, are_needed && array != nullptr, other_name);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing counts, packed routing, and rows by expert, as crossdock.h has them: looks at what callers say, and
-// launches.
+// Routing counts, packed routing, and rows by expert (contract: crossdock.h): checks the arguments and launches.
 #pragma once
 
 #include "crossdock.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading the caller's structs: any size from the first release's on, fields that the caller's size does not cover
-// whole are zero, nothing is kept by reference.
+// Copies of the caller's structs: any size from the first release's on; fields that the caller's size does not cover
+// completely are zero; nothing is kept by reference.
 #pragma once
 
 #include <cstring>
@@ -10,13 +10,13 @@
 
 namespace crossdock {
 
-// Fields that a version appended are pointers or numbers of four bytes: a size that ends within one does not cover it.
+// Fields appended by later versions are pointers or four-byte numbers: a size that ends within one does not cover it.
 template <typename Struct>
 inline constexpr unsigned int kAppendedFieldBytes = sizeof(unsigned int);
 template <>
 inline constexpr unsigned int kAppendedFieldBytes<ncclEpCombineInputs_t> = sizeof(ncclEpTensor_t*);
 
-// A copy of *caller. InvalidArgument where size or magic is wrong; a null pointer is the caller's to judge.
+// A copy of *caller, which is not null. InvalidArgument if size or magic is wrong.
 template <typename Struct>
 Struct copy_struct(const void* caller, unsigned int smallest_size, const char* name) {
     unsigned int head[2];
@@ -37,13 +37,13 @@ Struct mandatory_struct(const Struct* caller, unsigned int smallest_size, const 
     return copy_struct<Struct>(caller, smallest_size, name);
 }
 
-// All zero where the caller passed NULL.
+// All zero if the caller passed NULL.
 template <typename Struct>
 Struct optional_struct(const Struct* caller, unsigned int smallest_size, const char* name) {
     return caller == nullptr ? Struct{} : copy_struct<Struct>(caller, smallest_size, name);
 }
 
-// An enumerator as a number: a caller's struct may hold any bits.
+// An enumerator as a number: a caller's struct may hold any bits there.
 template <typename Enum>
 unsigned int enum_bits(const Enum& value) {
     static_assert(sizeof(Enum) == sizeof(unsigned int), "the contract's enums are four bytes");

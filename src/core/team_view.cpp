@@ -12,7 +12,7 @@ TeamView::TeamView(Communicator& communicator, const GroupConfig& config, const 
     reach.end_of_team = reach.first_of_team + lsa_team_size;
     if (!config.has_several_teams()) return;
     reach.network = communicator.network_of(memory);
-    // Also where ranks of one host only play nodes.
+    // Also if teams are only simulated on one host.
     if (peers.table == nullptr) return;
     for (int rank = 0; rank < reach.num_ranks; ++rank) {
         const bool is_inside = rank >= reach.first_of_team && rank < reach.end_of_team;

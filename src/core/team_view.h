@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank sees one symmetric allocation of its group: the ranks of its LSA team by pointers, the others
-// through the network.
+// A rank's access to one symmetric allocation of its group: LSA peers by pointers, GIN peers through the network.
 #pragma once
 
 #include <vector>
@@ -11,15 +10,15 @@
 namespace crossdock {
 
 struct TeamView {
-    PeerMap peers;  // of the team; loads and stores outside of it fault
-    Reach reach;    // of the others; where its words are in the allocation, the owner of that says
+    PeerMap peers;  // of LSA peers; loads and stores to others fault
+    Reach reach;    // of GIN peers; the allocation's owner sets the offsets of its words
 
     TeamView(Communicator& communicator, const GroupConfig& config, const SymmetricMemory& memory);
     TeamView(const TeamView&) = delete;
     TeamView& operator=(const TeamView&) = delete;
 
   private:
-    std::vector<std::byte*> reachable_;  // what peers refers to, where it is less than the communicator's
+    std::vector<std::byte*> reachable_;  // the table of `peers`, if it has fewer ranks than the communicator's
 };
 
 }  // namespace crossdock

@@ -16,8 +16,8 @@ namespace {
 
 constexpr unsigned int kAllocatedMagic = 0xBEEFBEEFu;
 
-// Descriptors made by the library: by descriptor and by their extents, since a copy of a descriptor keeps the extents'
-// address.
+// Descriptors made by the library, found by their own address or by that of their extents, which a copy of a descriptor
+// keeps.
 class AllocatedTensors {
   public:
     void add(ncclEpTensor_t* tensor) {
@@ -29,8 +29,8 @@ class AllocatedTensors {
         std::shared_lock lock(mutex_);
         return tensor_of_.count(sizes) != 0;
     }
-    // The extents of a descriptor made here, which are the caller's from now on. Of several threads that remove one
-    // descriptor, one gets them, and the others the error.
+    // Removes a descriptor made here and returns its extents, which the caller then owns. If several threads remove one
+    // descriptor, one gets them and the others get the error.
     const size_t* remove(const ncclEpTensor_t* tensor) {
         std::unique_lock lock(mutex_);
         const auto found = extents_of_.find(tensor);
@@ -53,7 +53,7 @@ class AllocatedTensors {
 
 AllocatedTensors& allocated_tensors() {
     static AllocatedTensors* const tensors =
-        new AllocatedTensors;  // outlives every other static object that may hold a descriptor
+        new AllocatedTensors;  // outlives all static objects that may hold a descriptor
     return *tensors;
 }
 const MadeAtLoad allocated_tensors_made_at_load(allocated_tensors);

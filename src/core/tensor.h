@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor descriptors: the caller's checked and copied, ncclEpTensorAlloc's made and freed.
+// Tensor descriptors: checks and copies the caller's, makes and frees ncclEpTensorAlloc's.
 #pragma once
 
 #include <array>
@@ -15,16 +15,16 @@ namespace crossdock {
 
 inline constexpr unsigned int kMaxDims = 4;
 
-// What a call needs of a tensor; holds nothing of the caller's descriptor.
+// What a call needs to know of a tensor; keeps no reference to the caller's descriptor.
 struct Tensor {
     const char* name = "";
     ncclDataType_t dtype = ncclInt8;
     unsigned int ndim = 0;
     std::array<size_t, kMaxDims> sizes{};
-    std::byte* data = nullptr;      // resolved, window-only tensors too; null for an empty tensor
-    std::optional<PeerMap> window;  // every rank's tensor, for window-backed ones
-    WindowPlace window_place;       // and where there
-    uint64_t window_bytes = 0;      // from there to the window's end, which lies alike on all ranks
+    std::byte* data = nullptr;      // resolved, also for window-only tensors; null for an empty tensor
+    std::optional<PeerMap> window;  // every rank's tensor, if it lies in a window
+    WindowPlace window_place;       // its place there
+    uint64_t window_bytes = 0;      // from there to the window's end, which is the same on all ranks
 
     uint64_t num_elements() const;
     size_t row_bytes() const;  // of the last dimension
@@ -33,15 +33,15 @@ struct Tensor {
 // Bytes of an element; 0 for a type that no tensor of this library may have.
 size_t dtype_size(ncclDataType_t dtype);
 const char* dtype_name(ncclDataType_t dtype);
-// As kernels that sum call it: of bfloat16, float16 and float32.
+// The kernels' name of a type that they can sum: bfloat16, float16 or float32.
 DType kernel_dtype(ncclDataType_t dtype);
 
 // Bulk copies move multiples of this many bytes, at addresses that are multiples of it.
 inline constexpr uint32_t kRowGranule = 16;
 bool is_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);
-void expect_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);  // InvalidArgument where it is not
+void expect_aligned(const Tensor& tensor, uint32_t bytes = kRowGranule);  // InvalidArgument if it is not
 
-// The memory of a call's tensors: nothing that the call reads may lie where it writes.
+// The memory of a call's tensors: inputs and outputs must not overlap.
 class CallMemory {
   public:
     void reads(const Tensor& tensor) { inputs_[num_inputs_++] = Range::of(tensor); }
@@ -61,12 +61,12 @@ class CallMemory {
     size_t num_outputs_ = 0;
 };
 
-// InvalidArgument where the descriptor is NULL or malformed, names neither data nor window, or names two different
-// places, or where the memory does not begin at a multiple of an element's size.
+// InvalidArgument if the descriptor is NULL or malformed, has neither data nor window or two different places, or if
+// the memory does not begin at a multiple of an element's size.
 Tensor read_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 std::optional<Tensor> read_optional_tensor(Communicator& communicator, const ncclEpTensor_t* caller, const char* name);
 
-// The same for int32 numbers that the call writes, or int64 where allowed: one dimension, at least that many elements.
+// The same for int32 (or, if allowed, int64) numbers that the call writes: one dimension, at least `extent` elements.
 Tensor read_counter(Communicator& communicator, const ncclEpTensor_t* caller, const char* name, size_t extent,
                     bool allows_64_bits);
 
@@ -83,7 +83,7 @@ inline void expect_dtype(const Tensor& tensor, std::initializer_list<ncclDataTyp
     }
     refuse_dtype(tensor, allowed);
 }
-// A type that dispatch can carry: rows move byte by byte, so that of one byte any.
+// A type that dispatch can carry. Rows are copied as bytes, so any one-byte type is allowed.
 void expect_carried(const Tensor& tensor);
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds without CUDA: in place of what folders named `cuda` and files ending in .cu define.
+// Builds without CUDA: replaces what folders named `cuda` and files ending in .cu define.
 #include "core/error.h"
 #include "fabric/cuda/nccl_communicator.h"
 #include "kernels/a2sgd/launch.h"

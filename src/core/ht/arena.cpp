@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-// Blocks of an operation on this rank; kernels of ranks that share a device must all be resident at once.
+// Blocks per operation on this rank. Kernels of ranks that share a device must all be resident at once.
 uint32_t blocks_for(const Communicator& communicator, uint32_t device_sms, uint32_t sms) {
     if (const uint32_t blocks = communicator.backend().blocks; blocks > 0) return blocks;
     return std::max(1u, std::min(sms, device_sms / static_cast<uint32_t>(communicator.ranks_on_device())));
@@ -25,8 +25,8 @@ uint32_t slots_for(const BackendTraits& backend, const GroupConfig& config, uint
         std::clamp<uint64_t>(slots, kHtFewestSlots, is_deep ? kMaxRingSlots : kHtMostCachedSlots));
 }
 
-// Of a ring of rows between teams. The more slots, the fewer credits cross. A credit is for half of them: where
-// their number is fixed, for two, or for one where every rank is a team.
+// Slots of a ring of rows between teams. More slots need fewer credits. A credit covers half of the slots; if their
+// number is fixed, two, or one if every rank is a team.
 uint32_t gin_ring_bytes(const BackendTraits& backend, const GroupConfig& config, uint32_t channels) {
     const uint64_t packet = align_up(config.max_token_bytes, 128);
     const uint64_t rings = uint64_t{2} * (config.num_ranks / config.lsa_team_size) * channels;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that a group's ranks share in high-throughput mode: one for all of its handles.
+// The symmetric memory of a group in high-throughput mode, for all its handles.
 #pragma once
 
 #include <memory>
@@ -11,20 +11,20 @@
 
 namespace crossdock {
 
-// Rings of a rank, where they are enough for the fewest slots. Those of the first size stay in a GPU's caches.
+// Bytes of a rank's rings, if they are enough for the fewest slots. Rings of the first size stay in a GPU's caches.
 inline constexpr uint64_t kHtCachedRingBytes = uint64_t{34} << 20;
 inline constexpr uint64_t kHtDeepRingBytes = uint64_t{68} << 20;
 inline constexpr uint32_t kHtFewestSlots = 2;
-// The same for rows between teams, whose slots lie twice.
+// The same for rows between teams, each of whose slots exists twice.
 inline constexpr uint64_t kHtGinRingBytes = uint64_t{64} << 20;
 inline constexpr uint64_t kHtFewestGinSlots = 4;
 inline constexpr uint64_t kHtMostGinSlots = 16;
 inline constexpr uint32_t kHtMostCachedSlots = 32;
 
-// With that many blocks per operation.
+// channels: blocks per operation.
 HtGeometry ht_geometry(const BackendTraits& backend, const GroupConfig& config, uint32_t channels);
 
-// Of an operation, the same on every rank.
+// Blocks per operation, the same on every rank.
 struct HtBlocks {
     uint32_t dispatch;  // expert-major
     uint32_t combine;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclEpCombine in high-throughput mode: the caller's structs and tensors checked against the contract, and turned into
-// kernel arguments.
+// ncclEpCombine in high-throughput mode: checks the caller's structs and tensors against the contract and fills in the
+// kernel's arguments.
 #include "core/error.h"
 #include "core/ht/handle.h"
 #include "core/ht/plan.h"
@@ -104,7 +104,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
         expect_absent(inputs.topk_weights, "inputs->topk_weights", "in a forward pass");
     }
     memory.expect_apart();
-    // Expert-major rows of a token are summed before they travel.
+    // Expert-major rows of a token are summed before they are sent.
     args.common.has_windows = !is_expert_major() && tokens.window.has_value();
     if (args.common.has_windows) {
         args.token_windows = *tokens.window;
@@ -114,7 +114,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     }
     Terms& terms = args.common.terms;
     terms = terms.with(Term::kDirection, direction).with(Term::kRecipe, recipe);
-    // Who has no rows may not know what they are like, but between teams it passes on those of others.
+    // A rank without rows may not know their size, except that between teams it forwards those of others.
     if (wide.num_elements() > 0 || config.has_several_teams())
         terms = terms.with_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes).with(Term::kDtype, tokens.dtype);
     const LaunchShape shape = plan_ht_combine(*group_, args);

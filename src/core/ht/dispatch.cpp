@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclEpDispatch in high-throughput mode: the caller's structs and tensors checked against the contract, and turned
-// into kernel arguments.
+// ncclEpDispatch in high-throughput mode: checks the caller's structs and tensors against the contract and fills in the
+// kernel's arguments.
 #include <algorithm>
 
 #include "core/error.h"
@@ -18,7 +18,7 @@ void expect_rows_of_granules(const Tensor& tensor) {
             tensor.row_bytes(), kRowGranule);
 }
 
-// Bytes of a row of two tensors that carry the same rows, either of which may be empty.
+// Bytes of a row of two tensors that hold the same rows; either may be empty.
 size_t shared_row_bytes(const Tensor& source, const Tensor& target) {
     const size_t bytes = target.num_elements() > 0 ? target.row_bytes() : source.row_bytes();
     require(source.num_elements() == 0 || target.num_elements() == 0 || source.row_bytes() == bytes,
@@ -47,14 +47,14 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
             "config->round_scales is {}, allowed with recipe forward: 0", config.round_scales);
     DeviceScope device(group_->runtime());
     const bool is_capturing = group_->runtime().is_capturing(stream);
-    // A backward pass has nothing to learn where the host knows how many rows come.
+    // A backward pass need not read the total if the host knows how many rows arrive.
     require(
         !is_eager() || !is_capturing || (direction == NCCL_EP_BWD_PASS && total_), ncclInvalidUsage,
         "dispatch of an eager group (max_recv_tokens_per_rank 0) can not be captured, but for a backward pass whose "
         "number of rows has been asked for: set a budget");
     expect_routing(stream, inputs.tokens, "inputs->tokens");
 
-    // Version switch: API v1 asks for no more rows than come.
+    // Version switch: API v1 requires no more rows than arrive.
     const bool is_v1 = group_->config().api_version == 1 &&
                        (caller_config == nullptr || caller_config->size < NCCL_EP_DISPATCH_CONFIG_V2_SIZE);
     HtDispatchArgs args{};
@@ -83,7 +83,7 @@ void HtHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     group_->after_operation(stream);
 }
 
-// A tensor of received rows is long enough: for the budget, or for what has come.
+// Checks that a tensor of received rows is long enough: for the budget, or for the rows that arrive.
 void HtHandle::expect_rows(const Tensor& tensor, bool needs_all_rows) {
     const size_t rows = tensor.ndim == 0 ? 0 : tensor.sizes[0];
     if (needs_all_rows) {
@@ -159,7 +159,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         memory.writes(out_scales);
         args.scales = scales.data;
         args.out_scales = out_scales.data;
-        // Peers write rows and scales by bulk copies. Windows that these cannot write are filled by this rank.
+        // Peers write rows and scales by bulk copies. If these cannot write a window, this rank fills it.
         if (is_aligned(out_scales)) scale_window = out_scales.window;
         scale_place = out_scales.window_place;
         scale_window_bytes = out_scales.window_bytes;

@@ -12,7 +12,7 @@
 namespace crossdock {
 namespace {
 
-// The top-k that the handle's memory is made for: -1 stands for whatever an Update brings.
+// The top-k that the handle's memory is made for; num_topk -1: each Update brings its own.
 uint32_t checked_topk(const Group& group, ncclEpLayout_t layout, int num_topk) {
     const GroupConfig& config = group.config();
     require(layout == NCCL_EP_LAYOUT_EXPERT_MAJOR || layout == NCCL_EP_LAYOUT_FLAT, ncclInvalidArgument,
@@ -46,7 +46,7 @@ std::shared_ptr<Handle> HtHandle::create(const std::shared_ptr<Group>& group, nc
     require(num_topk > 0 || handle_mem == nullptr || group->config().num_topk > 0, ncclInvalidArgument,
             "num_topk is -1, allowed with handle_mem only where the group's config->num_topk is set");
     const size_t alignment = config.dispatch_output_per_expert_alignment;
-    // Slots are numbered in 31 bits, those of zones that are all but padding included.
+    // Slots are numbered in 31 bits, including those of zones that are nearly all padding.
     const uint64_t experts = group->config().experts_per_rank();
     const uint64_t rows = uint64_t{group->config().num_ranks} * group->config().max_tokens;
     const uint64_t slots = rows * std::min<uint64_t>(topk, experts);
@@ -171,7 +171,7 @@ void HtHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* ca
     args.drops = config.overflow_policy == NCCL_EP_OVERFLOW_DROP;
     args.counters = counters;
     DeviceScope device(group_->runtime());
-    // In a graph the same number comes again with every replay; then the host does not rely on it.
+    // In a graph every replay has the same number; then the host does not rely on it.
     args.host_total = group_->runtime().is_capturing(stream) ? nullptr : host_total_.get();
     update_number_ = group_->next_update();
     args.update_number = update_number_;
@@ -209,7 +209,7 @@ void HtHandle::expect_routing(cudaStream_t stream, const ncclEpTensor_t* own_row
         expect_shape(*rows, {kAnySize, kAnySize}, "[rows of topk_idx, hidden]");
     }
     const auto is_current = [&] { return routed_cleans_ == kAnyClean || routed_cleans_ == group_->num_cleans(); };
-    // The caller may have copied another routing into the memory since: looked at before a call is refused for it.
+    // The caller may have copied another routing into the memory since: check that before refusing the call.
     const bool may_be_other =
         may_relocate_ && has_routing_ && (!is_current() || (rows && rows->sizes[0] != *num_tokens_));
     if (!has_routing_ || may_be_other) read_routing(stream, rows);
@@ -248,7 +248,7 @@ void HtHandle::dropped_tokens(uint64_t* count, cudaStream_t stream) {
     require(count != nullptr, ncclInvalidArgument, "count is NULL");
     DeviceScope device(group_->runtime());
     expect_routing(stream, nullptr, nullptr);
-    // In the order of the operations, since the memory may be another handle's after this one.
+    // In stream order, since another handle may use the memory afterwards.
     before_operation(stream);
     group_->runtime().copy_on_device(count, memory_ + offsetof(HtRouting, dropped), sizeof(*count), stream);
     group_->after_operation(stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle in high-throughput mode. All that an Update finds out lies in the handle's memory; the host keeps what it
-// needs to check arguments, as far as it knows it.
+// A handle in high-throughput mode. The results of an Update are in the handle's memory; the host keeps what it needs
+// to check arguments, as far as it knows it.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ class HtHandle final : public Handle {
     void sources(const ncclEpTensor_t* tokens, const ncclEpTensor_t* ranges, cudaStream_t stream) override;
     void release_memory() override;
 
-    // Rows (flat) or padded slots (expert-major) of the current routing, within the budget; waits until they are known.
+    // Rows (flat) or padded slots (expert-major) of the current routing, at most the budget. Waits until known.
     uint32_t num_received(cudaStream_t stream);
 
   private:
@@ -45,10 +45,10 @@ class HtHandle final : public Handle {
     HtCommon common(OperationKind operation, uint32_t channels) const;
     bool is_eager() const { return group_->config().max_recv_tokens == 0; }
     uint32_t budget() const;
-    // After them the number of tokens is known, and the total if that needs no waiting (or wait is set). own_rows: the
-    // call's tensor with a row for each token of this rank, and its name; where the call has none, both are null.
+    // Afterwards the number of tokens is known, and the total if that needs no waiting (or wait is set). own_rows: the
+    // call's tensor with a row for each token of this rank, and its name; both null if the call has none.
     void expect_routing(cudaStream_t stream, const ncclEpTensor_t* own_rows, const char* name);
-    // Relocation (relocation.cpp): handles in the same memory of the caller know of each other's updates.
+    // Relocation (relocation.cpp): handles in the same memory of the caller share their updates.
     HtRoutingMaker maker() const;
     bool overlaps(const HtHandle& other) const;
     bool can_share_with(const HtHandle& other) const;
@@ -70,12 +70,12 @@ class HtHandle final : public Handle {
     uint32_t alignment_ = 1;
     bool is_topk_open_ = false;  // created with num_topk -1: each Update brings its own, up to topk_
     uint32_t routed_topk_ = 0;   // of the current routing
-    bool may_relocate_ = false;  // the memory is the caller's: another handle may have written a routing there
+    bool may_relocate_ = false;  // the caller owns the memory: another handle may have written a routing there
     std::shared_ptr<uint64_t> host_total_;             // host-visible: (number of the update, total)
     std::shared_ptr<const uint64_t> total_word_;       // the word of the handle that made the current routing
     uint32_t update_number_ = 0;                       // of the current routing
     uint32_t routed_cleans_ = 0;                       // of the group's masks, before the current routing
-    static constexpr uint32_t kAnyClean = UINT32_MAX;  // where a graph decides which routing it is
+    static constexpr uint32_t kAnyClean = UINT32_MAX;  // a graph determines which routing it is
     enum class Writer { kSharer, kOtherLayout, kOtherGroup };
     std::atomic<Writer> overwritten_by_{Writer::kSharer};
 

@@ -12,25 +12,25 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kMostWarps = 20;  // of a block: with more they would have too few registers
+constexpr uint32_t kMostWarps = 20;  // per block; more would have too few registers
 constexpr uint32_t kGpuUpdateWarps = 16;
 constexpr uint32_t kGpuChunkBytes = 16384;
 constexpr uint32_t kGpuReturnedBytes = 4096;  // combine: small, so that an SM's L1 has room for rows that are summed
 constexpr uint32_t kGpuSummers = 7;
 constexpr uint32_t kGpuSenders = 5;      // of sums
 constexpr uint32_t kGpuOwnSenders = 3;   // of sums of own tokens
-constexpr uint32_t kGpuWeightWarps = 2;  // of a combine whose other warps have enough to do
+constexpr uint32_t kGpuWeightWarps = 2;  // of a combine whose other warps are busy
 constexpr uint32_t kGpuMostSharedStages = 32;
 constexpr uint32_t kSummedBytes = PartSum<DType::kF32>::kMostBytes;  // of a part, by a summer
-// Of a device, that send rows straight to their places, and stages of each: with fewer the links are idle, with more
-// all take longer.
+// Warps of a device that send rows directly to their final places, and stages of each: fewer leave the links idle, more
+// are slower.
 constexpr uint32_t kGpuDirectSenders = 100;
 constexpr uint32_t kGpuDirectStages = 2;
 constexpr uint32_t kGpuDirectStagesOfSmall = 3;          // of at most half a stage's most
 constexpr uint64_t kCpuCacheBytes = uint64_t{32} << 20;  // of a host, roughly: the last level of today's servers
 
-// On CPUs a warp of each kind: they are fibers of one thread. Between teams a warp of each more; the others are so
-// many fewer.
+// On CPUs one warp per role, since warps are fibers of one thread. Groups of several teams also have crossers and
+// forwarders, and fewer producers and consumers.
 HtWarpLayout warp_layout_for(const Group& group, HtWarpLayout gpu, uint32_t crossers) {
     const uint32_t fixed_warps = group.communicator().backend().warps_per_role;
     const uint32_t warps = std::max(fixed_warps, 1u);
@@ -60,15 +60,15 @@ HtSlots slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
     return {stride, std::min(kMaxRingSlots, ring_bytes / stride)};
 }
 
-// Of a ring between teams, whose halves have a credit each.
+// Slots of a ring between teams, whose halves have one credit each.
 HtSlots gin_slots_for(uint32_t ring_bytes, uint64_t packet_bytes) {
     HtSlots slots = slots_for(ring_bytes, packet_bytes);
     slots.num -= slots.num % 2;
     return slots;
 }
 
-// Of the rows of an operation. Deep: all that there are, since senders and receivers take turns at being slower; else
-// so many that the rings stay in a GPU's caches.
+// Slots of an operation's rings of rows. Deep: all slots, since sometimes senders and sometimes receivers are slower;
+// else as many as keep the rings in a GPU's caches.
 HtSlots slots_of_rows(const HtCommon& common, uint64_t packet_bytes, bool is_deep) {
     HtSlots slots = slots_for(common.arena.ring_bytes, packet_bytes);
     if (is_deep) return slots;
@@ -84,7 +84,7 @@ HtSlots slots_of_weights(const HtCommon& common) {
 }
 static_assert(2 * sizeof(float) * kChunkTokens * kMaxTopk <= kWeightRingBytes);
 
-// As many as there is room for behind `bytes`, and as the warps have of their own.
+// As many stages as fit after `bytes`, at least those that the warps have of their own.
 uint32_t shared_stages(const Group& group, const HtWarpLayout& warp_layout, uint32_t stage_bytes, uint64_t bytes) {
     if (warp_layout.summers == 0) return 0;
     const uint32_t fixed = group.communicator().backend().pipeline_stages;
@@ -94,8 +94,8 @@ uint32_t shared_stages(const Group& group, const HtWarpLayout& warp_layout, uint
     return std::max(stages, warp_layout.producers * warp_layout.producer_stages);
 }
 
-// With as many warps as their stages fit, of at most those wanted; of senders and receivers in about the same relation.
-// A pipeline takes what stages there is room for.
+// Lays out shared memory. Reduces the number of warps until their stages fit, and roughly keeps the ratio of senders to
+// receivers. A pipeline gets as many stages as fit.
 HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_layout, uint32_t tail_bytes,
                  const char* what) {
     HtShared shared{};
@@ -137,20 +137,20 @@ HtShared lay_out(const Group& group, const HtCommon& common, HtWarpLayout& warp_
     return shared;
 }
 
-// Of a row in equal parts of at most that size.
+// The size of equal parts of a row, at most `most` bytes each.
 uint32_t part_bytes(uint32_t row_bytes, uint32_t most) {
     if (row_bytes <= most) return row_bytes;
     const uint32_t parts = (row_bytes + most - 1) / most;
     return static_cast<uint32_t>(align_up((row_bytes + parts - 1) / parts, 16));
 }
 
-// Of a row per pass through a stage.
+// Bytes of a row per pass through a stage.
 uint32_t chunk_bytes(const Group& group, uint32_t row_bytes, uint32_t most) {
     return group.communicator().backend().splits_rows ? part_bytes(row_bytes, most) : row_bytes;
 }
 
-// A sender must not come to a part's barrier before the part that had it before is summed: it has seen the last part of
-// its own last row summed, so all parts from there on must have a stage each.
+// A sender must not reach a part's barrier before the previous part there has been summed. It has seen the last part of
+// its own last row summed, so each part from there on must have its own stage.
 void limit_senders(HtWarpLayout& warp_layout, uint32_t row_bytes) {
     if (warp_layout.summers == 0) return;
     const uint32_t parts = (row_bytes + warp_layout.chunk_bytes - 1) / warp_layout.chunk_bytes;
@@ -161,13 +161,13 @@ void limit_senders(HtWarpLayout& warp_layout, uint32_t row_bytes) {
     }
 }
 
-// One more where rows fit their stages only then.
+// One more if then a row is a single part.
 uint32_t summers_for(uint32_t row_bytes) {
     const bool fits_then = row_bytes > kGpuSummers * kSummedBytes && row_bytes <= (kGpuSummers + 1) * kSummedBytes;
     return kGpuSummers + (fits_then ? 1 : 0);
 }
 
-// Parts, and a summer's share of one, are multiples of `granule`, of which kSummedBytes is one.
+// Parts, and a summer's share of a part, are multiples of `granule`, as kSummedBytes is.
 void divide_rows(HtWarpLayout& warp_layout, uint32_t row_bytes, uint32_t granule) {
     if (warp_layout.summers == 0) return;
     const uint64_t part = align_up(part_bytes(row_bytes, warp_layout.summers * kSummedBytes), granule);
@@ -180,7 +180,7 @@ constexpr uint32_t kVectorBytes = 16;
 constexpr uint32_t kMxfp8BlockBytes = kMxfp8Block * dtype_bytes(DType::kBf16);
 static_assert(kSummedBytes % kVectorBytes == 0 && kSummedBytes % kMxfp8BlockBytes == 0);
 
-// Rows go straight to their places; a receiver places those of ranks without windows.
+// Rows are sent directly to their final places; a receiver places rows for a rank without windows.
 HtWarpLayout placing_warps(uint32_t channels, uint32_t chunk) {
     constexpr uint32_t kMostSenders = 11;
     const uint32_t senders = std::clamp((kGpuDirectSenders + channels / 2) / channels, 1u, kMostSenders);
@@ -203,7 +203,7 @@ HtWarpLayout summing_warps(const Group& group, uint32_t row_bytes, HtWire wire, 
     return warp_layout;
 }
 
-// Flat rows in windows: source ranks read them themselves, by a pipeline if all rows lie so; only source ranks without
+// Flat rows in windows: source ranks read them, by a pipeline if all rows are in windows. Only source ranks without
 // windows are sent theirs.
 HtWarpLayout reading_warps(const Group& group, uint32_t row_bytes, bool with_weights) {
     HtWarpLayout warp_layout{};
@@ -222,15 +222,15 @@ HtWarpLayout reading_warps(const Group& group, uint32_t row_bytes, bool with_wei
 
 LaunchShape shape_of(const Group& group, HtCommon& common, const HtWarpLayout& warp_layout, const HtShared& shared,
                      uint32_t row_bytes) {
-    // Not where ranks share a device: one's next kernel could take the place that another's waits for.
+    // Not if ranks share a device: one rank's next kernel could take the SMs that another's kernel waits for.
     const bool is_alone = group.communicator().ranks_on_device() == 1 && !group.config().has_several_teams();
-    // Blocks that share a TPC were a quarter slower where rows pass through rings; so others do their work. On GPUs
-    // without such blocks it costs some that end at once.
+    // Blocks that share a TPC were 25 % slower when rows pass through rings, so other blocks do their work. On GPUs
+    // without such blocks the cost is a few blocks that return at once.
     const uint32_t paired = group.communicator().backend().paired_blocks;
     const uint32_t sms = static_cast<uint32_t>(group.runtime().num_sms());
     if (is_alone && (!common.has_windows || warp_layout.summers > 0) && common.channels + paired <= sms)
         common.unused_blocks = paired;
-    // What the host's ranks move together, if all have as many tokens.
+    // Bytes that all ranks of the host move, if all have as many tokens.
     const uint64_t moved = uint64_t{common.num_tokens} * common.topk * row_bytes * group.config().num_ranks;
     return {static_cast<int>(common.channels),
             static_cast<int>(warp_layout.warps()),
@@ -255,7 +255,7 @@ LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args) {
     args.gin_rows = gin_slots_for(common.outbox.rows.ring_bytes, uint64_t{args.row_bytes} + args.scale_bytes);
     args.weight_slots = slots_of_weights(common);
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuChunkBytes);
-    // In rings own rows are placed by who sends, so with one peer there is less to receive than to send.
+    // With rings, senders place own rows themselves, so with one peer there is less to receive than to send.
     const bool is_pair = common.arena.num_ranks <= 2;
     args.warp_layout = warp_layout_for(group,
                                        common.has_windows ? placing_warps(common.channels, chunk)
@@ -270,7 +270,7 @@ LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args) {
     HtCommon& common = args.common;
     const uint32_t weight_warps = args.with_weights ? kGpuWeightWarps : 0;
     const uint32_t chunk = chunk_bytes(group, args.row_bytes, kGpuReturnedBytes);
-    // Between teams rows return when they are summed.
+    // Between teams rows are summed before they return.
     args.warp_layout = common.expert_major ? summing_warps(group, args.row_bytes, args.wire, weight_warps)
                        : common.has_windows
                            ? reading_warps(group, args.row_bytes, args.with_weights)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a high-throughput operation is cut into warps, stages and packets, on the device at hand.
+// Divides a high-throughput operation into warps, stages and packets for the current device.
 #pragma once
 
 #include "core/group.h"
@@ -7,8 +7,8 @@
 
 namespace crossdock {
 
-// Set the warp layout, packets and shared memory in the arguments and return the shape. InvalidArgument where not even
-// one stage fits into a block.
+// Set the warp layout, packets and shared memory in the arguments and return the launch's shape. InvalidArgument if a
+// block cannot hold even one stage.
 LaunchShape plan_ht_update(const Group& group, const HtUpdateArgs& args);
 LaunchShape plan_ht_dispatch(const Group& group, HtDispatchArgs& args);
 LaunchShape plan_ht_combine(const Group& group, HtCombineArgs& args);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing that several handles of the high-throughput mode share, since they live in the same memory of the caller.
+// Routing that several HT handles share because they use the same memory of the caller.
 #include <algorithm>
 #include <mutex>
 #include <vector>
@@ -12,7 +12,7 @@
 namespace crossdock {
 namespace {
 
-// The live handles in memory of the caller, of all groups.
+// The live handles of all groups that use memory of the caller.
 struct Sharers {
     ForkSafeMutex mutex;
     std::vector<HtHandle*> handles;
@@ -59,14 +59,14 @@ void HtHandle::tell_sharers() {
     for (HtHandle* other : sharers().handles) {
         if (other == this || !overlaps(*other)) continue;
         if (other->can_share_with(*this)) {
-            other->adopt(*this);  // of the same group, whose calls do not run at once
+            other->adopt(*this);  // of the same group, whose calls do not run concurrently
         } else {
             other->overwritten_by_ = other->group_ == group_ ? Writer::kOtherLayout : Writer::kOtherGroup;
         }
     }
 }
 
-// What the other one knows of the routing in the memory.
+// Takes over what the other handle knows of the routing in the memory.
 void HtHandle::adopt(const HtHandle& other) {
     routed_topk_ = other.routed_topk_;
     num_tokens_ = other.num_tokens_;
@@ -88,8 +88,8 @@ void HtHandle::expect_not_overwritten() const {
             writer == Writer::kOtherGroup ? "group" : "layout, top-k or alignment, or at another address");
 }
 
-// A graph is told nothing of what its memory will hold when it runs: kernels find all else there, and work on no more
-// tokens than both say.
+// At capture it is unknown what the memory will hold when the graph runs: kernels read everything else from it, and use
+// the smaller of both numbers of tokens.
 void HtHandle::take_routing_as_it_is(const Tensor& rows) {
     require(rows.sizes[0] <= group_->config().max_tokens, ncclInvalidArgument,
             "{} has {} rows, allowed: at most max_dispatch_tokens_per_rank ({})", rows.name, rows.sizes[0],
@@ -102,7 +102,7 @@ void HtHandle::take_routing_as_it_is(const Tensor& rows) {
     total_word_.reset();
 }
 
-// What a handle that is gone, or a copy of its memory, has left there.
+// A routing that a destroyed handle, or a copy of its memory, has left there.
 void HtHandle::read_routing(cudaStream_t stream, const std::optional<Tensor>& own_rows) {
     require(may_relocate_, ncclInvalidUsage, "the handle has no routing: call ncclEpUpdateHandle first");
     DeviceScope device(group_->runtime());

@@ -18,7 +18,7 @@ uint64_t arena_bytes_of(const GroupConfig& config, const LlGeometry& geometry) {
     return config.has_several_teams() ? LlOutbox::arena_bytes(geometry) : geometry.arena_bytes();
 }
 
-// The documented need of NVIDIA's library, whose callers size the buffer for it.
+// The size that NVIDIA's library documents, for which its callers size the buffer.
 uint64_t documented_need(const GroupConfig& config, ncclEpLayout_t layout, uint32_t topk) {
     const bool expert_major = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR;
     const uint64_t token_bytes = config.max_token_bytes;
@@ -80,7 +80,7 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpL
 
 bool ll_size_is_enough(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk) {
     const uint64_t own_need =
-        ll_geometry(config, ll128_tokens, layout, topk).arena_bytes();  // judges the numbers first
+        ll_geometry(config, ll128_tokens, layout, topk).arena_bytes();  // checks the numbers first
     return config.rdma_buffer_size >= std::min(documented_need(config, layout, topk), own_need);
 }
 

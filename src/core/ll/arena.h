@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The symmetric memory of a group's low-latency operations. A group makes another one when a handle needs more than the
-// existing ones give: live handles, operations in flight and captured graphs keep theirs.
+// The symmetric memory of a group's LL operations. If a handle needs more than the existing arenas have, the group
+// makes another one: live handles, operations in flight and captured graphs keep theirs.
 #pragma once
 
 #include <memory>
@@ -27,15 +27,14 @@ struct LlArena {
     }
 };
 
-// Rows of ranks with at most that many tokens may be LL128 rows: on GPUs all, in threads and processes none, since
-// there is no latency to save; in the simulation both forms are common.
+// Ranks with at most this many tokens may send LL128 rows: on GPUs all, in threads and processes none, since there is
+// no latency to save; in the simulation both forms are common.
 uint32_t ll128_tokens_of(const BackendTraits& backend, const GroupConfig& config);
 
-// What handles of that layout and top-k need. InvalidArgument where sizes leave what kernels can number.
+// The arena that handles of this layout and top-k need. InvalidArgument if sizes exceed what kernels can number.
 LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk);
 
-// The caller's explicit rdma_buffer_size is enough for such handles: for what this library needs, or for what NVIDIA's
-// would need.
+// Whether the caller's explicit rdma_buffer_size is enough for such handles: what this library or what NVIDIA's needs.
 bool ll_size_is_enough(const GroupConfig& config, uint32_t ll128_tokens, ncclEpLayout_t layout, uint32_t topk);
 
 }  // namespace crossdock

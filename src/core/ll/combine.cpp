@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclEpCombine in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
-// kernel arguments; the launch.
+// ncclEpCombine in low-latency mode: checks the caller's structs and tensors against the contract, fills in the
+// kernel's arguments, and launches.
 #include "core/error.h"
 #include "core/ll/handle.h"
 #include "core/ll/plan.h"
@@ -12,7 +12,7 @@ namespace crossdock {
 void LlHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpCombineOutputs_t* caller_outputs,
                        const ncclEpCombineConfig_t* caller_config, cudaStream_t stream) {
     group_->expect_working();
-    // First whether this device can do it at all: a caller asks by trying.
+    // Check the device first: callers probe for support by trying.
     const auto settings = optional_struct(caller_config, NCCL_EP_COMBINE_CONFIG_V1_SIZE, "config");
     const LlCombineRecipe& recipe = ll_combine_recipe(enum_bits(settings.quant_recipe));
     if (recipe.needs_fp4) expect_fp4(group_->runtime().compute_capability());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclEpDispatch in low-latency mode: the caller's structs and tensors checked against the contract, and turned into
-// kernel arguments; the launch.
+// ncclEpDispatch in low-latency mode: checks the caller's structs and tensors against the contract, fills in the
+// kernel's arguments, and launches.
 #include "core/error.h"
 #include "core/ll/handle.h"
 #include "core/ll/plan.h"
@@ -57,7 +57,7 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     memory.expect_apart();
     args.common.set(Term::kRecipe, recipe.value | (args.round_scales && recipe.computes_scales() ? kRoundedScales : 0));
     args.common.set_folded(Term::kRowUnits, args.row_bytes / kRowUnitBytes);
-    // Ranks that agree on the bytes of a row have as many computed scales.
+    // Ranks that agree on the bytes of a row have the same number of computed scales.
     if (!recipe.computes_scales()) args.common.set_folded(Term::kScaleUnits, args.scale_bytes / kRowUnitBytes);
 
     const bool may_be_direct = !is_expert_major() && !recipe.computes_scales();
@@ -149,7 +149,7 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
                 kRowGranule);
         memory.reads(source);
         args.scales = source.data;
-        // Peers write scales by bulk copies. A window that these cannot write is filled by this rank.
+        // Peers write scales by bulk copies. If these cannot write a window, this rank fills it.
         if (is_aligned(target)) scale_window = target.window;
         scale_place = target.window_place;
     }
@@ -210,7 +210,7 @@ void LlHandle::read_dispatch_routing(const ncclEpDispatchInputs_t& inputs, const
     args.out_topk_idx = reinterpret_cast<int32_t*>(out_ids.data);
 }
 
-// Numbers that are always the same, or a sum of others: engines that serve both modes ask for them here too.
+// Numbers that are constant here or sums of others: engines that use both modes request them in LL, too.
 void LlHandle::read_dispatch_places(const ncclEpLayoutInfo_t& info, LlDispatchArgs& args, CallMemory& memory) const {
     const auto read = [&](const ncclEpTensor_t* caller, const char* name, size_t extent, bool& is_64_bit) -> void* {
         if (caller == nullptr) return nullptr;

@@ -37,8 +37,8 @@ std::shared_ptr<Handle> LlHandle::create(const std::shared_ptr<Group>& group, nc
     handle->arena_ = group->arena_for(layout, handle->topk_);
     if (handle_mem == nullptr) handle->bind_memory(nullptr, bytes);
     if (handle->is_expert_major() && group->config().sums_at_sender) handle->sums_ = CROSSDOCK_SUMS_SENDER;
-    // Nobody's kernels may start to wait for the others while these still set up memory: on a shared device they could
-    // not finish.
+    // No rank's kernels may start to wait while other ranks still set up memory: on a shared device that would never
+    // finish.
     if (group->num_arenas() != arenas_before) {
         Communicator& communicator = group->communicator();
         communicator.barrier("ncclEpInitHandle", communicator.setup_timeout_ns(group->config().timeout_ns));
@@ -177,7 +177,7 @@ void LlHandle::cancel_pending() {
     try {
         finish_pending(kReceiveHalf | kCancel, nullptr);
     } catch (const std::exception& error) {
-        debug(error.what());  // the group has failed: there is nothing left to give back
+        debug(error.what());  // the group has failed: no buffer is left to release
     }
 }
 

@@ -17,7 +17,7 @@ struct LlDispatchRecipe;
 class LlHandle final : public Handle {
   public:
     static size_t memory_bytes(const Group& group, ncclEpLayout_t layout, int num_topk);
-    // Collective only where the group must make an arena.
+    // Collective only if the group must make an arena.
     static std::shared_ptr<Handle> create(const std::shared_ptr<Group>& group, ncclEpLayout_t layout, int num_topk,
                                           const ncclEpTensor_t* handle_mem);
 
@@ -40,7 +40,7 @@ class LlHandle final : public Handle {
     using Handle::Handle;
 
     struct Routing {
-        std::byte* topk_idx = nullptr;  // the caller's, borrowed
+        std::byte* topk_idx = nullptr;  // the caller's, not owned
         bool ids_are_64_bit = false;
         uint32_t num_tokens = 0;
 
@@ -52,7 +52,7 @@ class LlHandle final : public Handle {
     void expect_routing() const;
     void expect_dispatched_routing() const;
     Routing read_routing(const ncclEpTensor_t* topk_idx, size_t num_tokens, const char* meaning) const;
-    Tensor topk_idx() const;  // the borrowed one
+    Tensor topk_idx() const;  // of routing_
     void expect_none_pending() const;
     void expect_may_start(bool send_only) const;
     void read_dispatch_tokens(const ncclEpDispatchInputs_t& inputs, const ncclEpDispatchOutputs_t& outputs,
@@ -66,10 +66,10 @@ class LlHandle final : public Handle {
     void read_dispatch_places(const ncclEpLayoutInfo_t& info, LlDispatchArgs& args, CallMemory& memory) const;
     void read_combine_recipe(const ncclEpCombineInputs_t& inputs, const LlCombineRecipe& recipe, const Tensor& tokens,
                              LlCombineArgs& args, CallMemory& memory) const;
-    // Keeps what finish_pending needs of an operation that is issued without its receive half.
+    // Launches. Keeps what finish_pending needs if the operation has no receive half.
     template <typename Kernel>
     void issue(const typename Kernel::Args& args, const LaunchShape& shape, cudaStream_t stream);
-    // Issues the rest of the pending operation, if there is one. Then none is pending, also where the launch fails.
+    // Issues the rest of the pending operation, if any. Afterwards none is pending, even if the launch fails.
     void finish_pending(uint32_t halves, cudaStream_t stream);
 
     std::shared_ptr<LlArena> arena_;
@@ -77,7 +77,7 @@ class LlHandle final : public Handle {
 
     Routing routing_;
     std::optional<Routing> dispatched_;  // the routing of the last dispatch, if there was one
-    bool is_rebound_ = false;            // it has moved since, and may leave choices out
+    bool is_rebound_ = false;            // routing_ was rebound since and may omit choices
 
     template <typename Kernel>
     struct Pending {

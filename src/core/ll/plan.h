@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a low-latency operation is cut into blocks, warps and chunks of rows, on the device at hand.
+// Divides a low-latency operation into blocks, warps and chunks of rows for the current device.
 #pragma once
 
 #include "core/group.h"
@@ -7,8 +7,8 @@
 
 namespace crossdock {
 
-// Set the arguments that say who does what (blocks, warps, stages, chunks, forms of rows) and where it lies in shared
-// memory, and return the shape. InvalidArgument where not even one warp's stage fits into a block.
+// Set the arguments for blocks, warps, stages, chunks, row forms and the layout of shared memory, and return the
+// launch's shape. InvalidArgument if a block cannot hold even one warp's stage.
 LaunchShape plan_ll_dispatch(const Group& group, LlDispatchArgs& args);
 LaunchShape plan_ll_combine(const Group& group, LlCombineArgs& args);
 

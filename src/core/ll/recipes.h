@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callers pass for each quantisation recipe of low latency; what becomes of a row: kernels/ll/recipes.h.
+// What callers pass for each LL quantisation recipe. How rows are quantised: kernels/ll/recipes.h.
 #pragma once
 
 #include "kernels/ll/recipes.h"
@@ -12,7 +12,7 @@ struct LlDispatchRecipe {
     const char* name;  // in messages
     LlDispatchWire wire;
     bool forwards_scales = false;  // inputs->scales travel with the rows
-    // Of recipes that compute scales, 4 bytes each; other rows arrive in the type in which they were passed.
+    // For recipes that compute scales, 4 bytes each; other recipes do not change the rows' type.
     uint32_t scale_block = 0;  // elements that share a scale
     ncclDataType_t token_type{};
     ncclDataType_t received_type{};
@@ -25,13 +25,13 @@ struct LlCombineRecipe {
     ncclEpCombQuant_t value;
     const char* name;
     LlCombineWire wire;
-    // Of recipes that quantise, whose rows are bf16.
+    // For recipes that quantise; their rows are bf16.
     uint32_t row_multiple = 1;      // elements
     bool takes_row_scales = false;  // inputs->scales: one fp32 per row
     bool needs_fp4 = false;
 };
 
-// InvalidArgument for bits that are no recipe of low latency.
+// InvalidArgument for bits that are no LL recipe.
 const LlDispatchRecipe& ll_dispatch_recipe(unsigned int bits);
 const LlCombineRecipe& ll_combine_recipe(unsigned int bits);
 
