@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ranks of an operation must pass alike, as one word: each rank publishes its own when it enters the
-// operation, and compares its peers' before it uses anything else of theirs. Hosts turn a difference into a message.
+// The arguments of an operation that all ranks must agree on, as one word: each rank publishes its own when it enters
+// the operation, and compares its peers' before it uses their data. Hosts turn a difference into a message.
 #pragma once
 
 #include "device/tagged_word.h"
 
 namespace crossdock {
 
-// Fields are as wide as their values need, or fold them (Terms::fold). What a group's ranks have agreed on when they
-// made it (the number of experts, budgets, their policy) is not here.
+// Fields are as wide as their values need, or fold them (Terms::fold). What ranks agree on when they make a group (the
+// number of experts, budgets, their policy) is not here.
 enum class Term : uint32_t {
     kOperation,  // OperationKind
     kTopk,
@@ -28,7 +28,7 @@ inline constexpr uint32_t kRowUnitBytes = 16;
 // In Term::kRecipe of an LL dispatch, beside the recipe: scales are rounded to powers of two.
 inline constexpr uint64_t kRoundedScales = 8;
 
-// A hash of that many bits, for values that are compared and not read.
+// A hash of `bits` bits, for values that are compared and not read.
 CROSSDOCK_HOST_DEVICE constexpr uint64_t hash_of(uint64_t value, uint32_t bits) {
     value = (value ^ value >> 32) * 0xD6E8FEB86659FD93;
     return ((value ^ value >> 32) * 0x9E3779B97F4A7C15) >> (64 - bits);
@@ -51,7 +51,7 @@ struct Terms {
     CROSSDOCK_HOST_DEVICE static constexpr uint64_t max_of(Term term) {
         return (uint64_t{1} << bits_of(static_cast<uint32_t>(term))) - 1;
     }
-    // All ones in the field of a term.
+    // All ones in a term's field.
     CROSSDOCK_HOST_DEVICE static constexpr uint64_t mask_of(Term term) { return max_of(term) << shift_of(term); }
     CROSSDOCK_HOST_DEVICE constexpr Terms with(Term term, uint64_t value) const {
         return {(word & ~mask_of(term)) | (value << shift_of(term) & mask_of(term))};
@@ -62,8 +62,8 @@ struct Terms {
     }
     CROSSDOCK_HOST_DEVICE constexpr uint64_t get(Term term) const { return word >> shift_of(term) & max_of(term); }
 
-    // A value that needs fewer bits is kept; of a larger one there is a hash behind a leading one, so that two of them
-    // are seldom alike, whatever their difference is.
+    // A value of fewer than `bits` bits is kept; a larger one becomes a 1 followed by a hash, so that two different
+    // ones are seldom equal.
     CROSSDOCK_HOST_DEVICE static constexpr uint64_t fold(uint32_t bits, uint64_t value) {
         const uint64_t top = uint64_t{1} << (bits - 1);
         return value < top ? value : top | hash_of(value, bits - 1);
@@ -98,7 +98,7 @@ static_assert(Terms::shift_of(Term::kRouting) == WindowTerm::kShift &&
                   Terms::bits_of(static_cast<uint32_t>(Term::kRouting)) == WindowTerm::kBits,
               "windows of low latency have the place of routings");
 
-// Where a tensor begins, of which the ranks' windows are numbered alike; 0: no window is known by a number.
+// Where a tensor begins: the window's number, the same on all ranks (0: it has none), and the offset there.
 struct WindowPlace {
     uint64_t window = 0;
     uint64_t offset = 0;
@@ -106,13 +106,13 @@ struct WindowPlace {
     constexpr uint64_t hash() const { return hash_of(hash_of(window, 63) + offset, 63); }
 };
 
-// Low latency: of a rank that offers these parts of its outputs (DirectPart).
+// LL: the WindowTerm of a rank that offers these parts of its outputs (DirectPart).
 constexpr uint64_t window_term(uint32_t parts, const WindowPlace& tokens, const WindowPlace& scales) {
     const uint64_t places = ((parts & 1) != 0 ? tokens.hash() : 0) + 3 * ((parts & 2) != 0 ? scales.hash() : 0);
     return parts == 0 ? 0 : hash_of(places, WindowTerm::kBits - WindowTerm::kPartBits) << WindowTerm::kPartBits | parts;
 }
 
-// High throughput: where a rank's rows begin in its window, for a message: folded, in units of 16 bytes.
+// HT: where a rank's rows begin in its window, for a message: folded, in units of 16 bytes.
 inline constexpr uint32_t kWindowUnits = 16;
 constexpr uint64_t folded_window_offset(uint64_t offset) {
     return Terms::fold(static_cast<uint32_t>(kPayloadBits), offset / kWindowUnits);

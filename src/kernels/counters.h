@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that the caller gets, as int32 or int64.
+// Counters for the caller, as int32 or int64.
 #pragma once
 
 #include "device/context.h"

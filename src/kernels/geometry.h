@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the layouts of both modes are made of.
+// Common to both modes' memory layouts.
 #pragma once
 
 #include "device/tagged_word.h"
@@ -12,7 +12,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint64_t align_up(uint64_t value, uint64_t align
     return (value + alignment - 1) / alignment * alignment;
 }
 
-// How many bits the numbers below `count` take.
+// Bits of the numbers below `count`.
 CROSSDOCK_HOST_DEVICE constexpr uint32_t bits_below(uint32_t count) {
     uint32_t bits = 0;
     while (uint64_t{1} << bits < count) ++bits;

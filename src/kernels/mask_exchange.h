@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cleaning masks in both modes: all ranks that take part agree on the next operation's epoch, then nothing of the
-// past is waited for any more. One block.
+// Mask cleans in both modes: all participating ranks agree on the next operation's epoch; then nothing of earlier
+// operations is awaited. One block.
 #pragma once
 
 #include "device/peer_map.h"
@@ -17,12 +17,12 @@ struct MaskExchange {
     uint32_t num_ranks;
     int rank;
     WaitScope scope;
-    uint64_t count;  // of this group's cleans, modulo 2^24: the same on every rank that takes part
+    uint64_t count;  // of this group's cleans, modulo 2^24: the same on every participating rank
     Reach reach;
 };
 
-// Beyond it words would soon wrap. No group makes that many operations, so a larger number is nonsense, and its sender
-// is left out.
+// Later epochs would soon wrap. No group runs that many operations, so a larger number is invalid, and its sender is
+// left out.
 inline constexpr uint64_t kLastEpoch = uint64_t{1} << (63 - kPayloadBits);
 
 namespace {
@@ -32,14 +32,14 @@ CROSSDOCK_DEVICE uint64_t* barrier_word(const MaskExchange& exchange, int owner,
            static_cast<uint64_t>(phase) * exchange.num_ranks + static_cast<uint64_t>(writer);
 }
 
-// The same of a GIN peer, at an offset in every arena; not the one of the clean before, which may still be under
-// way.
-CROSSDOCK_DEVICE uint64_t far_barrier(const MaskExchange& exchange, int phase, int writer) {
+// The same for GIN peers, as an offset in every arena. Not the words of the previous clean, whose puts may still be in
+// flight.
+CROSSDOCK_DEVICE uint64_t remote_barrier(const MaskExchange& exchange, int phase, int writer) {
     const uint64_t words = exchange.count % 2 * 2 + static_cast<uint64_t>(phase);
     return exchange.reach.barrier + 8 * (words * exchange.num_ranks + static_cast<uint64_t>(writer));
 }
 
-// The value of a GIN peer's signal when its number of this phase is here.
+// The value of a GIN peer's signal once its number of this phase has arrived.
 CROSSDOCK_DEVICE uint64_t barrier_signal(const MaskExchange& exchange, int phase) {
     return 2 * exchange.count + static_cast<uint64_t>(phase);
 }
@@ -49,11 +49,11 @@ CROSSDOCK_DEVICE void tell_number(const Ctx& ctx, const MaskExchange& exchange, 
         ctx.store_release_system(barrier_word(exchange, peer, phase, exchange.rank), word);
         return;
     }
-    put_value_and_raise(ctx, exchange.reach, peer, far_barrier(exchange, phase, exchange.rank), word,
+    put_value_and_raise(ctx, exchange.reach, peer, remote_barrier(exchange, phase, exchange.rank), word,
                         raise_of(exchange.reach, Signal::kBarrier, peer, barrier_signal(exchange, phase)));
 }
 
-// 0 where it has not come.
+// 0 if it has not arrived.
 CROSSDOCK_DEVICE uint64_t number_told(const Ctx& ctx, const MaskExchange& exchange, int phase, int peer) {
     if (!is_remote(exchange.reach, peer)) {
         return ctx.load_acquire_system(barrier_word(exchange, exchange.rank, phase, peer));
@@ -61,10 +61,10 @@ CROSSDOCK_DEVICE uint64_t number_told(const Ctx& ctx, const MaskExchange& exchan
     const uint64_t* signal = signal_word(exchange.reach, Signal::kBarrier, peer);
     if (ctx.load_acquire_system(signal) < barrier_signal(exchange, phase)) return 0;
     return ctx.load_acquire_system(
-        reinterpret_cast<const uint64_t*>(exchange.reach.network.local + far_barrier(exchange, phase, peer)));
+        reinterpret_cast<const uint64_t*>(exchange.reach.network.local + remote_barrier(exchange, phase, peer)));
 }
 
-// All ranks exchange a number and take the largest one. A rank that times out is left out.
+// All ranks exchange a number and take the largest one, without ranks that time out.
 CROSSDOCK_DEVICE void exchange_largest(const Ctx& ctx, const MaskExchange& exchange, const WaitScope& scope,
                                        const Operation& operation, int phase, uint64_t* largest) {
     const uint64_t own = *largest;
@@ -98,8 +98,8 @@ CROSSDOCK_DEVICE void unmask_all(const Ctx& ctx, const MaskExchange& exchange) {
     }
 }
 
-// The largest of the ranks' epochs. All are active before and after: masked ranks are waited for, too, since they may
-// be back. Uses 8 bytes of shared memory.
+// Returns the largest of the ranks' epochs. All ranks are active before and after: masked ranks are awaited as well,
+// since they may have recovered. Uses 8 bytes of shared memory.
 CROSSDOCK_DEVICE uint64_t agree_on_epoch(const Ctx& ctx, const MaskExchange& exchange, uint64_t own_epoch) {
     uint64_t* largest = reinterpret_cast<uint64_t*>(ctx.shared_memory());
     Operation operation;
@@ -111,8 +111,8 @@ CROSSDOCK_DEVICE uint64_t agree_on_epoch(const Ctx& ctx, const MaskExchange& exc
     }
     unmask_all(ctx, exchange);
     ctx.block_sync();
-    // Twice: in the first round ranks may have missed each other's latest, in the second each rank repeats what it has
-    // heard. Whoever came late to the first round has waited later for those that did not come.
+    // Two rounds: in the first, ranks may miss each other's latest number; in the second each rank repeats the largest
+    // that it has seen. The second timeout is longer because late ranks wait longer in the first round for lost ones.
     exchange_largest(ctx, exchange, exchange.scope, operation, 0, largest);
     WaitScope longer = exchange.scope;
     longer.timeout_ns *= 2;

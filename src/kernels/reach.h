@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks a group's kernels reach how: those of the own LSA team by loads and stores, the others through
-// the network, by puts and signals.
+// How a group's kernels reach other ranks: LSA peers by loads and stores, GIN peers through the network, by puts and
+// signals.
 #pragma once
 
 #include "device/network_handle.h"
@@ -8,21 +8,21 @@
 
 namespace crossdock {
 
-// What a signal says. Every rank has one word per kind and peer; a word has one writer, and grows.
+// The meaning of a signal's value. Every rank has one word per kind and peer; a word has one writer, and grows.
 enum class Signal : uint32_t {
     kEntered,            // the latest operation that the peer has entered
-    kData,               // the latest operation of which all is here that the peer has put
-    kWeights,            // the latest combine of which the peer's weights are here (low latency)
-    kTotals = kWeights,  // the latest update of which the peer's total is here (high throughput)
-    kBarrier             // how many rounds of mask cleans the peer has put its number for
+    kData,               // the latest operation whose puts by the peer have all arrived
+    kWeights,            // LL: the latest combine whose weights of the peer have arrived
+    kTotals = kWeights,  // HT: the latest update whose total of the peer has arrived
+    kBarrier             // rounds of mask cleans for which the peer has put its number
 };
 inline constexpr uint32_t kNumSignals = 4;
 
-// What crossed and what stayed, in bytes and messages, of the rank's own sending.
+// The rank's own traffic, to LSA peers (inside) and GIN peers (crossed).
 enum class Traffic : uint32_t { kInsideRows, kInsideBytes, kCrossedRows, kCrossedBytes, kPuts, kSignals };
 inline constexpr uint32_t kNumTraffic = 6;
 
-// Offsets are within the ranks' pieces of one symmetric allocation.
+// Offsets are within every rank's piece of one symmetric allocation.
 struct Reach {
     NetworkHandle network;
     int num_ranks = 0;
@@ -30,7 +30,7 @@ struct Reach {
     int first_of_team = 0;  // ranks [first, end) share this rank's team
     int end_of_team = 0;
     uint64_t signals = 0;  // u64 [signals][ranks]: raised by the peers
-    uint64_t raised = 0;   // u64 [signals][ranks]: what this rank has raised at the peers; its own
+    uint64_t raised = 0;   // u64 [signals][ranks]: the values that this rank has raised at the peers; its own
     uint64_t barrier = 0;  // u64 [2 cleans][2 phases][ranks]: put by the peers
     uint64_t traffic = 0;  // u64 [traffic]; its own
 
@@ -44,13 +44,13 @@ CROSSDOCK_DEVICE bool is_remote(const Reach& reach, int peer) {
     return peer < reach.first_of_team || peer >= reach.end_of_team;
 }
 
-// Where the kind of signal lies, at an offset of `words`, of or for a peer.
+// The offset of a peer's word of this signal in the array at `words`.
 CROSSDOCK_DEVICE uint64_t signal_offset(const Reach& reach, uint64_t words, Signal signal, int peer) {
     return words +
            8 * (static_cast<uint64_t>(signal) * static_cast<uint64_t>(reach.num_ranks) + static_cast<uint64_t>(peer));
 }
 
-// The word that the peer raises here.
+// This rank's word that the peer raises.
 CROSSDOCK_DEVICE const uint64_t* signal_word(const Reach& reach, Signal signal, int peer) {
     return reinterpret_cast<const uint64_t*>(reach.network.local + signal_offset(reach, reach.signals, signal, peer));
 }

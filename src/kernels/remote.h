@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts and signals to peers outside the LSA team, counted.
+// Puts and signals to GIN peers, with counters of the traffic.
 #pragma once
 
 #include "device/context.h"
@@ -16,7 +16,7 @@ CROSSDOCK_DEVICE void count_traffic(const Ctx& ctx, const Reach& reach, Traffic 
     ctx.add_relaxed_device(counters + static_cast<uint32_t>(what), increase);
 }
 
-// Rows that leave this rank for that peer, with what belongs to them.
+// Counts rows sent to the peer. bytes: with their scales and headers.
 CROSSDOCK_DEVICE void count_rows(const Ctx& ctx, const Reach& reach, int peer, uint64_t rows, uint64_t bytes) {
     if constexpr (!kHasGinPeers) return;
     const bool crosses = is_remote(reach, peer);
@@ -24,7 +24,7 @@ CROSSDOCK_DEVICE void count_rows(const Ctx& ctx, const Reach& reach, int peer, u
     if (!crosses) count_traffic(ctx, reach, Traffic::kInsideBytes, bytes);
 }
 
-// Counted first: so little has to be kept over the call that sends.
+// Called before the put, so that few values are live across its call.
 CROSSDOCK_DEVICE void count_put(const Ctx& ctx, const Reach& reach, uint64_t bytes) {
     count_traffic(ctx, reach, Traffic::kPuts, 1);
     count_traffic(ctx, reach, Traffic::kCrossedBytes, bytes);
@@ -41,12 +41,11 @@ CROSSDOCK_DEVICE void put_value(const Ctx& ctx, const Reach& reach, int peer, ui
     put_value_to_peer(reach.network, peer, target, value);
 }
 
-// A word of the peer's that grows to `value`. A signal adds what is missing to the value before, which this rank keeps
-// in a word of its own: signals that overtake each other add up all the same, and a word never says more than is true.
-// One thread per word at a time.
+// Raises a word of the peer to `value`. A signal adds the difference to the previous value, which this rank keeps in a
+// word of its own: so signals may overtake each other, and a word is never too large. One thread per word at a time.
 struct Raise {
     uint64_t word;    // the peer's
-    uint64_t raised;  // this rank's: the value before
+    uint64_t raised;  // this rank's: the previous value
     uint64_t value;
 };
 
@@ -56,7 +55,7 @@ CROSSDOCK_DEVICE Raise raise_of(const Reach& reach, Signal signal, int peer, uin
             value};
 }
 
-// What is to be added; 0: the word had that value already.
+// The number to add; 0: the word already has the value.
 CROSSDOCK_DEVICE uint64_t take_increase(const Reach& reach, const Raise& raise) {
     uint64_t* raised = reinterpret_cast<uint64_t*>(reach.network.local + raise.raised);
     const uint64_t before = *raised;
@@ -64,7 +63,7 @@ CROSSDOCK_DEVICE uint64_t take_increase(const Reach& reach, const Raise& raise) 
     return raise.value - before;
 }
 
-// Behind all that was put to the peer.
+// After everything that was put to the peer.
 CROSSDOCK_DEVICE void raise_word(const Ctx& ctx, const Reach& reach, int peer, const Raise& raise) {
     const uint64_t increase = take_increase(reach, raise);
     if (increase == 0) return;
@@ -77,7 +76,7 @@ CROSSDOCK_DEVICE void raise_signal(const Ctx& ctx, const Reach& reach, Signal si
     raise_word(ctx, reach, peer, raise_of(reach, signal, peer, value));
 }
 
-// A put, and behind it and all before it a signal, as one message.
+// A put followed by a signal, as one message.
 CROSSDOCK_DEVICE void put_and_raise(const Ctx& ctx, const Reach& reach, int peer, uint64_t target, uint64_t source,
                                     uint64_t bytes, const Raise& raise) {
     count_put(ctx, reach, bytes + sizeof(raise.value));
@@ -90,7 +89,7 @@ CROSSDOCK_DEVICE void put_value_and_raise(const Ctx& ctx, const Reach& reach, in
     put_value_with_signal_to_peer(reach.network, peer, target, value, raise.word, take_increase(reach, raise));
 }
 
-// The peer has raised its signal that far: what it put before is here.
+// Waits until the peer has raised its signal to `value`: everything that it put before has arrived.
 CROSSDOCK_DEVICE bool wait_signal(const Ctx& ctx, const WaitScope& scope, const Reach& reach,
                                   const Operation& operation, WaitStep step, Signal signal, int peer, uint64_t value) {
     const uint64_t* word = signal_word(reach, signal, peer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of all modes and what they wait for, with their words in diagnoses.
+// The operations of all modes and what they wait for, with their names in messages.
 #pragma once
 
 #include "device/wait.h"
@@ -41,7 +41,7 @@ enum class WaitStep : uint32_t {
     kFinished,  // HT
     kReport,    // HT
     kMeans,     // A2SGD
-    kRefused,   // HT: another rank could not use the peer's words
+    kRefused,   // HT: another rank refused the peer's words
 };
 
 constexpr const char* name_of(WaitStep step) {

@@ -58,7 +58,7 @@ CROSSDOCK_DEVICE void sum_segments(const Ctx& ctx, const A2sgdArgs& args, A2sgdS
     }
 }
 
-// True in the block that comes here last, where the partial sums of all are visible then.
+// Returns true in the last block to arrive, which then sees the partial sums of all blocks.
 CROSSDOCK_DEVICE bool is_last_block(const Ctx& ctx, const A2sgdArgs& args, A2sgdSumsShared& shared) {
     if (thread_idx(ctx) == 0) {
         const uint32_t before = ctx.add_acq_rel_device(&args.state->blocks_done, 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput combine: one kernel. Here its receive half: a warp takes a token and sums the one row that each of
-// its ranks (of another team: the team) has for it, in ascending order, in fp32 with one rounding. contract:
+// its ranks (of another team: the team) has for it, in ascending order, in fp32 with one rounding. Contract:
 // nccl_ep.h, ncclEpCombine; protocol: docs/protocol.md.
 #pragma once
 
@@ -113,8 +113,8 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
     ctx.warp_sync();
 }
 
-// warp: among the `warps` of this block that receive. Rows that are read where they lie need no order: then CPUs' warps
-// take tokens when they are free, and all end together; elsewhere there is a pipeline for them.
+// warp: among the `warps` of this block that receive. Rows that are read in place need no order: then CPUs' warps claim
+// tokens when they are free, and all end together; GPUs have a pipeline for them.
 template <DType kDType, HtWire kWire>
 CROSSDOCK_DEVICE void sum_tokens(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {

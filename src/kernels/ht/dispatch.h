@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput dispatch: one kernel; some warps of each block send, some receive, some exchange weights. contract:
+// High-throughput dispatch: one kernel; some warps of each block send, some receive, some exchange weights. Contract:
 // nccl_ep.h, ncclEpDispatch; protocol: docs/protocol.md.
 #pragma once
 

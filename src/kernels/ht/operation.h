@@ -208,7 +208,7 @@ CROSSDOCK_DEVICE bool wait_all_entered(const Ctx& ctx, const HtCommon& c, const 
     return head->failures == 0;
 }
 
-// The next piece of work that no warp has taken yet. One warp; the answer is the leader's, and takes a while to come.
+// Claims the next piece of work. One warp; only the leader gets the result, after the latency of a global atomic.
 CROSSDOCK_DEVICE uint32_t ask_next(const Ctx& ctx, const HtCommon& c, const Operation& operation) {
     return is_leader(ctx) ? ctx.add_relaxed_device(&c.state->claimed[operation.epoch % 2], 1u) : 0;
 }
@@ -488,7 +488,7 @@ CROSSDOCK_DEVICE bool has_credit(const Ctx& ctx, const HtCommon& c, const HtRing
                                  pack_word(operation.epoch, packet - slots);
 }
 
-// The packet has come. The calling lane; false: it will not.
+// Waits for the packet. One lane. Returns false if the sender is masked, the group has failed or the wait timed out.
 CROSSDOCK_DEVICE bool wait_packet(const Ctx& ctx, const HtCommon& c, const Operation& operation, int sender,
                                   const Ring& ring, uint32_t packet, uint32_t slots) {
     if (!is_active(ctx, c.scope, sender)) return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput routing update: one kernel. Every rank tells every peer which of the peer's experts its tokens go to
-// (a bitmap per token, in words that announce themselves); the receiver numbers what will come, in order (source,
-// token), and tells each source where its rows begin. Nothing of it depends on who was faster. contract: nccl_ep.h,
+// High-throughput routing update: one kernel. Every rank sends every peer a bitmap per token of the peer's experts that
+// the token goes to, in words that carry their own flag; the receiver numbers its rows in order (source, token) and
+// tells each source where its rows begin. The result does not depend on the ranks' timing. Contract: nccl_ep.h,
 // ncclEpUpdateHandle; protocol: docs/protocol.md.
 #pragma once
 

@@ -13,18 +13,18 @@
 
 namespace crossdock {
 
-// kCancel: with kReceiveHalf, gives the buffer of a pending operation back without reading it.
+// kCancel: with kReceiveHalf, releases the buffer of a pending operation without reading it.
 enum LlHalves : uint32_t { kSendHalf = 1, kReceiveHalf = 2, kCancel = 4 };
 
-// The form of a rank's own rows, where it is known before the launch.
+// The form of a rank's own rows, if it is known before the launch.
 enum class LlForm : uint32_t { kEither, kLl128, kPlain };
 
 template <typename Scope>
 struct LlCommonOf {
-    // What kernels for all cases know; kernels for one case (kernels/ll/variants.h) know more.
+    // For the general kernel; kernels for one case (kernels/ll/variants.h) know more.
     static constexpr uint32_t kMostTopk = kMaxTopk;
     static constexpr LlForm kForm = LlForm::kEither;
-    static constexpr bool kFewTokens = false;  // no more than a block has threads
+    static constexpr bool kFewTokens = false;  // at most as many as a block has threads
 
     LlGeometry arena;
     LlOffsets offsets;  // of arena
@@ -38,13 +38,13 @@ struct LlCommonOf {
 
     bool expert_major;
     bool ids_are_64_bit;
-    bool traps_overflow;  // rows of an expert past its capacity, which only repeated ids make, fail the group
+    bool traps_overflow;  // rows past an expert's capacity (only repeated ids cause them) fail the group
     uint32_t topk;        // this handle's
     uint32_t num_tokens;
     const void* topk_idx;          // [tokens][topk] global expert ids
     uint32_t rank_of_expert_mult;  // id * this >> kRankOfExpertShift is the expert's rank
 
-    // Where both halves run, some blocks may send while others receive, or all do both, one after the other.
+    // If both halves run, some blocks may send while others receive, or all do both, one after the other.
     uint32_t send_blocks;     // the first ones
     uint32_t receive_blocks;  // the last ones
     uint32_t tokens_per_block;
@@ -56,7 +56,7 @@ struct LlCommonOf {
     Reach reach;
     LlOutbox outbox;
 
-    // What this rank enters the operation with.
+    // This rank's terms.
     void set(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with(term, value).word; }
     void set_folded(Term term, uint64_t value) { scope.terms = Terms{scope.terms}.with_folded(term, value).word; }
 };
@@ -67,7 +67,7 @@ static_assert(kRankOfExpertShift < 32, "the factor for one expert per rank, 2^sh
 
 template <typename Common>
 struct LlDispatchArgsOf {
-    static constexpr bool kOneBatch = false;  // a block's tokens are under way at once, in whole rows
+    static constexpr bool kOneBatch = false;  // a block sends its tokens at once, in whole rows
 
     Common common;
     LlDispatchShared shared;
@@ -93,26 +93,26 @@ struct LlDispatchArgsOf {
     void* total;
     bool offsets_are_64_bit;
     bool total_is_64_bit;
-    bool tells_places;      // one of the two is there
-    PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
+    bool tells_places;      // offsets or total is not null
+    PeerMap token_windows;  // every rank's out_tokens and out_scales, if direct
     PeerMap scale_windows;
 };
 using LlDispatchArgs = LlDispatchArgsOf<LlCommon>;
 
-// Which forms the rows of a combine may have: a kernel for LL128 rows alone is smaller, and keeps more in registers.
+// The forms that rows of a combine may have: a kernel for LL128 rows only is smaller and keeps more in registers.
 enum class RowForms : uint32_t { kLl128, kBoth };
 
 template <typename Common>
 struct LlCombineArgsOf {
-    static constexpr uint32_t kRowsAtOnce = 4;  // of a token's LL128 rows that a warp sums together
+    static constexpr uint32_t kRowsAtOnce = 4;  // LL128 rows of a token that a warp sums together
 
     Common common;
     LlCombineShared shared;
     DType dtype;
     LlCombineWire wire;
     RowForms forms;
-    bool leaves_out;          // choices, perhaps: their rows are not read
-    bool own_rows_stay;       // rows that return to the rank that they are on are summed where they are
+    bool leaves_out;          // choices may be omitted: their rows are not read
+    bool own_rows_stay;       // rows that return to this rank are summed where they are
     const std::byte* tokens;  // expert-major [local experts][ranks * max tokens][row_bytes], rank-major [ranks][max
                               // tokens][row_bytes]
     const float* row_scales;  // of recipes that take one per row of tokens

@@ -8,7 +8,7 @@
 
 namespace crossdock {
 
-// Beside the epoch in a cell's flag, or in its words' tags.
+// Next to the epoch in a cell's flag, or in its lines' tags.
 enum CellContent : uint64_t { kCellRow = 0, kCellNothing = 1 };  // nothing: the choice had no room at its expert
 static_assert(kCellNothing < 1 << kLl128ContentBits, "a line's tag holds it");
 
@@ -31,26 +31,26 @@ CROSSDOCK_DEVICE SummandList summands_of_warp(const Ctx& ctx, const auto& args) 
     return {index + warp * topk, weight + warp * topk, ranks + warp * topk};
 }
 
-// A row per choice returns; otherwise one per rank.
+// Whether one row per choice returns; otherwise one per rank.
 CROSSDOCK_DEVICE bool has_row_per_choice(const auto& args) {
     return args.common.expert_major && args.wire != LlCombineWire::kSums;
 }
-// Rows that the kernel computes before they go.
+// Whether the kernel computes rows before it sends them.
 CROSSDOCK_DEVICE bool has_computed_rows(const auto& args) { return args.wire != LlCombineWire::kRows; }
-// Quantised rows are never LL128 rows: their receiver reads them in another order than they come.
+// Quantised rows are never LL128 rows: the receiver reads them in another order than they arrive.
 CROSSDOCK_DEVICE bool allows_ll128(const auto& args) { return !is_quantised(args.wire); }
 
-// A row on its way to its source rank.
+// A row that returns to its source rank.
 struct Return {
     uint32_t source = 0;
-    uint32_t i = 0;       // of the rows of this source; with a row per choice: of its choices
+    uint32_t i = 0;       // among the source's rows or, with a row per choice, its choices
     int64_t row_idx = 0;  // among all rows here; -1: the choice had no room
     uint32_t cell = 0;
 };
 
-// The rows of one form that return, numbered token by token: row i is the (i / sources)-th of the source that is
-// 1 + i % sources after this rank, which comes last if at all. So no source is everybody's first, and all ranks send
-// the rows of a token at about the same time.
+// The rows of one form that return, numbered token by token: row i is the (i / sources)-th of the source 1 + i %
+// sources after this rank, which itself comes last if at all. So ranks do not all begin with the same source, and all
+// ranks send the rows of a token at about the same time.
 template <typename Op>
 class ReturnList {
   public:
@@ -60,7 +60,7 @@ class ReturnList {
           num_sources_(num_ranks_ - (op.args.own_rows_stay ? 1 : 0)),
           counts_(counts_of(op, is_ll128)) {}
 
-    // By one warp; followed by a barrier of the block.
+    // One warp; followed by a block barrier.
     CROSSDOCK_DEVICE static void count(const Op& op) {
         int* const counts[2] = {counts_of(op, false), counts_of(op, true)};
         const uint32_t num_ranks = op.c.arena.num_ranks;
@@ -81,8 +81,8 @@ class ReturnList {
 
     CROSSDOCK_DEVICE uint32_t size() const { return static_cast<uint32_t>(counts_[num_ranks_]) * num_sources_; }
 
-    // False: there is no such row, since its source has fewer than others, or what the handle says of it can't be. Its
-    // cell is judged later (has_cell), so that the row can be on its way meanwhile.
+    // Returns false if there is no such row because its source has fewer rows than others, or if the handle's record is
+    // invalid. The cell is checked later (has_cell), so that the row's load can already be issued.
     CROSSDOCK_DEVICE bool find(uint32_t i, Return& row) const {
         const auto& c = args_.common;
         const uint32_t number = i / num_sources_;
@@ -130,16 +130,16 @@ CROSSDOCK_DEVICE void leave_empty(const auto& op, const Return& row) {
 }
 
 // Where a plain row is stored: in its cell, or for a GIN peer in a row of the outbox, from which it is put. Every stage
-// of the grid has some rows there, which it uses in turn.
+// of the grid has some rows of the outbox, which it uses in turn.
 class CellTarget {
   public:
-    // turn: how many rows of that stage have used the outbox before.
+    // turn: the number of this stage's rows that have used the outbox before.
     CROSSDOCK_DEVICE CellTarget(const auto& op, const Return& row, uint32_t stage_of_block, uint32_t turn) {
         if (op.is_gin_peer(row.source)) outbox_ = take_outbox_row(op, stage_of_block, turn);
         memory_ = op.is_gin_peer(row.source) ? in_outbox(op.c, outbox_) : op.row(row.source, row.cell);
     }
     CROSSDOCK_DEVICE std::byte* memory() const { return memory_; }
-    // By the thread whose stores have landed. What tells a GIN peer that the row is there comes behind all rows.
+    // By the thread whose stores have landed. A GIN peer gets one signal after all rows.
     CROSSDOCK_DEVICE void finish(const auto& op, const Return& row, uint32_t bytes) const {
         if (!op.is_gin_peer(row.source)) return flag_cell(op, row, kCellRow);
         op.ctx.fence_landed();
@@ -198,15 +198,15 @@ CROSSDOCK_DEVICE uint32_t list_present_summands(const auto& op, const Return& ro
     return static_cast<uint32_t>(num);
 }
 
-// LL128 rows, as they are or summed here: a warp takes a run of a row's groups of lines.
+// LL128 rows, unchanged or summed here: a warp sends a run of a row's groups of lines.
 template <DType kDType, typename Op>
 class Ll128Returns {
   public:
     CROSSDOCK_DEVICE explicit Ll128Returns(const Op& op)
         : op_(op), ctx_(op.ctx), args_(op.args), list_(op, true), shape_(op.ctx, op.args.row_bytes) {}
 
-    // After a barrier behind ReturnList::count. What a warp sends first is on its way before the operation is known:
-    // begin() is called once, by every warp, and says whether anything is sent.
+    // Call after a block barrier that follows ReturnList::count. A warp loads its first groups before the operation is
+    // known; then every warp calls begin() once, which returns whether anything is sent.
     template <typename Begin>
     CROSSDOCK_DEVICE bool run(Begin begin) {
         const uint32_t step = op_.warps() * op_.c.send_blocks;
@@ -216,7 +216,7 @@ class Ll128Returns {
         uint32_t number = has_share ? op_.warp() * op_.c.send_blocks + op_.block() : num;
         Ll128Run run{};  // of `number`, what is left of it
         bool goes = false;
-        // The first turn, which begins the operation, is one of this loop's, so that the code stands here once.
+        // The first turn, which calls begin(), is part of this loop, so that the code exists once.
         CROSSDOCK_ROLLED
         for (bool is_first = true, is_new = true;; is_first = false) {
             if (is_new) {
@@ -249,7 +249,7 @@ class Ll128Returns {
 
     // The first groups of a run.
     CROSSDOCK_DEVICE void read(const Ll128Run& run) {
-        if (row_.row_idx < 0) return;  // whatever the lines hold: their tags say "nothing"
+        if (row_.row_idx < 0) return;  // the lines' tags say kCellNothing
         const std::byte* source = args_.tokens + static_cast<uint64_t>(row_.row_idx) * args_.row_bytes;
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kGroupsAtOnce; ++i) {
@@ -315,7 +315,7 @@ class Ll128Returns {
     Ll128Group groups_[kGroupsAtOnce] = {};
 };
 
-// Plain rows as they are: the leader of a warp that has a stage brings one after the other through it.
+// Unchanged plain rows: the leader of each warp with a stage sends one after the other through it.
 template <typename Op>
 class PlainReturns {
   public:
@@ -326,7 +326,8 @@ class PlainReturns {
           stage_(stage_of(op.ctx, op.args.shared, static_cast<uint32_t>(op.ctx.warp_idx()))),
           list_(op, false) {}
 
-    // The first row sets out before the operation is known. After a barrier behind ReturnList::count.
+    // Starts loading the first row before the operation is known. Call after a block barrier that follows
+    // ReturnList::count.
     CROSSDOCK_DEVICE void start() {
         number_ = op_.warp() * op_.blocks() + op_.block();
         step_ = op_.c.warp_layout.num_stages * op_.blocks();
@@ -336,7 +337,7 @@ class PlainReturns {
     CROSSDOCK_DEVICE void run() {
         while (number_ < size_) {
             if (!is_there_) {
-                // Its source has fewer rows than others.
+                // The source has fewer rows than others.
             } else if (row_.row_idx >= 0) {
                 send();
             } else if (list_.has_cell(row_) && op_.wait_credit(row_.source)) {
@@ -347,7 +348,7 @@ class PlainReturns {
             find_and_load();
         }
     }
-    // Where nothing is sent after all: what has set out must arrive before its stage is gone.
+    // If nothing is sent: waits for the load that was issued, before the stage's memory is freed.
     CROSSDOCK_DEVICE void abandon() {
         if (is_there_ && row_.row_idx >= 0) stage_.wait_loaded(ctx_, round_);
     }
@@ -401,7 +402,7 @@ class PlainReturns {
     Return row_;
 };
 
-// Plain rows that are computed: a block fills its stages together, then warps send one each.
+// Computed plain rows: a block fills its stages together, then warps send one each.
 template <DType kDType, typename Op>
 class ComputedReturns {
   public:
@@ -443,7 +444,7 @@ class ComputedReturns {
         const uint32_t left = args_.wire_bytes - first;
         return left < op_.c.warp_layout.chunk_bytes ? left : op_.c.warp_layout.chunk_bytes;
     }
-    // The row's bytes from row_first on; the part-th of several warps does its share.
+    // Computes the row's bytes from row_first on; this warp is the part-th of `parts` that share the row.
     CROSSDOCK_DEVICE void compute(uint32_t stage, uint32_t row_first, uint32_t part, uint32_t parts) const {
         constexpr uint32_t kSegmentBytes = 1024;
         std::byte* target = stage_of(ctx_, args_.shared, stage).data();
@@ -538,7 +539,7 @@ class CombineSend {
         return kForms == RowForms::kBoth && !has_computed_rows(args_) && has_stage();
     }
 
-    // Of a token, by one warp.
+    // One warp. Writes a token's weights.
     CROSSDOCK_DEVICE void write_weights(uint32_t token, TaggedWord* words) const {
         const uint32_t topk = c_.topk;
         const float* weights = args_.topk_weights + uint64_t{token} * topk;
@@ -547,7 +548,7 @@ class CombineSend {
             ctx_.store_tagged(words + i, uint64_t{upper} << 32 | bits_of(weights[2 * i]), pack_word(op_.epoch, 0));
         });
     }
-    // This rank's weights go ahead to the ranks that weight and sum before they send: a warp takes a token.
+    // Sends this rank's weights to the ranks that weight and sum before they send. One warp per token.
     CROSSDOCK_DEVICE void announce_weights() const {
         const uint32_t warps = op_.blocks() * op_.warps();
         CROSSDOCK_ROLLED
@@ -585,8 +586,7 @@ class CombineSend {
                           raise_to_epoch(op_, Signal::kWeights, rank));
         });
     }
-    // Behind the rows for GIN peers, to those that have sent here what now returns: a word that names the operation,
-    // and the signal.
+    // After the rows for GIN peers, to each peer whose rows return: a word that names the operation, and the signal.
     CROSSDOCK_DEVICE void finish_puts() const {
         tell_gin_peers(op_, [&](uint32_t peer) {
             if (received_from(c_, peer)->rows == 0) return;

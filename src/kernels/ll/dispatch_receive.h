@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, receive half: every arrived row is placed where its expert (expert-major) or its source (rank-major) wants
-// it, in the order (source rank, token, k), while others are still under way. At the end: the kernel.
+// Dispatch, receive half: every row is placed at its expert (expert-major) or its source (rank-major) as soon as it has
+// arrived, in the order (source rank, token, k). At the end: the kernel.
 #pragma once
 
 #include "kernels/counters.h"
@@ -9,7 +9,7 @@
 namespace crossdock {
 namespace {
 
-// What the sources have announced, in shared memory.
+// The sources' announced counts, in shared memory.
 struct Announced {
     uint32_t* rows;          // [ranks]
     uint32_t* choices;       // [ranks] of experts here; expert-major
@@ -18,14 +18,14 @@ struct Announced {
     uint32_t* first_rows;    // [ranks][local experts]: where a source's rows of an expert begin; expert-major
 };
 
-// What a lane has of a source's counts: the rows, and some of its experts' choices; 0: none.
+// A lane's part of a source's counts: the rows, and the choices of some experts.
 struct CountsOfLane {
     static constexpr uint32_t kExpertsAtOnce = kLanes > 1 ? 8 : 1;
     uint64_t rows = 0;
     uint64_t choices[kExpertsAtOnce] = {};
 };
 
-// Where a warp's current row goes, in shared memory.
+// The places of a warp's current row, in shared memory.
 struct Placement {
     uint32_t* rows;  // [num] indices among all out rows
     uint32_t* num;
@@ -38,14 +38,14 @@ struct ArrivingRow {
     uint32_t i = 0;
 };
 
-// Rows that were announced for this warp, and those that came.
+// The rows announced for this warp, and those that arrived.
 struct RowsRead {
     uint64_t expected = 0;
     uint64_t read = 0;
 };
 
-// Where experts' rows begin among all rows, and how many came in all. One thread, behind a barrier of those that wrote
-// the counters.
+// One thread, after a barrier with those that wrote the counters. Writes where experts' rows begin among all rows, and
+// the total.
 CROSSDOCK_DEVICE_RARE void tell_places(const auto& args, Announced announced) {
     const auto& c = args.common;
     const uint32_t num = c.expert_major ? c.offsets.experts_per_rank : c.arena.num_ranks;
@@ -58,7 +58,7 @@ CROSSDOCK_DEVICE_RARE void tell_places(const auto& args, Announced announced) {
     write_counter(args.total, args.total_is_64_bit, 0, total);
 }
 
-// A source counts as silent; where the group has failed, nothing is received at all.
+// Treats a source as one that sends nothing; if the group has failed, nothing is received.
 CROSSDOCK_DEVICE_RARE void forget_source(const Ctx& ctx, const auto& c, Announced announced, uint32_t source) {
     if (has_failed(ctx, c.scope)) ctx.add_shared(&block_head(ctx).is_refused, 1);
     ctx.warp_sync();
@@ -91,7 +91,7 @@ class DispatchReceive {
         };
         const bool has_ll128 = announced.ll128[c_.arena.num_ranks] > 0;
         const bool has_plain = announced.plain_before[c_.arena.num_ranks] > 0;
-        // Where this rank's own form is known, the other one is that of sources with another number of tokens.
+        // If this rank's own form is known, sources with another number of tokens may still send the other one.
         if (c_.kForm != LlForm::kPlain) {
             add(receive_ll128_rows(announced, share));
         } else if (has_ll128) {
@@ -107,8 +107,8 @@ class DispatchReceive {
     }
 
   private:
-    // The stages begin with load 0 again, which is right since kernels that know their own form have used none of them
-    // for the other form, and, without masks, receive once.
+    // The stages begin with load 0 again: kernels that know their own form have not used them for the other form and,
+    // without masks, receive once.
     CROSSDOCK_DEVICE_RARE static RowsRead receive_other_form(const Ctx& ctx, decltype(Op::args) args,
                                                              Operation operation, Announced announced,
                                                              WorkShare share) {
@@ -129,12 +129,12 @@ class DispatchReceive {
             reinterpret_cast<uint32_t*>(ctx_.shared_memory() + args_.shared.placements) + (c_.topk + 2) * op_.warp();
         return {words, words + c_.topk, words + c_.topk + 1};
     }
-    // The experts whose choices sources announce.
+    // The number of experts whose choices sources announce.
     CROSSDOCK_DEVICE uint32_t counted_experts() const { return c_.expert_major ? c_.offsets.experts_per_rank : 0; }
 
     // Counts.
 
-    // Of a GIN peer everything is here at once. Without rows it puts no more than the first of its counts.
+    // Waits for a GIN peer's signal: then all its data has arrived. Without rows it puts only the first count.
     CROSSDOCK_DEVICE bool has_gin_rows(uint32_t source) const {
         if (!wait_gin_as_warp(op_, WaitStep::kCounts, Signal::kData, source)) return false;
         CountsOfLane counts;
@@ -142,8 +142,8 @@ class DispatchReceive {
         return counts.rows % kLl128Rows != 0;
     }
 
-    // Those of experts first + lane + i * kLanes below `experts`: all are looked at together, with the source's entry.
-    // The words are all there is to them: nothing is ordered behind them.
+    // Counts of experts first + lane + i * kLanes below `experts`: all are polled together with the source's entry.
+    // Relaxed loads suffice, since no other data is ordered after these words.
     CROSSDOCK_DEVICE bool wait_counts(uint32_t source, uint32_t first, uint32_t experts, CountsOfLane& counts) const {
         if (!is_active(ctx_, c_.scope, source)) return false;
         const uint64_t* words = op_.counts(c_.rank, source);
@@ -174,7 +174,7 @@ class DispatchReceive {
         return came;
     }
 
-    // Waits for every source's counts, and judges them. Sources that are masked, or whose counts are wrong, are silent.
+    // Waits for every source's counts and checks them. Masked sources, and those with wrong counts, send nothing.
     CROSSDOCK_DEVICE void gather_counts(const Announced& announced, const WorkShare& share) const {
         const uint32_t experts = counted_experts();
         const uint32_t most_choices = c_.handle.choices_of_source;
@@ -204,7 +204,7 @@ class DispatchReceive {
                 announced.ll128[source] = is_ll128 ? announced.rows[source] : 0;
             }
             if (c_.expert_major) {
-                // A lane with too many says so itself, so that the warp's sum stays within 32 bits.
+                // A lane with too many choices reports them itself, so that the warp's sum fits in 32 bits.
                 const bool is_possible = op_.expect(PeerNumber::kChoices, source, most_choices, choices);
                 const uint32_t sum = static_cast<uint32_t>(ctx_.warp_sum(is_possible ? static_cast<int>(choices) : 0));
                 is_right &= is_possible;
@@ -218,7 +218,7 @@ class DispatchReceive {
         share.sync(ctx_);
     }
 
-    // Turns counts into first rows; the total of an expert, at most its capacity, goes to the caller.
+    // Turns counts into first rows; an expert's total, at most its capacity, is written for the caller.
     CROSSDOCK_DEVICE void scan_experts(const Announced& announced, const WorkShare& share) const {
         const uint32_t experts = c_.offsets.experts_per_rank;
         const uint32_t capacity = c_.offsets.num_slots;
@@ -238,7 +238,7 @@ class DispatchReceive {
         }
     }
 
-    // What a later combine must know, and how many rows of either form the sources below have. Then the counts are
+    // Writes what a later combine needs, and the number of plain rows of the sources below each. Then the counts are
     // complete for the whole block.
     CROSSDOCK_DEVICE void publish_counts(const Announced& announced, const WorkShare& share) const {
         const uint32_t num_ranks = c_.arena.num_ranks;
@@ -282,8 +282,8 @@ class DispatchReceive {
 
     // Headers.
 
-    // One choice of a received row, for an expert here: its out row, or -1 past the expert's capacity (only duplicates
-    // can fill it).
+    // The output row of a received row's choice of an expert here; -1 past the expert's capacity (only repeated ids can
+    // exceed it).
     CROSSDOCK_DEVICE int32_t row_of_choice(const Announced& announced, uint32_t source, uint32_t expert,
                                            uint32_t number) const {
         const uint64_t row_of_expert =
@@ -293,13 +293,13 @@ class DispatchReceive {
                    : -1;
     }
 
-    // A row's origin and the number of a choice are what this source may send.
+    // Checks a row's origin and the number of a choice.
     CROSSDOCK_DEVICE bool expect_origin(uint32_t source, const RowOrigin& origin, uint32_t choice) const {
         return (origin.token_idx < c_.arena.max_tokens && origin.target_idx < c_.arena.cells_per_token &&
                 choice < c_.handle.choices_of_source) ||
                refuse_origin(ctx_, args_, op_, source, origin, choice);
     }
-    // Which of them is out of range. False, always.
+    // Records which of them is out of range. Always returns false.
     CROSSDOCK_DEVICE_RARE static bool refuse_origin(const Ctx& ctx, decltype(Op::args) args, Operation operation,
                                                     uint32_t source, RowOrigin origin, uint32_t choice) {
         const auto& c = args.common;
@@ -312,12 +312,12 @@ class DispatchReceive {
                expect(PeerNumber::kChoices, c.handle.choices_of_source, uint64_t{choice} + 1);
     }
 
-    // What a lane has of a row's header: the origin, and one of the choices.
+    // A lane's part of a row's header: the origin and one choice.
     struct Header {
         TaggedWord origin{};
         TaggedWord choice{};
     };
-    // Choices from `base` on.
+    // With choice base + lane.
     CROSSDOCK_DEVICE Header load_header(uint32_t slot, uint32_t base) const {
         const TaggedWord* words = op_.header(c_.rank, slot);
         const uint32_t k = base + op_.lane();
@@ -329,7 +329,7 @@ class DispatchReceive {
     CROSSDOCK_DEVICE uint64_t epoch_in(const Header& header) const {
         return word_epoch(op_.is_of(header.origin) ? header.choice.tag : header.origin.tag);
     }
-    // look_also: at what else is awaited, since a look takes as long as the memory is far.
+    // look_also: polls further words together with the header, so that their latencies overlap.
     template <typename LookAlso>
     CROSSDOCK_DEVICE bool wait_header(const ArrivingRow& row, uint32_t base, Header& header, LookAlso look_also) const {
         return wait_as_warp(
@@ -342,14 +342,13 @@ class DispatchReceive {
             [&] { return epoch_in(header); });
     }
 
-    // Finds out where a row goes whose header has come, with the first of its choices. Whoever writes also fills in
-    // what the caller and a later combine want to know of it. One warp; false: the rest will not come, or what it says
-    // can't be.
+    // One warp. Finds the places of a row whose header, with its first choices, has arrived. If `writes`, also fills in
+    // what the caller and a later combine need. Returns false if the rest does not arrive or is invalid.
     CROSSDOCK_DEVICE bool read_header(const Announced& announced, const ArrivingRow& row, Header header, bool writes,
                                       const Placement& placement) const {
         const uint32_t slot = slot_of(c_, row.source, row.i);
         RowRecord* record = row_record(c_, row.source, row.i);
-        uint32_t num = 0;      // out rows so far
+        uint32_t num = 0;      // output rows so far
         uint32_t choices = 0;  // for experts here so far
         CROSSDOCK_ROLLED
         for (uint32_t base = 0; has_choices_from(c_, base); base += kLanes) {
@@ -398,7 +397,7 @@ class DispatchReceive {
 
     // Scales.
 
-    // 8 or 16 bytes of a row's scales, from byte `first` of them on.
+    // Places 8 or 16 bytes of a row's scales, from their byte `first` on.
     CROSSDOCK_DEVICE void place_scale_part(const Placement& placement, uint32_t first, uint32_t bytes,
                                            const Bytes16& part) const {
         const uint64_t capacity = c_.offsets.num_slots;
@@ -417,14 +416,14 @@ class DispatchReceive {
             }
         }
     }
-    // All of them, by a warp: each is read once, however many places it has.
+    // One warp. Places all scales of a row. Each is read once, for any number of places.
     CROSSDOCK_DEVICE void place_all_scales(const Placement& placement, const std::byte* scales) const {
         constexpr uint32_t kPart = 8;
         CROSSDOCK_ROLLED
         for (uint32_t first = kPart * op_.lane(); first < args_.scale_bytes; first += kPart * kLanes)
             place_scale_part(placement, first, kPart, {*reinterpret_cast<const uint64_t*>(scales + first), 0});
     }
-    // What this lane has of a row's scales among these groups of lines.
+    // Places this lane's part of a row's scales in these groups of lines.
     template <uint32_t kMost>
     CROSSDOCK_DEVICE void place_scales_of_lines(const Placement& placement, const Ll128Row& row, uint32_t first_group,
                                                 uint32_t num, const Ll128Group (&groups)[kMost]) const {
@@ -445,7 +444,7 @@ class DispatchReceive {
         }
     }
 
-    // Plain rows: a warp that has a stage places a row through it, in the order of sources.
+    // Plain rows: each warp with a stage places rows through it, in the order of sources.
 
     CROSSDOCK_DEVICE RowsRead receive_plain_rows(const Announced& announced, const WorkShare& share) {
         RowsRead rows;
@@ -490,7 +489,7 @@ class DispatchReceive {
         ctx_.mark(Step::kDispatchPlaced);
         return true;
     }
-    // By one thread.
+    // One thread.
     CROSSDOCK_DEVICE void place_plain(const Placement& placement, const RowStage& stage, const std::byte* source) {
         CROSSDOCK_ROLLED
         for (uint32_t first = 0; first < args_.row_bytes; first += c_.warp_layout.chunk_bytes) {
@@ -507,8 +506,8 @@ class DispatchReceive {
         }
     }
 
-    // LL128 rows, the sources in turn, as they come; neighbouring runs go to different blocks, so that all of them
-    // finish together, however few rows there are.
+    // LL128 rows, of the sources in turn. Consecutive runs are in different blocks, so that all blocks finish together
+    // even with few rows.
 
     CROSSDOCK_DEVICE RowsRead receive_ll128_rows(const Announced& announced, const WorkShare& share) const {
         RowsRead rows;
@@ -598,8 +597,7 @@ CROSSDOCK_DEVICE void ll_dispatch(const Ctx& ctx, const auto& args) {
     LlOperation op(ctx, args);
     DispatchSend send(op);
     DispatchReceive receive(op);
-    const uint32_t direct =
-        args.common.expert_major ? 0 : args.direct;  // so kernels that know their layout know it, too
+    const uint32_t direct = args.common.expert_major ? 0 : args.direct;  // a constant in kernels that know their layout
     run_operation(op, direct, send, receive);
 }
 

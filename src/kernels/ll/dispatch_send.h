@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch, send half: every token goes once to each rank that hosts one of its experts, into this source's own slots
-// there. A slot's number is a count over the source's own earlier tokens, so every block finds it alone.
+// Dispatch, send half: every token is sent once to each rank that hosts one of its experts, into this source's own
+// slots there. A slot's number is a count over the source's own earlier tokens, so every block computes it alone.
 #pragma once
 
 #include "kernels/ll/gin_peers.h"
@@ -9,10 +9,10 @@
 namespace crossdock {
 namespace {
 
-// Rows of scales begin where their elements allow.
+// Rows of scales may begin at any address that their element type allows.
 CROSSDOCK_DEVICE bool is_word(const void* memory) { return reinterpret_cast<uintptr_t>(memory) % 4 == 0; }
 
-// A multiple of 4 bytes by all lanes.
+// Copies a multiple of 4 bytes. All lanes.
 CROSSDOCK_DEVICE void copy_words(const Ctx& ctx, void* target, const void* source, uint32_t bytes) {
     if (is_word(target) && is_word(source)) {
         for_lanes(ctx, bytes / 4,
@@ -32,18 +32,18 @@ CROSSDOCK_DEVICE void store_word(std::byte* target, uint32_t value) {
     for (uint32_t i = 0; i < 4; ++i) target[i] = static_cast<std::byte>(value >> (8 * i));
 }
 
-// Of a row and its scales, which travel one after the other.
+// A row followed by its scales.
 CROSSDOCK_DEVICE uint32_t bytes_with_scales(const auto& args) {
     return args.row_bytes + static_cast<uint32_t>(align_up(args.scale_bytes, 16));
 }
 
-// What a block has counted of its rank's routing, in shared memory.
+// A block's counts of its rank's routing, in shared memory.
 struct RoutingCounts {
     int* experts;  // [experts] choices
     int* ranks;    // [ranks] rows
 };
 
-// Tokens [begin, end) where ranks do not fit into a mask: a thread takes a token.
+// Counts tokens [begin, end), one per thread, if the ranks do not fit into a mask.
 CROSSDOCK_DEVICE_RARE void count_tokens_of_many_ranks(const Ctx& ctx, const auto& c, uint32_t begin, uint32_t end,
                                                       RoutingCounts counts) {
     for_threads(ctx, end - begin, [&](uint32_t i) {
@@ -65,7 +65,7 @@ struct TokenIds {
     uint32_t ids[kMost];
 };
 
-// A run of tokens [first, first + num) on its way out, one in each stage, and which part of their rows.
+// Tokens [first, first + num) that are being sent, one per stage, and the part of their rows.
 struct Batch {
     uint32_t first;
     uint32_t num;
@@ -74,7 +74,7 @@ struct Batch {
     bool is_last_chunk;
 };
 
-// A token's row for one of its ranks.
+// The row of a token for one of its ranks.
 struct SendTask {
     uint32_t token;
     uint32_t stage;
@@ -105,7 +105,7 @@ class DispatchSend {
         ctx_.block_sync();
     }
 
-    // The first rows, and what they need of the routing, before the operation is known.
+    // Loads the first rows and their routing before the operation is known.
     CROSSDOCK_DEVICE void fetch() {
         first_ids_ = load_ids(op_.thread(), tokens_to_count(), 0);
         const TokenRun run = tokens();
@@ -115,7 +115,7 @@ class DispatchSend {
         if (run.begin < run.end) load_plans(batch_of(run.begin, run.end, 0));
     }
 
-    // Behind that and before the block's next barrier: the counts of earlier tokens, and rows that are quantised.
+    // After fetch and before the next block barrier: counts earlier tokens and quantises rows.
     CROSSDOCK_DEVICE void prepare() {
         empty_outbox(ctx_, c_);
         const TokenRun run = tokens();
@@ -136,7 +136,7 @@ class DispatchSend {
     }
 
   private:
-    // What has set out must arrive before its stage is gone.
+    // Waits for loads that were issued: they must land before the stages' memory is freed.
     CROSSDOCK_DEVICE void abandon() {
         const TokenRun run = tokens();
         if (run.begin == run.end || args_.wire != LlDispatchWire::kBytes || !has_role(ctx_, WarpRole::kLoader)) return;
@@ -151,8 +151,8 @@ class DispatchSend {
         return TokenPlan::of(ctx_.shared_memory() + shared_.plans + TokenPlan::bytes(c_.topk) * stage, c_.topk);
     }
 
-    // Blocks share the tokens in contiguous runs; the last block announces the counts and sends nothing unless it is
-    // alone.
+    // Each block sends a contiguous run of tokens; the last block announces the counts, and sends only if it is the
+    // only block.
     struct TokenRun {
         uint32_t begin;
         uint32_t end;
@@ -164,7 +164,7 @@ class DispatchSend {
         const uint32_t end = begin + c_.tokens_per_block;
         return {begin < c_.num_tokens ? begin : c_.num_tokens, end < c_.num_tokens ? end : c_.num_tokens};
     }
-    // A block counts the tokens before its own, the last block all.
+    // A block counts the tokens before its own, the last block all tokens.
     CROSSDOCK_DEVICE uint32_t tokens_to_count() const {
         return ctx_.block_idx() == ctx_.num_blocks() - 1 ? c_.num_tokens : tokens().begin;
     }
@@ -183,16 +183,16 @@ class DispatchSend {
         return {reinterpret_cast<int*>(ctx_.shared_memory() + shared_.expert_counts),
                 reinterpret_cast<int*>(ctx_.shared_memory() + shared_.rank_counts)};
     }
-    // Followed by a barrier of the block.
+    // Followed by a block barrier.
     CROSSDOCK_DEVICE void clear_counts() const {
         for_threads(ctx_, c_.arena.num_experts, [&](uint32_t i) { counts().experts[i] = 0; });
         for_threads(ctx_, c_.arena.num_ranks, [&](uint32_t i) { counts().ranks[i] = 0; });
     }
-    // Of choices [base, base + kMost) of a token, if it is below `end`.
+    // The experts of choices [base, base + kMost) of a token, if it is below `end`.
     CROSSDOCK_DEVICE TokenIds load_ids(uint32_t token, uint32_t end, uint32_t base) const {
         TokenIds loaded;
         int64_t given[TokenIds::kMost] = {};
-        if (token < end) {  // all are on their way before the first is looked at
+        if (token < end) {  // all loads are issued before the first is used
             CROSSDOCK_UNROLL
             for (uint32_t i = 0; i < TokenIds::kMost; ++i)
                 given[i] = given_id(c_, token, base + i < c_.topk ? base + i : base);
@@ -202,8 +202,8 @@ class DispatchSend {
             loaded.ids[i] = token < end && base + i < c_.topk ? expert_of(c_, given[i]) : kDropped;
         return loaded;
     }
-    // Adds tokens [begin, end): a lane takes a token, a warp adds its lanes up. first: the choices of this thread's
-    // first token. Followed by a barrier of the block.
+    // Counts tokens [begin, end), one per lane. first: the choices of this thread's first token. Followed by a block
+    // barrier.
     CROSSDOCK_DEVICE void count_tokens(uint32_t begin, uint32_t end, TokenIds first) const {
         constexpr uint32_t kRanksInMask = 64;  // bits of `ranks`
         const RoutingCounts counted = counts();
@@ -235,9 +235,9 @@ class DispatchSend {
         }
     }
 
-    // The last block tells every peer how many rows, and how many choices of each of its experts, this source sends it;
-    // ahead of the rows, so that the receiver knows every row's final place before the first one lands. A word carries
-    // its epoch: no order among them is needed.
+    // The last block tells every peer how many rows, and choices of each of its experts, this source sends it. The
+    // counts are sent before the rows, so that the receiver knows every row's final place before the first row lands.
+    // Every word carries its epoch, so the words need no order.
     CROSSDOCK_DEVICE void announce() const {
         const RoutingCounts counted = counts();
         const uint32_t experts = c_.offsets.experts_per_rank;
@@ -278,7 +278,7 @@ class DispatchSend {
         }
         RowStage::loaded_for_block(ctx_);
     }
-    // is_loaded: the first blocks of the batch have been (load_first_blocks).
+    // is_loaded: the batch's first blocks are loaded (load_first_blocks).
     CROSSDOCK_DEVICE void quantise_batch(const Batch& batch, bool is_loaded) {
         if (args_.wire != LlDispatchWire::kFp8) return;
         const uint32_t blocks = batch.chunk / kFp8Block;
@@ -303,7 +303,7 @@ class DispatchSend {
             blocks_.load(ctx_, source_row(batch.first) + 2 * batch.row_first, op_.warp(), op_.warps(), blocks);
     }
 
-    // Plans: a warp plans the token in its stage. First, before a barrier of the block, its routing is looked up.
+    // Plans: a warp plans the token in its stage. First, before a block barrier, it loads the token's routing.
 
     CROSSDOCK_DEVICE void load_plans(const Batch& batch) const {
         if (op_.warp() >= batch.num) return;
@@ -316,8 +316,7 @@ class DispatchSend {
         });
         ctx_.warp_sync();
     }
-    // Then where it goes: counts cover the tokens before the batch; those in the stages before this one are counted
-    // here.
+    // Then it finds the slots: counts cover the tokens before the batch; those in earlier stages are counted here.
     CROSSDOCK_DEVICE void make_plans(const Batch& batch) const {
         const uint32_t own_stage = op_.warp();
         if (own_stage >= batch.num) return;
@@ -378,7 +377,7 @@ class DispatchSend {
             if (of_token.ranks[k] != c_.rank) *own_row(c_, batch.first + stage, k) = kOtherRank;
         });
     }
-    // How many choices a rank gets of the tokens before the one in `stage`. One warp.
+    // One warp. The number of choices on a rank of the tokens before the one in `stage`.
     CROSSDOCK_DEVICE uint32_t choices_before(uint32_t stage, uint32_t rank) const {
         const uint32_t experts = c_.offsets.experts_per_rank;
         const int* of_rank = counts().experts + rank * experts;
@@ -438,7 +437,7 @@ class DispatchSend {
         }
     }
 
-    // Which token a row is and where its choices go. One warp.
+    // One warp. Sends a row's token and choices.
     CROSSDOCK_DEVICE void send_header(const SendTask& task, uint32_t direct) const {
         const TokenPlan of_token = plan_of(task.stage);
         TaggedWord* words =
@@ -454,7 +453,7 @@ class DispatchSend {
         });
     }
 
-    // LL128 rows: all warps share every row's groups of lines, and the headers.
+    // LL128 rows: all warps share each row's groups of lines, and the headers.
     CROSSDOCK_DEVICE void send_ll128(const Batch& batch) const {
         const uint64_t tag = ll128_tag(op_.epoch, 0);
         const uint32_t warps = op_.warps();
@@ -497,9 +496,9 @@ class DispatchSend {
         if (part == 0 && op_.warp() < batch.num) mark_remote_choices(batch, op_.warp());
     }
 
-    // Plain rows: the warp that planned a token sends it, a lane to each of its ranks, up to the flags. Headers go
-    // ahead of the row: while it comes into its stage, and so that its flags, behind all that a warp has stored, need
-    // not wait for them.
+    // Plain rows: the warp that planned a token sends it and its flags, one lane per target rank. Headers are sent
+    // first, while the row is loaded into its stage, so that the flags, which wait for all stores of the warp, do not
+    // wait for the headers.
     CROSSDOCK_DEVICE void send_plain(const Batch& batch) const {
         const uint32_t own_stage = op_.warp();
         if (own_stage >= batch.num) return;
@@ -525,7 +524,7 @@ class DispatchSend {
         for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) { store_chunk(batch, task); });
         ctx_.warp_sync();
         if (batch.is_last_chunk) {
-            mark_remote_choices(batch, own_stage);  // while the stores are under way
+            mark_remote_choices(batch, own_stage);  // while the stores are in flight
             RowStage::wait_stores(ctx_);
             ctx_.mark(Step::kDispatchLanded);
             for_lsa_peers(op_.lane(), kLanes, [&](const SendTask& task) {
@@ -538,9 +537,9 @@ class DispatchSend {
         ctx_.warp_sync();
     }
 
-    // What peers allow to be written straight into their tensors: known when they have entered this operation, which
-    // also says that they are done with the previous contents. Who allows the same parts has them at the same offsets
-    // (WindowTerm).
+    // Returns which of the peer's outputs may be written directly (DirectPart bits). Known once the peer has entered
+    // this operation, so it no longer reads their previous contents. Peers that offer the same parts have them at the
+    // same offsets (WindowTerm).
     CROSSDOCK_DEVICE uint32_t wait_direct(uint32_t peer) const {
         if (args_.direct == 0 || peer == c_.rank) return args_.direct;
         TaggedWord entry{};
@@ -550,7 +549,7 @@ class DispatchSend {
     CROSSDOCK_DEVICE bool has_scales(const Batch& batch) const { return batch.is_last_chunk && args_.scale_bytes > 0; }
     CROSSDOCK_DEVICE uint32_t scale_area() const { return static_cast<uint32_t>(align_up(args_.scale_bytes, 16)); }
 
-    // By one thread.
+    // One thread.
     CROSSDOCK_DEVICE void store_chunk(const Batch& batch, const SendTask& task) const {
         const RowStage from = stage_at(task.stage);
         const uint32_t direct = wait_direct(task.peer);
@@ -576,7 +575,7 @@ class DispatchSend {
         return uint64_t{bytes_with_scales(args_)} + c_.offsets.header_stride;
     }
 
-    // A token's row for GIN peers goes into the outbox once, and from there into its slot at each of its ranks there.
+    // A token's row for GIN peers is stored in the outbox once, and put from there into its slot at each GIN peer.
     CROSSDOCK_DEVICE void put_row(const Batch& batch, const TokenPlan& of_token) const {
         if constexpr (!kHasGinPeers) return;
         const uint32_t own_stage = op_.warp();
@@ -606,13 +605,13 @@ class DispatchSend {
         RowStage::wait_stores(ctx_);
         ctx_.fence_landed();
     }
-    // Behind the rows: headers and counts, and the signal. Without rows the first count is all there is to say.
+    // After the rows: headers, counts and the signal. Without rows only the first count is put.
     CROSSDOCK_DEVICE void finish_puts() const {
         tell_gin_peers(op_, [&](uint32_t peer) {
             const uint64_t counts = outbox_counts(c_, peer);
             const uint64_t first = *reinterpret_cast<const uint64_t*>(in_outbox(c_, counts));
             const uint64_t rows = word_payload(first) % kLl128Rows;
-            // This rank's own number, but from memory that others may write.
+            // This rank's own number, but read from memory that peers can write.
             if (!op_.expect(PeerNumber::kRows, c_.rank, c_.arena.max_tokens, rows)) return;
             if (rows > 0) {
                 put(ctx_, c_.reach, peer, op_.header_offset(slot_of(c_, c_.rank, 0)), outbox_header(c_, peer, 0),

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where everything of low latency lies: in the arena that ranks share, in a handle's memory, and in a block's shared
-// memory. One description for hosts and kernels. docs/protocol.md draws the arena.
+// The memory layouts of LL: the arena that ranks share, a handle's memory, and a block's shared memory. One description
+// for hosts and kernels. docs/protocol.md draws the arena.
 //
 // Every rank holds one arena of two or three buffers. An operation (dispatch or combine) uses one buffer, the same on
 // every rank:
 //   dispatch: slot (source rank, i) of the target holds the i-th token that this source sends there: row and scales;
 //   combine:  cell (token, j) of the source rank holds the j-th row that returns for its token.
-// A row has one of two forms: LL128, lines of 128 bytes that carry their own tags, or plain bytes with a flag beside
-// them. Both have the same place. Everything that announces something carries the operation's epoch, so nothing is ever
-// reset.
+// A row has one of two forms: LL128, lines of 128 bytes that carry their own tags, or plain bytes with a separate flag.
+// Both use the same place. All words that announce something carry the operation's epoch, so nothing is reset.
 #pragma once
 
 #include "device/row_stage.h"
@@ -17,21 +16,21 @@
 
 namespace crossdock {
 
-inline constexpr int kNumBuffers = 3;     // two may be held by pending send_only operations, and one is left
-inline constexpr int kFewestBuffers = 2;  // of groups with zero_copy on, for the sake of their memory
+inline constexpr int kNumBuffers = 3;     // two may be held by pending send_only operations, one remains
+inline constexpr int kFewestBuffers = 2;  // of groups with zero_copy on, to save memory
 
-// An LL128 row: every line is payload and, in its last 8 bytes, a tag.
+// An LL128 row: every line is payload followed by a tag of 8 bytes.
 inline constexpr uint32_t kLineBytes = 128;
 inline constexpr uint32_t kLinePayload = 120;
-inline constexpr uint32_t kMostLl128RowBytes = 32768;  // longer rows are plain: the wire's rate is all that matters
+inline constexpr uint32_t kMostLl128RowBytes = 32768;  // longer rows are plain, as only bandwidth matters
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t lines_of(uint32_t bytes) { return (bytes + kLinePayload - 1) / kLinePayload; }
 
-// What a source wrote straight into the receiver's tensors.
+// What a source wrote directly into the receiver's tensors.
 enum DirectPart : uint32_t { kDirectTokens = 1, kDirectScales = 2 };
 
-// A row's first tagged word says which token it is; word 1 + k holds choice k: its global expert id (-1: dropped) in
-// the lower half, in the upper half its number among this source's rows for that expert (expert-major) or its weight
+// A row's first tagged word holds its RowOrigin; word 1 + k holds choice k: its global expert id (-1: dropped) in the
+// lower half, in the upper half its number among this source's rows for that expert (expert-major) or its weight
 // (rank-major).
 inline constexpr uint32_t kTokenBits = 23;
 inline constexpr uint32_t kTargetBits = 7;
@@ -46,9 +45,9 @@ static_assert((kDirectTokens | kDirectScales) < 1 << Entry::kPartBits, "an entry
 
 struct RowOrigin {
     uint32_t token_idx;
-    uint32_t target_idx;    // of the receiving rank among the token's, in the order of their first choices
+    uint32_t target_idx;    // of the receiving rank among the token's ranks, in the order of their first choices
     uint32_t direct;        // DirectPart
-    uint32_t first_choice;  // of the source's earlier choices, so many are for the receiving rank; expert-major
+    uint32_t first_choice;  // number of the source's earlier choices on the receiving rank; expert-major
 
     CROSSDOCK_HOST_DEVICE static constexpr RowOrigin of(uint64_t payload) {
         return {static_cast<uint32_t>(payload) & kMaxTokensOfRank,
@@ -65,16 +64,16 @@ struct RowOrigin {
     static constexpr uint32_t kFirstChoiceShift = kDirectShift + kDirectBits;
 };
 
-// What the arena was made for. Handles with fewer choices use the same strides.
+// The numbers that an arena is made for. Handles with fewer choices use the same strides.
 struct LlGeometry {
     uint32_t num_ranks;
     uint32_t num_experts;
     uint32_t max_tokens;       // per rank and operation
     uint32_t row_capacity;     // bytes of a token row with its scales, a multiple of 16
     uint32_t topk;             // the largest
-    uint32_t cells_per_token;  // rows that may come back for one token
+    uint32_t cells_per_token;  // rows that may return for one token
     uint32_t num_buffers;      // at most kNumBuffers
-    uint32_t ll128_tokens;     // rows of ranks with at most that many tokens may be LL128 rows
+    uint32_t ll128_tokens;     // ranks with at most this many tokens may send LL128 rows
 
     CROSSDOCK_HOST_DEVICE constexpr bool fits_all_in_ll128() const { return ll128_tokens == max_tokens; }
     CROSSDOCK_HOST_DEVICE constexpr uint32_t experts_per_rank() const { return num_experts / num_ranks; }
@@ -123,12 +122,12 @@ struct LlGeometry {
     }
 };
 
-// The same, computed once by the host: kernels that run some microseconds have no time for products and roundings.
+// The same, computed once by the host: kernels of a few microseconds have no time for products and roundings.
 struct LlOffsets {
     uint64_t entered;
     uint64_t buffers;
     uint64_t buffer_bytes;
-    // Of a buffer.
+    // In a buffer.
     uint64_t entries;
     uint64_t counts;
     uint64_t row_flags;
@@ -167,20 +166,20 @@ struct LlOffsets {
     }
 };
 
-// A rank's own words in device memory. They advance by one operation per kernel, on the device, so that graph replays
-// count too. All ranks run the same operations in the same order, so epoch and buffer agree everywhere without a word
-// exchanged.
+// A rank's own words in device memory. Each kernel advances them by one operation, on the device, so that graph replays
+// count too. All ranks run the same operations in the same order, so they agree on epoch and buffer without any
+// exchange.
 //
-// Every block reads the clock and then takes a ticket. Whoever takes the last ticket of a grid writes the next
-// operation's clock: by then nobody needs this one any more.
+// Every block reads the clock and then takes a ticket. The block with the last ticket writes the next operation's
+// clock, because no block needs the current one any more.
 struct LlArenaState {
     uint64_t clock;  // LlClock
-    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has read all that was in that buffer. Read by
-    // the operation of that epoch, written by the one before it.
+    // free_from[epoch % 2][buffer]: a peer that has entered this epoch has finished reading the buffer. Read by the
+    // operation of that epoch, written by the one before it.
     uint64_t free_from[2][kNumBuffers];
     uint32_t tickets;
-    uint32_t blocks_done;  // counts only where masks are on
-    uint32_t blocks_put;   // counts only in groups of several LSA teams
+    uint32_t blocks_done;  // only with masks
+    uint32_t blocks_put;   // only in groups of several LSA teams
 };
 
 // In one word, from the upper end: epoch, latest buffer, held buffers.
@@ -205,7 +204,7 @@ struct LlClock {
 static_assert(64 - LlClock::kEpochShift >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
 static_assert(kNumBuffers < 32, "a bit of 32 per buffer");
 
-// What came from one source in a dispatch.
+// What one source sent in a dispatch.
 struct LlReceived {
     uint32_t rows;
     uint32_t choices;           // of experts here; expert-major
@@ -214,10 +213,10 @@ struct LlReceived {
 };
 
 // A received row: where it returns to and, expert-major, where its choices are. Followed by int32_t rows[topk]: the
-// index of choice k's row among all rows here, -1 where it is another rank's, dropped or without room.
+// index of choice k's row among all rows here, -1 if it is another rank's, dropped or without room.
 struct RowRecord {
     uint32_t token_idx;
-    uint32_t cell;  // for one row per rank
+    uint32_t cell;  // if one row per rank returns
 };
 
 // One row of an expert, expert-major: choices are numbered by source, token and k.
@@ -233,7 +232,7 @@ enum OwnRow : int32_t { kNoRoom = -1, kOtherRank = -2 };
 inline constexpr uint64_t kReceivedOffset = 64;
 static_assert(sizeof(RowRecord) == 8, "a record's rows follow it (record_bytes)");
 
-// A handle's own memory: what a combine must know of the dispatch before it.
+// A handle's own memory: what a combine needs from the dispatch before it.
 struct LlHandleGeometry {
     uint32_t num_ranks;
     uint32_t experts_per_rank;
@@ -270,7 +269,7 @@ struct LlHandleOffsets {
     }
 };
 
-// The handle's send_only operation that waits for its receive half.
+// The handle's send_only operation whose receive half is pending.
 struct LlPending {
     uint64_t epoch;
     uint32_t buffer;
@@ -280,13 +279,13 @@ static_assert(sizeof(LlPending) <= kReceivedOffset, "it lies before what was rec
 struct LlWarpLayout {
     uint32_t warps_per_block;
     uint32_t receive_warps;   // the block's last warps receive; a warp may do both, one after the other
-    uint32_t num_stages;      // a block's: rows on their way out
-    uint32_t receive_stages;  // dispatch: rows on their way in; the block's last warps have one each
-    uint32_t chunk_bytes;     // of a row that a stage takes at once
+    uint32_t num_stages;      // per block, for rows to send
+    uint32_t receive_stages;  // dispatch: for received rows, one for each of the block's last warps
+    uint32_t chunk_bytes;     // bytes of a row per pass through a stage
 };
 
-// The beginning of every block's shared memory, followed by u64 [ranks]: the latest operation that each peer has
-// entered as far as this block has seen.
+// The beginning of every block's shared memory, followed by u64 [ranks]: the latest operation that this block has seen
+// each peer enter.
 struct LlBlockHead {
     uint64_t clock;
     uint64_t start_ns;
@@ -304,14 +303,12 @@ struct LlBlockHead {
     }
 };
 
-// Where one token's row goes, in shared memory. Ranks that the token goes to (its targets) are in the order of their
-// first choices.
+// The targets of one token's row, in shared memory: the ranks that it goes to, in the order of their first choices.
 struct TokenPlan {
-    std::byte** rows;      // [targets] the slot there, in the form that this source's rows have; null: the peer is lost
+    std::byte** rows;      // [targets] the slot there; null: the peer is lost
     uint32_t* expert_ids;  // [k] or kDropped
     uint32_t* ranks;       // [k] or kDropped
-    uint32_t* extras;      // [k] what goes with a choice: its number among this source's rows for that expert, or its
-                           // weight
+    uint32_t* extras;      // [k] the choice's number among this source's rows for that expert, or its weight
     uint32_t* row_idx;     // [targets] among this source's rows there
     uint32_t* choices;     // [targets] the rank's first choice
     uint32_t* num_targets;
@@ -341,7 +338,7 @@ struct LlDispatchShared {
     uint32_t placements;     // receive: u32 [warps][topk + 2]
     uint32_t stages;         // [stages + receive stages][stage_bytes]
     uint32_t stage_bytes;
-    uint32_t tail;  // in a stage's data, behind a full chunk: scales
+    uint32_t tail;  // in a stage's data, after a full chunk: scales
     uint32_t bytes;
 
     static constexpr LlDispatchShared of(const LlGeometry& arena, const LlWarpLayout& warp_layout, uint32_t topk,

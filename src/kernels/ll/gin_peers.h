@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What low-latency operations do for GIN peers. Rows, headers and counts are put where an LSA peer would have stored
-// them, from the outbox; a signal behind them says that all of the operation is there. So a receiver waits for one word
-// per source, and then finds what it would have found from an LSA peer. A signal may also be of a later operation,
-// because the peer has left this one out, having lost this rank; so a word beside the data names its own.
+// GIN peers in LL operations. Rows, headers and counts are put from the outbox to where an LSA peer would have stored
+// them; a signal after them means that all data of the operation has arrived. So a receiver waits for one word per
+// source, and then finds the same as from an LSA peer. The signal may belong to a later operation, if the peer skipped
+// this one because it lost this rank; so a word next to the data names the data's operation.
 #pragma once
 
 #include "kernels/ll/operation.h"
@@ -11,7 +11,7 @@
 namespace crossdock {
 namespace {
 
-// Places in the outbox, in bytes from the beginning of this rank's arena.
+// Offsets in the outbox, in bytes from the beginning of this rank's arena.
 CROSSDOCK_DEVICE std::byte* in_outbox(const auto& c, uint64_t offset) { return c.reach.network.local + offset; }
 CROSSDOCK_DEVICE uint64_t outbox_counts(const auto& c, uint32_t peer) {
     return c.outbox.counts + uint64_t{peer} * c.offsets.count_stride;
@@ -23,7 +23,7 @@ CROSSDOCK_DEVICE uint64_t outbox_row(const auto& c, uint32_t row) {
     return c.outbox.rows + uint64_t{row} * c.offsets.row_stride;
 }
 
-// Before the outbox is written: the network has read what earlier operations have put.
+// Before the outbox is written: waits until the network has read what earlier operations have put.
 CROSSDOCK_DEVICE void empty_outbox(const Ctx& ctx, const auto& c) {
     if constexpr (!kHasGinPeers) return;
     if (thread_idx(ctx) == 0) flush_network(c.reach.network);
@@ -36,13 +36,13 @@ CROSSDOCK_DEVICE Raise raise_to_epoch(const auto& op, Signal signal, uint32_t pe
 CROSSDOCK_DEVICE bool wait_gin(const auto& op, WaitStep step, Signal signal, uint32_t peer) {
     return wait_signal(op.ctx, op.c.scope, op.c.reach, op, step, signal, peer, op.epoch);
 }
-// The same for a warp as one.
+// The same by a full warp.
 CROSSDOCK_DEVICE bool wait_gin_as_warp(const auto& op, WaitStep step, Signal signal, uint32_t peer) {
     const bool came = is_leader(op.ctx) && is_active(op.ctx, op.c.scope, peer) && wait_gin(op, step, signal, peer);
     return op.ctx.warp_broadcast(came ? 1u : 0u) != 0;
 }
 
-// True in all threads of one block: the one that is the last to have put what it puts. By all blocks.
+// By all blocks. Returns true in all threads of the last block to finish its puts.
 CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const auto& c) {
     uint32_t* verdict = &block_head(ctx).verdict;
     ctx.block_sync();
@@ -58,7 +58,7 @@ CROSSDOCK_DEVICE bool is_last_to_put(const Ctx& ctx, const auto& c) {
     return is_last;
 }
 
-// Behind all that the blocks have put: tell(peer), by one thread per peer, puts what goes last and raises the signal.
+// After all blocks' puts, one thread per peer calls tell(peer), which puts the last data and raises the signal.
 template <typename Tell>
 CROSSDOCK_DEVICE void tell_gin_peers(const auto& op, Tell tell) {
     if constexpr (!kHasGinPeers) return;
@@ -69,8 +69,8 @@ CROSSDOCK_DEVICE void tell_gin_peers(const auto& op, Tell tell) {
     op.ctx.block_sync();
 }
 
-// A pending operation that is given up: what is still under way to this rank must arrive before its buffer is anybody's
-// again, or it would arrive in the middle of a later operation. Who sends is known from the routing.
+// For a pending operation that is cancelled: data still in flight to this rank must arrive before its buffer is used
+// again, or it would arrive during a later operation. The routing tells which ranks send.
 CROSSDOCK_DEVICE void await_stragglers(const auto& op) {
     if constexpr (!kHasGinPeers) return;
     const auto& c = op.c;

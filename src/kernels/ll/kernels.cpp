@@ -13,7 +13,7 @@ static void run_on_cpu(LlDispatch, cpu::Executor& executor, const LlDispatchArgs
         args, [&](const auto& known) { executor.run(shape, [&](cpu::Warp& warp) { ll_dispatch(Ctx(warp), known); }); });
 }
 
-// Ranks may send rows of either form (few of them fit in LL128 rows), so there is one kernel for both.
+// Rows may have both forms (the arena has room for few LL128 rows), so there is one kernel for both.
 static void run_on_cpu(LlCombine, cpu::Executor& executor, const LlCombineArgs& args, const LaunchShape& shape) {
     with_combine_variant(args, [&]<DType kDType>(const auto& known) {
         executor.run(shape, [&](cpu::Warp& warp) { ll_combine<kDType, RowForms::kBoth>(Ctx(warp), known); });
@@ -28,7 +28,7 @@ template struct OnCpu<LlDispatch, kPeers>;
 template struct OnCpu<LlCombine, kPeers>;
 template struct OnCpu<LlMaskClean, kPeers>;
 
-#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+#if !defined(CROSSDOCK_GIN_PEERS)  // compiled once
 static void run_on_cpu(LlSources, cpu::Executor& executor, const LlSourcesArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ll_sources(Ctx(warp), args); });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of the low-latency kernels. One launch per operation (variants.h chooses its kernel),
-// whose name carries the word by which profilers find it. Compiled twice (platform.h: Peers).
+// The GPU's entry points of the low-latency kernels. One launch per operation (variants.h chooses its kernel), whose
+// name contains the operation's, for profilers. Compiled twice (platform.h: Peers).
 #include <cuda_runtime.h>
 
 #include <cstdlib>
@@ -70,7 +70,7 @@ template struct OnGpu<LlMaskClean, kPeers>;
 
 }  // namespace crossdock
 
-#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+#if !defined(CROSSDOCK_GIN_PEERS)  // compiled once
 namespace crossdock {
 namespace {
 
@@ -105,7 +105,7 @@ void cuda::write_timeline(int rank) {
     std::ofstream file(std::string(folder) + "/timeline-" + std::to_string(rank) + ".jsonl");
     const auto write = [&, &clocks = clocks, &begin_ns = begin_ns](const char* kernel, Step begin, const auto& names) {
         const uint32_t first = static_cast<uint32_t>(begin);
-        // Blocks begin together; their clocks do not agree on when that is.
+        // Blocks begin together, but their clocks differ.
         const uint64_t begin_of_all = begin_ns[0][0][first];
         for (uint32_t block = 0; block < kTimelineBlocks; ++block) {
             for (uint32_t warp = 0; warp < kTimelineWarps; ++warp) {

@@ -35,7 +35,8 @@ struct LlSources {
 };
 
 namespace cuda {
-// Of builds with CROSSDOCK_TIMELINE: what the current device's latest kernels did, but for those with GIN peers.
+// In builds with CROSSDOCK_TIMELINE: writes the steps of the current device's latest kernels, except those with GIN
+// peers.
 void write_timeline(int rank);
 }  // namespace cuda
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// LL128 rows. A line is 128 bytes: 120 of payload and, last, a tag that says which operation it is of. Eight
-// lanes store one in a single instruction of their warp, 16 bytes each, and load it likewise: whoever sees the tag sees
-// the line. So nothing has to land before a flag may follow, and there is no flag.
+// LL128 rows. A line is 128 bytes: 120 of payload, then a tag with the operation's epoch. Eight lanes store a line in a
+// single instruction of their warp, 16 bytes each, and load it likewise: a reader that sees the tag sees the line. So
+// rows need no flag, and no store has to land before one.
 //
-// That such a store arrives whole in a peer's memory is a property of NVLink, which NCCL's LL128 protocol relies on,
-// too. On CPUs the tag is stored last and loaded first.
+// That such a store arrives whole in a peer's memory is a property of NVLink, on which NCCL's LL128 protocol relies as
+// well. On CPUs the tag is stored last and loaded first.
 //
-// Where a tag is awaited, bytes of an earlier operation's plain rows may still lie. So that they are not taken for it,
-// a tag is a number of 64 bits that has no other use: its upper 16 bits, which no epoch reaches, are a NaN in every
-// format of rows, and the rest is mixed with a constant.
+// Where a tag is expected, there may still be bytes of an earlier operation's plain rows. So that these are not taken
+// for a tag, its upper 16 bits, which no epoch reaches, are a NaN in every row format, and the rest is mixed with a
+// constant.
 #pragma once
 
 #include "device/sum_rows.h"
@@ -16,7 +16,7 @@
 
 namespace crossdock {
 
-inline constexpr uint64_t kLl128Rows = uint64_t{1} << (kPayloadBits - 1);  // in a row count: they are LL128 rows
+inline constexpr uint64_t kLl128Rows = uint64_t{1} << (kPayloadBits - 1);  // in a row count: the rows are LL128 rows
 static_assert(kMaxPayload / kMaxTopk < kLl128Rows, "a count of a rank's rows leaves that bit alone");
 
 inline constexpr uint32_t kLl128ContentBits = 8;
@@ -44,8 +44,8 @@ static_assert(16 * kPiecesOfLine == kLineBytes && kLinePayload + 8 == kLineBytes
 static_assert(kPiecesOfLane * kLanes == kLinesOfGroup * kPiecesOfLine && kPiecesOfLine % kPiecesOfLane == 0,
               "every lane has as many pieces, of one line: at most its last one has a tag");
 
-// How this lane sees a row of so many bytes, a multiple of 16. The first seven pieces of all lines hold the row's
-// beginning, the halves beside the tags its end: so all that is copied is aligned. From group to group a piece moves by
+// This lane's view of a row of `bytes` bytes, a multiple of 16. The first seven pieces of all lines hold the row's
+// beginning, the halves next to the tags its end, so that all copies are aligned. From group to group a piece moves by
 // a fixed number of bytes.
 class Ll128Row {
   public:
@@ -67,26 +67,26 @@ class Ll128Row {
     CROSSDOCK_DEVICE uint32_t bytes() const { return bytes_; }
     CROSSDOCK_DEVICE uint32_t groups() const { return groups_; }
 
-    // Of the i-th of this lane's pieces. The last one may end in a tag.
+    // Whether this lane's i-th piece ends in a tag: only the last one may.
     CROSSDOCK_DEVICE bool has_tag(uint32_t i) const {
         return i + 1 == kPiecesOfLane && first_piece_ % kPiecesOfLine == kPiecesOfLine - kPiecesOfLane;
     }
-    // In that group.
+    // Whether the piece's line exists in the group.
     CROSSDOCK_DEVICE bool has_line(uint32_t group, uint32_t i) const { return group < groups_with_line_[i]; }
-    // Of its payload in the row.
+    // The offset of the piece's payload in the row.
     CROSSDOCK_DEVICE uint32_t offset(uint32_t group, uint32_t i) const {
         return first_offset_[i] + group * kLinesOfGroup * (has_tag(i) ? 8 : kLinePayload / 16 * 16);
     }
-    // Of 16 aligned bytes of the row, with that payload if it has any.
+    // The offset of 16 aligned bytes of the row that contain this payload, if any.
     CROSSDOCK_DEVICE uint32_t aligned_offset(uint32_t group, uint32_t i) const {
         const uint32_t aligned = offset(group, i) / 16 * 16;
         return aligned < bytes_ ? aligned : 0;
     }
-    // Whether it has any, of the row's first `end` bytes.
+    // Whether it holds any of the row's first `end` bytes.
     CROSSDOCK_DEVICE bool has_payload(uint32_t group, uint32_t i, uint32_t end) const {
         return has_line(group, i) && offset(group, i) < end;
     }
-    // Of the first piece in all lines.
+    // The offset of this lane's first piece of the group in all lines.
     CROSSDOCK_DEVICE uint32_t offset_in_lines(uint32_t group) const { return group * kGroupBytes + 16 * first_piece_; }
 
   private:
@@ -97,7 +97,7 @@ class Ll128Row {
     uint32_t groups_with_line_[kPiecesOfLane];
 };
 
-// Rounded down; both below 2^22. Shorter than a division of integers.
+// Rounded down; both below 2^22. Faster than an integer division.
 CROSSDOCK_DEVICE uint32_t quotient(uint32_t dividend, uint32_t divisor) {
     const uint32_t guess =
         static_cast<uint32_t>(about_divided(static_cast<float>(dividend), static_cast<float>(divisor)));
@@ -105,13 +105,13 @@ CROSSDOCK_DEVICE uint32_t quotient(uint32_t dividend, uint32_t divisor) {
     return (guess + 1) * divisor > dividend ? guess : guess + 1;
 }
 
-// Groups [begin, end) of a row: what one of several warps does of it.
+// Groups [begin, end) of a row: one warp's share.
 struct Ll128Run {
     uint32_t begin;
     uint32_t end;
 };
 
-// A row's groups, shared evenly by at most so many warps.
+// A row's groups, divided evenly among at most `warps` / `rows` warps.
 struct Ll128Parts {
     uint32_t groups;  // of a row
     uint32_t groups_of_part;
@@ -129,11 +129,11 @@ struct Ll128Parts {
     }
 };
 
-// What a lane has of a group of lines: payload, and tags in upper halves. All of it by a whole warp.
+// A lane's pieces of a group of lines: payload, and tags in upper halves. Must be called by the full warp.
 struct Ll128Group {
     Bytes16 pieces[kPiecesOfLane];
 
-    // From a row's bytes; what is past their end is zero.
+    // Reads a row's bytes; zeros past their end.
     CROSSDOCK_DEVICE void read(const Ll128Row& row, uint32_t group, const std::byte* data) {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
@@ -148,7 +148,7 @@ struct Ll128Group {
         }
     }
 
-    // If it is to be stored. lines: this lane's first piece of the group. Behind ctx.warp_sync(): all lanes of a line
+    // If `stores`. lines: this lane's first piece of the group. Call after ctx.warp_sync(): all lanes of a line must
     // store in one instruction.
     CROSSDOCK_DEVICE void store(const Ctx& ctx, const Ll128Row& row, uint32_t group, std::byte* lines, uint64_t tag,
                                 bool stores = true) {
@@ -171,8 +171,8 @@ struct Ll128Group {
             if (row.has_line(group, i)) load_piece(ctx, i, lines + 16 * i);
         }
     }
-    // data: a row's lines; or, plain, its bytes: then aligned() has the payload. One instruction for both, so that rows
-    // of both forms are on their way together.
+    // data: a row's lines, or a plain row's bytes: then aligned() returns the payload. One instruction for both, so
+    // that rows of both forms are loaded together.
     CROSSDOCK_DEVICE void load_either(const Ctx& ctx, const Ll128Row& row, uint32_t group, const std::byte* data,
                                       bool is_plain) {
         CROSSDOCK_UNROLL
@@ -181,7 +181,7 @@ struct Ll128Group {
             if (row.has_line(group, i)) load_piece(ctx, i, data + offset);
         }
     }
-    // The payload beside a tag is 8 bytes of a plain row, of which 16 were loaded.
+    // The payload next to a tag is 8 bytes of a plain row, of which 16 were loaded.
     CROSSDOCK_DEVICE Ll128Group aligned(const Ctx& ctx, const Ll128Row& row, uint32_t group) const {
         constexpr uint32_t kLast = kPiecesOfLane - 1;
         Ll128Group other = *this;
@@ -191,13 +191,13 @@ struct Ll128Group {
         return other;
     }
 
-    // How this lane's tag, if it has any, differs from that of an operation's rows: 0 if it does not.
+    // The difference between this lane's tag and `tag`; 0 if there is none, or the lane has no tag.
     CROSSDOCK_DEVICE uint64_t difference(const Ll128Row& row, uint32_t group, uint64_t tag) const {
         constexpr uint32_t kLast = kPiecesOfLane - 1;
         return row.has_tag(kLast) && row.has_line(group, kLast) ? pieces[kLast].high ^ tag : 0;
     }
 
-    // The row's first `bytes` bytes (a multiple of 16), as far as they are here.
+    // Writes this lane's part of the row's first `bytes` bytes (a multiple of 16).
     CROSSDOCK_DEVICE void write(const Ll128Row& row, uint32_t group, uint32_t bytes, std::byte* data) const {
         CROSSDOCK_UNROLL
         for (uint32_t i = 0; i < kPiecesOfLane; ++i) {
@@ -212,21 +212,21 @@ struct Ll128Group {
     }
 };
 
-// Which operation the first line of a group is of, for a diagnosis; 0: of none.
+// The epoch of a group's first line, for a diagnosis; 0: none.
 CROSSDOCK_DEVICE_RARE uint64_t epoch_in_ll128(const Ctx& ctx, const std::byte* lines, uint32_t group) {
     const std::byte* end = lines + uint64_t{group} * Ll128Row::kGroupBytes + kLineBytes;
     const uint64_t epoch = ll128_epoch(ctx.load_tagged(reinterpret_cast<const TaggedWord*>(end) - 1).tag);
     return epoch >> kEpochBits == 0 ? epoch : 0;
 }
 
-// Several groups on their way in, polled together until all are here.
+// Several groups that are polled together until all have arrived.
 template <uint32_t kMost>
 struct Ll128Wait {
     static_assert(kMost < 32, "a bit of 32 per group");
     Ll128Group groups[kMost];
     uint32_t missing;      // bits; the same for all lanes
-    uint32_t plain = 0;    // bits: of a plain row, which is here
-    uint32_t unusual = 0;  // bits: this lane has a tag that says something, of those that are here
+    uint32_t plain = 0;    // bits: groups of a plain row, which need not arrive
+    uint32_t unusual = 0;  // bits: groups that have arrived with a content other than 0 in this lane's tag
 
     CROSSDOCK_DEVICE bool awaits(uint32_t i) const { return (missing >> i & 1) != 0; }
     CROSSDOCK_DEVICE uint32_t first_missing() const {
@@ -254,7 +254,7 @@ struct Ll128Wait {
     }
 };
 
-// Weighted sums of what a lane has of groups, as device/sum_rows.h defines them.
+// Weighted sums of a lane's pieces, as device/sum_rows.h defines them.
 template <DType kDType>
 struct Ll128Sums {
     float sums[kPiecesOfLane][16 / dtype_bytes(kDType)] = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One low-latency operation of this rank: where things are in the arenas and in the handle's memory, how the operation
-// begins and ends, its credits and waits.
+// One LL operation of this rank: addresses in the arenas and in the handle's memory, the operation's beginning and end,
+// its credits and waits.
 #pragma once
 
 #include "kernels/ll/arguments.h"
@@ -37,17 +37,17 @@ CROSSDOCK_DEVICE int32_t* own_row(const auto& c, uint32_t token, uint32_t k) {
     int32_t* rows = reinterpret_cast<int32_t*>(c.handle_memory + c.handle.own_rows);
     return rows + (c.expert_major ? uint64_t{token} * c.topk + k : uint64_t{token});
 }
-// How many rows experts here may have.
+// The most rows that this rank's experts may have.
 CROSSDOCK_DEVICE uint32_t num_rows_here(const auto& c) {
     return c.offsets.num_slots * (c.expert_major ? c.offsets.experts_per_rank : 1);
 }
 
-// A choice as the caller gave it.
+// A choice as the caller passed it.
 CROSSDOCK_DEVICE int64_t given_id(const auto& c, uint32_t token, uint32_t k) {
     const uint64_t at = uint64_t{token} * c.topk + k;
     return c.ids_are_64_bit ? static_cast<const int64_t*>(c.topk_idx)[at] : static_cast<const int32_t*>(c.topk_idx)[at];
 }
-// Its global expert id; what is not the id of an expert is dropped.
+// Its global expert id; an invalid id is dropped.
 CROSSDOCK_DEVICE uint32_t expert_of(const auto& c, int64_t given) {
     return static_cast<uint64_t>(given) < c.arena.num_experts ? static_cast<uint32_t>(given) : kDropped;
 }
@@ -58,7 +58,7 @@ CROSSDOCK_DEVICE uint32_t rank_of_expert(const auto& c, uint32_t id) {
     if (id == kDropped) return kDropped;
     return static_cast<uint32_t>(uint64_t{id} * c.rank_of_expert_mult >> kRankOfExpertShift);
 }
-// No earlier choice of the token goes to that rank.
+// Whether no earlier choice of the token goes to the rank.
 CROSSDOCK_DEVICE bool is_first_of_rank(const auto& c, uint32_t token, uint32_t k, uint32_t rank) {
     CROSSDOCK_ROLLED
     for (uint32_t i = 0; i < k; ++i) {
@@ -66,15 +66,15 @@ CROSSDOCK_DEVICE bool is_first_of_rank(const auto& c, uint32_t token, uint32_t k
     }
     return true;
 }
-// A warp looks at a token's choices, a lane at one, from `base` on.
+// Whether a token has choices from `base` on: a warp reads them one per lane.
 CROSSDOCK_DEVICE bool has_choices_from(const auto& c, uint32_t base) { return base < c.kMostTopk && base < c.topk; }
 
-// A block's small jobs, a warp's each: the last warps', since the first ones have most to count and to send.
+// A block's small tasks, one warp each: the last warps, since the first ones have most to count and to send.
 enum class WarpRole : int {
-    kLoader,   // rows into stages
+    kLoader,   // loads rows into stages
     kClock,    // the clock, the block's ticket, the entry
-    kStatus,   // what is free, lost, pending
-    kCredits,  // what peers have entered
+    kStatus,   // free buffers, losses, the pending operation
+    kCredits,  // the operations that peers have entered
 };
 
 CROSSDOCK_DEVICE bool has_role(const Ctx& ctx, WarpRole role) {
@@ -86,13 +86,13 @@ CROSSDOCK_DEVICE LlBlockHead& block_head(const Ctx& ctx) {
     return *reinterpret_cast<LlBlockHead*>(ctx.shared_memory());
 }
 
-// Dispatch: those for rows on their way out come first, those for rows on their way in follow.
+// Dispatch: stages for rows to send come first, then those for received rows.
 CROSSDOCK_DEVICE RowStage stage_of(const Ctx& ctx, const auto& shared, uint32_t stage) {
     return RowStage(ctx.shared_memory() + shared.stages + uint64_t{shared.stage_bytes} * stage);
 }
 
-// The first buffer that no pending operation holds and that the operation before did not use, if there is one: so two
-// take turns, and what goes through them stays in caches. -1: all are held.
+// The first buffer that no pending operation holds, if possible not the previous operation's: so two buffers alternate,
+// and their contents stay in caches. -1: all are held.
 CROSSDOCK_DEVICE int choose_buffer(const auto& c, const LlClock& clock) {
     const uint32_t free = ((1u << kNumBuffers) - 1) & ~(clock.held_buffers | c.offsets.absent_buffers);
     const uint32_t others = free & ~(1u << clock.latest_buffer);
@@ -104,13 +104,15 @@ CROSSDOCK_DEVICE uint64_t buffer_base(const auto& c, int buffer) {
     return c.offsets.buffers + static_cast<uint32_t>(buffer) * c.offsets.buffer_bytes;
 }
 
-// Who shares the receive half: some blocks, and the last warps of each; after a loss all warps of the last block.
+// The blocks and warps that run the receive half: some blocks and the last `warps` warps of each; after a loss, all
+// warps of the last block.
 struct WorkShare {
-    uint32_t block;  // at least num_blocks: this one has no share
+    uint32_t block;  // num_blocks or more: this block has no share
     uint32_t num_blocks;
     uint32_t warps;
 
-    // Among those warps, from the last one on: the first ones are the busiest senders. At least `warps`: none of them.
+    // Counted from the last warp, since the first ones are the busiest senders. `warps` or more: this warp has no
+    // share.
     CROSSDOCK_DEVICE uint32_t warp(const Ctx& ctx) const {
         return static_cast<uint32_t>(ctx.num_warps() - 1 - ctx.warp_idx());
     }
@@ -119,13 +121,13 @@ struct WorkShare {
     }
     CROSSDOCK_DEVICE uint32_t threads() const { return warps * kLanes; }
     CROSSDOCK_DEVICE bool has(const Ctx& ctx) const { return block < num_blocks && warp(ctx) < warps; }
-    // Neighbours among all warps are in different blocks, so that little work is shared by all of them.
+    // Consecutive numbers are in different blocks, so that all blocks share even little work.
     CROSSDOCK_DEVICE uint32_t first(const Ctx& ctx) const { return warp(ctx) * num_blocks + block; }
     CROSSDOCK_DEVICE uint32_t step() const { return num_blocks * warps; }
     CROSSDOCK_DEVICE void sync(const Ctx& ctx) const { ctx.last_warps_sync(static_cast<int>(warps)); }
 };
 
-// This rank itself is never masked.
+// Records a number out of range. This rank itself is never masked.
 CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const auto& c, Operation operation, PeerNumber number,
                                          uint32_t peer, uint64_t most, uint64_t seen) {
     WaitScope scope = c.scope;
@@ -133,16 +135,16 @@ CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const auto& c, Operatio
     record_peer_fault(ctx, scope, operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
 }
 
-// Every buffer is held by a pending send_only operation: no peer is to blame.
+// Every buffer is held by a pending send_only operation: a usage error, not a lost peer.
 CROSSDOCK_DEVICE_RARE void refuse_buffers(const Ctx& ctx, const auto& c, Operation operation, uint32_t held) {
     WaitScope scope = c.scope;
     scope.masking = 0;
     record_expired_wait(ctx, scope, operation, WaitStep::kBuffer, c.rank, 0, held);
 }
 
-// If a peer was lost meanwhile, blocks may have seen it differently: then the block that finishes last does the whole
-// receive half once more, alone, with one view of who is there. True: do it. losses: those that the latest receive half
-// knew of; is_last: this block is that block.
+// Returns true if the receive half must run again. If a peer was lost during it, blocks may have used different masks;
+// the block that finishes last then repeats the whole receive half alone. losses: the loss count that the latest run
+// used; is_last: set if this block is the last one.
 CROSSDOCK_DEVICE_RARE bool must_receive_again(const Ctx& ctx, const auto& c, uint32_t& losses, bool& is_last) {
     uint32_t* verdict = &block_head(ctx).verdict;
     const bool is_first_thread = thread_idx(ctx) == 0;
@@ -175,11 +177,11 @@ class LlOperation : public Operation {
 
     CROSSDOCK_DEVICE LlOperation(const Ctx& of_kernel, const Args& of_call)
         : ctx(of_kernel), args(of_call), c(of_call.common) {}
-    // The same operation in a function apart.
+    // The same operation in a separate function.
     CROSSDOCK_DEVICE LlOperation(const Ctx& of_kernel, const Args& of_call, const Operation& operation)
         : Operation(operation), ctx(of_kernel), args(of_call), c(of_call.common) {}
 
-    // Where this thread is.
+    // This thread's place.
     CROSSDOCK_DEVICE uint32_t lane() const { return static_cast<uint32_t>(ctx.lane()); }
     CROSSDOCK_DEVICE uint32_t warp() const { return static_cast<uint32_t>(ctx.warp_idx()); }
     CROSSDOCK_DEVICE uint32_t warps() const { return static_cast<uint32_t>(ctx.num_warps()); }
@@ -197,7 +199,7 @@ class LlOperation : public Operation {
     }
     CROSSDOCK_DEVICE bool is_gin_peer(uint32_t peer) const { return is_remote(c.reach, peer); }
 
-    // Where things are in every rank's arena, in this operation's buffer: bytes from the arena's beginning.
+    // Offsets in every rank's arena, in this operation's buffer, in bytes.
     CROSSDOCK_DEVICE uint64_t counts_offset(uint32_t source) const {
         return base + c.offsets.counts + source * c.offsets.count_stride;
     }
@@ -208,12 +210,12 @@ class LlOperation : public Operation {
     CROSSDOCK_DEVICE uint64_t weights_offset(uint32_t source, uint32_t token) const {
         return base + c.offsets.weights + uint64_t{slot_of(c, source, token)} * c.offsets.weight_stride;
     }
-    // A slot or cell, of either form.
+    // A slot or cell, in either form.
     CROSSDOCK_DEVICE uint64_t row_offset(uint32_t row) const {
         return base + c.offsets.rows + uint64_t{row} * c.offsets.row_stride;
     }
 
-    // The same as addresses, in this rank's arena and in those of LSA peers.
+    // The same as addresses in the arenas of this rank and LSA peers.
     CROSSDOCK_DEVICE std::byte* at(uint32_t owner, uint64_t offset) const { return c.peers.at(owner, offset); }
     CROSSDOCK_DEVICE uint64_t* counts(uint32_t owner, uint32_t source) const {
         return reinterpret_cast<uint64_t*>(at(owner, counts_offset(source)));
@@ -229,15 +231,15 @@ class LlOperation : public Operation {
     }
     CROSSDOCK_DEVICE std::byte* row(uint32_t owner, uint32_t row) const { return at(owner, row_offset(row)); }
 
-    // What blocks look up while earlier kernels are ending: different warps ask, so that all answers come at once.
-    // Entered words only grow, and who misses a failure or a loss of these last moments meets it where it waits; the
-    // operation before has advanced the clock before any block of this one could begin.
+    // Reads what blocks need while earlier kernels are ending: different warps read, so that all loads overlap. Entered
+    // words only grow; a failure or a loss that is missed here is found at the next wait; the previous operation has
+    // advanced the clock before any block of this one began.
     CROSSDOCK_DEVICE void look_up() {
         LlBlockHead& head = block_head(ctx);
         if (has_role(ctx, WarpRole::kClock) && is_leader(ctx)) {
             head.clock = ctx.load_relaxed_system(&c.state->clock);
-            // Behind the clock: the bit that is never set makes one wait for the other. Nobody waits for the answer
-            // here.
+            // The ticket is taken after the clock is read: a bit that is never set makes it depend on the clock. Its
+            // value is not needed here.
             const uint32_t none = static_cast<uint32_t>(head.clock >> 63);
             ticket_ = ctx.count_up_device(&c.state->tickets, blocks() + none);
             head.is_refused = 0;
@@ -246,7 +248,7 @@ class LlOperation : public Operation {
             for_lanes(ctx, 2 * kNumBuffers,
                       [&](uint32_t i) { head.free_from[i] = ctx.load_relaxed_system(&c.state->free_from[0][0] + i); });
             if (is_leader(ctx)) {
-                const bool failed = has_failed(ctx, c.scope);  // looked up together with the losses
+                const bool failed = has_failed(ctx, c.scope);  // loaded together with the losses
                 const uint32_t losses = ctx.load_relaxed_device(&c.scope.control->losses);
                 head.has_failed = failed ? 1 : 0;
                 head.losses = losses;
@@ -260,8 +262,8 @@ class LlOperation : public Operation {
         ctx.warp_sync();
     }
 
-    // When they are over: tells every peer that this rank has come to this operation, and that they may write these
-    // parts (bits of DirectPart) of its outputs. Followed by a barrier of the block, and begin.
+    // After earlier kernels have ended: tells every peer that this rank has entered this operation, and which of its
+    // outputs (bits of DirectPart) they may write. Followed by a block barrier and begin.
     CROSSDOCK_DEVICE void enter(uint32_t direct) {
         LlBlockHead& head = block_head(ctx);
         if (has_role(ctx, WarpRole::kClock)) {
@@ -274,7 +276,7 @@ class LlOperation : public Operation {
         }
     }
 
-    // False: the group has failed, or every buffer is held by a pending send_only operation (which fails the group).
+    // Returns false if the group has failed, or if pending send_only operations hold all buffers (fails the group).
     CROSSDOCK_DEVICE bool begin() {
         const LlBlockHead& head = block_head(ctx);
         const LlClock clock = LlClock::of(head.clock);
@@ -296,28 +298,28 @@ class LlOperation : public Operation {
         }
         base = buffer_base(c, buffer);
         if (has_ticket) {
-            // The next kernel's blocks may read the clock as soon as all of this one's have come here, so not before
-            // the clock's answer.
+            // The next kernel's blocks may read the clock once all blocks of this one have come here, so this block
+            // waits for the clock's exchange to return.
             const bool is_advanced = !is_last || advance_clock(clock) != 0;
             if (is_advanced) ctx.let_next_kernel_start();
         }
         return head.has_failed == 0;
     }
 
-    // The peer has read what was in that buffer of it; called before the first write of an operation to a peer.
+    // Waits until the peer has finished reading its buffer; called before the first write of an operation to a peer.
     CROSSDOCK_DEVICE bool wait_credit(uint32_t peer) const {
         if (!is_active(ctx, c.scope, peer)) return false;
         if (ctx.skips_credit() || peer == c.rank || entered_so_far()[peer] >= free_from) return true;
         return wait_for_credit(ctx, args, *this, peer);
     }
-    // The same for a warp as one.
+    // The same by a full warp.
     CROSSDOCK_DEVICE bool wait_credit_as_warp(uint32_t peer, bool asks = true) const {
         return ctx.warp_broadcast(asks && is_leader(ctx) && wait_credit(peer) ? 1u : 0u) != 0;
     }
 
-    // What the peer has entered with. An entry that is put may be overtaken by a later one for the same buffer, which
-    // it then overwrites: the signal behind the later one tells that it was here, and it counts as one of a later
-    // operation, whose sender has found this rank's right.
+    // The peer's entry. A later entry for the same buffer may overtake one that is put, which then overwrites it: the
+    // later one's signal tells that it had arrived, and the entry counts as that of a later operation, whose sender has
+    // accepted this rank's terms.
     CROSSDOCK_DEVICE TaggedWord load_entry_of(uint32_t peer) const {
         if constexpr (!kHasGinPeers) return load_entry(ctx, c.scope, *this, peer);
         const bool was_here = is_gin_peer(peer) && ctx.load_acquire_system(entered_by(peer)) >= epoch;
@@ -334,7 +336,7 @@ class LlOperation : public Operation {
         return awaited.came;
     }
 
-    // A word of this operation's.
+    // Waits for a word of this operation.
     CROSSDOCK_DEVICE bool wait_word(WaitStep step, uint32_t peer, const uint64_t* word, uint64_t& payload) const {
         uint64_t seen = 0;
         const bool came = wait_until(
@@ -361,14 +363,14 @@ class LlOperation : public Operation {
     }
     CROSSDOCK_DEVICE bool is_of(const TaggedWord& word) const { return word_epoch(word.tag) == epoch; }
 
-    // A number of the peer's is at most `most`. False: nothing of it may be used.
+    // Checks that a number of the peer is at most `most`. Returns false if the peer's data must not be used.
     CROSSDOCK_DEVICE bool expect(PeerNumber number, uint32_t peer, uint64_t most, uint64_t seen) const {
         if (seen <= most) return true;
         refuse_number(ctx, c, *this, number, peer, most, seen);
         return false;
     }
 
-    // For the protocol's checker: this rank begins to write a row (a slot or cell) at the owner, and has read one.
+    // For the protocol checker: this rank begins to write a row (a slot or cell) at the owner, or has read one.
     CROSSDOCK_DEVICE void note_written(uint32_t owner, uint32_t row) const {
         const std::byte* arena = is_gin_peer(owner) ? c.reach.network.memory.at(owner, 0) : at(owner, 0);
         ctx.note_slot_written(c.rank, owner, arena, buffer, row, epoch);
@@ -377,7 +379,7 @@ class LlOperation : public Operation {
         ctx.note_slot_read(c.rank, at(c.rank, 0), buffer, row, epoch);
     }
 
-    // Receives with this block's share, and again where that is needed: receive(share, whether it is the first time).
+    // Runs receive(share, is_first) with this block's share, and again if needed (must_receive_again).
     template <typename Receive>
     CROSSDOCK_DEVICE void receive_for_good(bool runs, Receive receive) const {
         if (cancels()) ctx.note_unread_slots_allowed();
@@ -388,7 +390,7 @@ class LlOperation : public Operation {
         for (bool is_last = false, is_first = true;; is_first = false) {
             if (runs && share.has(ctx)) receive(share, is_first);
             if (c.scope.masking == 0) return;
-            // Rows of this half that land late must not overwrite those of the next one.
+            // Rows of this run that land late must not overwrite those of the next run.
             if (is_leader(ctx)) {
                 RowStage::wait_stores(ctx);
                 ctx.fence_landed();
@@ -397,13 +399,13 @@ class LlOperation : public Operation {
             share = {0, 1, warps()};
         }
     }
-    // This block's. The first blocks may only send: their number wraps around, and WorkShare::has is false.
+    // This block's share. If the first blocks only send, their number wraps around, and WorkShare::has is false.
     CROSSDOCK_DEVICE WorkShare first_share() const {
         return {block() - (blocks() - c.receive_blocks), c.receive_blocks, c.warp_layout.receive_warps};
     }
 
   private:
-    // Waits that are not over at the first look, apart from the code that all others run.
+    // Waits that do not succeed at once, kept out of the code that runs every time.
     CROSSDOCK_DEVICE_RARE static bool wait_for_credit(const Ctx& ctx, const Args& args, Operation operation,
                                                       uint32_t peer) {
         const LlOperation op(ctx, args, operation);
@@ -430,7 +432,7 @@ class LlOperation : public Operation {
         return awaited;
     }
 
-    // The latest operation that each peer has entered as far as this block has seen.
+    // The latest operation that this block has seen each peer enter.
     CROSSDOCK_DEVICE uint64_t* entered_so_far() const { return reinterpret_cast<uint64_t*>(&block_head(ctx) + 1); }
     CROSSDOCK_DEVICE uint64_t* entered_word(uint32_t owner, uint32_t writer) const {
         return reinterpret_cast<uint64_t*>(at(owner, c.offsets.entered)) + writer;
@@ -440,8 +442,8 @@ class LlOperation : public Operation {
         return is_gin_peer(peer) ? signal_word(c.reach, Signal::kEntered, peer) : entered_word(c.rank, peer);
     }
 
-    // By one warp: with which terms this rank comes to this operation; that whatever it read in earlier ones, held
-    // buffers excepted, may be overwritten.
+    // One warp. Publishes this rank's terms and epoch to every peer, which releases all buffers that it has finished
+    // reading (not those held by pending operations).
     CROSSDOCK_DEVICE void announce_entry(const LlClock& clock, uint32_t direct) const {
         const int chosen = choose_buffer(c, clock);
         if (chosen < 0) return;
@@ -451,7 +453,7 @@ class LlOperation : public Operation {
             ctx.store_tagged(reinterpret_cast<TaggedWord*>(at(peer, entry)), c.scope.terms, tag);
         };
         if constexpr (kHasGinPeers) {
-            // GIN peers get a copy of the own one.
+            // GIN peers get a copy of this rank's own entry.
             if (is_leader(ctx)) store(c.rank);
             ctx.fence_system();
             ctx.warp_sync();
@@ -469,8 +471,8 @@ class LlOperation : public Operation {
         ctx.warp_sync();
     }
 
-    // The clock of the next operation, and from which epoch on every buffer may be written again. One thread, that of
-    // the last ticket. Returns the clock that was.
+    // The thread with the last ticket. Writes the clock of the next operation, and the epochs from which each buffer
+    // may be written again. Returns the previous clock.
     CROSSDOCK_DEVICE uint64_t advance_clock(LlClock clock) const {
         const uint64_t* current = block_head(ctx).free_from + clock.epoch % 2 * kNumBuffers;
         const uint32_t bit = 1u << buffer;
@@ -493,15 +495,15 @@ class LlOperation : public Operation {
         return ctx.exchange_release_device(&c.state->clock, clock.word());
     }
 
-    uint32_t ticket_ = 0;  // the block's, of the first thread of WarpRole::kClock
+    uint32_t ticket_ = 0;  // the block's, in the leader of WarpRole::kClock
 };
 
-// An operation, as much of it as possible before epoch and buffer are known:
-// 1. init: what needs nothing of earlier kernels.
-// 2. fetch: looks up what they have written. enter: asks for the operation's number.
-// 3. prepare, before the block's barrier: adds to what was looked up.
-// 4. begin: the operation is known, or does not run. The send half's run calls it when all that needs neither epoch nor
-//    buffer is on its way, and then sends; look_ahead asks for what the receive half will need soon.
+// Runs an operation, as much of it as possible before epoch and buffer are known:
+// 1. init: what needs no data of earlier kernels.
+// 2. fetch: loads what they have written. enter: announces this operation to peers.
+// 3. prepare, before the block barrier: completes what was loaded.
+// 4. begin: epoch and buffer are known, or the operation does not run. The send half's run calls it once all loads that
+//    need neither are issued, and then sends; look_ahead prefetches for the receive half.
 // 5. The receive half.
 CROSSDOCK_DEVICE void run_operation(auto& op, uint32_t direct, auto& send, auto& receive) {
     const Ctx& ctx = op.ctx;

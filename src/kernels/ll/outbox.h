@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a low-latency arena has besides its buffers in groups of several LSA teams: signals, and the outbox,
-// from which rows, headers, counts and weights are put. One outbox per arena: before an operation writes into it, the
-// network has read what was there.
+// The part of an LL arena after its buffers, in groups of several LSA teams: signals, and the outbox, from which rows,
+// headers, counts and weights are put. One outbox per arena: an operation writes into it after the network has read the
+// previous contents.
 #pragma once
 
 #include "kernels/ll/geometry.h"
@@ -20,7 +20,7 @@ struct LlOutbox {
     uint32_t num_rows;
 
     static constexpr uint32_t rows_of(const LlGeometry& arena) {
-        const uint64_t cells = arena.num_cells();  // as many as come back here, if all ranks send alike
+        const uint64_t cells = arena.num_cells();  // as many rows as return here, if all ranks send the same number
         return static_cast<uint32_t>(cells > kFewestOutboxRows ? cells : kFewestOutboxRows);
     }
     static constexpr uint64_t signals_offset(const LlGeometry& arena) { return align_up(arena.arena_bytes(), 128); }
@@ -42,7 +42,7 @@ struct LlOutbox {
         outbox.num_rows = rows_of(arena);
         return outbox;
     }
-    // Of the arena with all that.
+    // Of the whole arena.
     static constexpr uint64_t arena_bytes(const LlGeometry& arena) {
         const LlOutbox outbox = of(arena);
         return outbox.rows + outbox.num_rows * arena.row_stride();

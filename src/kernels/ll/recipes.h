@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The quantisation recipes of low latency: which there are, and what becomes of a row of a combine. What callers pass
-// for each: core/ll/recipes.cpp. How to add one: CONTRIBUTING.md. A dispatch quantises in dispatch_send.h.
+// The quantisation recipes of LL, and how a combine quantises a row; a dispatch does it in dispatch_send.h. What
+// callers pass for each: core/ll/recipes.cpp. How to add one: CONTRIBUTING.md.
 #pragma once
 
 #include "device/fp8.h"
@@ -8,15 +8,15 @@
 
 namespace crossdock {
 
-// What a dispatch sends: rows as they are (NONE, FWD), or FP8 made of them.
+// What a dispatch sends: unchanged rows (NONE, FWD), or rows quantised to FP8.
 enum class LlDispatchWire : uint32_t { kBytes, kFp8 };
 
-// What a combine sends: rows as they are, or a rank's sum of its rows of a token; from kNvfp4 on, bf16 rows quantised.
+// What a combine sends: unchanged rows, or a rank's sum of its rows of a token; from kNvfp4 on, quantised bf16 rows.
 enum class LlCombineWire : uint32_t { kRows, kSums, kNvfp4 };
 
 CROSSDOCK_HOST_DEVICE constexpr bool is_quantised(LlCombineWire wire) { return wire >= LlCombineWire::kNvfp4; }
 
-// Of a quantised row: a multiple of 16, and no more than the bf16 row, whose cell it uses.
+// A multiple of 16, and at most the bytes of the bf16 row, whose cell it uses.
 constexpr uint32_t quantised_row_bytes(LlCombineWire wire, uint32_t elements) {
     switch (wire) {
         case LlCombineWire::kRows:
@@ -30,7 +30,7 @@ constexpr uint32_t quantised_row_bytes(LlCombineWire wire, uint32_t elements) {
 
 namespace {
 
-// By one warp. scales: one per row that the caller has passed, for recipes that take them.
+// One warp. scales: the caller's, one per row, for recipes that take them.
 CROSSDOCK_DEVICE void quantise_row(const Ctx& ctx, LlCombineWire wire, const std::byte* row, uint32_t elements,
                                    const float* scales, int64_t row_idx, std::byte* target) {
     switch (wire) {

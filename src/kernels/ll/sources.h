@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of a low-latency dispatch came from, out of what it left in its handle. For callers who ask; nothing
-// of an operation waits for it. One block.
+// Finds where the rows of an LL dispatch came from, using what it left in its handle (crossdockHandleSources). No
+// operation depends on it. One block.
 #pragma once
 
 #include "kernels/ll/operation.h"
@@ -9,13 +9,13 @@ namespace crossdock {
 
 struct LlSourcesArgs {
     LlCommon common;
-    int32_t* tokens;  // [local experts][ranks * max tokens]; rows that did not come are left as they are
+    int32_t* tokens;  // [local experts][ranks * max tokens]; places without a row are not written
     int64_t* ranges;  // [local experts][ranks]
 };
 
 namespace {
 
-// The rows of one expert and source: names their tokens and counts them. One lane.
+// One lane. Writes the tokens of the rows of one expert from one source, and returns their number.
 CROSSDOCK_DEVICE int64_t name_tokens(const LlSourcesArgs& args, uint32_t expert, int source) {
     const LlCommon& c = args.common;
     int64_t num = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The steps of the low-latency kernels in timelines (device/timeline.h), with their names there.
+// The steps of the LL kernels in timelines (device/timeline.h), with their names there.
 #pragma once
 
 #include <iterator>
@@ -10,18 +10,18 @@ namespace crossdock {
 
 enum class Step : uint32_t {
     kDispatchBegin,
-    kDispatchReady,     // the kernels before are over
-    kDispatchFetching,  // the first row is on its way into its stage
+    kDispatchReady,     // earlier kernels have finished
+    kDispatchFetching,  // the load of the first row is issued
     kDispatchHead,      // epoch, buffer and credits are known
     kDispatchPlanned,   // slots are known
     kDispatchLoaded,    // the row is in its stage
-    kDispatchStored,    // its stores are under way
+    kDispatchStored,    // its stores are issued
     kDispatchLanded,    // they have landed
-    kDispatchFlagged,   // and are announced
-    kDispatchCounts,    // every source's counts are here
-    kDispatchHeader,    // the latest header was here
-    kDispatchArrived,   // the latest row was here
-    kDispatchPlaced,    // and is in its places
+    kDispatchFlagged,   // its flags are stored
+    kDispatchCounts,    // every source's counts have arrived
+    kDispatchHeader,    // the latest header has arrived
+    kDispatchArrived,   // the latest row has arrived
+    kDispatchPlaced,    // and is in its final places
     kDispatchEnd,
     kCombineBegin = kMostSteps,
     kCombineReady,
@@ -31,7 +31,7 @@ enum class Step : uint32_t {
     kCombineLanded,
     kCombineFlagged,
     kCombineListed,   // a token's cells are known
-    kCombineArrived,  // its rows are here
+    kCombineArrived,  // its rows have arrived
     kCombineSummed,
     kCombineEnd
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernel serves a low-latency operation. Those that inference runs all the time have kernels of their own, which
-// know at compile time what is the same in each of their launches; the general kernel serves all others.
+// Chooses the kernel of an LL operation. The operations that inference runs most have kernels of their own, compiled
+// with constants for arguments that never change there; the general kernel serves all others.
 //
-// What is known hides the argument of the same name by a constant, so a kernel's source is the same for all. Every
-// constant needs its check in `serves`, or a kernel runs with arguments that it does not know.
+// A constant hides the argument of the same name, so all kernels share one source. Every constant needs its check in
+// `serves`, or a kernel runs with arguments that it does not support.
 #pragma once
 
 #include <bit>
@@ -39,7 +39,7 @@ struct LlPlainDispatchKnown : LlDispatchKnown<kExpertMajor, kRowForm, LlDispatch
     static constexpr uint32_t scale_bytes = 0;
 };
 
-// Their names are those of the kernels that profilers and resources.txt show.
+// These names appear in the kernels' names in profilers and resources.txt.
 struct RankMajorLl128 : LlPlainDispatchKnown<false, LlForm::kLl128> {};
 struct RankMajorRows : LlPlainDispatchKnown<false, LlForm::kPlain> {};
 struct ExpertMajorLl128 : LlPlainDispatchKnown<true, LlForm::kLl128> {};
@@ -88,8 +88,8 @@ bool serves(const LlCombineArgs& args) {
            args.wire == Known::wire && args.forms == Known::forms && args.own_rows_stay == Known::own_rows_stay;
 }
 
-// Calls run with the arguments as the first listed kernel that serves them takes them, or else as they are, for the
-// general kernel. Groups with GIN peers, and sanitizer builds, have only that.
+// Calls run with the arguments cast to those of the first listed kernel that serves them, or unchanged for the general
+// kernel. Groups with GIN peers, and sanitizer builds, have only the general one.
 template <typename First, typename... Others, typename Args, typename Run>
 void with_known(const Args& args, Run run) {
     static_assert(sizeof(First) == sizeof(Args), "a constant takes no room");

@@ -103,7 +103,7 @@ CROSSDOCK_DEVICE void count_pairs(const Ctx& ctx, const crossdockRowPlaces_t& p,
     });
 }
 
-// The places [first, end), as far as there are any, say why they have no source; the threads share them in strides.
+// Fills the places [first, end) that exist with `reason`, a negative number: why they have no source. All threads.
 constexpr int32_t kGap = -1;
 constexpr int32_t kBehindZones = -2;
 CROSSDOCK_DEVICE void leave_empty(const crossdockRowPlaces_t& p, int32_t reason, uint64_t first, uint64_t end,

@@ -23,7 +23,7 @@ CROSSDOCK_DEVICE void unpack_choice(const Ctx& ctx, const crossdockRoutingReceiv
                                     bool came) {
     const uint32_t* words = l.words + row * l.num_words + 1;
     const uint64_t place = row * l.num_topk + k;
-    // An expert of no rank, -1, and those of other ranks are all far above as unsigned numbers.
+    // As unsigned numbers, -1 and the experts of other ranks are all at least rank_experts.
     const uint32_t own = came ? words[k] - l.first_expert : UINT32_MAX;
     const bool is_here = own < l.rank_experts;
     const int32_t id = is_here ? static_cast<int32_t>(own) : -1;
