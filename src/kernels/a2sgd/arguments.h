@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of A2SGD share: where the ranks' means are in symmetric memory, what a rank keeps of a step, and
-// what the kernels receive, by value. crossdock.h has the algorithm.
+// Common to A2SGD's kernels: the layout of the ranks' means in symmetric memory, a rank's state, and the arguments, by
+// value. crossdock.h describes the algorithm.
 //
-// A step is three kernels. Sums: blocks take segments of the gradient and leave a partial sum each; the block that ends
-// last adds those up and tells every rank this one's means. Means: one block waits for all ranks' means, and decides
-// how far entries move. Apply: moves them. Only the second waits, so a GPU is free meanwhile, and whether anything is
-// applied is decided once.
+// A step is three kernels. Sums: each block sums segments of the gradient; the last block adds the partial sums and
+// sends this rank's means to every rank. Means: one block waits for all ranks' means and computes how far entries move.
+// Apply: moves them. Only the second kernel waits, so the GPU is otherwise free, and whether anything is applied is
+// decided once.
 #pragma once
 
 #include "device/sign_sums.h"
@@ -15,7 +15,7 @@
 
 namespace crossdock {
 
-// A run of one piece's entries. The host cuts pieces into them.
+// A run of one piece's entries. The host divides pieces into chunks.
 struct A2sgdChunk {
     std::byte* entries;
     uint32_t count;  // 1..kSignChunk
@@ -48,19 +48,19 @@ struct A2sgdReport {  // host-visible; written by the means kernel
     uint32_t skipped;
 };
 
-// A rank's own, in device memory. Kernels of one rank follow each other, so only `blocks_done` is shared by blocks.
+// A rank's state, in device memory. Kernels of one rank run one after the other, so blocks share only `blocks_done`.
 struct A2sgdState {
     uint64_t step;  // the latest whose means were sent; advances on the device, so that graph replays count
     A2sgdSums sums;
     uint32_t blocks_done;
-    uint32_t applies;  // of the step: 0 where it is skipped, or a rank was lost
-    float up;          // what entries that are not negative move by
-    float down;        // what the others do
+    uint32_t applies;  // 0 if the step is skipped, or a rank was lost
+    float up;          // added to entries that are not negative
+    float down;        // added to the others
 };
 
-// The symmetric memory. A rank's means are a tagged word: both as fp32, and behind the step in the tag 0 or 1 + the
-// first piece that is not finite. Words of two steps, in turn: a rank sends those of a step when its end of the step
-// before is over, for which it has seen all ranks' means of that step; so all have read those of two steps ago.
+// The symmetric memory. A rank's means are a tagged word: both as fp32; the tag has the step, then 0 or 1 + the first
+// piece that is not finite. Words of two steps are used in turn: a rank sends those of a step after it has finished the
+// step before, for which it has seen all ranks' means of that step; so all have read those of two steps ago.
 struct A2sgdArena {
     uint32_t num_ranks;
 
@@ -98,9 +98,9 @@ struct A2sgdArgs {
     bool skips_nonfinite;
 };
 
-// What a block of the kernels holds in shared memory.
+// A block's shared memory.
 struct A2sgdSumsShared {
-    A2sgdSums chunks[2][kChunksOfSegment];  // of the segment at hand, and of the one before
+    A2sgdSums chunks[2][kChunksOfSegment];  // of the current segment and of the previous one
     A2sgdSums columns[kSignColumns];
     uint32_t is_last;
     uint64_t payload;

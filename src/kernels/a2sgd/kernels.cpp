@@ -21,7 +21,7 @@ static void run_on_cpu(A2sgdMeansKernel, cpu::Executor& executor, const A2sgdArg
 template struct OnCpu<A2sgdSumsKernel, kPeers>;
 template struct OnCpu<A2sgdMeansKernel, kPeers>;
 
-#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+#if !defined(CROSSDOCK_GIN_PEERS)  // compiled once
 static void run_on_cpu(A2sgdApplyKernel, cpu::Executor& executor, const A2sgdArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { a2sgd_apply(Ctx(warp), args); });
 }

@@ -40,7 +40,7 @@ template struct OnGpu<A2sgdMeansKernel, kPeers>;
 
 }  // namespace crossdock
 
-#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+#if !defined(CROSSDOCK_GIN_PEERS)  // compiled once
 namespace crossdock {
 namespace {
 

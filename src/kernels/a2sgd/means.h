@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second half of a step, first kernel: all ranks' means, and what follows from them. One block.
+// The second half of a step, first kernel: averages all ranks' means. One block.
 #pragma once
 
 #include "kernels/a2sgd/arguments.h"
@@ -17,7 +17,7 @@ CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Op
         const bool came =
             wait_signal(ctx, args.scope, args.reach, operation, WaitStep::kMeans, Signal::kData, peer, step);
         word = ctx.load_tagged(arriving);
-        // A signal follows its word, so this is nothing that a peer's step has sent.
+        // A signal follows its word, so no peer's step has sent another one.
         if (came && word_epoch(word.tag) != step)
             record_expired_wait(ctx, args.scope, operation, WaitStep::kMeans, peer, step, word_epoch(word.tag));
         return came && word_epoch(word.tag) == step;
@@ -31,7 +31,7 @@ CROSSDOCK_DEVICE bool wait_means(const Ctx& ctx, const A2sgdArgs& args, const Op
         [&](uint64_t seen) { return seen == step; });
 }
 
-// One thread: the means' means, in the order of ranks, in fp64.
+// One thread. Averages the means in the order of ranks, in fp64.
 CROSSDOCK_DEVICE void settle_means(const Ctx& ctx, const A2sgdArgs& args, const TaggedWord* words, bool all_came) {
     A2sgdState& state = *args.state;
     state.applies = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first half of a step: this rank's means, sent to all ranks. However many blocks there are, sums have one order:
-// a segment's chunks one after the other, segments in 256 columns, columns by halves; in fp64.
+// The first half of a step: computes this rank's means and sends them to all ranks. The order of sums does not depend
+// on the number of blocks: a segment's chunks one after the other, segments in 256 columns, columns by halves; in fp64.
 #pragma once
 
 #include "kernels/a2sgd/arguments.h"
@@ -41,7 +41,7 @@ CROSSDOCK_DEVICE void sum_segments(const Ctx& ctx, const A2sgdArgs& args, A2sgdS
         A2sgdSums* chunks = shared.chunks[turn];
         CROSSDOCK_ROLLED
         for (uint32_t i = warp; i < kChunksOfSegment; i += warps) {
-            const A2sgdChunk chunk = next;  // where the one after it lies is asked meanwhile
+            const A2sgdChunk chunk = next;  // the address of the following one is loaded meanwhile
             const bool is_last = i + warps >= kChunksOfSegment;
             next = chunk_at(
                 args, is_last ? (segment + blocks) * kChunksOfSegment + warp : segment * kChunksOfSegment + i + warps);
@@ -54,7 +54,7 @@ CROSSDOCK_DEVICE void sum_segments(const Ctx& ctx, const A2sgdArgs& args, A2sgdS
             for (uint32_t i = 1; i < kChunksOfSegment; ++i) add_sums(sums, chunks[i]);
             args.partials[segment] = sums;
         }
-        turn = 1 - turn;  // others may go on while these are added up
+        turn = 1 - turn;  // other warps may continue while these are added up
     }
 }
 
@@ -73,7 +73,7 @@ CROSSDOCK_DEVICE void add_partials(const Ctx& ctx, const A2sgdArgs& args, A2sgdS
     const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
     CROSSDOCK_ROLLED
     for (uint32_t column = first; column < kSignColumns; column += threads) {
-        constexpr uint32_t kAtOnce = 4;  // loads under way
+        constexpr uint32_t kAtOnce = 4;  // loads in flight
         A2sgdSums sums = no_sums();
         CROSSDOCK_ROLLED
         for (uint64_t first_row = column; first_row < args.num_segments; first_row += kAtOnce * kSignColumns) {
@@ -102,7 +102,7 @@ CROSSDOCK_DEVICE float mean_of(double sum, uint64_t num) {
     return static_cast<float>(sum / static_cast<double>(num > 0 ? num : 1));
 }
 
-// One thread: counts the step, and says what is to be sent.
+// One thread. Counts the step and computes the means to send.
 CROSSDOCK_DEVICE void settle_sums(const A2sgdArgs& args, A2sgdSumsShared& shared) {
     A2sgdState& state = *args.state;
     const A2sgdSums& sums = shared.columns[0];

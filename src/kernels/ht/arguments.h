@@ -26,8 +26,8 @@ struct HtState {
 inline constexpr uint32_t kHtTicketBits = 18;
 static_assert(64 - kHtTicketBits >= kEpochBits, "the clock counts epochs as far as announcing words hold them");
 
-// The handle's memory, taken apart. A table [ranks][chunks] has `chunks` entries per rank, of which a source with fewer
-// tokens uses the first ones.
+// The tables in the handle's memory. A table [ranks][chunks] has `chunks` entries per rank, of which a source with
+// fewer tokens uses the first ones.
 struct HtTables {
     HtRouting* routing;
     int32_t* ids;             // [tokens][topk] global expert ids, -1: dropped
@@ -37,7 +37,7 @@ struct HtTables {
     uint32_t* zones;          // [local experts + 1] expert-major: first slots; the last: padded total
     uint32_t* sent_masks;     // [ranks][chunks] which tokens of a chunk go there
     uint32_t* sent_firsts;    // [ranks][chunks + 1] how many tokens before that chunk go there
-    uint32_t* masks;          // [1 + local experts][ranks][chunks] which tokens of a source's chunk come here
+    uint32_t* masks;          // [1 + local experts][ranks][chunks] which tokens of a source's chunk are sent here
     uint32_t* firsts;         // [1 + local experts][ranks][chunks] number of the chunk's first row, among all rows
                               // (column 0) or among those of an expert
     uint64_t* bitmaps;        // [ranks][tokens][words] the local experts of a token
@@ -117,30 +117,30 @@ struct HtCommon {
     HtTables tables;
     WaitScope scope;
 
-    Terms terms;  // what all ranks must pass alike; the routing in use is added by the kernel
+    Terms terms;  // this rank's; the kernel adds the routing in use
     bool expert_major;
     uint32_t topk;
     uint32_t num_tokens;     // of this rank
     uint32_t budget;         // rows (flat) or slots (expert-major) that this rank may receive
     uint32_t channels;       // of this operation: its blocks
-    uint32_t unused_blocks;  // GPUs: the grid's first ones, which end at once
-    bool has_windows;        // this rank's tensor may be reached by peers; a rank without rows may have none
-    // With has_windows: where it begins there (folded_window_offset), and a hash of where all of it lies in its
+    uint32_t unused_blocks;  // GPUs: the grid's first ones, which return at once
+    bool has_windows;        // peers may access this rank's tensor; a rank without rows may have none
+    // With has_windows: where the tensor begins in its window (folded_window_offset), and a hash of its places in all
     // windows; the same on all such ranks.
     uint64_t window_offset;
     uint64_t window_places;
     uint64_t window_rows;  // how many rows there are from there to the window's end
 };
 
-// What a block knows of a peer, in shared memory.
+// A block's view of a peer, in shared memory.
 enum PeerState : uint32_t {
     kAbsent = 0,
     kEntered = 1,
-    kDirect = 2  // entered, and rows between the two ranks go straight to (or come straight from) the tensor: a window,
-                 // or this rank's own
+    kDirect = 2  // entered, and rows between the two ranks are written to (or read from) the tensor directly: in a
+                 // window, or this rank's own
 };
 
-// Where the caller wants to have counts; any may be null.
+// The caller's counters; any may be null.
 struct HtCounters {
     void* experts;
     void* offsets;
@@ -158,7 +158,7 @@ struct HtUpdateArgs {
     uint32_t cleans;     // of the group's masks so far
     HtRoutingMaker maker;
     HtCounters counters;
-    uint64_t* host_total;  // host-visible: the total, behind the update's number; may be null
+    uint64_t* host_total;  // host-visible: the update's number, then the total; may be null
     uint64_t update_number;
 };
 
@@ -168,8 +168,8 @@ struct HtSlots {
     uint32_t num;
 };
 
-// Offsets in a block's shared memory. Groups of several teams have counters behind the block's head, two for each of
-// its GIN rings (GinRing).
+// Offsets in a block's shared memory. Groups of several teams have counters after the block's head, two per GIN ring
+// (GinRing).
 inline constexpr uint32_t kGinCountersOffset = 32;
 
 CROSSDOCK_HOST_DEVICE constexpr uint32_t num_gin_counters(uint32_t ranks, uint32_t teams) {
@@ -200,9 +200,9 @@ struct HtWarpLayout {
     uint32_t consumer_stages;
     uint32_t chunk_bytes;     // of a row per pass through a stage
     uint32_t crossers = 0;    // several teams, the last warps: these send to other teams,
-    uint32_t forwarders = 0;  // and these pass on what comes from there, or sum what goes there
+    uint32_t forwarders = 0;  // and these forward rows from there, or sum rows that return there
     // The block's first warps may be a pipeline (sum_pipeline.h): a planner, a loader, and these. They are the
-    // producers where those send sums, and are there besides where rows in windows are summed.
+    // producers if those send sums, and additional warps if rows in windows are summed.
     uint32_t summers = 0;
     uint32_t senders = 0;
     uint32_t summed_bytes = 0;   // of a part, by a summer
@@ -240,13 +240,13 @@ struct HtDispatchArgs {
     int64_t* out_topk_idx;  // flat [rows][topk]
     uint64_t token_rows;    // of out_tokens; no row beyond is written
     uint64_t weight_rows;   // of out_weights and out_topk_idx
-    PeerMap token_windows;  // every rank's out_tokens and out_scales, where direct
+    PeerMap token_windows;  // every rank's out_tokens and out_scales, if direct
     PeerMap scale_windows;
 
-    HtCounters counters;  // what Update found, again
+    HtCounters counters;  // the same as of Update
 };
 
-// What rows are like on the wire of a combine: as they are, or bf16 rows quantised (mxfp8.h; expert-major, one team).
+// The rows that a combine sends: unchanged, or quantised bf16 rows (mxfp8.h; expert-major, one team).
 enum class HtWire : uint32_t { kRows, kMxfp8 };
 
 struct HtCombineArgs {
@@ -259,7 +259,7 @@ struct HtCombineArgs {
     DType dtype;
     HtWire wire;
     uint32_t wire_bytes;  // of a row
-    bool with_weights;    // backward: gradients of weights travel, too
+    bool with_weights;    // backward: also sends gradients of weights
 
     const std::byte* tokens;  // [rows][row_bytes]
     uint64_t token_rows;

@@ -34,13 +34,13 @@ class RowGatherer {
     }
 
   private:
-    // False: the group has failed.
+    // Returns false if the group has failed.
     CROSSDOCK_DEVICE bool gather(const Ctx& ctx, int team, uint32_t token, const Share& share) const {
         const HtCommon& c = args_.common;
         const SentRow sum = crossing_row(c, Crossing::kIn, team, token, share);
         if (!sum.exists) return true;
         uint32_t num = 0;
-        if (!find_rows(ctx, team, token, share, num)) return false;  // no sum may be sent that lacks a row
+        if (!find_rows(ctx, team, token, share, num)) return false;  // an incomplete sum must not be sent
         const GinRing ring = GinRing::of_rows(c, team, channel_);
         const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation_, args_.gin_rows, sum.packet);
         if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return false;
@@ -64,7 +64,8 @@ class RowGatherer {
         return true;
     }
 
-    // Rows of this team's ranks for the token, into the plan, and how many. False: one does not come.
+    // Writes the rows of this team's ranks for the token into the plan, and their number. Returns false if one does not
+    // arrive.
     CROSSDOCK_DEVICE bool find_rows(const Ctx& ctx, int team, uint32_t token, const Share& share, uint32_t& num) const {
         const HtCommon& c = args_.common;
         const int source = rail_peer(c, team);

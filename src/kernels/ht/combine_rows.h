@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine: where the rows of a sum are. Sums are made at a token's source rank and, between teams, at
-// its agent.
+// High-throughput combine: finds the rows of a sum. Rows are summed at a token's source rank and, between teams, at its
+// agent.
 #pragma once
 
 #include "kernels/ht/weights.h"
@@ -8,9 +8,9 @@
 namespace crossdock {
 namespace {
 
-// The row that a rank of this team returns for a token of `source`, whose agent this rank is: where it lies, or in its
-// packet once that has come; stays null where there is none: it is not sent, or does not travel, or this rank's own
-// tensor ends before it. The calling lane; false: it does not come.
+// One lane. Finds the row that a rank of this team returns for a token of `source`, whose agent this rank is: in place,
+// or in its packet once that has arrived. Stays null if there is no row: none is sent, or this rank's own tensor ends
+// before it. Returns false if the row does not arrive.
 CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation, int source,
                                    int peer, const SentRow& sent, const std::byte*& row) {
     const HtCommon& c = args.common;
@@ -28,8 +28,8 @@ CROSSDOCK_DEVICE bool find_lsa_row(const Ctx& ctx, const HtCombineArgs& args, co
     return true;
 }
 
-// The lanes' rows (null: a lane has none) behind the plan's first `num`, in the order of lanes. Returns how many. One
-// warp.
+// One warp. Appends the lanes' rows (null: none) to the plan's first `num`, in the order of lanes. Returns their
+// number.
 CROSSDOCK_DEVICE uint32_t note_rows(const Ctx& ctx, const HtPlan& plan, uint32_t num, const std::byte* row,
                                     uint32_t origin, uint32_t packet) {
     const int has_row = row != nullptr ? 1 : 0;

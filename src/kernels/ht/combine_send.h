@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput combine, send half: the rows that came from a rank go back to it, one per token: a flat row as it is,
-// expert-major rows of one token summed first. A source rank that may read the rows where they lie needs none of this.
+// High-throughput combine, send half: rows return to their source ranks, one per token: a flat row unchanged,
+// expert-major rows of one token summed. Not used for source ranks that read the rows in place.
 #pragma once
 
 #include "device/mxfp8.h"
@@ -12,22 +12,22 @@
 namespace crossdock {
 namespace {
 
-// Bytes [first, first + bytes) of the part in a stage, which has part_bytes. Quantised, the part lies behind the chunk.
-// One warp.
+// One warp. Quantises bytes [first, first + bytes) of the part in a stage, which has part_bytes. The result is stored
+// after the chunk.
 CROSSDOCK_DEVICE void quantise_part(const Ctx& ctx, std::byte* stage, uint32_t chunk_bytes, uint32_t part_bytes,
                                     uint32_t first, uint32_t bytes) {
     std::byte* const tail = stage + chunk_bytes;
     quantise_mxfp8(ctx, stage + first, bytes / 2, tail + first / 2, tail + part_bytes / 2 + first / 2 / kMxfp8Block);
 }
 
-// What flat and expert-major rows have in common: packets in the source ranks' rings, and their flags.
+// Common to flat and expert-major rows: packets in the source ranks' rings, and their flags.
 class Returns {
   public:
     CROSSDOCK_DEVICE Returns(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
         : args_(args), operation_(operation), batch_(ctx, args.shared) {}
 
-    // The slot of the row's packet is free; false: its source rank is lost. Announces what has been sent before it
-    // waits.
+    // Waits for a free slot for the row's packet, and raises pending flags first. Returns false if its source rank is
+    // lost.
     CROSSDOCK_DEVICE bool wait_for_slot(const Ctx& ctx, const PlannedRow& row) {
         ctx.enter(Phase::kCombineSlot);
         const HtCommon& c = args_.common;
@@ -53,7 +53,7 @@ class Returns {
         return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
     }
 
-    // The row's last bytes are under way.
+    // Call when the stores of the row's last bytes are issued.
     CROSSDOCK_DEVICE void add(const Ctx& ctx, const PlannedRow& row) {
         if (is_leader(ctx)) batch_.add(static_cast<int>(row.peer), row.packet);
         if (ctx.warp_any(batch_.is_full())) flush(ctx);
@@ -73,7 +73,7 @@ class Returns {
     FlagBatch batch_;
 };
 
-// How many rows this block returns, expert-major. One warp.
+// One warp. The number of rows that this block returns, expert-major.
 CROSSDOCK_DEVICE uint32_t num_returned_rows(const Ctx& ctx, const HtCombineArgs& args) {
     const HtCommon& c = args.common;
     uint32_t num = 0;
@@ -90,7 +90,7 @@ CROSSDOCK_DEVICE RowSequence returned_rows(const Ctx& ctx, const HtCombineArgs& 
     return {static_cast<uint32_t>(ctx.warp_idx()), args.warp_layout.producers, false, false, args.token_rows};
 }
 
-// Flat: rows return to their source ranks as they are, through the warp's stages.
+// Flat: rows return to their source ranks unchanged, through the warp's stages.
 class RowReturner {
   public:
     CROSSDOCK_DEVICE RowReturner(const Ctx& ctx, const HtCombineArgs& args, const Operation& operation)
@@ -117,7 +117,7 @@ class RowReturner {
         return left < args_.warp_layout.chunk_bytes ? left : args_.warp_layout.chunk_bytes;
     }
 
-    // Loads the next part into its stage while the part before is being sent. One lane.
+    // One lane. Loads the next part into its stage while the previous part is sent.
     CROSSDOCK_DEVICE void copy_staged(const Ctx& ctx, const PlannedRow& row, bool may_send) {
         ctx.enter(Phase::kCombineStore);
         CROSSDOCK_ROLLED
@@ -145,10 +145,10 @@ class RowReturner {
     RowBatches rows_;
     Returns returns_;
     uint32_t round_ = 0;     // of the stages
-    bool is_begun_ = false;  // the load that comes next, as the leader knows
+    bool is_begun_ = false;  // the next load is issued; known to the leader
 };
 
-// Expert-major, where a CPU's one warp does it all: the rows of a token are summed into a stage, and the sum is sent.
+// Expert-major with a single warp (CPUs): it sums the rows of a token into a stage and sends the sum.
 template <DType kDType, HtWire kWire>
 class SumReturner {
   public:

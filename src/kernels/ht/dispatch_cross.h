@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput dispatch between teams: a row crosses once to each team that wants it, to the rail peer there,
-// which forwards it to the ranks of its experts as if it were their team's own. Both halves work in the order of
-// tokens within their channel, like all others.
+// High-throughput dispatch between teams: a row is sent once to each team that needs it, to the rail peer there, which
+// forwards it to the ranks of its experts like a row of its own team. Both halves work in the order of tokens within
+// their channel, like all others.
 #pragma once
 
 #include "device/row_copy.h"
@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-// Own rows, to the rail peers. warp: among the `warps` of this block that do this.
+// Sends own rows to the rail peers. warp: among the `warps` of this block that do this.
 CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, uint32_t warp,
                                  uint32_t warps) {
     const HtCommon& c = args.common;
@@ -28,7 +28,7 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
             const bool may_send = is_leader(ctx) && ring.wait_credit(ctx, operation, args.gin_rows, row.packet);
             if (ctx.warp_broadcast(may_send ? 1u : 0u) == 0) return;
             std::byte* const packet = ring.outgoing(args.gin_rows, row.packet);
-            // A handle over another's memory may be told of fewer tokens.
+            // A handle that uses another's memory may have fewer tokens.
             if (token < c.num_tokens) {
                 copy_row(ctx, args.tokens + uint64_t{token} * row_bytes, row_bytes, 1,
                          [&](uint32_t) { return packet; });
@@ -46,7 +46,7 @@ CROSSDOCK_DEVICE void cross_rows(const Ctx& ctx, const HtDispatchArgs& args, con
     }
 }
 
-// Forwards what source ranks of other teams send here to the ranks of this team.
+// Forwards rows of other teams' source ranks to the ranks of this team.
 class RowForwarder {
   public:
     CROSSDOCK_DEVICE RowForwarder(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation)
@@ -68,7 +68,7 @@ class RowForwarder {
     }
 
   private:
-    // False: the group has failed.
+    // Returns false if the group has failed.
     CROSSDOCK_DEVICE bool forward(const Ctx& ctx, int team, uint32_t token, const Share& share) const {
         const HtCommon& c = args_.common;
         const SentRow row = crossing_row(c, Crossing::kIn, team, token, share);
@@ -86,7 +86,7 @@ class RowForwarder {
         return true;
     }
 
-    // To one of the team's ranks, if it wants the row: to its place or into a packet.
+    // To one of the team's ranks, if it needs the row: to its final place or into a packet.
     CROSSDOCK_DEVICE bool pass_on(const Ctx& ctx, int team, int peer, uint32_t token, const Share& share,
                                   const std::byte* packet) const {
         const HtCommon& c = args_.common;

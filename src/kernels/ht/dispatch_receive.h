@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// High-throughput dispatch, receive half: a warp takes a packet, brings the row to its slots, and gives the credit
-// back. Rows that peers store to their slots themselves need only their routing weights and expert ids.
+// High-throughput dispatch, receive half: a warp takes a packet, copies the row to its slots, and returns the credit.
+// For rows that peers store to their slots directly, only routing weights and expert ids are received.
 #pragma once
 
 #include "device/row_copy.h"
@@ -13,8 +13,8 @@ namespace {
 
 // ---- routing weights and expert ids ----
 
-// A received row's weights to its slots, or beside its local experts, which come in ascending order, then -1 and 0. One
-// lane.
+// One lane. Writes a received row's weights to its slots or, flat, its local experts in ascending order with their
+// weights, then -1 and 0.
 CROSSDOCK_DEVICE void store_routing(const HtDispatchArgs& args, int source, uint32_t chunk, uint32_t bit, uint64_t row,
                                     const float* weights) {
     const HtCommon& c = args.common;
@@ -60,7 +60,7 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtDispatchArgs& args
 
 // ---- rows ----
 
-// Zeros to a row of the tensors. One warp.
+// One warp. Writes zeros to a row of the tensors.
 CROSSDOCK_DEVICE void zero_slot(const Ctx& ctx, const HtDispatchArgs& args, uint64_t row) {
     zero_row(ctx, args.out_tokens + row * args.row_bytes, args.row_bytes);
     if (args.scale_bytes > 0) zero_scales(ctx, args.out_scales + row * args.scale_bytes, args.scale_bytes);
@@ -72,7 +72,7 @@ CROSSDOCK_DEVICE void zero_slots(const Ctx& ctx, const HtDispatchArgs& args, con
     for (uint32_t i = 0; i < num; ++i) zero_slot(ctx, args, slots[i]);
 }
 
-// Brings packets to their slots, in the order of tokens.
+// Copies packets to their slots, in the order of tokens.
 class RowReceiver {
   public:
     // warp: among the `warps` of this block that receive.
@@ -98,7 +98,7 @@ class RowReceiver {
         return ring_of(ctx, row).packets + uint64_t{row.packet % args_.rows.num} * args_.rows.stride;
     }
 
-    // From its packet, if that comes; zeros otherwise.
+    // From its packet if that arrives, else zeros.
     CROSSDOCK_DEVICE void receive(const Ctx& ctx, const PlannedRow& row) {
         const HtCommon& c = args_.common;
         const int source = static_cast<int>(row.peer);
@@ -152,7 +152,7 @@ class RowReceiver {
     uint32_t round_ = 0;  // loads of the stage
 };
 
-// Padding rows of experts' zones, and weights and ids behind the last row. All receiving warps of the grid.
+// All receiving warps of the grid. Fills the padding rows of experts' zones, and weights and ids after the last row.
 CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint32_t warp, uint32_t warps) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
@@ -177,8 +177,8 @@ CROSSDOCK_DEVICE void fill_gaps(const Ctx& ctx, const HtDispatchArgs& args, uint
     }
 }
 
-// What was counted of a rank that is masked now becomes zeros, whole: some blocks may have received rows of it before
-// it was lost, others none. One block, after all others.
+// One block, after all others. Writes zeros to all rows of ranks that are masked now: some blocks may have received
+// rows before the rank was lost, others none.
 CROSSDOCK_DEVICE_RARE void clear_lost_rows(const Ctx& ctx, const HtDispatchArgs& args) {
     const HtCommon& c = args.common;
     const HtTables& t = c.tables;
@@ -234,8 +234,8 @@ CROSSDOCK_DEVICE uint64_t* done_word(const Ctx& ctx, const HtCommon& c, int owne
            (static_cast<uint64_t>(writer) * c.arena.channels + static_cast<uint32_t>(ctx.block_idx()));
 }
 
-// This channel's rows are all in their slots, here and there. The whole block, after its warps' last stores; if the
-// group has failed, not all of them were made.
+// The whole block, after its warps' last stores (not all, if the group has failed). Afterwards all rows of this channel
+// are in their slots, here and at the peers.
 CROSSDOCK_DEVICE void exchange_done(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation) {
     const HtCommon& c = args.common;
     const uint32_t* states = peer_states(ctx, args.shared);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // High-throughput dispatch, send half: a warp takes a token, loads its row once, and stores it to every rank that hosts
-// one of its experts: straight to its slots where those are this rank's own or the receiver's tensors are windows,
-// else into a packet of the receiver's ring.
+// one of its experts: directly to its slots if those are this rank's own or the receiver's tensors are in windows, else
+// into a packet of the receiver's ring.
 //
-// Whoever waits in here, and in the other three halves, works in the order of tokens within its channel, and waits only
-// for what comes earlier in that order. So one of them can always go on, however small the rings are.
+// In all four halves a warp works in the order of tokens within its channel, and waits only for earlier tokens. So some
+// warp can always continue, however small the rings are.
 #pragma once
 
 #include "device/row_copy.h"
@@ -14,8 +14,8 @@
 namespace crossdock {
 namespace {
 
-// What a warp does one after the other: a part of a token's row, to some peers, a lane per peer. The last part takes
-// the row's scales along.
+// One step of a warp: sends a part of a token's row to some peers, one lane per peer. The last part includes the row's
+// scales.
 struct SendStep {
     uint32_t token;
     uint32_t base;   // the first of the peers
@@ -30,8 +30,8 @@ struct SendStep {
     }
 };
 
-// Where a lane's peer wants the row: in each of some slots from there on. This rank's own are those of the warp's plan,
-// others have slot 0 alone.
+// The places of a row at a lane's peer: some slots from an address on. This rank's own slots are in the warp's plan,
+// peers have only slot 0.
 struct Target {
     uint32_t num_slots;
     bool is_direct;
@@ -51,13 +51,13 @@ class RowSender {
           claims_(are_all_direct(ctx, args.common, args.shared)),
           slots_(HtPlan::of_warp(ctx, args.shared, args.common.topk).slots),
           batch_(ctx, args.shared) {
-        // A handle over another's memory may be told of fewer tokens.
+        // A handle that uses another's memory may have fewer tokens.
         const uint32_t routed = args.common.tables.routing->num_tokens;
         end_ = routed < args.common.num_tokens ? routed : args.common.num_tokens;
         if (!claims_ && share_.end < end_) end_ = share_.end;
     }
 
-    // With a second stage, a row is loaded while the one before is sent.
+    // With a second stage, a row is loaded while the previous one is sent.
     CROSSDOCK_DEVICE void run(const Ctx& ctx) {
         const bool prefetches = args_.warp_layout.producer_stages > 1;
         SendStep step{
@@ -95,7 +95,7 @@ class RowSender {
         }
         ctx.enter(Phase::kDispatchEnd);
         flush(ctx);
-        // Rows that went straight to their slots are announced by the block, when all of its warps are here.
+        // The block announces rows that were stored directly, once all its warps have come here.
         RowStage::wait_stores(ctx);
         ctx.fence_landed();
     }
@@ -134,7 +134,7 @@ class RowSender {
         return first_of_team(args_.common) + static_cast<int>(step.base) + ctx.lane();
     }
 
-    // Waits for a free slot where one is needed; before that, what has been sent is announced.
+    // Waits for a free slot if one is needed; raises pending flags first.
     CROSSDOCK_DEVICE Target target_of(const Ctx& ctx, const SendStep& step) {
         const HtCommon& c = args_.common;
         const int rank = peer_of(ctx, step);
@@ -183,14 +183,14 @@ class RowSender {
     const Operation& operation_;
     uint32_t channel_;
     Share share_;           // of the own tokens
-    bool claims_;           // warps take tokens one by one as they become free
-    uint32_t claimed_ = 0;  // the one after the next, asked for ahead: the leader's
+    bool claims_;           // warps claim tokens one by one when they are free
+    uint32_t claimed_ = 0;  // the token after the next, claimed in advance; known to the leader
     uint32_t* slots_;
     uint32_t end_;
     FlagBatch batch_;
 };
 
-// The weights of a chunk of own tokens to one peer.
+// Sends the weights of a chunk of own tokens to one peer.
 CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtDispatchArgs& args, const Operation& operation, int peer,
                                    uint32_t chunk, const Share& share) {
     const HtCommon& c = args.common;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput: how packets are announced.
+// High throughput: the flags of packets.
 #pragma once
 
 #include "kernels/ht/operation.h"
@@ -7,15 +7,15 @@
 namespace crossdock {
 namespace {
 
-// Flags of packets, raised some at a time: what it costs to know that rows have landed is paid once for all of them.
-// Every lane has its own packets. Must be called by the full warp.
+// Raises the flags of several packets together, so that the wait for landed rows is paid once. Every lane has its own
+// packets. Must be called by the full warp.
 class FlagBatch {
   public:
     CROSSDOCK_DEVICE FlagBatch(const Ctx& ctx, const HtShared& shared)
         : packets_(reinterpret_cast<uint64_t*>(ctx.shared_memory() + shared.unflagged) +
                    static_cast<uint32_t>(ctx.warp_idx()) * kFlagBatch * kLanes + static_cast<uint32_t>(ctx.lane())) {}
 
-    // The lane's latest group of stores is that packet's. target: of dispatch the receiver, of combine the source rank.
+    // The packet of the lane's latest group of stores. target: the receiver (dispatch) or the source rank (combine).
     CROSSDOCK_DEVICE void add(int target, uint32_t packet) {
         packets_[num_++ * kLanes] = uint64_t{static_cast<uint32_t>(target)} << 32 | packet;
     }

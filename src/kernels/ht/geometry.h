@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput: who has which word, ring and bitmap, used by hosts and kernels alike. docs/protocol.md draws it.
+// The memory layouts of HT: words, rings and bitmaps. One description for hosts and kernels. docs/protocol.md draws it.
 //
-// The tokens of a rank are numbered in chunks of 32, so that a 32-bit mask says which tokens of a chunk go somewhere,
-// and a row's number is a chunk's first number plus a count of ones. Block b of every rank is channel b: it moves a
+// The tokens of a rank are numbered in chunks of 32, so that a 32-bit mask says which tokens of a chunk go to a rank,
+// and a row's number is the chunk's first number plus a count of ones. Block b of every rank is channel b: it moves a
 // contiguous share of each rank's tokens, and of the weights of its chunks. A ring (sender, receiver, channel) carries
 // the packets of that channel.
 #pragma once
@@ -27,7 +27,7 @@ CROSSDOCK_HOST_DEVICE constexpr uint32_t weights_per_row(uint32_t topk, uint32_t
     return static_cast<uint32_t>(align_up(topk < experts_per_rank ? topk : experts_per_rank, 4));
 }
 
-// Symmetric memory: words that peers write, routing on its way in, and the rings.
+// Symmetric memory: words that peers write, received routing, and the rings.
 struct HtGeometry {
     uint32_t num_ranks;
     uint32_t experts_per_rank;
@@ -82,9 +82,9 @@ struct HtGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t arena_bytes() const { return rings_offset() + num_rings() * ring_bytes; }
 };
 
-// Who wrote a routing: only a handle with the same may read it.
+// The maker of a routing: only a handle with the same maker may read it.
 struct HtRoutingMaker {
-    uint64_t group;  // no two groups of a process have the same, 0: none
+    uint64_t group;  // unique in the process; 0: none
     uint32_t layout;
     uint32_t topk;  // that the memory is laid out for
     friend CROSSDOCK_HOST_DEVICE constexpr bool operator==(const HtRoutingMaker& a, const HtRoutingMaker& b) {
@@ -92,8 +92,8 @@ struct HtRoutingMaker {
     }
 };
 
-// What an Update found out, in the handle's memory: everything that dispatch and combine need, so that another handle
-// over the same memory can go on with it.
+// The result of an Update, in the handle's memory: everything that dispatch and combine need, so that another handle
+// with the same memory can use it.
 struct HtRouting {
     uint64_t magic;       // kHtRoutingMagic
     uint32_t topk;        // of the routing
@@ -151,7 +151,7 @@ struct HtHandleGeometry {
     CROSSDOCK_HOST_DEVICE constexpr uint64_t bitmaps_offset() const {  // u64 [ranks][tokens][words]
         return align_up(firsts_offset() + 4 * columns() * column_entries(), 16);
     }
-    // What follows is there in groups of several teams.
+    // The rest exists only in groups of several teams.
     CROSSDOCK_HOST_DEVICE constexpr uint64_t rail_masks_offset() const {  // u32 [ranks][chunks]
         return align_up(bitmaps_offset() + 8 * uint64_t{num_ranks} * max_tokens * bitmap_words(), 16);
     }

@@ -29,7 +29,7 @@ template struct OnCpu<HtUpdate, kPeers>;
 template struct OnCpu<HtDispatch, kPeers>;
 template struct OnCpu<HtCombine, kPeers>;
 
-#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+#if !defined(CROSSDOCK_GIN_PEERS)  // compiled once
 static void run_on_cpu(HtMaskClean, cpu::Executor& executor, const HtMaskCleanArgs& args, const LaunchShape& shape) {
     executor.run(shape, [&](cpu::Warp& warp) { ht_mask_clean(Ctx(warp), args); });
 }

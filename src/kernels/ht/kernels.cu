@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's entry points of the high-throughput kernels. One kernel per operation, whose name carries the word by which
-// profilers find it. Compiled twice (platform.h: Peers).
+// The GPU's entry points of the high-throughput kernels. One kernel per operation, whose name contains the operation's,
+// for profilers. Compiled twice (platform.h: Peers).
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) crossdock_ht_update(const __g
     ht_update(Ctx{}, args);
 }
 
-// Calls run(ctx), but in blocks that take no part; groups with GIN peers have none.
+// Calls run(ctx), except in unused blocks; groups with GIN peers have none.
 __device__ __forceinline__ void in_used_blocks(const HtCommon& common, auto run) {
     if constexpr (!kHasGinPeers) {
         const Ctx ctx(common.unused_blocks);
@@ -82,7 +82,7 @@ template struct OnGpu<HtCombine, kPeers>;
 
 }  // namespace crossdock
 
-#if !defined(CROSSDOCK_GIN_PEERS)  // what is compiled once
+#if !defined(CROSSDOCK_GIN_PEERS)  // compiled once
 namespace crossdock {
 namespace {
 
@@ -97,7 +97,7 @@ static void launch_on_gpu(HtMaskClean, const HtMaskCleanArgs& args, const Launch
 template struct OnGpu<HtMaskClean, kPeers>;
 
 #if defined(CROSSDOCK_TIMELINE)
-// As steps that follow each other, each as long as all of a warp's times in that phase.
+// Writes consecutive steps, each as long as a warp's total time in that phase.
 void cuda::write_phases(int rank) {
     const char* folder = std::getenv("CROSSDOCK_TIMELINE_FOLDER");
     using AllTimes = PhaseTimes[kTimelineBlocks][kTimelineWarps];

@@ -33,7 +33,7 @@ struct HtMaskClean {
 };
 
 namespace cuda {
-void write_phases(int rank);  // of builds with CROSSDOCK_TIMELINE; the current device's latest kernels
+void write_phases(int rank);  // in builds with CROSSDOCK_TIMELINE: of the current device's latest kernels
 }
 
 }  // namespace crossdock

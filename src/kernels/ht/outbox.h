@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a high-throughput arena has besides its words and rings in groups of several LSA teams: signals, rings
-// between rail peers (ranks of different teams with the same place in theirs), and the outbox, from which rows,
-// weights and routing are put. A ring's slots lie twice: in the outbox of its sender and at its receiver.
+// The part of an HT arena after its words and rings, in groups of several LSA teams: signals, rings between rail peers
+// (ranks of different teams with the same place in their teams), and the outbox, from which rows, weights and routing
+// are put. Each slot of a ring exists twice: in the sender's outbox and at the receiver.
 #pragma once
 
 #include "kernels/ht/geometry.h"
@@ -10,7 +10,7 @@
 namespace crossdock {
 
 // One kind of rings between teams; offsets in every rank's arena. Flags and credits are words that the other end
-// raises; what this rank has raised at the other end it keeps in words of its own.
+// raises; this rank keeps the values that it has raised at the other end in words of its own.
 struct HtGinRings {
     uint64_t flags;           // u64 [ends][channels][slots]
     uint64_t credits;         // the same
@@ -32,8 +32,8 @@ struct HtOutbox {
     uint64_t sent_masks;    // u32 [ranks][chunks]: to be put
     uint64_t sent_bitmaps;  // TaggedWord [ranks][tokens][words]: to be put
     HtGinRings rows;        // ends: teams
-    HtGinRings weights;     // ends: ranks; flags, credits and packets are those of LSA peers, too
-    uint64_t bytes;         // of the arena with all that
+    HtGinRings weights;     // ends: ranks; flags, credits and packets also serve LSA peers
+    uint64_t bytes;         // of the whole arena
 
     // rows_bytes: of a ring of rows.
     static constexpr HtOutbox of(const HtGeometry& arena, uint32_t teams, uint32_t rows_bytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp of a high-throughput kernel, which does the same again and again, spends its time on, for timelines
-// (device/timeline.h), with their names there.
+// The phases of an HT kernel's warps, which repeat the same work, for timelines (device/timeline.h), with their names
+// there.
 #pragma once
 
 #include <iterator>
@@ -12,20 +12,20 @@ namespace crossdock {
 enum class Phase : uint32_t {
     kDispatchBegin,    // until all peers have entered
     kDispatchStage,    // claims a token, waits for a stage
-    kDispatchTarget,   // looks its places up, waits for credits
+    kDispatchTarget,   // finds the row's places, waits for credits
     kDispatchLoad,     // waits for the row
-    kDispatchStore,    // sends it on its way
+    kDispatchStore,    // sends it
     kDispatchReceive,  // all of a receiver's work
     kDispatchWeights,  // all of a weight warp's
     kDispatchEnd,      // waits for its stores and the block
     kCombineBegin = kMostSteps,
-    kCombineSlot,    // looks rows to be returned up, waits for that or for a row's credit
-    kCombineStage,   // waits for a stage, or for what comes into it
+    kCombineSlot,    // finds rows to return, or waits for them or a credit
+    kCombineStage,   // waits for a stage, or for a load into it
     kCombineSum,     // sums expert-major rows into it
     kCombineStore,   // loads flat rows; sends a stage
-    kCombineRows,    // looks a token's rows up, waits for them
+    kCombineRows,    // finds a token's rows, waits for them
     kCombineAdd,     // sums them
-    kCombineCredit,  // gives their places back
+    kCombineCredit,  // returns their credits
     kCombineEnd
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of other ranks that a warp works on, looked up some at a time, a lane per row: one look-up is a chain of
-// loads, whose latency is paid once for all of them.
+// The rows of other ranks that a warp works on, looked up in batches, one lane per row: a look-up is a chain of loads,
+// whose latency is paid once per batch.
 #pragma once
 
 #include "kernels/ht/operation.h"
@@ -8,14 +8,14 @@
 namespace crossdock {
 namespace {
 
-// Which of a channel's rows a warp handles: of the tokens first, first + stride, ... of every rank's share of the
-// channel, in this order; of each token the rows of all ranks, one after the other, from this rank on.
+// The rows of a channel that a warp handles: tokens first, first + stride, ... of every rank's share of the channel, in
+// this order; for each token the rows of all ranks, one after the other, starting with this rank.
 struct RowSequence {
     uint32_t first;
     uint32_t stride;
     bool descends;     // in the order of ranks
-    bool with_absent;  // rows of ranks that did not come, too
-    uint64_t limit;    // rows of the tensor: expert-major slots beyond are left out
+    bool with_absent;  // including rows of absent ranks
+    uint64_t limit;    // rows of the tensor: expert-major slots beyond are omitted
 };
 
 class RowBatches {
@@ -28,7 +28,7 @@ class RowBatches {
           channel_(static_cast<uint32_t>(ctx.block_idx())),
           end_(largest_share(c, channel_, token_share)) {}
 
-    // Null: there are no more. It stays as long as peek shows another one, else until next is called again.
+    // The next row, or null. Valid until next is called, and longer as long as peek returns a row.
     CROSSDOCK_DEVICE const PlannedRow* next(const Ctx& ctx) {
         if (at_ == num_) {
             num_ = look_up(ctx, plan_);
@@ -36,7 +36,7 @@ class RowBatches {
         }
         return at_ < num_ ? &plan_.batch[at_++] : nullptr;
     }
-    // What next will give, if that is known already.
+    // The row that next will return, if already known.
     CROSSDOCK_DEVICE const PlannedRow* peek() const { return at_ < num_ ? &plan_.batch[at_] : nullptr; }
 
     // The row's places among the rows of the tensor.
@@ -44,7 +44,7 @@ class RowBatches {
         return plan_.batch_slots + static_cast<uint32_t>(&row - plan_.batch) * c_.topk;
     }
 
-    // Instead of next: as many rows as are looked up at once, into a plan. Returns how many; 0: there are no more.
+    // Instead of next: writes one batch of rows into a plan and returns their number; 0: none are left.
     CROSSDOCK_DEVICE uint32_t look_up(const Ctx& ctx, const HtPlan& plan) {
         const uint32_t most = planned_rows(c_.topk) < kLanes ? planned_rows(c_.topk) : kLanes;
         const uint32_t num_ranks = c_.arena.num_ranks;

@@ -23,13 +23,13 @@ struct SumStageHead {
     std::byte of_row_stage[32];
     BlockBarrierMemory loaded;  // the summand has been loaded
     BlockBarrierMemory free;    // summers have added it, or, for the last summand, a sender has sent the sum
-    BlockBarrierMemory summed;  // the part is
+    BlockBarrierMemory summed;  // the part has been summed
     PlannedRow row;             // of the part, with one slot per summand
     uint32_t last_stage;        // of its summands
 };
 static_assert(sizeof(SumStageHead) <= kStageHeadBytes);
 
-// Of the plans of the block's first two warps, which planner and loader use in turn.
+// The heads of the first two warps' plans, which planner and loader use in turn.
 struct SumPlanHead {
     BlockBarrierMemory planned;
     BlockBarrierMemory used;  // its rows have been loaded
@@ -52,7 +52,7 @@ class StageTurn {
 
     CROSSDOCK_DEVICE uint32_t at() const { return at_; }        // bytes from the first stage
     CROSSDOCK_DEVICE uint32_t round() const { return round_; }  // how often the stage has been taken before
-    // The offset of the stage that many turns later; turns: fewer than there are stages.
+    // The offset of the stage `turns` turns later; fewer than there are stages.
     CROSSDOCK_DEVICE uint32_t at_after(uint32_t turns) const {
         const uint32_t at = at_ + turns * stage_bytes_;
         return at < end_ ? at : at - end_;
@@ -76,7 +76,7 @@ class StageTurn {
 template <DType kDType, HtWire kWire>
 class SumPipeline {
   public:
-    // Followed by a barrier of the block.
+    // Followed by a block barrier.
     CROSSDOCK_DEVICE static void init(const Ctx& ctx, const HtCombineArgs& args) {
         StageTurn turn(ctx, args);
         CROSSDOCK_ROLLED
@@ -129,14 +129,14 @@ class SumPipeline {
         return HtPlan::of_warp(ctx, args_.shared, args_.common.topk, n % 2);
     }
 
-    // Where the summands of a plan's first row lie, of its second, ...
+    // The addresses of the summands of a plan's first row, of its second, ...
     CROSSDOCK_DEVICE const std::byte** summands_of_plan(const Ctx& ctx, uint32_t n) const {
         const uint32_t topk = args_.common.topk;
         return reinterpret_cast<const std::byte**>(ctx.shared_memory() + args_.shared.plan_summands) +
                n % 2 * planned_rows(topk) * topk;
     }
 
-    // Of this rank, that this block sums. A handle over another's memory may be told of fewer.
+    // This rank's tokens that this block sums. A handle that uses another's memory may have fewer.
     CROSSDOCK_DEVICE static Share own_tokens(const Ctx& ctx, const HtCombineArgs& args) {
         const HtCommon& c = args.common;
         Share own = token_share(c, c.rank, static_cast<uint32_t>(ctx.block_idx()));
@@ -144,7 +144,7 @@ class SumPipeline {
         return own;
     }
 
-    // Returns how many rows there are. One warp, a lane per token.
+    // One warp, one lane per token. Returns the number of rows.
     CROSSDOCK_DEVICE uint32_t plan_own(const Ctx& ctx, uint32_t n) const {
         const HtCommon& c = args_.common;
         const uint32_t most = planned_rows(c.topk) < kLanes ? planned_rows(c.topk) : kLanes;
@@ -193,13 +193,13 @@ class SumPipeline {
             ctx.enter(Phase::kCombineSlot);
             num = is_local_ ? plan_own(ctx, n) : plan_returned(ctx, rows, n);
             if (is_leader(ctx)) head.num_rows = num;
-            BlockBarrier(head.planned).arrive(ctx);  // every lane, for what it has written
+            BlockBarrier(head.planned).arrive(ctx);  // every lane, for its own writes
         }
     }
 
-    // One lane does it all. Where nothing else bounds a block, this one does: so there is little in its loop.
+    // One lane. It limits a block's speed if nothing else does, so its loop is short.
     CROSSDOCK_DEVICE void load_all(const Ctx& ctx) {
-        if (is_local_) ctx.fence_async_copies();  // that peers' rows may be read was seen by ordinary loads
+        if (is_local_) ctx.fence_async_copies();  // ordinary loads have seen that peers' rows may be read
         CROSSDOCK_ROLLED
         for (uint32_t n = 0; is_leader(ctx); ++n) {
             SumPlanHead& head = plan_head(ctx, args_, n);
@@ -245,7 +245,7 @@ class SumPipeline {
         }
     }
 
-    // Of a part whose first summand takes the next stage.
+    // The last stage of a part whose first summand takes the next stage.
     CROSSDOCK_DEVICE uint32_t last_stage(uint32_t summands) const {
         uint32_t turns = summands > 1 ? summands - 1 : 0;
         CROSSDOCK_ROLLED
@@ -275,7 +275,7 @@ class SumPipeline {
             CROSSDOCK_ROLLED
             for (uint32_t n = 1; n < summands; ++n) {
                 result.add(ctx, summand_.data() + first, bytes);
-                ctx.warp_sync();  // all lanes have their values: the next copy into the stage needs no fence
+                ctx.warp_sync();  // all lanes have loaded their values: the next copy into the stage needs no fence
                 if (is_leader(ctx)) BlockBarrier(summand_.head().free).arrive(ctx);
                 summand_.advance();
                 wait_loaded(ctx);
@@ -285,7 +285,7 @@ class SumPipeline {
             summand_.stage_at(summand_.at()).filled();
         }
         if constexpr (kWire == HtWire::kMxfp8) {
-            ctx.warp_sync();  // a block's elements are several lanes'
+            ctx.warp_sync();  // several lanes hold a block's elements
             quantise_part(ctx, summand_.data(), args_.warp_layout.chunk_bytes, part, first, bytes);
             summand_.stage_at(summand_.at()).filled();
         }
@@ -299,7 +299,7 @@ class SumPipeline {
         ctx.enter(Phase::kCombineSum);
     }
 
-    // Before a sender waits it announces what it has sent: other ranks may need it to go on.
+    // Before a sender waits it raises its pending flags: other ranks may need these rows to continue.
     CROSSDOCK_DEVICE void send_all(const Ctx& ctx, uint32_t num_rows, uint32_t sender, uint32_t senders) {
         Returns returns(ctx, args_, operation_);
         part_.advance(sender * num_parts_);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// High throughput in several LSA teams: who acts for whom, and the rings between teams.
+// High throughput in several LSA teams: agents, and the rings between teams.
 //
-// A token crosses once to each other team that has one of its experts: to the rail peer there, the rank with the same
-// place in its team, which forwards the row to the ranks of the experts. On the way back the same rank sums the rows
-// of its team, and one row returns to the source rank. So inside a team the rail peer acts for a source rank of another
-// team: it is its *agent*, and a source rank in this team is its own agent. A *lane* numbers the pairs (source, LSA
-// peer) of an agent, its own pairs like the ranks.
+// A row is sent once to each other team that has one of the token's experts: to the rail peer, the rank with the same
+// place in its team, which forwards the row to the ranks of the experts. In a combine the same rank sums the rows of
+// its team, and one row returns to the source rank. So inside a team the rail peer is the *agent* of a source rank of
+// another team; a source rank in this team is its own agent. A *lane* numbers the pairs (source, LSA peer) of an agent,
+// its own pairs like the ranks.
 #pragma once
 
 #include "kernels/ht/waits.h"
@@ -13,7 +13,7 @@
 namespace crossdock {
 namespace {
 
-// ---- who acts for whom ----
+// ---- agents ----
 
 // The ranks of this team: [first, end).
 CROSSDOCK_DEVICE int first_of_team(const HtCommon& c) {
@@ -42,7 +42,7 @@ CROSSDOCK_DEVICE int lane_of(const HtCommon& c, int source, int lsa_peer) {
 // The source rank in a team for which this rank is the agent.
 CROSSDOCK_DEVICE int rail_peer(const HtCommon& c, int team) { return team * team_size(c) + c.rank - first_of_team(c); }
 
-// What this rank puts, or what has been put to it, at an offset of its own arena.
+// Data that this rank puts, or that was put to it, at an offset of its own arena.
 template <typename T>
 CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
     return reinterpret_cast<T*>(c.reach.network.local + offset);
@@ -51,8 +51,8 @@ CROSSDOCK_DEVICE T* in_own_arena(const HtCommon& c, uint64_t offset) {
 // ---- what crosses ----
 
 enum class Crossing : uint32_t {
-    kOut,  // own tokens, on their way to another team
-    kIn    // those of the rail peer of another team, to this one
+    kOut,  // own tokens, to another team
+    kIn    // tokens of another team's rail peer, to this team
 };
 
 CROSSDOCK_DEVICE uint32_t* crossing_masks(const HtCommon& c, Crossing direction, int team) {
@@ -66,11 +66,10 @@ CROSSDOCK_DEVICE uint32_t* crossing_firsts(const HtCommon& c, Crossing direction
 
 // ---- rings between teams ----
 
-// This rank's end of a ring to and from a rank of another team: what goes there, and what comes from there. Offsets
-// are those of one channel's first slot.
-// A credit is for a batch of packets, half the slots, of which there is an even number. The warp gives it that has
-// taken the last of them; who that is a counter in the block's shared memory says. Two counters and two credit words do
-// for a ring: no packet of a batch is sent before the second batch before it is done.
+// This rank's end of a ring to and from a rank of another team. Offsets are those of one channel's first slot.
+// A credit covers a batch of packets: half the slots, whose number is even. The warp that takes the last packet of a
+// batch, by a counter in the block's shared memory, gives the credit. Two counters and two credit words per ring are
+// enough: no packet of a batch is sent before the second batch before it is done.
 class GinRing {
   public:
     // ring_here: the ring's index among this rank's of that kind; ring_there: among the peer's; first_counter: of the
@@ -93,7 +92,7 @@ class GinRing {
     static CROSSDOCK_DEVICE GinRing of_weights(const HtCommon& c, int peer, uint32_t channel) {
         return GinRing(c, c.outbox.weights, peer, peer, c.rank, channel, 2 * num_teams(c));
     }
-    // Followed by a barrier of the block.
+    // Followed by a block barrier.
     static CROSSDOCK_DEVICE void init_counters(const Ctx& ctx, const HtCommon& c) {
         if constexpr (!kHasGinPeers) return;
         const uint32_t num = num_gin_counters(c.arena.num_ranks, static_cast<uint32_t>(num_teams(c)));
@@ -102,7 +101,7 @@ class GinRing {
             counters(ctx)[i] = 0;
     }
 
-    // What is put as packet `number`, and a packet that has come.
+    // The memory of packet `number` to put, and of a packet that has arrived.
     CROSSDOCK_DEVICE std::byte* outgoing(const HtSlots& slots, uint32_t number) const {
         return at(outbox_ + slot_bytes(slots, number));
     }
@@ -110,15 +109,15 @@ class GinRing {
         return at(packets_here_ + slot_bytes(slots, number));
     }
 
-    // The slot of that packet is free, here and there. One lane; false: the group has failed.
+    // One lane. Waits until the packet's slot is free at both ends. Returns false if the group has failed.
     CROSSDOCK_DEVICE bool wait_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                       uint32_t number) const {
         const uint32_t batch = number / batch_size(slots);
         if (batch < 2 || ctx.skips_credit()) return true;
         return wait_word(ctx, operation, WaitStep::kCredit, rings_.credits + own_words_ + 8 * (batch % 2), batch - 2);
     }
-    // Sends the packet's first bytes, which this lane's warp has written, with their flag. One lane, behind a barrier
-    // of the warp. Not inlined, nor is give_credit: kernels would spill more of what they hold in registers.
+    // One lane, after a warp barrier. Sends the packet's first bytes, which this lane's warp has written, with their
+    // flag. Not inlined, like give_credit: kernels would spill more registers.
     CROSSDOCK_DEVICE_RARE void send(const Ctx& ctx, const Operation& operation, const HtSlots& slots, uint32_t number,
                                     uint32_t bytes) const {
         ctx.fence_system();
@@ -133,7 +132,7 @@ class GinRing {
         return wait_word(ctx, operation, WaitStep::kRow, rings_.flags + own_words_ + 8 * slot_of(slots, number),
                          number);
     }
-    // The packet has been read. One lane, behind a barrier of the lanes that read.
+    // One lane, after a barrier of the lanes that have read the packet.
     CROSSDOCK_DEVICE_RARE void give_credit(const Ctx& ctx, const Operation& operation, const HtSlots& slots,
                                            uint32_t number) const {
         const int size = static_cast<int>(batch_size(slots));

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits of the high-throughput operations. Their ends depend on each other: a rank may wait for one that waits for a
-// lost one itself. So that only the lost one is named, ranks that wait long send heartbeats, and a wait expires when
-// its peer has been silent for the timeout. A rank whose group fails sends its peers a failure report, and they fail at
-// once, with the same name.
+// Waits of HT operations. They depend on each other: a rank may wait for one that waits for a lost one itself. So that
+// only the lost rank is named, ranks that wait long send heartbeats, and a wait expires when its peer has sent none for
+// the timeout. A rank whose group fails sends its peers a failure report, and they fail at once and name the same rank.
 #pragma once
 
 #include "kernels/ht/arguments.h"
@@ -12,11 +11,11 @@
 namespace crossdock {
 namespace {
 
-// A wait whose first poll failed. Times are 0 until the first look at the clock.
+// A wait whose first poll failed. Times are 0 until the clock is first read.
 struct HtWait {
     uint64_t start_ns = 0;
     uint64_t heard_ns = 0;  // when the peer's last heartbeat was seen
-    uint64_t told_ns = 0;   // when this wait last sent one
+    uint64_t told_ns = 0;   // when this wait last sent a heartbeat
     uint64_t heard = 0;
 };
 inline constexpr uint64_t kHeartbeats = 4;  // per timeout
@@ -27,7 +26,7 @@ CROSSDOCK_DEVICE uint64_t* report_word(const HtCommon& c, int owner) {
 CROSSDOCK_DEVICE uint64_t* heartbeat_word(const HtCommon& c, int owner, int writer) {
     return report_word(c, owner) + 1 + writer;
 }
-// What a rank whose group fails tells its peers: who is lost, and whether it timed out or announced a bad number.
+// The report of a rank whose group fails: the lost rank, and whether it timed out or announced a wrong number.
 struct FailureReport {
     bool exists;
     bool is_refusal;
@@ -39,7 +38,7 @@ struct FailureReport {
         return uint64_t{1} << 63 | uint64_t{is_refusal} << 62 | uint64_t{static_cast<uint32_t>(reporter)} << 32 |
                static_cast<uint32_t>(lost);
     }
-    // A word that no rank of this library writes is no report.
+    // An invalid word is no report.
     CROSSDOCK_DEVICE static FailureReport of(const HtCommon& c, uint64_t word) {
         const uint64_t reporter = word >> 32 & ((uint64_t{1} << 30) - 1);
         const uint64_t lost = word & UINT32_MAX;
@@ -48,12 +47,12 @@ struct FailureReport {
     }
 };
 
-// Two words per peer, taken in turn: no rank enters the operation after next before all have left this one.
+// Two words per peer, used in turn: no rank enters the operation after the next before all have left this one.
 CROSSDOCK_DEVICE uint64_t* entered_word(const HtCommon& c, const Operation& operation, int owner, int writer) {
     return reinterpret_cast<uint64_t*>(c.peers.at(owner, c.offsets.entered)) +
            (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
 }
-// The terms of who has entered, likewise.
+// The terms of a rank that has entered, likewise.
 CROSSDOCK_DEVICE uint64_t terms_offset(const HtCommon& c, const Operation& operation, int writer) {
     return c.offsets.terms +
            sizeof(TaggedWord) * (operation.epoch % 2 * c.arena.num_ranks + static_cast<uint32_t>(writer));
@@ -84,19 +83,20 @@ CROSSDOCK_DEVICE_RARE void send_heartbeat(const Ctx& ctx, const HtCommon& c) {
     }
 }
 
-// The scope in which a peer is given up: this rank itself is never masked.
+// The scope for recording a lost peer: this rank itself is never masked.
 CROSSDOCK_DEVICE WaitScope scope_of_peer(const HtCommon& c, int peer) {
     WaitScope scope = c.scope;
     if (peer == c.rank) scope.masking = 0;
     return scope;
 }
 
-// After the record of why. With masks the peer is told that it is lost, otherwise all others get the failure report.
+// After the record is written. With masks the peer is told that it is masked, otherwise all others get the failure
+// report.
 CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const Operation& operation, int peer,
                                       uint64_t report) {
     if (peer == c.rank) return;
     if (c.scope.masking != 0) {
-        // A lost rank that is only late must not take this one for present any more, and write to it.
+        // A masked rank that was only late must not consider this rank entered and write to it.
         Operation other = operation;
         ++other.epoch;
         ctx.store_relaxed_system(entered_word(c, operation, peer, c.rank), 0);
@@ -114,21 +114,21 @@ CROSSDOCK_DEVICE_RARE void leave_peer(const Ctx& ctx, const HtCommon& c, const O
     }
 }
 
-// told: what another rank has said of it; 0: this one has waited itself.
+// told: another rank's report; 0: this rank's own wait timed out.
 CROSSDOCK_DEVICE_RARE void give_up(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
                                    int peer, uint64_t expected, uint64_t seen, uint64_t told) {
     record_expired_wait(ctx, scope_of_peer(c, peer), operation, step, peer, expected, seen);
     leave_peer(ctx, c, operation, peer, told != 0 ? told : FailureReport{true, false, c.rank, peer}.pack());
 }
 
-// A number of the peer's is larger than `most`: nothing of it may be used.
+// A number of the peer is larger than `most`, so its data must not be used.
 CROSSDOCK_DEVICE_RARE void refuse_number(const Ctx& ctx, const HtCommon& c, const Operation& operation,
                                          PeerNumber number, int peer, uint64_t most, uint64_t seen) {
     record_peer_fault(ctx, scope_of_peer(c, peer), operation, PeerFaultKind::kOutOfRange, number, peer, most, seen);
     leave_peer(ctx, c, operation, peer, FailureReport{true, true, c.rank, peer}.pack());
 }
 
-// After some failed polls. False: the peer is masked, the group has failed, or the wait has timed out.
+// Called after some failed polls. Returns false if the peer is masked, the group has failed or the wait has timed out.
 CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const Operation& operation, HtWait& wait,
                                        WaitStep step, int peer, uint64_t expected, uint64_t seen) {
     const WaitScope& scope = c.scope;
@@ -143,7 +143,7 @@ CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const 
     const uint64_t word = scope.masking != 0 ? 0 : ctx.load_acquire_system(report_word(c, c.rank));
     const FailureReport report = FailureReport::of(c, word);
     if (report.exists) {
-        // The reported rank itself names who has given it up.
+        // If this rank is reported as lost, it names the reporter.
         give_up(ctx, c, operation, report.is_refusal ? WaitStep::kRefused : WaitStep::kReport,
                 report.lost == c.rank ? report.reporter : report.lost, expected, static_cast<uint64_t>(report.reporter),
                 word);
@@ -167,8 +167,7 @@ CROSSDOCK_DEVICE_RARE bool may_wait_on(const Ctx& ctx, const HtCommon& c, const 
     return true;
 }
 
-// Polls load() until ready(value). The calling lane; false: the peer is masked, the group has failed, or the time is
-// over.
+// Polls load() until ready(value). One lane. Returns false as may_wait_on does.
 template <typename Load, typename Ready>
 CROSSDOCK_DEVICE bool wait_for(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step, int peer,
                                uint64_t expected, Load load, Ready ready) {
@@ -193,8 +192,8 @@ CROSSDOCK_DEVICE bool wait_tagged_word(const Ctx& ctx, const HtCommon& c, const 
     return came;
 }
 
-// The same for a word of a ring that says that something was done with its packet (of GinRing's credits: its batch) of
-// that number. A diagnosis counts packets from 1; 0: none in this operation.
+// The same for a ring's word about packet (of GinRing's credits: batch) `number`. A diagnosis counts packets from 1; 0:
+// none in this operation.
 CROSSDOCK_DEVICE bool wait_ring_word(const Ctx& ctx, const HtCommon& c, const Operation& operation, WaitStep step,
                                      int peer, const uint64_t* word, uint32_t number) {
     const uint64_t expected = pack_word(operation.epoch, number);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing weights travel beside the rows, a chunk of tokens at a time: with dispatch to the ranks of the experts, their
-// gradients back with combine. A packet has, for each row of the chunk, the weights of the receiving (or returning)
-// rank's experts in ascending order. A lane takes a token. Every chunk has a packet for every rank, an empty one too:
-// a later packet waits for the credit of the one that had its slot before.
+// Routing weights are sent in chunks of tokens: by dispatch to the ranks of the experts, and their gradients back by
+// combine. A packet has, for each row of the chunk, the weights of the receiving (or returning) rank's experts in
+// ascending order. One lane per token. Every chunk has a packet for every rank, even if empty: a later packet waits for
+// the credit of the packet that used its slot before.
 #pragma once
 
 #include "kernels/ht/operation.h"
@@ -10,7 +10,7 @@
 namespace crossdock {
 namespace {
 
-// Puts weights one behind the other into a packet, four at a time.
+// Appends weights to a packet, four at a time.
 class WeightWriter {
   public:
     CROSSDOCK_DEVICE explicit WeightWriter(float* target) : target_(reinterpret_cast<Bytes16*>(target)) {}
@@ -32,7 +32,7 @@ class WeightWriter {
     uint32_t num_ = 0;
 };
 
-// The next of an own token's experts, from that global id on and below `end`, and its last choice; -1: none.
+// The next of an own token's experts from a global id on and below `end`, and the last choice of it; -1: none.
 struct NextExpert {
     int32_t id;
     uint32_t choice;
@@ -49,7 +49,7 @@ struct NextExpert {
     }
 };
 
-// Packet `number` to a peer: fill(bit, weights) by a lane per token of the mask. One warp.
+// One warp. Sends packet `number` to a peer: fill(bit, weights), one lane per token of the mask.
 template <typename Fill>
 CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots, const Operation& operation,
                                    int peer, uint32_t number, uint32_t mask, Fill fill) {
@@ -84,8 +84,8 @@ CROSSDOCK_DEVICE void send_weights(const Ctx& ctx, const HtCommon& c, const HtSl
     ctx.warp_sync();
 }
 
-// Packet `number` of a sender: take(bit, weights) by a lane per token; weights are null where the packet does not come.
-// One warp.
+// One warp. Receives packet `number` of a sender: take(bit, weights), one lane per token; weights are null if the
+// packet does not arrive.
 template <typename Take>
 CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const HtSlots& slots,
                                       const Operation& operation, int sender, uint32_t number, uint32_t mask,
@@ -117,7 +117,7 @@ CROSSDOCK_DEVICE void receive_weights(const Ctx& ctx, const HtCommon& c, const H
     ctx.warp_sync();
 }
 
-// A channel's chunks, and how many pieces of work each of them is.
+// A channel's chunks, and the pieces of work per chunk.
 struct WeightPieces {
     uint32_t chunks;
     uint32_t per_chunk;
@@ -125,8 +125,8 @@ struct WeightPieces {
     CROSSDOCK_DEVICE uint32_t num() const { return chunks * per_chunk; }
 };
 
-// The roles of the warps that exchange weights: the first half sends, the others receive; a single one does both,
-// a chunk at a time. Pieces are taken in the order of chunks, so no warp waits for a later one.
+// The warps that exchange weights: the first half sends, the others receive; a single warp does both, one chunk at a
+// time. Pieces are taken in the order of chunks, so no warp waits for a later one.
 template <typename Send, typename Receive>
 CROSSDOCK_DEVICE void share_weights(uint32_t warp, uint32_t warps, WeightPieces sent, WeightPieces received, Send send,
                                     Receive receive) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts a routing. A block counts for some ranks, on GPUs for one, and looks at all choices for that: so nothing has
-// to be cleared before, and no block waits for another.
+// Counts a routing. A block counts for some ranks, on GPUs for one, and reads all choices for that: so nothing has to
+// be cleared first, and no block waits for another.
 #pragma once
 
 #include "kernels/routing/ids.h"
@@ -41,13 +41,13 @@ CROSSDOCK_HOST_DEVICE uint32_t num_counters(const RoutingSlice& slice) {
     return slice.num_experts + slice.num_ranks + slice.num_nodes;
 }
 
-// What a thread has counted of its block's first rank and node: on GPUs a block has no other rank.
+// A thread's counts for its block's first rank and node: on GPUs a block has no other rank.
 struct FirstCounts {
     int of_rank = 0;
     int of_node = 0;
 };
 
-// So many choices of a token are loaded at once.
+// Choices of a token that are loaded at once.
 constexpr uint32_t kIdsAtOnce = 8;
 
 // Calls use(id) for the choices of a token.
@@ -83,7 +83,7 @@ CROSSDOCK_DEVICE void count_token(const Ctx& ctx, const crossdockRoutingCounts_t
     const uint32_t rank_experts = c.num_experts / c.num_ranks;
     bool is_for_first = false;
     for_each_choice(c, token, [&](int64_t id) {
-        const uint64_t own = static_cast<uint64_t>(id) - slice.first_expert;  // far above all, if it is of none here
+        const uint64_t own = static_cast<uint64_t>(id) - slice.first_expert;  // at least num_experts if it is not here
         if (own >= slice.num_experts) return;
         ctx.add_shared(&counters.experts[own], 1);
         const uint32_t rank = static_cast<uint32_t>(own) / rank_experts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies rows to their places by expert, with what belongs to them. A warp takes a row, which it reads once for all of
-// its places; warps look for gaps in the zones afterwards, where these are to be zeros.
+// Copies rows, with their scales and weights, to their places by expert. A warp reads a row once for all its places;
+// then warps search the zones for gaps, if these are to be zeros.
 #pragma once
 
 #include "device/row_copy.h"
@@ -24,7 +24,7 @@ CROSSDOCK_DEVICE void put_parts(const Ctx& ctx, const std::byte* source, uint32_
     }
 }
 
-// A row, NULL: zeros, to each of the places.
+// Copies a row (NULL: zeros) to each of the places.
 CROSSDOCK_DEVICE void put_row(const Ctx& ctx, const crossdockExpandedRows_t& r, const std::byte* source,
                               const uint32_t* places, uint32_t num_places) {
     if (r.row_bytes == 0) return;
@@ -74,7 +74,7 @@ CROSSDOCK_DEVICE void expand_row(const Ctx& ctx, const crossdockExpandedRows_t& 
     }
 }
 
-// Places that follow each other are different warps', since gaps are long.
+// Consecutive places belong to different warps, since gaps are long.
 CROSSDOCK_DEVICE void zero_gaps(const Ctx& ctx, const crossdockExpandedRows_t& r) {
     const uint64_t warps = num_all_warps(ctx);
     CROSSDOCK_ROLLED

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of routing share: expert numbers of either type, and which warp does what. These kernels
-// read and write a rank's own memory alone.
+// Common to the routing kernels: expert ids of either type, and the division of work among warps. These kernels access
+// only a rank's own memory.
 #pragma once
 
 #include "crossdock.h"

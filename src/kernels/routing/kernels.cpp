@@ -15,7 +15,7 @@
 namespace crossdock {
 namespace {
 
-// GPUs: a warp takes a row, and blocks enough for a whole device many.
+// GPUs: one warp per row; many rows fill a whole device.
 constexpr uint32_t kWarps = 8;
 LaunchShape shape_of_rows(int device, uint64_t num_rows, size_t shared_bytes) {
     if (device < 0) return {1, 1, shared_bytes};
@@ -95,7 +95,7 @@ LaunchShape ExpandRows::shape(const Args& rows) {
 LaunchShape ReduceRows::shape(const Args& rows) { return shape_of_rows(rows.device, rows.num_rows, 0); }
 
 cpu::Executor& executor_of_calling_thread() {
-    static cpu::LocalExecutor executor(1);  // the system is asked for its number of cores
+    static cpu::LocalExecutor executor(1);  // static, because it asks the system for the number of cores
     return executor;
 }
 static const MadeAtLoad executor_made_at_load(executor_of_calling_thread);

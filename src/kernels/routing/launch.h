@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of routing counts, packed routing, and rows by expert. They reach no other rank, and run on the
-// GPU that their arguments name or on the calling thread.
+// The kernels of routing counts, packed routing, and rows by expert. They access no other rank, and run on the GPU of
+// their arguments or on the calling thread.
 #pragma once
 
 #include "crossdock.h"
@@ -46,7 +46,7 @@ struct ReduceRows {
 
 cpu::Executor& executor_of_calling_thread();
 
-// Error where the launch fails.
+// Throws an Error if the launch fails.
 template <typename Kernel>
 void launch(const typename Kernel::Args& args, cudaStream_t stream) {
     launch<Kernel>(args.device < 0 ? &executor_of_calling_thread() : nullptr, args, Kernel::shape(args), stream);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs the routing that travels beside rows, and the ranks that tokens go to. A warp takes a token, a lane a word.
+// Packs the routing that is sent with rows, and the ranks that tokens go to. One warp per token, one lane per word.
 #pragma once
 
 #include "kernels/routing/ids.h"
@@ -7,7 +7,7 @@
 namespace crossdock {
 namespace {
 
-// -1 for what is no expert's: a number that does not fit into 32 bits must not be taken for another's.
+// -1 for an invalid id: an id that does not fit into 32 bits must not become another one.
 CROSSDOCK_DEVICE int64_t sent_id(const crossdockRoutingSent_t& l, int64_t token, uint32_t k) {
     const int64_t id = load_id(l.topk_idx, l.id_type, token * l.token_stride + k * l.choice_stride);
     return id >= 0 && id <= INT32_MAX ? id : -1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Places rows by expert. A block places the rows of some experts, on GPUs of one, and looks at all pairs for that: so
-// no block waits for another. Its warps take runs of pairs, in order: they count their own, and place them behind those
-// of the warps before.
+// Places rows by expert. A block places the rows of some experts, on GPUs of one, and reads all pairs for that: so no
+// block waits for another. Its warps take runs of pairs, in order: each counts its own, and places them after those of
+// the earlier warps.
 #pragma once
 
 #include "kernels/routing/ids.h"
@@ -28,10 +28,10 @@ namespace {
 constexpr uint32_t kPairsOfLane = 4;  // loaded at once
 constexpr uint32_t kPairsAtOnce = kPairsOfLane * static_cast<uint32_t>(kLanes);
 
-// Of a warp, an expert each.
+// A warp's counters, one per expert.
 struct PlacingCounters {
     int* found;
-    uint32_t* next;  // the place of its next pair; what is too much is dropped
+    uint32_t* next;  // the place of its next pair; pairs beyond the capacity are dropped
 };
 
 CROSSDOCK_DEVICE PlacingCounters counters_of(int* shared, const PlacingSlice& slice, uint32_t warp) {
@@ -44,7 +44,7 @@ CROSSDOCK_DEVICE uint64_t zone_rows(const crossdockRowPlaces_t& p, uint32_t expe
     return (count + p.alignment - 1) / p.alignment * p.alignment;
 }
 
-// Where the zone of an expert begins. All lanes of a warp together.
+// The beginning of an expert's zone. Must be called by the full warp.
 CROSSDOCK_DEVICE uint64_t zone_begin(const Ctx& ctx, const crossdockRowPlaces_t& p, uint32_t expert) {
     uint64_t rows = 0;
     CROSSDOCK_ROLLED
@@ -59,8 +59,8 @@ CROSSDOCK_DEVICE void store_place(const crossdockRowPlaces_t& p, uint32_t pair, 
     p.more_places[static_cast<int64_t>(row) * p.more_stride + (pair - row * p.num_topk)] = place;
 }
 
-// Of all pairs; visit(pair, expert, turn) for those of this warp's run, all lanes at once. expert: as in ids, kNoExpert
-// where that is none, kNoPair behind the last pair. turn: counts the steps of all runs.
+// Calls visit(pair, expert, turn) for the pairs of this warp's run, all lanes at once. expert: as in ids, kNoExpert if
+// invalid, kNoPair after the last pair. turn: counts the steps of all runs.
 constexpr int32_t kNoExpert = -1;
 constexpr int32_t kNoPair = -2;
 template <typename Visit>
@@ -89,7 +89,7 @@ CROSSDOCK_DEVICE void visit_pairs(const Ctx& ctx, const crossdockRowPlaces_t& p,
 
 // Among the experts of the slice.
 CROSSDOCK_DEVICE uint32_t own_expert(const PlacingSlice& slice, int32_t expert) {
-    return static_cast<uint32_t>(expert) - slice.first_expert;  // far above all, if it is of none or of other blocks
+    return static_cast<uint32_t>(expert) - slice.first_expert;  // at least num_experts if none or another block's
 }
 
 CROSSDOCK_DEVICE void count_pairs(const Ctx& ctx, const crossdockRowPlaces_t& p, const PlacingSlice& slice,
@@ -113,7 +113,7 @@ CROSSDOCK_DEVICE void leave_empty(const crossdockRowPlaces_t& p, int32_t reason,
     for (uint64_t place = first + thread; place < end; place += threads) p.sources[place] = reason;
 }
 
-// Where this warp's pairs begin in the zones of the slice, and what is empty behind the rows there.
+// Computes where this warp's pairs begin in the slice's zones, and fills the empty places after the rows there.
 CROSSDOCK_DEVICE void begin_zones(const Ctx& ctx, const crossdockRowPlaces_t& p, const PlacingSlice& slice, int* shared,
                                   const PlacingCounters& counters) {
     const uint32_t warp = static_cast<uint32_t>(ctx.warp_idx());
@@ -135,7 +135,7 @@ CROSSDOCK_DEVICE void begin_zones(const Ctx& ctx, const crossdockRowPlaces_t& p,
     ctx.warp_sync();
 }
 
-// Lanes of a warp that have pairs of the slice have them of one expert: GPUs have one per block, CPUs one lane.
+// All pairs of the slice in a warp's lanes are of one expert: GPUs have one expert per block, CPUs one lane.
 CROSSDOCK_DEVICE void place_pairs(const Ctx& ctx, const crossdockRowPlaces_t& p, const PlacingSlice& slice,
                                   const PlacingCounters& counters) {
     const uint32_t block = static_cast<uint32_t>(ctx.block_idx());

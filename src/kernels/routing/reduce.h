@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds rows by expert up to rows by rank, in fp32 and in the order of their columns, and brings their weights back. A
-// warp takes a row.
+// Sums rows by expert into rows by rank, in fp32 and in the order of their columns, and copies their weights back. One
+// warp per row.
 #pragma once
 
 #include "device/sum_rows.h"
@@ -25,7 +25,7 @@ CROSSDOCK_DEVICE void store_part(const crossdockReducedRows_t& r, uint64_t first
 
 // Rows whose length and addresses are multiples of 16 bytes.
 CROSSDOCK_DEVICE void reduce_parts(const Ctx& ctx, const crossdockReducedRows_t& r, uint64_t row) {
-    constexpr uint32_t kParts = 4;  // under way together
+    constexpr uint32_t kParts = 4;  // loaded together
     constexpr uint32_t kStep = kPartElements * static_cast<uint32_t>(kLanes);
     const int32_t* places = r.places + row * r.num_topk;
     CROSSDOCK_ROLLED

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packed routing that came, as tensors again, and counts of their experts. A warp takes a row, a lane a word; the block
-// that is the last to have counted says where each expert's rows end.
+// Unpacks received routing into tensors, and counts rows per expert. One warp per row, one lane per word; the last
+// block to finish writes where each expert's rows end.
 #pragma once
 
 #include "kernels/routing/ids.h"
@@ -57,7 +57,7 @@ CROSSDOCK_DEVICE void unpack_row(const Ctx& ctx, const crossdockRoutingReceived_
         l.scales[static_cast<int64_t>(row) * l.scale_strides[0] + i * l.scale_strides[1]] = words[i];
 }
 
-// How many of the rows that came, whose numbers ascend, have a number below the bound.
+// The number of received rows, whose numbers ascend, with a number below the bound.
 CROSSDOCK_DEVICE int32_t rows_below(const crossdockRoutingReceived_t& l, uint64_t bound) {
     uint64_t first = 0;
     uint64_t end = rows_received(l);
@@ -73,7 +73,7 @@ CROSSDOCK_DEVICE int32_t rows_below(const crossdockRoutingReceived_t& l, uint64_
     return static_cast<int32_t>(first);
 }
 
-// Adds up the blocks' counts; true for the last block, which sees them all.
+// Adds the block's counts. Returns true in the last block, which sees all counts.
 CROSSDOCK_DEVICE bool add_counts(const Ctx& ctx, const crossdockRoutingReceived_t& l, int* shared) {
     const uint32_t thread = static_cast<uint32_t>(thread_idx(ctx));
     const uint32_t threads = static_cast<uint32_t>(num_threads(ctx));
