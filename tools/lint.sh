@@ -42,6 +42,15 @@ licence() {
 # What the CPU backends say to the host's compiler or core is not meant.
 assembly() { sources | grep -vE '^src/device/ptx.cuh$|^src/(device|runtime)/cpu/' | xargs -r grep -nE '\b(asm|__asm__)\b *(volatile|__volatile__)? *\(' /dev/null; }
 conditionals() { files 'src/kernels/*.h' 'src/kernels/*.cuh' | xargs -r grep -nE '^ *# *(if|ifdef|ifndef|elif)\b' /dev/null; }
+# A layer includes only what ARCHITECTURE.md's table lists for it.
+layers() {
+    local folder uses allowed
+    sed -nE 's/^\| .(src\/\w+|plugin). \|.*\| ([a-z, ]*)\|$/\1 \2/p' ARCHITECTURE.md | while read -r folder uses; do
+        allowed=${folder#src/}${uses:+|${uses//, /|}}
+        files "$folder/*" | xargs -r grep -nE '#include "(api|core|fabric|gin|kernels|network|plugin|runtime|device)/' /dev/null |
+            grep -vE "\"(core/(boundary|error|log|process)\.h|($allowed)/)"
+    done
+}
 cuda_in_core() { files 'src/core/*' | xargs -r grep -nE '#include [<"](cuda|nccl_device)' /dev/null; }
 # A kernel that is launched in another way is not loaded when a group is made (src/runtime/cuda/kernel_list.h).
 launches() { files 'src/*' | grep -v '^src/runtime/cuda/launch.cuh$' | xargs -r grep -nE '<<<|c(uda|u)LaunchKernel|cudaLaunchCooperative' /dev/null; }
@@ -63,6 +72,7 @@ section "formatting (./dev format mends it)" none formatting
 section "a licence line in every file" none licence
 section "GPU assembly in src/device/ptx.cuh only" none assembly
 section "no conditional compilation in kernels" none conditionals
+section "layers include what ARCHITECTURE.md lists" none layers
 section "no CUDA header in src/core" none cuda_in_core
 section "kernels are launched through src/runtime/cuda/launch.cuh" none launches
 section "shellcheck" shell
