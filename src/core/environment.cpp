@@ -4,10 +4,9 @@
 #include <fmt/format.h>
 #include <strings.h>
 
-#include <charconv>
 #include <cstdlib>
-#include <cstring>
 
+#include "core/environment_number.h"
 #include "core/log.h"
 
 namespace crossdock {
@@ -18,21 +17,8 @@ const char* value_of(const char* name) {
     return value == nullptr || *value == '\0' ? nullptr : value;
 }
 
-std::optional<uint64_t> positive_number(const char* name, uint64_t largest) {
-    const char* value = value_of(name);
-    if (value == nullptr) return std::nullopt;
-    uint64_t number = 0;
-    const char* end = value + std::strlen(value);
-    const auto [stopped_at, error] = std::from_chars(value, end, number);
-    if (error != std::errc{} || stopped_at != end || number > largest) {
-        warn(fmt::format("{}={} is ignored: allowed are whole numbers from 1 to {}", name, value, largest));
-        return std::nullopt;
-    }
-    return number == 0 ? std::nullopt : std::optional(number);
-}
-
 std::optional<uint32_t> number_of_sms(const char* name) {
-    const auto number = positive_number(name, 65535);
+    const auto number = environment_number(name, 65535, warn);
     return number ? std::optional(static_cast<uint32_t>(*number)) : std::nullopt;
 }
 
@@ -41,7 +27,7 @@ std::optional<uint32_t> read_lsa_team_size() {
     constexpr const char* kDeprecated = "CROSSDOCK_DOMAIN_RANKS";
     const bool is_deprecated = value_of(kName) == nullptr && value_of(kDeprecated) != nullptr;
     if (is_deprecated) warn(fmt::format("{} is deprecated: use {}", kDeprecated, kName));
-    const auto ranks = positive_number(is_deprecated ? kDeprecated : kName, INT32_MAX);
+    const auto ranks = environment_number(is_deprecated ? kDeprecated : kName, INT32_MAX, warn);
     return ranks ? std::optional(static_cast<uint32_t>(*ranks)) : std::nullopt;
 }
 
@@ -54,17 +40,15 @@ bool flag(const char* name) {
     for (const char* no : {"0", "off", "false"}) {
         if (strcasecmp(value, no) == 0) return false;
     }
-    warn(fmt::format("{}={} is ignored: allowed are 1, on, true, 0, off, false", name, value));
+    warn(fmt::format("{}={} is ignored, allowed: 1, on, true, 0, off, false", name, value));
     return false;
 }
 
 }  // namespace
 
 Environment Environment::read() {
-    constexpr uint64_t kNsPerMs = 1'000'000;
     Environment environment;
-    if (const auto ms = positive_number("NCCL_EP_TIMEOUT_MS", UINT64_MAX / kNsPerMs / 2))
-        environment.timeout_ns = *ms * kNsPerMs;
+    environment.timeout_ns = environment_timeout_ns("NCCL_EP_TIMEOUT_MS", warn);
     environment.comm_sms = number_of_sms("NCCL_EP_COMM_SMS");
     environment.dispatch_sms = number_of_sms("NCCL_EP_DISPATCH_SMS");
     environment.combine_sms = number_of_sms("NCCL_EP_COMBINE_SMS");

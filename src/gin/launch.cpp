@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches of kernels that are written against NCCL's Device API.
-#include <cstdlib>
 #include <cstring>
 
 #include "core/boundary.h"
+#include "core/environment_number.h"
+#include "core/log.h"
 #include "fabric/communicator.h"
 #include "gin/kernel_thread.h"
 #include "runtime/cpu/idle_backoff.h"
@@ -14,18 +15,8 @@ namespace {
 
 constexpr unsigned kMaxThreads = 1024;  // of a block
 constexpr unsigned kMaxBlocks = 65'535;
-constexpr uint64_t kDefaultTimeoutMs = 60'000;
+constexpr uint64_t kDefaultTimeoutNs = 60'000'000'000;
 constexpr int kStaleByte = 0xcd;  // a GPU's shared memory is not zeroed either
-
-uint64_t timeout_ns() {
-    const char* value = std::getenv("CROSSDOCK_GIN_TIMEOUT_MS");
-    if (value == nullptr || *value == '\0') return kDefaultTimeoutMs * 1'000'000;
-    char* end = nullptr;
-    const unsigned long long milliseconds = std::strtoull(value, &end, 10);
-    require(*end == '\0' && *value != '-' && milliseconds > 0 && milliseconds < UINT64_MAX / 1'000'000'000,
-            ncclInvalidUsage, "CROSSDOCK_GIN_TIMEOUT_MS is {}, must be a number of milliseconds above 0", value);
-    return milliseconds * 1'000'000;
-}
 
 unsigned product(const unsigned (&size)[3], unsigned max, const char* what) {
     const uint64_t product = uint64_t{size[0]} * size[1] * size[2];
@@ -51,7 +42,9 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         require(gin::KernelThread::current_or_null() == nullptr, ncclInvalidUsage, "a kernel launches no kernels");
 
         cpu::Executor& executor = *communicator->runtime().cpu_executor();
-        gin::Launch launch{communicator, arguments->enter, timeout_ns(), executor.scheduler(), nullptr, {}, false, 0};
+        const uint64_t timeout_ns =
+            environment_timeout_ns("CROSSDOCK_GIN_TIMEOUT_MS", warn).value_or(kDefaultTimeoutNs);
+        gin::Launch launch{communicator, arguments->enter, timeout_ns, executor.scheduler(), nullptr, {}, false, 0};
         if (launch.scheduler != nullptr) launch.simulated = gin::SimulatedGin::of(*launch.scheduler);
         launch.blocks.resize(num_blocks);
         launch.has_one_thread = num_blocks * num_threads == 1;

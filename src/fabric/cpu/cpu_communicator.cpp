@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "core/environment_number.h"
 #include "core/error.h"
 #include "core/log.h"
 #include "device/cpu/device_comm.h"
@@ -18,8 +18,8 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr uint64_t kDefaultJoinTimeoutMs = 60'000;
-constexpr uint64_t kDefaultNetworkTimeoutMs = 100'000;
+constexpr uint64_t kDefaultJoinTimeoutNs = 60'000'000'000;
+constexpr uint64_t kDefaultNetworkTimeoutNs = 100'000'000'000;
 constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 
 // A collective's posts are numbered (call, chunk), so that a call that failed half-way does not shift the numbers of
@@ -27,19 +27,6 @@ constexpr uint64_t kLivenessIntervalNs = 10'000'000;
 constexpr int kChunkBits = 32;
 
 std::atomic<uint64_t> g_num_window_changes{0};
-
-uint64_t timeout_ns(const char* name, uint64_t default_ms) {
-    const char* value = std::getenv(name);
-    if (value != nullptr && *value != '\0') {
-        char* end = nullptr;
-        const unsigned long long milliseconds = std::strtoull(value, &end, 10);
-        if (*end == '\0' && *value != '-' && milliseconds > 0 && milliseconds <= UINT64_MAX / 1'000'000) {
-            return milliseconds * 1'000'000;
-        }
-        warn(fmt::format("{}={} is not a number of milliseconds above 0; taking {}", name, value, default_ms));
-    }
-    return default_ms * 1'000'000;
-}
 
 std::string list_of(const std::vector<int>& ranks) {
     std::string list = ranks.size() == 1 ? "rank " : "ranks ";
@@ -49,8 +36,12 @@ std::string list_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-uint64_t join_timeout_ns() { return timeout_ns("CROSSDOCK_JOIN_TIMEOUT_MS", kDefaultJoinTimeoutMs); }
-uint64_t network_timeout_ns() { return timeout_ns("CROSSDOCK_NETWORK_TIMEOUT_MS", kDefaultNetworkTimeoutMs); }
+uint64_t join_timeout_ns() {
+    return environment_timeout_ns("CROSSDOCK_JOIN_TIMEOUT_MS", warn).value_or(kDefaultJoinTimeoutNs);
+}
+uint64_t network_timeout_ns() {
+    return environment_timeout_ns("CROSSDOCK_NETWORK_TIMEOUT_MS", warn).value_or(kDefaultNetworkTimeoutNs);
+}
 
 CpuCommunicator::CpuCommunicator(const BackendTraits& backend, int rank, int num_ranks,
                                  std::unique_ptr<Exchange> exchange, std::shared_ptr<Executor> executor)
