@@ -81,7 +81,7 @@ ncclResult_t connect(void*, void* handles[], int num_ranks, int rank, void* list
 }
 
 Contexts* make_contexts(void* comm, int count) {
-    require(count >= 1, ncclInvalidArgument, "{} contexts are asked for: at least 1 must be", count);
+    require(count >= 1, ncclInvalidArgument, "nContexts is {}, allowed: 1 and more", count);
     Comm& owner = comm_of(comm);
     const auto num_contexts = static_cast<uint32_t>(count);
     auto* contexts = new Contexts{&owner, owner.mesh->add_contexts(num_contexts), num_contexts, {}, false};
@@ -107,8 +107,7 @@ ncclResult_t create_context_13(void* comm, Config13* config, void** contexts, De
 ncclResult_t register_memory(void* comm, void* data, size_t bytes, int type, uint64_t flags, void** memory) {
     return guarded([&] {
         require(type == kPointerHost || type == kPointerCuda, ncclInvalidArgument,
-                "memory of type {} cannot be registered: it must be {} (host) or {} (CUDA)", type, kPointerHost,
-                kPointerCuda);
+                "the memory's type is {}, allowed: {} (host), {} (CUDA)", type, kPointerHost, kPointerCuda);
         const auto kind = type == kPointerCuda ? network::MemoryKind::kDevice : network::MemoryKind::kHost;
         const bool signals_only = (flags & kFlagOrdered) != 0 && (flags & kFlagNeverReset) != 0;
         *memory = comm_of(comm).mesh->register_memory(data, bytes, kind, signals_only, join_timeout_ns());
@@ -162,7 +161,7 @@ ncclResult_t put_signal_14(void* contexts, int context, uint64_t source_offset, 
                            void* signal_memory, uint64_t value, uint32_t operation, bool is_strong, void** request) {
     return guarded([&] {
         require(signal_memory == nullptr || operation == kSignalIncrement || operation == kSignalAdd,
-                ncclInvalidArgument, "signal operation {} is unknown: it must be {} (increment) or {} (add)", operation,
+                ncclInvalidArgument, "the signal operation is {}, allowed: {} (increment), {} (add)", operation,
                 kSignalIncrement, kSignalAdd);
         const Contexts& block = contexts_of(contexts);
         const uint64_t added = operation == kSignalIncrement ? 1 : value;

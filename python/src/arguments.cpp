@@ -39,11 +39,12 @@ ncclEpTensor_t* CallArrays::add_array(Array array, const char* name) {
     if (array.place() == Place::kCuda) {
         if (is_cpu_) {
             const std::string device = array.device() < 0 ? "" : " (device " + std::to_string(array.device()) + ")";
-            invalid_argument(std::string(name) + " is on a GPU" + device + ", and the group's ranks are CPUs");
+            invalid_argument(std::string(name) + " is on a GPU" + device +
+                             ", expected host memory: the group's ranks are on CPUs");
         }
         if (device_ < 0) device_ = array.device();
     } else if (!is_cpu_) {
-        invalid_argument(std::string(name) + " is in host memory, and the group's ranks are GPUs");
+        invalid_argument(std::string(name) + " is in host memory, expected GPU memory: the group's ranks are on GPUs");
     }
     arrays_.push_back(std::move(array));
     return arrays_.back().descriptor();

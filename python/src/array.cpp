@@ -53,6 +53,13 @@ const char* name_of_datatype(ncclDataType_t type) {
     return "an unknown type";
 }
 
+std::string shown_array(const ncclEpTensor_t& array) {
+    std::string text;
+    for (unsigned int i = 0; i < array.ndim; ++i)
+        text.append(i == 0 ? "[" : ", ").append(std::to_string(array.sizes[i]));
+    return text + "] of " + name_of_datatype(array.datatype);
+}
+
 size_t bytes_of_datatype(ncclDataType_t type) {
     for (const TypeName& known : kTypeNames) {
         if (known.type == type) return known.bytes;

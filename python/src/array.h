@@ -83,6 +83,8 @@ Array array_from(nanobind::handle object, const char* name, Access access);
 // has one; its name, and its size in bytes.
 std::optional<ncclDataType_t> datatype_of_name(const std::string& name);
 const char* name_of_datatype(ncclDataType_t type);
+// "[2, 3] of float32", for messages.
+std::string shown_array(const ncclEpTensor_t& array);
 size_t bytes_of_datatype(ncclDataType_t type);
 
 // The memory of a torch tensor now; used to notice one that has been moved since it was described.

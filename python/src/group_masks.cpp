@@ -29,7 +29,8 @@ nb::object mask_query(Group& self, nb::handle out, nb::handle stream) {
     CallArrays arrays(communicator.is_cpu());
     const ncclEpTensor_t* tensor = arrays.add(out, "out", Access::kWrite);
     if (tensor->datatype != ncclInt32 || tensor->ndim != 1 || tensor->sizes[0] < num_ranks) {
-        invalid_argument("out is no int32 array of " + std::to_string(num_ranks) + " elements");
+        invalid_argument(std::string("out is ") + shown_array(*tensor) +
+                         ", expected int32 with one dimension of at least " + std::to_string(num_ranks));
     }
     const cudaStream_t where = stream_from(stream, communicator.is_cpu(), arrays.device());
     state.call([&] { check(ncclEpMaskQuery(state.get(), static_cast<int*>(tensor->data), where)); });
@@ -98,19 +99,20 @@ void bind_masks(nb::class_<Group>& group) {
 
 void bind_diagnosis(nb::module_& module) {
     using Diagnosis = crossdockDiagnosis_t;
-    nb::class_<Diagnosis>(module, "Diagnosis", "Who waited for whom, in which step: crossdockDiagnosis_t.")
-        .def_ro("rank", &Diagnosis::rank, "Who waited.")
-        .def_ro("peer", &Diagnosis::peer, "For whom.")
+    nb::class_<Diagnosis>(module, "Diagnosis",
+                          "Which rank timed out waiting for which, in which step: crossdockDiagnosis_t.")
+        .def_ro("rank", &Diagnosis::rank, "The rank that waited.")
+        .def_ro("peer", &Diagnosis::peer, "The rank it waited for.")
         .def_ro("operation", &Diagnosis::operation, "\"dispatch\", \"combine\", ...")
-        .def_ro("step", &Diagnosis::step, "What was awaited, e.g. \"row\", \"counts\", \"credit\".")
+        .def_ro("step", &Diagnosis::step, "What it waited for, e.g. \"row\", \"counts\", \"credit\".")
         .def_ro("handle", &Diagnosis::handle, "Number of the handle in its group, from 1.")
         .def_ro("epoch", &Diagnosis::epoch, "The operation's number in the group.")
-        .def_ro("expected", &Diagnosis::expected, "The awaited value.")
+        .def_ro("expected", &Diagnosis::expected, "The expected value.")
         .def_ro("seen", &Diagnosis::seen, "The last one seen.")
         .def_ro("elapsed_us", &Diagnosis::elapsed_us, "Since the operation's start on this rank.")
         .def("__repr__", [](const Diagnosis& self) {
-            return nb::str("<rank {} waited {} us for rank {} in {}, step {}>")
-                .format(self.rank, self.elapsed_us, self.peer, self.operation, self.step);
+            return nb::str("<rank {} timed out after {:g} ms waiting for rank {} in {}, step {}>")
+                .format(self.rank, static_cast<double>(self.elapsed_us) / 1000, self.peer, self.operation, self.step);
         });
 }
 

@@ -170,7 +170,8 @@ void Handle::dropped_tokens(nb::handle count, nb::handle stream) {
     const ncclEpTensor_t* tensor = arrays.add(count, "count", Access::kWrite);
     if (tensor == nullptr || (tensor->datatype != ncclInt64 && tensor->datatype != ncclUint64) || tensor->ndim != 1 ||
         tensor->sizes[0] < 1) {
-        invalid_argument("count is no array of one int64 or uint64");
+        invalid_argument(tensor == nullptr ? "count is None, expected an array of one int64 or uint64"
+                                           : "count is " + shown_array(*tensor) + ", expected one int64 or uint64");
     }
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
     group_->call([&] { check(crossdockHandleDroppedTokens(handle_, static_cast<uint64_t*>(tensor->data), where)); });

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "array.h"
 #include "error.h"
 #include "gil.h"
 #include "stream.h"
@@ -90,6 +91,10 @@ bool has_room_for_routing(nb::handle topk_idx, int64_t num_experts, int64_t most
 
 namespace {
 
+[[noreturn]] void refuse(nb::handle tensor, const char* name, const std::string& expected) {
+    invalid_argument(std::string(name) + " is " + shown_tensor(tensor) + ", expected " + expected);
+}
+
 // A tensor of a call whose tensors are all on one device; NULL for None.
 class Tensors {
   public:
@@ -100,7 +105,7 @@ class Tensors {
         if (tensor.is_none()) return nullptr;
         const Strided found = strided(tensor, name, sizeof(Element));
         if (!found.is_dense() || found.size() != size) {
-            invalid_argument(std::string(name) + " is no dense tensor of " + std::to_string(size) + " elements");
+            refuse(tensor, name, std::string("a dense tensor of ") + std::to_string(size) + " elements");
         }
         return static_cast<Element*>(found.data);
     }
@@ -108,15 +113,16 @@ class Tensors {
         Strided found;
         if (!strided_from(tensor, found) || found.item_bytes != static_cast<int64_t>(item_bytes) ||
             found.device != device_) {
-            invalid_argument(std::string(name) + " is no tensor of elements of " + std::to_string(item_bytes) +
-                             " bytes on the other tensors' device");
+            refuse(tensor, name,
+                   std::string("elements of ") + std::to_string(item_bytes) + " bytes on " +
+                       (device_ < 0 ? "cpu" : std::string("cuda:") + std::to_string(device_)));
         }
         return found;
     }
     Strided table(nb::handle tensor, const char* name, size_t item_bytes, int64_t rows) const {
         const Strided found = strided(tensor, name, item_bytes);
         if (found.num_dimensions != 2 || found.shape[0] != rows) {
-            invalid_argument(std::string(name) + " is no tensor of " + std::to_string(rows) + " rows");
+            refuse(tensor, name, std::string("two dimensions, of ") + std::to_string(rows) + " rows");
         }
         return found;
     }
@@ -147,7 +153,11 @@ nb::list column_sums(const nb::list& parts, size_t first, size_t num) {
     std::vector<int64_t> sums(num, 0);
     for (nb::handle part : parts) {
         const auto bytes = nb::cast<nb::bytes>(part);
-        if ((first + num) * sizeof(int32_t) > bytes.size()) invalid_argument("a part has fewer columns");
+        const size_t columns = bytes.size() / sizeof(int32_t);
+        if (first + num > columns) {
+            invalid_argument(std::string("a part has ") + std::to_string(columns) + " columns, expected at least " +
+                             std::to_string(first + num));
+        }
         for (size_t column = 0; column < num; ++column) {
             int32_t value;
             std::memcpy(&value, bytes.c_str() + (first + column) * sizeof(int32_t), sizeof(value));
@@ -194,7 +204,7 @@ void pack_routing(nb::handle words, int32_t first_number, nb::handle topk_idx, n
                   nb::handle targets, int64_t rank_experts, nb::handle is_in_rank, nb::handle zeros) {
     Strided packed;
     if (!strided_from(words, packed) || packed.num_dimensions != 2 || packed.item_bytes != 4 || !packed.is_dense()) {
-        invalid_argument("words is no dense [tokens, words] of 4-byte elements");
+        refuse(words, "words", "a dense [tokens, words] of 4-byte elements");
     }
     const int64_t num_tokens = packed.shape[0];
     const Tensors tensors(packed.device);
@@ -203,7 +213,8 @@ void pack_routing(nb::handle words, int32_t first_number, nb::handle topk_idx, n
     ids.type = ncclInt64;
     if (!topk_idx.is_none() &&
         (!ids_from(topk_idx, ids) || ids.shape[0] != num_tokens || ids.device != packed.device)) {
-        invalid_argument("topk_idx is no [tokens, top-k] of int32 or int64 on the other tensors' device");
+        refuse(topk_idx, "topk_idx",
+               std::string("[") + std::to_string(num_tokens) + ", top-k] of int32 or int64 on the device of words");
     }
     set_ids(routing, ids);
     routing.num_tokens = static_cast<uint64_t>(num_tokens);
@@ -212,7 +223,8 @@ void pack_routing(nb::handle words, int32_t first_number, nb::handle topk_idx, n
     routing.num_words = static_cast<unsigned int>(packed.shape[1]);
     if (!weights.is_none()) {
         const Strided found = tensors.table(weights, "weights", sizeof(float), num_tokens);
-        if (found.shape[1] != ids.shape[1]) invalid_argument("weights has other columns than topk_idx");
+        if (found.shape[1] != ids.shape[1])
+            refuse(weights, "weights", std::to_string(ids.shape[1]) + " columns, as topk_idx has");
         routing.weights = static_cast<const float*>(found.data);
         std::copy_n(found.strides, 2, routing.weight_strides);
     }
@@ -248,7 +260,8 @@ void unpack_routing(nb::handle words, int64_t num_rows, nb::handle received, int
     Strided packed;
     if (!strided_from(words, packed) || packed.num_dimensions != 2 || packed.item_bytes != 4 || !packed.is_dense() ||
         packed.shape[0] < num_rows) {
-        invalid_argument("words is no dense [rows, words] of 4-byte elements, or has fewer rows");
+        refuse(words, "words",
+               std::string("a dense [") + std::to_string(num_rows) + " or more, words] of 4-byte elements");
     }
     const Tensors tensors(packed.device);
     auto routing = begin_struct<crossdockRoutingReceived_t>(packed.device);
@@ -267,7 +280,7 @@ void unpack_routing(nb::handle words, int64_t num_rows, nb::handle received, int
     routing.id_type = ncclInt64;
     if (!ids.is_none()) {
         Strided found;
-        if (!ids_from(ids, found) || !found.is_dense()) invalid_argument("ids is no dense tensor of int32 or int64");
+        if (!ids_from(ids, found) || !found.is_dense()) refuse(ids, "ids", "a dense tensor of int32 or int64");
         routing.id_type = *found.type;
     }
     const auto ids_in = [&](nb::handle tensor, const char* name) -> void* {
@@ -303,7 +316,9 @@ Strided dense_table(nb::handle tensor, const char* name, std::optional<ncclDataT
     Strided found;
     const bool fits = strided_from(tensor, found) && found.num_dimensions == 2 && found.is_dense();
     if (!fits || (type && found.type != type)) {
-        invalid_argument(std::string(name) + " is no dense tensor of two dimensions, or has other elements");
+        refuse(tensor, name,
+               std::string("a dense tensor of two dimensions") +
+                   (type ? std::string(" of ") + name_of_datatype(*type) : ""));
     }
     return found;
 }
@@ -319,7 +334,7 @@ void set_sizes(Struct& arguments, const Strided& table, int64_t num_expanded) {
 void place_rows(nb::handle ids, nb::handle counts, int64_t alignment, nb::handle places, nb::handle sources,
                 nb::handle metadata) {
     const Strided chosen = dense_table(ids, "ids", std::nullopt);
-    if (!chosen.are_ids()) invalid_argument("ids is no tensor of int32 or int64");
+    if (!chosen.are_ids()) refuse(ids, "ids", "a tensor of int32 or int64");
     const Tensors tensors(chosen.device);
     auto made = begin_struct<crossdockRowPlaces_t>(chosen.device);
     set_sizes(made, chosen, tensors.strided(sources, "sources", sizeof(int32_t)).size());
@@ -346,7 +361,10 @@ void expand_rows(nb::handle places, nb::handle sources, nb::handle rows, nb::han
     const int64_t num_expanded = to.shape[0];
     if (from.shape[0] != placed.shape[0] || to.shape[1] != from.shape[1] || to.item_bytes != from.item_bytes ||
         from.device != placed.device || to.device != placed.device) {
-        invalid_argument("rows and expanded have other rows, elements or devices than places or each other");
+        refuse(rows, "rows",
+               std::string("[") + std::to_string(placed.shape[0]) +
+                   ", H] where expanded is [M, H] of the same type, here " + shown_tensor(expanded) +
+                   ", on the device of places");
     }
     const Tensors tensors(placed.device);
     auto made = begin_struct<crossdockExpandedRows_t>(placed.device);
@@ -360,7 +378,8 @@ void expand_rows(nb::handle places, nb::handle sources, nb::handle rows, nb::han
     if (!scales.is_none()) {
         const Strided by_rank = tensors.table(scales, "scales", sizeof(uint32_t), from.shape[0]);
         const Strided by_expert = tensors.table(expanded_scales, "expanded_scales", sizeof(uint32_t), num_expanded);
-        if (by_rank.shape[1] != by_expert.shape[1]) invalid_argument("expanded_scales has other columns than scales");
+        if (by_rank.shape[1] != by_expert.shape[1])
+            refuse(expanded_scales, "expanded_scales", std::to_string(by_rank.shape[1]) + " columns, as scales has");
         made.num_scales = static_cast<unsigned int>(by_rank.shape[1]);
         made.scales = static_cast<const uint32_t*>(by_rank.data);
         made.expanded_scales = static_cast<uint32_t*>(by_expert.data);
@@ -378,7 +397,9 @@ void reduce_rows(nb::handle places, nb::handle rows, nb::handle sums, nb::handle
     const Strided to = dense_table(sums, "sums", std::nullopt);
     if (to.shape[0] != placed.shape[0] || to.shape[1] != from.shape[1] || from.device != placed.device ||
         to.device != placed.device || !to.type) {
-        invalid_argument("rows and sums have other rows, columns or devices than places or each other");
+        refuse(sums, "sums",
+               std::string("[") + std::to_string(placed.shape[0]) + ", H] where rows is [M, H], here " +
+                   shown_tensor(rows) + ", on the device of places");
     }
     const Tensors tensors(placed.device);
     auto made = begin_struct<crossdockReducedRows_t>(placed.device);

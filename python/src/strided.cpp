@@ -62,6 +62,15 @@ int64_t Strided::size() const {
     return size;
 }
 
+std::string shown_tensor(nb::handle object) {
+    if (!is_torch_tensor(object)) return std::string("of type ") + Py_TYPE(object.ptr())->tp_name;
+    const nb::object shape = nb::steal(PySequence_List(nb::object(object.attr("shape")).ptr()));
+    const std::string text =
+        shown(shape) + " of " + shown(object.attr("dtype")) + " on " + shown(object.attr("device"));
+    if (nb::cast<bool>(object.attr("is_contiguous")())) return text;
+    return text + " with strides " + shown(object.attr("stride")());
+}
+
 bool strided_from(nb::handle tensor, Strided& strided) {
     nb::dlpack::dltensor view;
     if (view_torch(tensor, view)) return from_view(view, strided);

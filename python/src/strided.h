@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "crossdock.h"
 
@@ -27,6 +28,9 @@ struct Strided {
     bool is_dense() const;
     int64_t size() const;
 };
+
+// "[2, 3] of torch.float32 on cpu", with its strides unless it is contiguous; "of type list". For messages.
+std::string shown_tensor(nanobind::handle object);
 
 // False: no tensor of one or two dimensions in memory of the host or of a CUDA device.
 bool strided_from(nanobind::handle tensor, Strided& strided);

@@ -216,7 +216,7 @@ def arrays_and_streams(comm: Comm, gpu: Comm) -> None:
             torch.cuda.synchronize()
             compare(result, tokens * weights.sum(dim=1, keepdim=True), 1e-5)
         for wrong, message in [
-            (tokens.cpu(), "inputs.tokens is in host memory, and the group's ranks are GPUs"),
+            (tokens.cpu(), "inputs.tokens is in host memory, expected GPU memory"),
             (tokens.cpu().numpy(), "inputs.tokens is in host memory"),
             (tokens[:, ::2], "not contiguous"),
             (tokens.double(), "float64"),

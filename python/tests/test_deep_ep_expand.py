@@ -132,32 +132,32 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     ids, counts, places, sources = int32(4, 2), int32(3), int32(4, 2), int32(6)
     rows, expanded = torch.zeros(4, 8).bfloat16(), torch.zeros(6, 8).bfloat16()
     cases: Any = (
-        (lambda: place_rows(ids.t(), counts, 1, places, sources), "ids is no dense tensor of two dimensions"),
-        (lambda: place_rows(ids.float(), counts, 1, places, sources), "ids is no tensor of int32 or int64"),
+        (lambda: place_rows(ids.t(), counts, 1, places, sources), r"ids is \[2, 4\] .* strides \(1, 2\), expected"),
+        (lambda: place_rows(ids.float(), counts, 1, places, sources), r"ids is \[4, 2\] of torch.float32 .* int64"),
         (lambda: place_rows(ids, counts, 0, places, sources), "alignment is 0, allowed: 1..2147483647"),
-        (lambda: place_rows(ids, counts.long(), 1, places, sources), "counts is no tensor of elements of 4 bytes"),
-        (lambda: place_rows(ids, counts, 1, places[1:], sources), "places is no dense tensor of 8 elements"),
-        (lambda: place_rows(ids, counts, 1, places, sources, ids), "metadata is no dense tensor of 16 elements"),
+        (lambda: place_rows(ids, counts.long(), 1, places, sources), r"counts is \[3\] of torch.int64 .* 4 bytes"),
+        (lambda: place_rows(ids, counts, 1, places[1:], sources), r"places is \[3, 2\] .* dense tensor of 8 "),
+        (lambda: place_rows(ids, counts, 1, places, sources, ids), r"metadata is \[4, 2\] .* tensor of 16 "),
         (
             lambda: expand_rows(places, sources, rows[1:], expanded, None, None, None, None, True),
-            "rows and expanded have other rows",
+            r"rows is \[3, 8\] of .*, expected \[4, H\] where expanded is",
         ),
         (
             lambda: expand_rows(places, sources[1:], rows, expanded, None, None, None, None, True),
-            "sources is no dense tensor of 6 elements",
+            "sources is .*, expected a dense tensor of 6 elements",
         ),
         (
             lambda: expand_rows(
                 places, sources, rows, expanded, torch.zeros(4, 2), torch.zeros(6, 3), None, None, True
             ),
-            "expanded_scales has other columns than scales",
+            "expanded_scales is .*, expected 2 columns, as scales has",
         ),
         (
             lambda: expand_rows(places, sources, rows, expanded, None, None, torch.zeros(4, 2), None, True),
             "expanded_weights is NULL",
         ),
-        (lambda: reduce_rows(places, expanded.float(), rows, None, None), "rows is no dense tensor of two dimensions"),
-        (lambda: reduce_rows(places, expanded, rows[1:], None, None), "rows and sums have other rows"),
+        (lambda: reduce_rows(places, expanded.float(), rows, None, None), "rows is .* two dimensions of bfloat16"),
+        (lambda: reduce_rows(places, expanded, rows[1:], None, None), r"sums is \[3, 8\] .*, expected \[4, H\]"),
         (lambda: reduce_rows(places, expanded, rows.half(), None, None), "sum_type is 6, allowed: ncclFloat32"),
         (lambda: reduce_rows(places, expanded, rows, torch.zeros(6), None), "pair_weights is NULL"),
     )

@@ -26,7 +26,7 @@ using cpu::CpuCommunicator;
 
 void require_num_ranks(int num_ranks) {
     require(num_ranks >= 1 && num_ranks <= ControlSegment::kMaxRanks, ncclInvalidArgument,
-            "num_ranks is {}, must be in 1..{}", num_ranks, ControlSegment::kMaxRanks);
+            "num_ranks is {}, allowed: 1..{}", num_ranks, ControlSegment::kMaxRanks);
 }
 
 // Takes the pointer as void*, so that it serves every type.
@@ -44,12 +44,12 @@ std::shared_ptr<CpuCommunicator> cpu_communicator_of(ncclComm_t comm, const char
 cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& config, int num_ranks) {
     require(
         config.size == sizeof(config) && config.magic == NCCL_EP_MAGIC, ncclInvalidArgument,
-        "config has size {} and magic {:#x}, must have {} and {:#x} (start from CROSSDOCK_DETERMINISTIC_CONFIG_INIT)",
+        "config has size {} and magic {:#x}, expected {} and {:#x} (start from CROSSDOCK_DETERMINISTIC_CONFIG_INIT)",
         config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
     require(config.killed_rank >= -1 && config.killed_rank < num_ranks, ncclInvalidArgument,
-            "config->killed_rank is {}, must be in -1..{}", config.killed_rank, num_ranks - 1);
+            "config->killed_rank is {}, allowed: -1..{}", config.killed_rank, num_ranks - 1);
     require(config.cut_rank >= -1 && config.cut_rank < num_ranks, ncclInvalidArgument,
-            "config->cut_rank is {}, must be in -1..{}", config.cut_rank, num_ranks - 1);
+            "config->cut_rank is {}, allowed: -1..{}", config.cut_rank, num_ranks - 1);
     cpu::SimulationConfig checked;
     checked.seed = config.seed;
     if (config.max_copy_delay_ns != 0) checked.max_copy_delay_ns = config.max_copy_delay_ns;
@@ -73,7 +73,7 @@ cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& confi
             checked.fault = cpu::Fault::kWriteNonsense;
             return checked;
     }
-    fail(ncclInvalidArgument, "config->fault is {}, must be in 0..3", static_cast<int>(config.fault));
+    fail(ncclInvalidArgument, "config->fault is {}, allowed: 0..3", static_cast<int>(config.fault));
 }
 
 }  // namespace
@@ -103,8 +103,7 @@ ncclResult_t crossdockCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId
     return boundary([&] {
         require_not_null(comm, "comm");
         require_num_ranks(num_ranks);
-        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, must be in 0..{}", rank,
-                num_ranks - 1);
+        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, allowed: 0..{}", rank, num_ranks - 1);
         *comm = cpu::publish(cpu::join_processes(id, num_ranks, rank));
     });
 }
@@ -114,8 +113,7 @@ ncclResult_t crossdockCommInitHosts(ncclComm_t* comm, int num_ranks, int rank, c
         require_not_null(comm, "comm");
         require_not_null(address, "address");
         require_num_ranks(num_ranks);
-        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, must be in 0..{}", rank,
-                num_ranks - 1);
+        require(rank >= 0 && rank < num_ranks, ncclInvalidArgument, "rank is {}, allowed: 0..{}", rank, num_ranks - 1);
         *comm = cpu::publish(hosts::join_hosts({rank, num_ranks, address, std::nullopt, ""}));
     });
 }
@@ -196,7 +194,7 @@ ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterminist
 ncclResult_t crossdockMemAlloc(void** memory, size_t size) {
     return boundary([&] {
         require_not_null(memory, "memory");
-        require(size > 0, ncclInvalidArgument, "size is 0, must be at least 1");
+        require(size > 0, ncclInvalidArgument, "size is 0, allowed: 1 and more");
         *memory = cpu::allocate_window_memory(size);
     });
 }
@@ -212,8 +210,8 @@ ncclResult_t crossdockCommWindowRegister(ncclComm_t comm, void* memory, size_t s
     return boundary([&] {
         require_not_null(memory, "memory");
         require_not_null(window, "window");
-        require(size > 0, ncclInvalidArgument, "size is 0, must be at least 1");
-        require(flags == 0, ncclInvalidArgument, "flags is {}, must be 0", flags);
+        require(size > 0, ncclInvalidArgument, "size is 0, allowed: 1 and more");
+        require(flags == 0, ncclInvalidArgument, "flags is {}, expected 0", flags);
         const auto communicator = cpu_communicator_of(comm, "ncclCommWindowRegister");
         *window = communicator->register_window(memory, size, cpu::join_timeout_ns());
     });

@@ -25,8 +25,7 @@ CROSSDOCK_EXPORT ncclResult_t ncclEpHandle_test_getNumRecvTokens(ncclEpHandle* h
         const auto found = crossdock::handles().find(handle);
         crossdock::require(num_recv_tokens != nullptr, ncclInvalidArgument, "num_recv_tokens is NULL");
         auto* const ht = dynamic_cast<crossdock::HtHandle*>(found.get());
-        crossdock::require(ht != nullptr, ncclInvalidUsage,
-                           "the number of received rows is a property of high-throughput handles");
+        crossdock::require(ht != nullptr, ncclInvalidUsage, "the handle belongs to an LL group, allowed: HT handles");
         *num_recv_tokens = ht->num_received(nullptr);
     });
 }

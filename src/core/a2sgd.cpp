@@ -176,9 +176,11 @@ std::optional<Error> A2sgd::failure() const {
     const std::string gone = what.valid != 0 ? communicator_->why_gone(what.peer) : "";
     return Error(
         ncclRemoteError,
-        fmt::format("the a2sgd object has failed: rank {} waited {} us for the means of rank {} in step {} (the last "
-                    "that came were of step {}){}{}",
-                    what.rank, what.elapsed_us, what.peer, what.expected, what.seen, gone.empty() ? "" : "; ", gone));
+        fmt::format(
+            "the a2sgd object has failed: rank {} timed out after {} ms waiting for the means of rank {} in step "
+            "{} (the last received: step {}){}{}",
+            what.rank, static_cast<double>(what.elapsed_us) / 1000, what.peer, what.expected, what.seen,
+            gone.empty() ? "" : "; ", gone));
 }
 
 void A2sgd::use(std::vector<A2sgdPiece> pieces) {

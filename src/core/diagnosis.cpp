@@ -140,16 +140,15 @@ std::string describe(const PeerFault& fault, int rank, const char* mode) {
     }
     if (fault.number == PeerNumber::kWindowOffset) {
         return fmt::format(
-            "the group has failed: the tensor of rows begins at byte {} of its window on rank {}, at byte {} on rank "
-            "{}; where both have windows it must begin alike, in {}",
+            "the group has failed: win_offset of the tensor of rows is {} on rank {}, {} on rank {}, expected the same "
+            "where both are window-backed; in {}",
             unfolded(static_cast<uint32_t>(kPayloadBits), fault.expected, kWindowUnits), rank,
             unfolded(static_cast<uint32_t>(kPayloadBits), fault.seen, kWindowUnits), fault.peer, where);
     }
     if (fault.number == PeerNumber::kWindows) {
         return fmt::format(
-            "the group has failed: the tensors of rows or of scales lie elsewhere in their windows on rank {} than on "
-            "rank {}, or in another window (hashes {:#x} and {:#x}); where both have windows, the window and "
-            "win_offset must be the same, in {}",
+            "the group has failed: outputs->tokens or outputs->scales has another window or win_offset on rank {} than "
+            "on rank {} (hashes {:#x} and {:#x}), expected the same where both are window-backed; in {}",
             fault.peer, rank, fault.seen, fault.expected, where);
     }
     std::string differences;
@@ -184,7 +183,7 @@ std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
     if (std::strcmp(diagnosis.step, "buffer") == 0) {
         return fmt::format(
             "the group has failed: operation {} of rank {} ({} {} of handle {}) found every buffer held by a pending "
-            "send_only operation",
+            "send_only operation: call ncclEpComplete first",
             diagnosis.epoch, diagnosis.rank, mode, diagnosis.operation, diagnosis.handle);
     }
     // Another rank found it and reported it; the lost rank may be this one.
@@ -198,10 +197,10 @@ std::string describe(const crossdockDiagnosis_t& diagnosis, const char* mode) {
             means_us ? diagnosis.rank : diagnosis.peer, mode, diagnosis.operation, diagnosis.epoch, diagnosis.handle);
     }
     return fmt::format(
-        "the group has failed: rank {} waited {} us for rank {} in {} {} (operation {}, handle {}, step {}: expected "
-        "{}, saw {})",
-        diagnosis.rank, diagnosis.elapsed_us, diagnosis.peer, mode, diagnosis.operation, diagnosis.epoch,
-        diagnosis.handle, diagnosis.step, diagnosis.expected, diagnosis.seen);
+        "the group has failed: rank {} timed out after {} ms waiting for rank {} in {} {} (operation {}, handle {}, "
+        "step {}: expected {}, saw {})",
+        diagnosis.rank, static_cast<double>(diagnosis.elapsed_us) / 1000, diagnosis.peer, mode, diagnosis.operation,
+        diagnosis.epoch, diagnosis.handle, diagnosis.step, diagnosis.expected, diagnosis.seen);
 }
 
 }  // namespace crossdock

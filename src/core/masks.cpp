@@ -13,7 +13,7 @@ void Group::expect_masks() const {
     require(config_.masking || config_.algorithm == NCCL_EP_ALGO_LOW_LATENCY, ncclInvalidUsage,
             "the group is of algorithm 1 (high throughput), whose config->enable_mask is ignored: make it with "
             "crossdockCreateGroup and options->ht_masks 1");
-    require(config_.masking, ncclInvalidUsage, "the group was created with config->enable_mask 0");
+    require(config_.masking, ncclInvalidUsage, "the group was created with config->enable_mask 0, expected 1");
 }
 
 void Group::mask_query(int* mask_status, cudaStream_t stream) {

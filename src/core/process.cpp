@@ -103,7 +103,7 @@ std::thread start_thread(std::function<void()> body) {
     try {
         return std::thread(std::move(body));
     } catch (const std::system_error& error) {
-        fail(ncclSystemError, "the system starts no thread for the library: {}", error.what());
+        fail(ncclSystemError, "cannot start a thread of the library: {}", error.what());
     }
 }
 

@@ -105,7 +105,7 @@ void unpack_routing(const crossdockRoutingReceived_t* caller, cudaStream_t strea
     expect_ids(l.ids, l.id_type, false, "ids");
     expect_ids(l.more_ids, l.id_type, false, "more_ids");
     require(l.weights == nullptr || l.has_weights != 0, ncclInvalidArgument,
-            "weights is an array and has_weights 0, expected NULL: what was sent has no weights");
+            "weights is not NULL, expected NULL with has_weights 0");
     if (l.counts != nullptr) {
         expect_within(l.rank_experts, 1, kMostCounters, "rank_experts");
         expect_within(l.alignment, 1, INT32_MAX, "alignment");

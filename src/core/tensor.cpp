@@ -246,7 +246,7 @@ void expect_carried(const Tensor& tensor) {
 }
 
 void expect_absent(const ncclEpTensor_t* caller, const char* name, const char* why) {
-    require(caller == nullptr, ncclInvalidArgument, "{} must be NULL {}", name, why);
+    require(caller == nullptr, ncclInvalidArgument, "{} is not NULL, expected NULL {}", name, why);
 }
 
 ncclEpTensor_t* allocate_tensor(unsigned int ndim, ncclDataType_t dtype, const size_t* sizes) {

@@ -45,7 +45,7 @@ std::shared_ptr<DeviceComm> look_up(uint64_t id) {
 }
 
 void require_count(int count, int max, const char* name) {
-    require(count >= 0 && count <= max, ncclInvalidArgument, "reqs->{} is {}, must be in 0..{}", name, count, max);
+    require(count >= 0 && count <= max, ncclInvalidArgument, "reqs->{} is {}, allowed: 0..{}", name, count, max);
 }
 
 void check(const crossdockDevCommNeeds& needs) {
@@ -58,21 +58,21 @@ void check(const crossdockDevCommNeeds& needs) {
     require_count(needs.counters, kMaxCount, "ginCounterCount");
     require_count(needs.queue_depth, kMaxCount, "ginQueueDepth");
     require(needs.connection >= 0 && needs.connection <= kRail, ncclInvalidArgument,
-            "reqs->ginConnectionType is {}, must be in 0..{}", needs.connection, kRail);
+            "reqs->ginConnectionType is {}, allowed: 0..{}", needs.connection, kRail);
     require(needs.connection != 0 || (needs.signals == 0 && needs.counters == 0), ncclInvalidArgument,
-            "reqs->ginConnectionType is NCCL_GIN_CONNECTION_NONE with {} signals and {} counters; it must be FULL or "
+            "reqs->ginConnectionType is NCCL_GIN_CONNECTION_NONE with {} signals and {} counters, expected FULL or "
             "RAIL",
             needs.signals, needs.counters);
     require(needs.connection == kFull || needs.world_gin_barriers == 0, ncclInvalidArgument,
-            "reqs->worldGinBarrierCount is {}, must be 0 unless ginConnectionType is NCCL_GIN_CONNECTION_FULL",
+            "reqs->worldGinBarrierCount is {}, expected 0 unless ginConnectionType is NCCL_GIN_CONNECTION_FULL",
             needs.world_gin_barriers);
     require(needs.connection != 0 || needs.rail_gin_barriers == 0, ncclInvalidArgument,
-            "reqs->railGinBarrierCount is {}, must be 0 with NCCL_GIN_CONNECTION_NONE", needs.rail_gin_barriers);
+            "reqs->railGinBarrierCount is {}, expected 0 with NCCL_GIN_CONNECTION_NONE", needs.rail_gin_barriers);
     require_count(needs.list_lsa_barriers, kMaxCount, "resourceRequirementsList's LSA barriers");
     require(needs.bad_alignment == 0, ncclInvalidArgument,
-            "bufferAlign of a requirement is {}, must be a power of two of at most 4096", needs.bad_alignment);
+            "bufferAlign of a requirement is {}, allowed: powers of two of at most 4096", needs.bad_alignment);
     require(needs.ll_a2a_blocks == 0 && needs.ll_a2a_slots == 0, ncclInvalidArgument,
-            "reqs->lsaLLA2ABlockCount is {} and lsaLLA2ASlotCount {}, must be 0: use ncclLLA2ACreateRequirement",
+            "reqs->lsaLLA2ABlockCount is {} and lsaLLA2ASlotCount {}, expected 0: use ncclLLA2ACreateRequirement",
             needs.ll_a2a_blocks, needs.ll_a2a_slots);
 }
 
@@ -85,7 +85,7 @@ int lsa_size(cpu::CpuCommunicator& communicator) {
     char* end = nullptr;
     const long size = std::strtol(value, &end, 10);
     require(*end == '\0' && size >= 1 && size <= ranks && ranks % size == 0, ncclInvalidUsage,
-            "NCCL_LSA_TEAM_SIZE is {}, must divide the {} ranks of a host", value, ranks);
+            "NCCL_LSA_TEAM_SIZE is {}, allowed: divisors of the {} ranks of a host", value, ranks);
     return static_cast<int>(size);
 }
 
@@ -108,7 +108,8 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.lsa_size = lsa_size(*communicator);
     view.lsa_rank = view.rank % view.lsa_size;
     require(needs.max_team <= view.lsa_size, ncclInvalidArgument,
-            "a team with multimem spans {} ranks, must be within the LSA team of {}", needs.max_team, view.lsa_size);
+            "a team with multimem spans {} ranks, allowed: at most the {} of an LSA team", needs.max_team,
+            view.lsa_size);
     const bool has_gin = needs.connection != 0;
     view.num_contexts = has_gin ? std::max(needs.contexts, 1) : 0;
     view.num_signals = needs.signals;

@@ -58,7 +58,7 @@ void KernelThread::suspended(Body body) {
 
 template <typename What>
 void KernelThread::timed_out(What what) {
-    fail(ncclTimeout, "{} waited {} ms {}", name(), launch_->timeout_ns / 1'000'000, what());
+    fail(ncclTimeout, "{} timed out after {} ms waiting {}", name(), launch_->timeout_ns / 1'000'000, what());
 }
 
 void KernelThread::run(void (*body)(void*), void* context) {
@@ -163,8 +163,9 @@ void KernelThread::sync_block() {
 void KernelThread::sync_lanes(unsigned mask) {
     mask &= lanes_in_warp();
     const unsigned own = 1u << who_.thread % 32;
-    require((mask & own) != 0, ncclInvalidUsage, "{} calls __syncwarp or a shuffle with a mask, {:#x}, that lacks it",
-            name(), mask);
+    require((mask & own) != 0, ncclInvalidUsage,
+            "{} calls __syncwarp or a shuffle with mask {:#x}, expected a mask that includes the calling lane", name(),
+            mask);
     Lanes& lanes = warp_lanes();
     Meeting& meeting = lanes.meetings[mask];
     meet(
@@ -173,7 +174,7 @@ void KernelThread::sync_lanes(unsigned mask) {
 }
 
 void KernelThread::sync_named(int number, int count) {
-    require(number >= 0 && number < 16, ncclInvalidUsage, "{} uses barrier {}, must be in 0..15", name(), number);
+    require(number >= 0 && number < 16, ncclInvalidUsage, "{} uses barrier {}, allowed: 0..15", name(), number);
     Meeting& meeting = block_->named[number];
     meet(
         meeting, 1, [&] { return static_cast<int>(meeting.arrived) >= count; }, "a barrier of several warps");

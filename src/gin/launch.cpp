@@ -21,7 +21,7 @@ constexpr int kStaleByte = 0xcd;  // a GPU's shared memory is not zeroed either
 unsigned product(const unsigned (&size)[3], unsigned max, const char* what) {
     const uint64_t product = uint64_t{size[0]} * size[1] * size[2];
     require(size[0] <= max && size[1] <= max && size[2] <= max && product >= 1 && product <= max, ncclInvalidArgument,
-            "a launch with {} ({} x {} x {}), must be in 1..{}", what, size[0], size[1], size[2], max);
+            "a launch with {} ({} x {} x {}), allowed: 1..{}", what, size[0], size[1], size[2], max);
     return static_cast<unsigned>(product);
 }
 
@@ -39,7 +39,8 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         require(communicator != nullptr, ncclInvalidUsage, "comm is an NCCL communicator; its kernels come from nvcc");
         const unsigned num_threads = product(arguments->block, kMaxThreads, "threads per block");
         const unsigned num_blocks = product(arguments->grid, kMaxBlocks, "blocks");
-        require(gin::KernelThread::current_or_null() == nullptr, ncclInvalidUsage, "a kernel launches no kernels");
+        require(gin::KernelThread::current_or_null() == nullptr, ncclInvalidUsage,
+                "crossdockLaunchKernel was called in a kernel, allowed: host code");
 
         cpu::Executor& executor = *communicator->runtime().cpu_executor();
         const uint64_t timeout_ns =

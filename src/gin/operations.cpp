@@ -85,7 +85,7 @@ DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, c
     require(comm.view.num_contexts > 0, ncclInvalidUsage,
             "{}: the device communicator has no GIN: its ginConnectionType was NCCL_GIN_CONNECTION_NONE",
             beginning(thread, "ncclGin", where));
-    require(context >= 0 && context < comm.view.num_contexts, ncclInvalidArgument, "{}: context {}, must be in 0..{}",
+    require(context >= 0 && context < comm.view.num_contexts, ncclInvalidArgument, "{}: context {}, allowed: 0..{}",
             beginning(thread, "ncclGin", where), context, comm.view.num_contexts - 1);
     return comm;
 }
@@ -102,7 +102,7 @@ WindowView window_of_word(KernelThread& thread, const DeviceComm& comm, ncclWind
             beginning(thread, what, where));
     const WindowView found = find_window(thread, window, offset, sizeof(uint64_t), what, where);
     require(offset % sizeof(uint64_t) == 0, ncclInvalidArgument,
-            "{}: a VA signal at offset {}, must be a multiple of 8", beginning(thread, what, where), offset);
+            "{}: a VA signal at offset {}, allowed: multiples of 8", beginning(thread, what, where), offset);
     return found;
 }
 
@@ -303,7 +303,7 @@ bool crossdockGinWaitUntil(crossdockSlot slot, uint64_t least, int bits, bool ac
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
     const uint64_t* word = word_of(thread, comm, slot, "a wait", where);
-    require(bits >= 1 && bits <= 64, ncclInvalidArgument, "{}: {} bits, must be in 1..64",
+    require(bits >= 1 && bits <= 64, ncclInvalidArgument, "{}: {} bits, allowed: 1..64",
             beginning(thread, "a wait", where), bits);
     uint64_t seen = 0;
     const bool has_come = thread.wait_until(

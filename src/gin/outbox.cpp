@@ -32,7 +32,7 @@ GinType chosen_type() {
     const std::string_view value = text == nullptr ? "" : text;
     if (value == "2") return GinType::kProxy;
     require(value.empty() || value == "-1" || value == "3" || value == "4", ncclInvalidUsage,
-            "NCCL_GIN_TYPE is {}, must be 2 (proxy), or 3, 4 or -1 (direct)", value);
+            "NCCL_GIN_TYPE is {}, allowed: 2 (proxy), or 3, 4 or -1 (direct)", value);
     return GinType::kDirect;
 }
 

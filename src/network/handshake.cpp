@@ -102,7 +102,7 @@ class Meeting {
         const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
         while (std::ranges::find(linked_, false) != linked_.end()) {
             require(cpu::steady_now_ns() < end_ns, ncclRemoteError,
-                    "rank {} waited {} ms to be connected with ranks {}{}{}{}", rank_, timeout_ns / 1'000'000,
+                    "rank {} timed out after {} ms connecting to ranks {}{}{}{}", rank_, timeout_ns / 1'000'000,
                     missing(), obstacles(), remote_.trouble(), local_.trouble());
             step();
         }
@@ -182,7 +182,7 @@ class Meeting {
                 connection.socket = connect_to(addresses_[peer].local);
                 if (!connection.socket.is_open()) {
                     require(errno != ECONNREFUSED, ncclRemoteError,
-                            "rank {} finds rank {} of this host gone: its process ended, or gave up meeting", rank_,
+                            "rank {} lost rank {} of this host during setup: its process ended or timed out", rank_,
                             peer);
                     dial_again(peer, std::strerror(errno));
                     continue;

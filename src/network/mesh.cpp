@@ -115,7 +115,7 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
         release(lock, region);  // who knows all announcements may be writing already
         check_locked();
         require(gone.empty(), ncclRemoteError, "rank {} registers memory: {}", rank(), gone);
-        fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to register the same memory", rank(),
+        fail(ncclRemoteError, "rank {} timed out after {} ms waiting for ranks {} to register the same memory", rank(),
              timeout_ns / 1'000'000, missing);
     }
     return region;
@@ -150,7 +150,7 @@ void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
         region->remote = {};
     } else {
         // Whoever still has a pointer to it must find it; it ends with the communicator.
-        fail_all(fmt::format("memory was deregistered while {} transfers of it did not end", region->uses));
+        fail_all(fmt::format("memory was deregistered while {} of its transfers were pending", region->uses));
     }
 }
 
@@ -238,10 +238,10 @@ void Mesh::look_for_stalls(uint64_t now) {
         if (state.waits == 0 || now < state.last_change_ns) continue;
         const uint64_t quiet_ns = now - state.last_change_ns;
         if (!transport_.is_there(peer) && quiet_ns > kGraceNs) {
-            fail_peer(peer, fmt::format("rank {} left while {} transfers waited for it", peer, state.waits));
+            fail_peer(peer, fmt::format("rank {} left while {} transfers with it were pending", peer, state.waits));
         } else if (quiet_ns >= config_.progress_timeout_ns) {
-            fail_peer(peer, fmt::format("rank {} accepted no data for {} ms: {} transfers wait for it", peer,
-                                        quiet_ns / 1'000'000, state.waits));
+            fail_peer(peer, fmt::format("rank {} accepted no data for {} ms while {} transfers with it were pending",
+                                        peer, quiet_ns / 1'000'000, state.waits));
         }
     }
 }
@@ -252,7 +252,7 @@ void Mesh::on_departure(const Departure& departure) {
     if (departure.farewell.in_order) {
         const uint32_t lost = departure.farewell.because_of;
         if (config_.outlives_ranks || lost >= num_ranks() || lost == rank()) return;
-        return fail_peer(lost, fmt::format("rank {} is lost, says rank {}, which has left", lost, departure.rank));
+        return fail_peer(lost, fmt::format("rank {} reported that it lost rank {}, and left", departure.rank, lost));
     }
     state.gone_reason = departure.farewell.reason;
     if (!config_.outlives_ranks)

@@ -81,7 +81,8 @@ void Mesh::on_reply(const FrameHeader& header, Payload& payload) {
     const bool fitting = operation != nullptr && operation->peer == header.source &&
                          fits(header.offset, header.length, operation->bytes) &&
                          header.length <= operation->bytes - operation->begun;
-    if (!fitting) return fail_peer(header.source, fmt::format("rank {} answers what nobody asked", header.source));
+    if (!fitting)
+        return fail_peer(header.source, fmt::format("rank {} sent a reply that matches no pending get", header.source));
     operation->begun += header.length;
     note_change(header.source);
     land(header, *operation->region, operation->address + header.offset, payload);
@@ -96,7 +97,8 @@ void Mesh::on_refusal(const FrameHeader& header) {
 void Mesh::on_note(const FrameHeader& header, const Payload& payload) {
     auto& notes = peers_[header.source].notes;
     if (payload.data() == nullptr || notes.size() >= kMaxEarly) {
-        return fail_peer(header.source, fmt::format("rank {} sends notes that nobody can take", header.source));
+        return fail_peer(header.source, fmt::format("rank {} sent an invalid host message, or more than {} unread ones",
+                                                    header.source, kMaxEarly));
     }
     notes[header.value].assign(payload.data(), payload.data() + payload.bytes());
 }
@@ -181,7 +183,7 @@ void Mesh::put_landed(const FrameHeader& header) {
     Inlet& inlet = this->inlet(header.context, header.source);
     if (!inlet.landed.land(header.number)) {
         return fail_peer(header.source,
-                         fmt::format("rank {} sends frame {} of context {} twice, or far ahead of all others",
+                         fmt::format("rank {} sent frame {} of context {} twice or outside the receive window",
                                      header.source, header.number, header.context));
     }
     if (inlet.signals.empty()) {

@@ -71,7 +71,7 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
     }
     if (has_signal && !is_late) check_span({signal.region, signal.offset, kSignalBytes}, "signal", peer, true);
     require(!has_signal || signal.offset % kSignalBytes == 0, ncclInvalidArgument,
-            "the signal's offset is {}: it must be a multiple of {}", signal.offset, kSignalBytes);
+            "the signal's offset is {}, allowed: multiples of {}", signal.offset, kSignalBytes);
 
     Operation* operation = start(Operation::Kind::kPut, context, peer, is_late);
     if (is_late || (source.bytes == 0 && !has_signal)) {

@@ -23,6 +23,7 @@ constexpr uint64_t kConnectNs = 5'000'000'000;
 // s.
 constexpr uint64_t kChallengeNs = 20'000'000'000;
 constexpr uint64_t kRetryNs = 20'000'000;
+constexpr const char* kOtherSecret = "its CROSSDOCK_SECRET differs: set the same value on all ranks";
 
 // Waits for the socket; false: the deadline has passed.
 bool await(const Socket& socket, short events, uint64_t deadline_ns) {
@@ -63,7 +64,7 @@ class Guest {
             const timespec pause{0, static_cast<long>(kRetryNs / 2 + random_secret()[0] % kRetryNs)};
             nanosleep(&pause, nullptr);
         }
-        fail(ncclRemoteError, "rank {} waited {} ms for rank 0 at {}: {}", rendezvous_.rank,
+        fail(ncclRemoteError, "rank {} timed out after {} ms waiting for rank 0 at {}: {}", rendezvous_.rank,
              rendezvous_.timeout_ns / 1'000'000, rendezvous_.address, reason_);
     }
 
@@ -104,13 +105,12 @@ class Guest {
         if (!send_all(socket, bytes_of(hello), deadline_ns_) ||
             !receive_all(socket, std::as_writable_bytes(std::span(&reply, 1)), deadline_ns_))
             return give_up(cpu::steady_now_ns() < deadline_ns_ ? "it closed the connection"
-                                                               : "it took this rank in, but other ranks did not come");
+                                                               : "it accepted this rank, but other ranks did not come");
         if (reply.magic != kRendezvousMagic) return give_up("it speaks another protocol");
         reply.text[sizeof(reply.text) - 1] = '\0';
         if (reply.code != ncclSuccess) {
             // Anybody may listen there while rank 0 does not: only who knows the secret can refuse.
-            if (reply.proof != proof_of(secret_, reply, {}, hello.nonce))
-                return give_up("it does not know this rank's CROSSDOCK_SECRET, which must be the same everywhere");
+            if (reply.proof != proof_of(secret_, reply, {}, hello.nonce)) return give_up(kOtherSecret);
             fail(static_cast<ncclResult_t>(reply.code), "rank {} was refused by rank 0: {}", rendezvous_.rank,
                  reply.text);
         }
@@ -118,8 +118,7 @@ class Guest {
         if (reply.num_ranks != cards.size() ||
             !receive_all(socket, std::as_writable_bytes(std::span(cards)), deadline_ns_))
             return give_up("its reply broke off");
-        if (reply.proof != proof_of(secret_, reply, cards, hello.nonce))
-            return give_up("it does not know this rank's CROSSDOCK_SECRET, which must be the same everywhere");
+        if (reply.proof != proof_of(secret_, reply, cards, hello.nonce)) return give_up(kOtherSecret);
         return Attendance{std::move(listener), std::move(cards)};
     }
 

@@ -150,8 +150,8 @@ class First {
             });
             if (!came) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
         }
-        std::string message = fmt::format("rank 0 waited {} ms at {} for ranks {}", rendezvous_.timeout_ns / 1'000'000,
-                                          rendezvous_.address, missing);
+        std::string message = fmt::format("rank 0 timed out after {} ms waiting at {} for ranks {}",
+                                          rendezvous_.timeout_ns / 1'000'000, rendezvous_.address, missing);
         if (num_without_secret_ > 0)
             message += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
         message += door_.trouble();

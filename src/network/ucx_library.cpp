@@ -32,16 +32,14 @@ UcxLibrary open_library() {
     void* library = is_the_programs ? loaded : dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
         const char* reason = dlerror();
-        fail(ncclInvalidUsage,
-             "no UCX: {} is {}, and opening it failed ({}). UCX 1.13 or newer (Debian's libucx0) carries shared memory "
-             "between ranks of one host, and RDMA",
-             kVariable, is_named ? named : "not set (so libucp.so.0)", reason != nullptr ? reason : "no reason given");
+        fail(ncclInvalidUsage, "cannot open UCX: {} is {} ({}): install UCX 1.13 or newer (Debian: libucx0)", kVariable,
+             is_named ? named : "not set (so libucp.so.0)", reason != nullptr ? reason : "no reason given");
     }
     UcxLibrary found;
     // UCX's own libraries come with the one that was opened, and are searched with it.
     const auto resolve = [&](auto& function, const char* name) {
         void* symbol = dlsym(library, name);
-        require(symbol != nullptr, ncclInvalidUsage, "{} lacks {}: it is no UCX 1.13 or newer", file, name);
+        require(symbol != nullptr, ncclInvalidUsage, "{} lacks {}: UCX 1.13 or newer is needed", file, name);
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
     };
 #define CROSSDOCK_UCX_RESOLVE(name) resolve(found.name, #name);

@@ -224,11 +224,11 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
         {kRank, "is no rank of the communicator"},
         {kSignal, "signal 4 is out of range: the device communicator has 4"},
         {kCounter, "counter 2 is out of range: the device communicator has 2"},
-        {kContext, "context 2, must be in 0..1"},
+        {kContext, "context 2, allowed: 0..1"},
         {kBarrier, "barrier 2, but the device communicator has 2 of them"},
         {kLsaPeer, "peer 2 is outside of the LSA team of ranks 0..1"},
-        {kBits, "65 bits, must be in 1..64"},
-        {kMask, "that lacks it"},
+        {kBits, "65 bits, allowed: 1..64"},
+        {kMask, "expected a mask that includes the calling lane"},
         {kGetBytes, "get at threads_test.cpp:"},
         {kGetBytes, "offset 4096 and 4 bytes, allowed: within the window's 4096 bytes"},
         {kGetPeer, "peer -1 is outside of the team of 2 ranks"},
@@ -237,7 +237,7 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
         {kRequest, "the request is not one that flushAsync of context 0 has made"},
         {kForeignRequest, "the request is not one that flushAsync of context 0 has made"},
         {kVaWindow, "is not a window registered with this communicator"},
-        {kVaOffset, "a VA signal at offset 12, must be a multiple of 8"},
+        {kVaOffset, "a VA signal at offset 12, allowed: multiples of 8"},
         {kNoMultimem, "made without multimem"},
         {kNoWindowThere, "no window of this rank contains"},
         {kVaEnd, "offset 4092 and 8 bytes, allowed: within the window's 4096 bytes"},
@@ -298,8 +298,8 @@ TEST(DeviceApi, RequirementsAreChecked) {
         });
     };
     using Reqs = ncclDevCommRequirements&;
-    EXPECT_NE(create([](Reqs reqs, int) { reqs.ginSignalCount = 1; }).find("must be FULL or RAIL"), std::string::npos);
-    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaBarrierCount = -1; }).find("lsaBarrierCount is -1, must be in 0.."),
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.ginSignalCount = 1; }).find("expected FULL or RAIL"), std::string::npos);
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaBarrierCount = -1; }).find("lsaBarrierCount is -1, allowed: 0.."),
               std::string::npos);
     EXPECT_NE(create([](Reqs reqs, int rank) { reqs.lsaBarrierCount = rank; }).find("rank 1 and rank 0 differ"),
               std::string::npos);
@@ -307,10 +307,10 @@ TEST(DeviceApi, RequirementsAreChecked) {
     misaligned.bufferAlign = 96 * 2;
     EXPECT_NE(create([](Reqs reqs, int) {
                   reqs.resourceRequirementsList = &misaligned;
-              }).find("bufferAlign of a requirement is 192, must be a power of two"),
+              }).find("bufferAlign of a requirement is 192, allowed: powers of two"),
               std::string::npos);
     static ncclTeamRequirements too_wide = {nullptr, ncclTeam{3, 0, 1}, true, nullptr};
-    EXPECT_NE(create([](Reqs reqs, int) { reqs.teamRequirementsList = &too_wide; }).find("must be within the LSA team"),
+    EXPECT_NE(create([](Reqs reqs, int) { reqs.teamRequirementsList = &too_wide; }).find("of an LSA team"),
               std::string::npos);
     EXPECT_NE(create([](Reqs reqs, int) { reqs.lsaLLA2ABlockCount = 1; }).find("use ncclLLA2ACreateRequirement"),
               std::string::npos);
@@ -374,8 +374,10 @@ TEST(DeviceApi, AWaitThatExpiresEndsTheKernel) {
                                                                  ncclGin gin(comm, 0);
                                                                  gin.waitSignal(ncclCoopCta(), 3, 7);
                                                              }));
-    EXPECT_NE(failure.find("rank 0, block 0, thread 0 waited 50 ms for signal 3 of context 0 at threads_test.cpp:"),
-              std::string::npos)
+    EXPECT_NE(
+        failure.find(
+            "rank 0, block 0, thread 0 timed out after 50 ms waiting for signal 3 of context 0 at threads_test.cpp:"),
+        std::string::npos)
         << failure;
     EXPECT_NE(failure.find("expected 7, seen 0"), std::string::npos) << failure;
     // So are loops of the kernel's own.
@@ -386,7 +388,7 @@ TEST(DeviceApi, AWaitThatExpiresEndsTheKernel) {
                                          while (cuda::atomic_ref<int>(*word).load(cuda::memory_order_acquire) == 0) {
                                          }
                                      }));
-    EXPECT_NE(own.find("waited 50 ms in a loop of its own"), std::string::npos) << own;
+    EXPECT_NE(own.find("timed out after 50 ms waiting in a loop of its own"), std::string::npos) << own;
     unsetenv("CROSSDOCK_GIN_TIMEOUT_MS");
 }
 

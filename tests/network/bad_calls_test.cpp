@@ -35,18 +35,18 @@ TEST(BadCalls, AreRefusedWithAMessage) {
                     {"the source names no registered memory"});
             refused(table.put_signal(contexts, 0, 0, memory, 8, 0, memory, 1, 4, memory, 1, plugin::kSignalAdd, true,
                                      &request),
-                    {"the signal's offset is 4", "multiple of 8"});
+                    {"the signal's offset is 4", "multiples of 8"});
             refused(table.put_signal(contexts, 0, 0, memory, 8, 0, memory, 1, 2000, memory, 1, plugin::kSignalAdd, true,
                                      &request),
                     {"the signal is 8 bytes from offset 2000"});
             refused(table.put_signal(contexts, 0, 0, memory, 8, 0, memory, 1, 0, memory, 1, 3, true, &request),
-                    {"signal operation 3", "1 (increment)", "2 (add)"});
+                    {"signal operation is 3", "1 (increment)", "2 (add)"});
             refused(table.get(contexts, 0, 1993, memory, 8, 0, memory, 1, &request), {"the remote memory"});
             refused(table.get(contexts, 0, 0, memory, 1008, 0, memory, 1, &request), {"the local memory"});
             void* other = nullptr;
-            refused(table.register_memory(session.comm(), bytes.data(), 8, 7, 0, &other), {"type 7", "1 (host)"});
+            refused(table.register_memory(session.comm(), bytes.data(), 8, 7, 0, &other), {"type is 7", "1 (host)"});
             plugin::Config14 config{0, -1};
-            refused(table.create_context(session.comm(), &config, &other), {"0 contexts", "at least 1"});
+            refused(table.create_context(session.comm(), &config, &other), {"nContexts is 0", "1 and more"});
             config.num_contexts = 5000;
             refused(table.create_context(session.comm(), &config, &other), {"5000 contexts", "4096"});
         }
@@ -77,7 +77,8 @@ TEST(BadCalls, RegisteringAloneEnds) {
             void* memory = nullptr;
             const ncclResult_t result =
                 session.table().register_memory(session.comm(), bytes.data(), 8, plugin::kPointerHost, 0, &memory);
-            expect_refused(rank, result, ncclRemoteError, {"rank 0 waited 2000 ms for ranks 1 to register"});
+            expect_refused(rank, result, ncclRemoteError,
+                           {"rank 0 timed out after 2000 ms waiting for ranks 1 to register"});
         }
         rank.barrier();
     });

@@ -274,7 +274,7 @@ TEST(BadPeersFrames, AnswersNeedQuestions) {
             header.length = 8;
             rogue.send(header, std::vector<std::byte>(8));
         },
-        {"rank 1 answers what nobody asked"});
+        {"rank 1 sent a reply that matches no pending get"});
 }
 
 TEST(BadPeersFrames, NumbersCountOnce) {
@@ -285,7 +285,7 @@ TEST(BadPeersFrames, NumbersCountOnce) {
             rogue.send(header, std::vector<std::byte>(8));
             rogue.send(header, std::vector<std::byte>(8));
         },
-        {"rank 1 sends frame 0 of context 0 twice"});
+        {"rank 1 sent frame 0 of context 0 twice"});
     run_rogue(
         [](RogueRank& rogue) {
             FrameHeader header = put_header();
@@ -293,7 +293,7 @@ TEST(BadPeersFrames, NumbersCountOnce) {
             header.number = uint64_t{1} << 50;
             rogue.send(header, std::vector<std::byte>(8));
         },
-        {"rank 1 sends frame", "far ahead"});
+        {"rank 1 sent frame", "outside the receive window"});
 }
 
 // Other processes may write into a worker of UCX's. Frames without the key are not looked at, whatever they say; ranks

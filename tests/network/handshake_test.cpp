@@ -255,7 +255,7 @@ TEST(Handshake, RecordedGreetingsAreWorthNothing) {
         std::byte next;
         EXPECT_FALSE(receive_all(socket, std::span(&next, 1)));
     });
-    EXPECT_EQ(place.fail_as(1, 2 * kSecond), "rank 1 waited 2000 ms to be connected with ranks 0");
+    EXPECT_EQ(place.fail_as(1, 2 * kSecond), "rank 1 timed out after 2000 ms connecting to ranks 0");
     stranger.join();
 }
 
@@ -325,10 +325,10 @@ TEST(Handshake, TheLatestConnectionOfARankCounts) {
 
 TEST(Handshake, WhoDoesNotComeIsNamed) {
     Place place(3);
-    EXPECT_EQ(place.fail_as(2, kSecond / 5), "rank 2 waited 200 ms to be connected with ranks 0, 1");
+    EXPECT_EQ(place.fail_as(2, kSecond / 5), "rank 2 timed out after 200 ms connecting to ranks 0, 1");
     const std::string where = to_string(place.addresses[2].endpoint);
     EXPECT_EQ(place.fail_as(1, kSecond / 5),
-              "rank 1 waited 200 ms to be connected with ranks 0, 2; rank 2 (" + where + "): Connection refused");
+              "rank 1 timed out after 200 ms connecting to ranks 0, 2; rank 2 (" + where + "): Connection refused");
 }
 
 // A rank that ends while ranks meet is named at once, whether it was met already or not.
@@ -336,7 +336,7 @@ TEST(Handshake, WhoEndsIsNamedAtOnce) {
     const auto start = std::chrono::steady_clock::now();
     Place gone(2, Reach::kLocal);
     gone.listeners.pop_back();
-    EXPECT_NE(gone.fail_as(0, 60 * kSecond).find("rank 0 finds rank 1 of this host gone"), std::string::npos);
+    EXPECT_NE(gone.fail_as(0, 60 * kSecond).find("rank 0 lost rank 1 of this host"), std::string::npos);
 
     Place place(3);
     std::thread rank_1([&] { place.fail_as(1, kSecond); });  // it waits for rank 2, gives up and closes its links

@@ -92,11 +92,11 @@ TEST(Rendezvous, WhoDoesNotComeIsNamed) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 4, kSecond / 2));
     auto second = start(meeting(address, 2, 4));
-    expect_words(first.get().message, {"rank 0 waited 500 ms", "for ranks 1, 3"});
+    expect_words(first.get().message, {"rank 0 timed out after 500 ms", "for ranks 1, 3"});
     // Also to those who came.
     expect_words(second.get().message, {"rank 2", "for ranks 1, 3"});
     expect_words(start(meeting(free_address(), 1, 2, kSecond / 4)).get().message,
-                 {"rank 1 waited 250 ms for rank 0 at 127.0.0.1:", "refused"});
+                 {"rank 1 timed out after 250 ms waiting for rank 0 at 127.0.0.1:", "refused"});
 }
 
 TEST(Rendezvous, ContradictionsAreNamed) {
@@ -178,7 +178,8 @@ TEST(Rendezvous, TheSecretIsNeeded) {
     auto first = start(meeting(address, 0, 2, kSecond));
     Rendezvous wrong = meeting(address, 1, 2, kSecond / 2);
     wrong.secret = "another";
-    expect_words(start(wrong).get().message, {"rank 1 waited 500 ms for rank 0", "CROSSDOCK_SECRET"});
+    expect_words(start(wrong).get().message,
+                 {"rank 1 timed out after 500 ms waiting for rank 0", "CROSSDOCK_SECRET differs"});
     expect_words(first.get().message, {"for ranks 1", "another CROSSDOCK_SECRET"});
 }
 
@@ -216,7 +217,7 @@ TEST(Rendezvous, WhoGoesLeavesItsSeat) {
     auto first = start(meeting(address, 0, 3));
     auto second = start(meeting(address, 1, 3, 3 * kSecond));
     expect_words(start(meeting(address, 2, 4, 5 * kSecond)).get().message, {"num_ranks"});  // rank 0 is there
-    expect_words(second.get().message, {"rank 1 waited 3000 ms"});
+    expect_words(second.get().message, {"rank 1 timed out after 3000 ms"});
     second = start(meeting(address, 1, 3));
     expect_all(start(meeting(address, 2, 3)).get(), 3);
     expect_all(first.get(), 3);

@@ -295,7 +295,7 @@ TEST(Processes, AKilledJoinerIsSucceeded) {
     ASSERT_EQ(waitid(P_PID, static_cast<id_t>(killed), &info, WEXITED | WNOWAIT), 0);
     // It is missed, not counted among those who came.
     EXPECT_EQ(crossdockCommInitRank(&comm, 3, id, 2), ncclRemoteError);
-    EXPECT_TRUE(mentions({"rank 2 waited 1 ms for ranks 1 to join"})) << last_error();
+    EXPECT_TRUE(mentions({"rank 2 timed out after 1 ms waiting for ranks 1 to join"})) << last_error();
     unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
     EXPECT_FALSE(succeeds(killed));
     const pid_t second = fork_rank(joins, id, 1);
@@ -320,11 +320,12 @@ TEST(Processes, AStoppedJoinerIsNamed) {
     ncclComm_t comm = nullptr;
     alarm(20);  // a hang ends the test
     EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 0), ncclRemoteError);
-    EXPECT_TRUE(mentions({"rank 0 waited for process ", std::to_string(stopped).c_str(), "stopped"})) << last_error();
+    EXPECT_TRUE(mentions({"rank 0 timed out waiting for process ", std::to_string(stopped).c_str(), "stopped"}))
+        << last_error();
     kill(stopped, SIGKILL);
     EXPECT_FALSE(succeeds(stopped));
     EXPECT_EQ(crossdockCommInitRank(&comm, 2, id, 0), ncclRemoteError);
-    EXPECT_TRUE(mentions({"rank 0 waited 50 ms for ranks 1 to join"})) << last_error();
+    EXPECT_TRUE(mentions({"rank 0 timed out after 50 ms waiting for ranks 1 to join"})) << last_error();
     alarm(0);
     unsetenv("CROSSDOCK_JOIN_TIMEOUT_MS");
 }

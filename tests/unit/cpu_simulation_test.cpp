@@ -341,7 +341,7 @@ TEST(SlotChecker, SeesASlotWrittenBeforeItIsFree) {
 TEST(SlotChecker, SeesReadsOfWhatWasNotWritten) {
     expect_mentions(message_of([] { run_checked([](ProtocolChecker& c, Warp&) { c.slot_read(0, nullptr, 1, 5, 2); }); },
                                ncclInternalError),
-                    {"slot 5", "nobody"});
+                    {"slot 5", "never written"});
     expect_mentions(message_of(
                         [] {
                             run_checked([](ProtocolChecker& c, Warp&) {

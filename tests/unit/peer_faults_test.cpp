@@ -113,7 +113,7 @@ TEST(PeerFaults, AMessageSaysWhatTheNumberIs) {
     expect_words(describe(fault_of(PeerFaultKind::kDisagrees, PeerNumber::kWindowOffset, folded_window_offset(4096),
                                    folded_window_offset(64 << 20)),
                           0, "HT"),
-                 {"byte 4096 of its window on rank 0", "byte 67108864 on rank 3"});
+                 {"win_offset of the tensor of rows is 4096 on rank 0", "67108864 on rank 3"});
 }
 
 // What needs fewer bits than a term has is told apart always and read again; what needs more, nearly always, also where

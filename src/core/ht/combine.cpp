@@ -65,7 +65,7 @@ void HtHandle::combine(const ncclEpCombineInputs_t* caller_inputs, const ncclEpC
     memory.writes(target);
     expect_absent(inputs.scales, "inputs->scales", "in HT mode");
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || tokens.window || tokens.num_elements() == 0,
-            ncclInvalidArgument, "the group's zero_copy is on: inputs->tokens must be window-backed");
+            ncclInvalidArgument, "the group's zero_copy is on: expected window-backed inputs->tokens");
     learn_total(false);
     if (total_) expect_rows(tokens, false);
 

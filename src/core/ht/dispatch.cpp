@@ -147,8 +147,9 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         expect_rows_of_granules(out_scales);
         const size_t scale_bytes = shared_row_bytes(scales, out_scales);
         require(scale_bytes <= config.max_token_bytes - row_bytes, ncclInvalidArgument,
-                "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", row_bytes, scale_bytes,
-                config.max_token_bytes);
+                "outputs->tokens has rows of {} bytes and {} bytes of scales, allowed: together at most "
+                "max_token_bytes ({})",
+                row_bytes, scale_bytes, config.max_token_bytes);
         args.scale_bytes = static_cast<uint32_t>(scale_bytes);
         args.common.terms = args.common.terms.with_folded(Term::kScaleUnits, scale_bytes / kRowUnitBytes);
         require(target.window.has_value() == out_scales.window.has_value() || target.num_elements() == 0,
@@ -165,7 +166,7 @@ void HtHandle::read_dispatch_tensors(const ncclEpDispatchInputs_t& inputs, const
         scale_window_bytes = out_scales.window_bytes;
     }
     require(config.zero_copy != NCCL_EP_ZERO_COPY_ON || target.window || target.num_elements() == 0,
-            ncclInvalidArgument, "the group's zero_copy is on: outputs->tokens must be window-backed");
+            ncclInvalidArgument, "the group's zero_copy is on: expected window-backed outputs->tokens");
     args.common.has_windows = !is_expert_major() && target.window && (!with_scales || scale_window);
     if (!args.common.has_windows) return;
     args.token_windows = *target.window;

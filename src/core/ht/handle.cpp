@@ -221,7 +221,10 @@ uint32_t HtHandle::num_received(cudaStream_t stream) {
     group_->expect_working();
     expect_routing(stream, nullptr, nullptr);
     learn_total(true);
-    require(total_.has_value(), ncclInvalidUsage, "the number of received rows of a captured update is not known here");
+    require(
+        total_.has_value(), ncclInvalidUsage,
+        "the handle's update was captured into a graph, so the host does not know the number of received rows: read "
+        "recv_total_counter");
     return std::min(*total_, budget());
 }
 
@@ -231,16 +234,18 @@ void HtHandle::complete(const ncclEpCompleteConfig_t* config, cudaStream_t) {
 }
 
 void HtHandle::set_sums(crossdockSums_t) {
-    fail(ncclInvalidUsage, "the handle is of an HT group: sums apply to LL expert-major handles");
+    fail(ncclInvalidUsage,
+         "the handle belongs to an HT group, allowed for crossdockHandleSetSums: LL expert-major handles");
 }
 
 void HtHandle::rebind(const ncclEpTensor_t*) {
     fail(ncclInvalidUsage,
-         "the handle is of an HT group, whose updates copy topk_idx: only LL expert-major handles are bound anew");
+         "the handle belongs to an HT group, allowed for crossdockHandleRebind: LL expert-major handles");
 }
 
 void HtHandle::sources(const ncclEpTensor_t*, const ncclEpTensor_t*, cudaStream_t) {
-    fail(ncclInvalidUsage, "the handle is of an HT group: sources are told by LL expert-major handles");
+    fail(ncclInvalidUsage,
+         "the handle belongs to an HT group, allowed for crossdockHandleSources: LL expert-major handles");
 }
 
 void HtHandle::dropped_tokens(uint64_t* count, cudaStream_t stream) {

@@ -65,9 +65,11 @@ LlGeometry ll_geometry(const GroupConfig& config, uint32_t ll128_tokens, ncclEpL
     geometry.num_buffers = config.zero_copy == NCCL_EP_ZERO_COPY_ON ? kFewestBuffers : kNumBuffers;
     geometry.cells_per_token = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? topk : std::min(topk, config.num_ranks);
     constexpr uint64_t kLargestBytes = uint64_t{1} << 48;
-    require(geometry.num_rows() < kLargestBytes / geometry.row_stride() / kNumBuffers, ncclInvalidArgument,
-            "config->max_token_bytes {} with {} tokens per rank, {} ranks and top-{} needs more than 2^48 bytes",
-            config.max_token_bytes, config.max_tokens, config.num_ranks, topk);
+    require(
+        geometry.num_rows() < kLargestBytes / geometry.row_stride() / kNumBuffers, ncclInvalidArgument,
+        "config->max_token_bytes is {}, which needs more than 2^48 bytes with {} tokens per rank, {} ranks and top-{}: "
+        "lower it or max_dispatch_tokens_per_rank",
+        config.max_token_bytes, config.max_tokens, config.num_ranks, topk);
     // Kernels number what arrives on a rank with 32 bits: choices, and the rows of its experts.
     const uint32_t a_slot = layout == NCCL_EP_LAYOUT_EXPERT_MAJOR ? std::max(topk, config.experts_per_rank()) : topk;
     require(geometry.num_slots() * a_slot <= INT32_MAX, ncclInvalidArgument,

@@ -64,8 +64,8 @@ void LlHandle::dispatch(const ncclEpDispatchInputs_t* caller_inputs, const ncclE
     if (may_be_direct && token_window) args.direct |= kDirectTokens, args.token_windows = *token_window;
     if (may_be_direct && scale_window) args.direct |= kDirectScales, args.scale_windows = *scale_window;
     require(group_->config().zero_copy != NCCL_EP_ZERO_COPY_ON || args.direct != 0, ncclInvalidArgument,
-            "the group's zero_copy is on: outputs->tokens or outputs->scales must be window-backed (scales: at a "
-            "multiple of {} bytes), with rank-major layout and recipe none or forward",
+            "the group's zero_copy is on: expected window-backed outputs->tokens or outputs->scales (scales: at a "
+            "multiple of {} bytes), rank-major layout and recipe none or forward",
             kRowGranule);
     args.common.set(Term::kRouting, window_term(args.direct, token_place, scale_place));
     const LaunchShape shape = plan_ll_dispatch(*group_, args);
@@ -154,9 +154,10 @@ void LlHandle::read_dispatch_scales(const ncclEpDispatchInputs_t& inputs, const 
         scale_place = target.window_place;
     }
     memory.writes(target);
-    require(args.row_bytes + target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
-            "a row of {} bytes with {} bytes of scales exceeds max_token_bytes ({})", args.row_bytes,
-            target.row_bytes(), config.max_token_bytes);
+    require(
+        args.row_bytes + target.row_bytes() <= config.max_token_bytes, ncclInvalidArgument,
+        "outputs->tokens has rows of {} bytes and {} bytes of scales, allowed: together at most max_token_bytes ({})",
+        args.row_bytes, target.row_bytes(), config.max_token_bytes);
     args.out_scales = target.data;
     args.scale_bytes = static_cast<uint32_t>(target.row_bytes());
 }

@@ -89,7 +89,7 @@ LlCommon LlHandle::common(OperationKind operation, bool send_only) const {
 void LlHandle::update(const ncclEpTensor_t* caller, const ncclEpLayoutInfo_t* layout_info, cudaStream_t) {
     group_->expect_working();
     require(layout_info == nullptr, ncclInvalidArgument,
-            "layout_info must be NULL in LL mode: pass it to ncclEpDispatch");
+            "layout_info is not NULL, expected NULL in LL mode: pass it to ncclEpDispatch");
     const Routing routing = read_routing(caller, kAnySize, "[tokens, the handle's top-k]");
     expect_none_pending();
     has_routing_ = true;
@@ -198,13 +198,13 @@ void LlHandle::finish_pending(uint32_t halves, cudaStream_t stream) {
 }
 
 void LlHandle::dropped_tokens(uint64_t*, cudaStream_t) {
-    fail(ncclInvalidUsage, "the handle is of an LL group: dropped tokens are counted by updates of HT handles");
+    fail(ncclInvalidUsage, "the handle belongs to an LL group, allowed for crossdockHandleDroppedTokens: HT handles");
 }
 
 void LlHandle::sources(const ncclEpTensor_t* caller_tokens, const ncclEpTensor_t* caller_ranges, cudaStream_t stream) {
     group_->expect_working();
     require(is_expert_major(), ncclInvalidUsage,
-            "the handle's layout is rank-major, whose rows lie by source: sources are told by expert-major handles");
+            "the handle's layout is rank-major, allowed for crossdockHandleSources: expert-major");
     require(dispatched_.has_value() && !std::holds_alternative<Pending<LlDispatch>>(pending_), ncclInvalidUsage,
             "the handle has no finished dispatch: call ncclEpDispatch, and ncclEpComplete after send_only");
     const GroupConfig& config = group_->config();

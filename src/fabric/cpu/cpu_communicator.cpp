@@ -82,12 +82,11 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
         PostLabel found;
         std::byte* target = all + static_cast<size_t>(peer) * stride;
         const auto seen = exchange_->read(peer, number, found, target, chunk_bytes);
-        require(seen != PostSeen::kGone, ncclRemoteError, "rank {} did not wait for rank {} in {}", peer, rank_,
-                label.what);
+        require(seen != PostSeen::kGone, ncclRemoteError, "rank {} timed out in {} before rank {} arrived", peer,
+                label.what, rank_);
         require(seen == PostSeen::kNotYet || found == label, ncclInvalidUsage,
                 "rank {} is in {} with {} bytes while rank {} is in {} with {} bytes: every rank makes the same calls "
-                "in the same "
-                "order",
+                "in the same order",
                 rank_, label.what, label.total_bytes, peer, found.what, found.total_bytes);
         return seen == PostSeen::kRead;
     };
@@ -101,8 +100,8 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
                 const std::string reason = why_gone(peer);
                 if (reason.empty()) return false;
                 // Its last act may have been the post that we wait for, which can be read once.
-                require(has_come(peer), ncclRemoteError, "rank {} waited in {} for rank {}: {}", rank_, label.what,
-                        peer, reason);
+                require(has_come(peer), ncclRemoteError, "rank {} in {} lost rank {}: {}", rank_, label.what, peer,
+                        reason);
                 return true;
             });
             return missing.empty();
@@ -111,8 +110,8 @@ void CpuCommunicator::gather_chunk(uint64_t number, const PostLabel& label, std:
     };
     if (executor_->wait(ready, deadline_ns)) return;
     require(!is_killed(), ncclRemoteError, "rank {} was killed by fault injection in {}", rank_, label.what);
-    fail(ncclRemoteError, "rank {} waited {} ms in {} for {}", rank_, (executor_->now_ns() - start_ns) / 1'000'000,
-         label.what, list_of(missing));
+    fail(ncclRemoteError, "rank {} timed out after {} ms in {}, waiting for {}", rank_,
+         (executor_->now_ns() - start_ns) / 1'000'000, label.what, list_of(missing));
 }
 
 void CpuCommunicator::require_same_size(const std::vector<uint64_t>& bytes, const char* what) const {

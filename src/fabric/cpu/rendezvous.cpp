@@ -51,7 +51,7 @@ Mapping map_segment(const IdContents& contents, int num_ranks) {
     require(pread(file.get(), &nonce, sizeof(nonce), ControlSegment::kNonceOffset) == sizeof(nonce) &&
                 nonce == contents.nonce,
             ncclInvalidArgument,
-            "the id is used up: all ranks of its communicator have joined, or its process has ended");
+            "the unique id is no longer valid: all its ranks have joined, or the process that made it has ended");
     return Mapping(file.get(), ControlSegment::bytes(num_ranks));
 }
 
@@ -85,8 +85,9 @@ class SeatsLock {
                 }
             }
             require(holder == 0 || now_ns < deadline_ns, ncclRemoteError,
-                    "rank {} waited for process {}, which is joining, too, and does not go on: is it stopped?", rank,
-                    process_from(holder).number);
+                    "rank {} timed out waiting for process {}, which holds the lock for joining: check whether it is "
+                    "stopped",
+                    rank, process_from(holder).number);
             backoff.idle(deadline_ns);
         }
     }
@@ -141,7 +142,7 @@ ncclUniqueId make_unique_id() {
     std::memcpy(contents.magic, kMagic, sizeof(kMagic));
     contents.process = getpid();
     require(getrandom(&contents.nonce, sizeof(contents.nonce), 0) == sizeof(contents.nonce), ncclSystemError,
-            "no random number for the id: {}", std::strerror(errno));
+            "cannot read random bytes for the unique id: {}", std::strerror(errno));
     // Sparse: pages exist once a rank touches its part.
     FileDescriptor file = make_memory_file(ControlSegment::bytes(ControlSegment::kMaxRanks));
     contents.fd = file.get();
@@ -177,7 +178,8 @@ std::shared_ptr<ControlSegment> join_control_segment(const ncclUniqueId& id, int
         if (!settle_seats(*control, num_ranks)) {
             const std::string missing = missing_ranks(*control, num_ranks);
             control->process_of(rank).store(0);  // no rank may rely on this one
-            fail(ncclRemoteError, "rank {} waited {} ms for ranks {} to join", rank, timeout_ns / 1'000'000, missing);
+            fail(ncclRemoteError, "rank {} timed out after {} ms waiting for ranks {} to join", rank,
+                 timeout_ns / 1'000'000, missing);
         }
     }
     // Also in a process that inherited the descriptor when it was forked.

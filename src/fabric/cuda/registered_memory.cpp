@@ -79,8 +79,8 @@ void RegisteredMemory::map() {
     }
     self_.nccl->check(result, self_.comm, "ncclCommWindowRegister");
     require(window_ != nullptr, ncclInvalidUsage,
-            "NCCL gave no window for {} bytes: it allows no symmetric memory here (NCCL_CUMEM_ENABLE and "
-            "NCCL_WIN_ENABLE must not be 0)",
+            "NCCL gave no window for {} bytes: it allows no symmetric memory here; do not set NCCL_CUMEM_ENABLE or "
+            "NCCL_WIN_ENABLE to 0",
             bytes);
     // No barrier is needed: a peer can map this memory only after this rank has zeroed and registered it.
     peers = peers_of_window(self_, window_);

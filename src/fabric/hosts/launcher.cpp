@@ -51,7 +51,7 @@ std::optional<uint64_t> number_of(const Variables& variables, const char* name, 
     const char* end = text + std::strlen(text);
     const auto [stopped_at, error] = std::from_chars(text, end, value);
     require(error == std::errc{} && stopped_at == end && value >= least && value <= most, ncclInvalidUsage,
-            "{} is '{}', must be a number from {} to {}", name, text, least, most);
+            "{} is '{}', allowed: {}..{}", name, text, least, most);
     return value;
 }
 
@@ -137,16 +137,16 @@ Launch read_launch(const Variables& variables) {
         launch.num_ranks =
             static_cast<int>(required_number(variables, launcher.num_ranks, 1, kMostRanks, launcher.rank));
         launch.rank = static_cast<int>(*number_of(variables, launcher.rank, 0, kMostRanks));
-        require(launch.rank < launch.num_ranks, ncclInvalidUsage, "{} is {}, must be less than {}, which is {}",
+        require(launch.rank < launch.num_ranks, ncclInvalidUsage, "{} is {}, allowed: less than {}, which is {}",
                 launcher.rank, launch.rank, launcher.num_ranks, launch.num_ranks);
         if (const auto local = number_of(variables, launcher.num_local_ranks, 1, kMostRanks)) {
             launch.local_ranks = static_cast<int>(*local);
             require(*local <= static_cast<uint64_t>(launch.num_ranks), ncclInvalidUsage,
-                    "{} is {}, must be at most {}, which is {}", launcher.num_local_ranks, *local, launcher.num_ranks,
+                    "{} is {}, allowed: at most {}, which is {}", launcher.num_local_ranks, *local, launcher.num_ranks,
                     launch.num_ranks);
             const auto local_rank = number_of(variables, launcher.local_rank, 0, kMostRanks);
             require(!local_rank || *local_rank < *local, ncclInvalidUsage,
-                    "{} is {}, must be less than {}, which is {}", launcher.local_rank, local_rank.value_or(0),
+                    "{} is {}, allowed: less than {}, which is {}", launcher.local_rank, local_rank.value_or(0),
                     launcher.num_local_ranks, *local);
         }
         launch.address = address_of(variables, launcher, launch);

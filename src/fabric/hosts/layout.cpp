@@ -24,17 +24,16 @@ HostLayout lay_out(std::span<const uint64_t> hosts, std::span<const std::string>
         }
         for (const Run& earlier : runs) {
             require(hosts[earlier.first] != hosts[each], ncclInvalidUsage,
-                    "rank {} and rank {} run on host {}, and ranks between them elsewhere: ranks of a host must be in "
-                    "a row (mpirun --map-by slot, srun --distribution=block)",
+                    "ranks {} and {} run on host {}, but ranks between them on others: number the ranks host by host "
+                    "(mpirun --map-by slot, srun --distribution=block)",
                     earlier.first, each, names[each]);
         }
         runs.push_back({each, 1});
     }
     for (const Run& run : runs) {
         require(run.num_ranks == runs.front().num_ranks, ncclInvalidUsage,
-                "host {} has {} ranks, host {} has {}: all hosts must have the same number, as NCCL's load/store (LSA) "
-                "teams do",
-                names[runs.front().first], runs.front().num_ranks, names[run.first], run.num_ranks);
+                "host {} has {} ranks, host {} has {}: start the same number on all hosts", names[runs.front().first],
+                runs.front().num_ranks, names[run.first], run.num_ranks);
     }
     HostLayout layout;
     layout.num_ranks = static_cast<int>(hosts.size());

@@ -219,7 +219,7 @@ std::exception_ptr run_fibers(Launch& launch, std::vector<LocalWarp>& warps) {
         if (launch.progress != nullptr && launch.progress->progress()) launch.progressed = true;
         if (!resumed) {
             cause = std::make_exception_ptr(
-                Error(ncclInternalError, "warps wait at a block's barrier that others of the block have left"));
+                Error(ncclInternalError, "block barrier: some warps wait, others of the block have returned"));
             launch.broken = true;
         } else if (launch.progressed) {
             launch.backoff.reset();

@@ -297,7 +297,7 @@ void Scheduler::declare_deadlock() {
             if (waits[static_cast<size_t>(rank)]) ranks += fmt::format("{}{}", ranks.empty() ? "" : ", ", rank);
         }
         deadlock_ =
-            fmt::format("seed {}: deadlock after {} steps: ranks {} wait, without a deadline, for what nobody will do",
+            fmt::format("seed {}: deadlock after {} steps: ranks {} wait without a deadline, and no rank can run",
                         config_.seed, num_steps_, ranks);
     }
     const std::vector<Task*> blocked = blocked_;

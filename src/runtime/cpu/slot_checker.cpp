@@ -28,7 +28,7 @@ void SlotChecker::slot_written(int writer, int owner, const void* memory, int bu
 void SlotChecker::slot_read(int owner, const void* memory, int buffer, uint64_t slot_idx, uint64_t epoch) {
     Slot& slot = slots_[{memory, buffer, slot_idx}];
     if (slot.writer < 0) {
-        violated(fmt::format("rank {} read its slot {} of buffer {} for epoch {}, which nobody has ever written", owner,
+        violated(fmt::format("rank {} read its slot {} of buffer {} for epoch {}, which was never written", owner,
                              slot_idx, buffer, epoch));
     } else if (slot.epoch != epoch) {
         violated(

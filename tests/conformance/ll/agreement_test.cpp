@@ -307,7 +307,7 @@ TEST(Agreement, WindowsThatLieOtherwiseAreNoticed) {
                 caller.synchronize();
                 RANK_CHECK(context, first == ncclInvalidUsage || context.is_gpu(), "{}, \"{}\"", result_name(first),
                            crossdockGetLastError());
-                RANK_REFUSED(context, ncclInvalidUsage, "lie elsewhere in their windows", caller.call(passed));
+                RANK_REFUSED(context, ncclInvalidUsage, "has another window or win_offset", caller.call(passed));
                 RANK_REFUSED(context, ncclInvalidUsage, is_odd ? "than on rank 1" : "on rank 1 than on",
                              caller.call(passed));
                 context.barrier();  // a peer whose call is not over yet may still write

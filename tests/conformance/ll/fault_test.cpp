@@ -179,13 +179,13 @@ TEST(Fault, AFailureIsToldWhenItHappens) {
                         (void)layer.dispatch();
                         context.synchronize(layer.stream());
                         const auto deadline = Clock::now() + std::chrono::seconds(10);
-                        while (context.is_gpu() && !quiet && log.count("rank 0 waited") == 0 &&
+                        while (context.is_gpu() && !quiet && log.count("rank 0 timed out") == 0 &&
                                Clock::now() < deadline) {
                             std::this_thread::yield();
                         }
                         const int expected = context.is_gpu() && !quiet ? 1 : 0;
-                        RANK_CHECK(context, log.count("rank 0 waited") == expected, "printed {} times",
-                                   log.count("rank 0 waited"));
+                        RANK_CHECK(context, log.count("rank 0 timed out") == expected, "printed {} times",
+                                   log.count("rank 0 timed out"));
                         check_failed_group(context, layer, group.get());
                     }
                     context.barrier();
