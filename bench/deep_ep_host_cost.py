@@ -28,7 +28,7 @@ except ImportError:
     print("torch is not installed: skipped")
     sys.exit(77)
 
-from crossdock._core import CopyMaker  # noqa: E402
+from crossdock._core import CopyMaker, forget_arrays  # noqa: E402
 from crossdock.deep_ep import Buffer, ElasticBuffer  # noqa: E402
 
 NUM_EXPERTS, TOPK, HIDDEN = 4, 2, 128
@@ -126,7 +126,7 @@ def handle_pair(group: ep.Group) -> Callable[[], Any]:
         handle.dispatch(x, rows, layout_info=ep.LayoutInfo(expert_counters=counts))
         combined = torch.empty(1, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
         handle.combine(rows, ep.CombineOutputs(tokens=combined, topk_weights=weights))
-        handle.forget_arrays()
+        forget_arrays(handle)
 
     return pair
 

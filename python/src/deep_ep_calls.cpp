@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "collected.h"
+#include "configs.h"
 #include "handle.h"
 #include "routing.h"
 #include "stream.h"
@@ -62,6 +63,55 @@ void take_handle(const LowLatencyForm& form, LowLatencyLease& lease, bool is_cap
     lease.free = found[1];
 }
 
+// Update and dispatch; FP8 where scales is not None.
+void route_and_dispatch(Handle& handle, nb::handle topk_idx, nb::handle tokens, nb::handle rows, nb::handle counters,
+                        nb::handle scales, bool transposed_scales, bool send_only, bool round_scales,
+                        nb::handle stream) {
+    handle.expect_open();
+    CallArrays routing(handle.is_of_cpus(), 1);
+    const ncclEpTensor_t* ids = routing.add(topk_idx, "topk_idx", Access::kRead);
+    CallArrays arrays(handle.is_of_cpus(), 4);
+    auto sent = make_struct<ncclEpDispatchInputs_t>();
+    sent.tokens = arrays.add(tokens, "tokens", Access::kRead);
+    auto received = make_struct<ncclEpDispatchOutputs_t>();
+    received.tokens = arrays.add(rows, "rows", Access::kWrite);
+    received.scales = transposed_scales ? arrays.add_transposed(scales, "scales", Access::kWrite)
+                                        : arrays.add(scales, "scales", Access::kWrite);
+    auto info = make_struct<ncclEpLayoutInfo_t>();
+    info.expert_counters = arrays.add(counters, "counters", Access::kWrite);
+    auto settings = make_struct<ncclEpDispatchConfig_t>();
+    settings.send_only = send_only ? 1 : 0;
+    settings.round_scales = round_scales ? 1 : 0;
+    if (received.scales != nullptr && transposed_scales) {
+        // Version 1's way to ask for FP8: a config that ends before the recipe, and scales by column, described by row.
+        settings.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
+    } else if (received.scales != nullptr) {
+        settings.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
+    }
+    const cudaStream_t where = stream_from(stream, handle.is_of_cpus(), arrays.device());
+    handle.run_dispatch(arrays, send_only, where, [&](ncclEpHandle_t own) {
+        check(ncclEpUpdateHandle(own, ids, nullptr, where));
+        check(ncclEpDispatch(own, &sent, &received, &info, &settings, where));
+    });
+    handle.keep_routing(routing.take());
+}
+
+void combine_weighted(Handle& handle, nb::handle rows, nb::handle topk_weights, nb::handle tokens, bool send_only,
+                      nb::handle stream) {
+    handle.expect_open();
+    CallArrays arrays(handle.is_of_cpus(), 3);
+    auto sent = make_struct<ncclEpCombineInputs_t>();
+    sent.tokens = arrays.add(rows, "rows", Access::kRead);
+    auto received = make_struct<ncclEpCombineOutputs_t>();
+    received.tokens = arrays.add(tokens, "tokens", Access::kWrite);
+    received.topk_weights = arrays.add(topk_weights, "topk_weights", Access::kRead);
+    auto settings = make_struct<ncclEpCombineConfig_t>();
+    settings.send_only = send_only ? 1 : 0;
+    const cudaStream_t where = stream_from(stream, handle.is_of_cpus(), arrays.device());
+    handle.run_combine(arrays, send_only, where,
+                       [&](ncclEpHandle_t own) { check(ncclEpCombine(own, &sent, &received, &settings, where)); });
+}
+
 // The receive half of a split operation, on the stream of the first one.
 class Receive {
   public:
@@ -111,8 +161,8 @@ nb::object dispatch_along(nb::handle object, nb::handle x, nb::handle topk_idx, 
     const nb::object rows = make(form.rows);
     const nb::object scales = form.scales.is_none() ? nb::none() : make(form.scales);
     auto& handle = nb::cast<Handle&>(lease.taken);
-    handle.route_and_dispatch(topk_idx, x, rows, counts, scales, form.transposed_scales, is_split, form.round_scales,
-                              turn.stream());
+    route_and_dispatch(handle, topk_idx, x, rows, counts, scales, form.transposed_scales, is_split, form.round_scales,
+                       turn.stream());
     end_call(lease, handle, form, is_split);
     const nb::object received = scales.is_none() ? rows : nb::object(nb::make_tuple(rows, scales));
     PyObject* numbers = form.numbers.ptr();
@@ -171,7 +221,7 @@ nb::object combine(nb::handle pools, nb::handle x, nb::handle topk_idx, nb::hand
     Turn turn(stream);
     if (!handle.is_usable() || !turn.begin()) return nb::none();
     const nb::object sums = out.is_none() ? nb::cast<const TensorMaker&>(form.sums).make() : nb::borrow(out);
-    handle.combine_weighted(x, topk_weights, sums, is_split, turn.stream());
+    combine_weighted(handle, x, topk_weights, sums, is_split, turn.stream());
     end_call(lease, handle, form, is_split);
     const nb::object event = turn.end({x, topk_idx, topk_weights, sums}, turn.has_streams() && is_capturing());
     return nb::make_tuple(sums, event, receive_half(made, handle, is_split));
@@ -259,6 +309,24 @@ void bind_deep_ep_calls(nb::module_& module) {
     nb::class_<Receive>(module, "Receive", nb::type_slots(collected<Receive>()), "The receive half of an operation.")
         .def("__call__", &Receive::run);
 
+    module.def(
+        "route_and_dispatch", &route_and_dispatch, "handle"_a, "topk_idx"_a, "tokens"_a, "rows"_a, "counters"_a,
+        "scales"_a.none(), "transposed_scales"_a, "send_only"_a, "round_scales"_a, "stream"_a.none() = nb::none(),
+        nb::sig("def route_and_dispatch(handle: Handle, topk_idx: object, tokens: object, rows: object, counters: "
+                "object, scales: object, transposed_scales: bool, send_only: bool, round_scales: bool, stream: object "
+                "= None) -> None"),
+        "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
+        "LayoutInfo's expert_counters. transposed_scales: scales [L, R*M, H / 128] lie in memory as a dense [L, H / "
+        "128, R*M] does, for groups of api_version 1.");
+    module.def("combine_weighted", &combine_weighted, "handle"_a, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
+               "stream"_a.none() = nb::none(),
+               nb::sig("def combine_weighted(handle: Handle, rows: object, topk_weights: object, tokens: object, "
+                       "send_only: bool, stream: object = None) -> None"),
+               "Low latency, expert-major: combine of rows into tokens.");
+    module.def("forget_arrays", &Handle::forget_arrays, "handle"_a,
+               nb::sig("def forget_arrays(handle: Handle) -> None"),
+               "Lets go of the arrays of earlier calls, which on GPUs are kept until the next call. For callers who "
+               "order what they do with that memory by streams, as torch does.");
     module.def(
         "low_latency_dispatch", &dispatch, "forms"_a, "x"_a.none(), "topk_idx"_a.none(), "max_tokens"_a.none(),
         "num_experts"_a.none(), "use_fp8"_a.none(), "round_scale"_a.none(), "is_split"_a,

@@ -48,8 +48,9 @@ void Handle::dispatch(nb::handle inputs, nb::handle outputs, nb::handle layout_i
     const auto settings =
         is_default ? make_struct<ncclEpDispatchConfig_t>() : config_from<ncclEpDispatchConfig_t>(config, fields);
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
-    group_->call([&] { check(ncclEpDispatch(handle_, &sent, &received, info, &settings, where)); });
-    keep(dispatched_, arrays, settings.send_only != 0, where);
+    run_dispatch(arrays, settings.send_only != 0, where, [&](ncclEpHandle_t handle) {
+        check(ncclEpDispatch(handle, &sent, &received, info, &settings, where));
+    });
 }
 
 void Handle::combine(nb::handle inputs, nb::handle outputs, nb::handle config, nb::handle stream,
@@ -63,77 +64,8 @@ void Handle::combine(nb::handle inputs, nb::handle outputs, nb::handle config, n
     const auto settings =
         is_default ? make_struct<ncclEpCombineConfig_t>() : config_from<ncclEpCombineConfig_t>(config, fields);
     const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
-    group_->call([&] { check(ncclEpCombine(handle_, &sent, &received, &settings, where)); });
-    keep(combined_, arrays, settings.send_only != 0, where);
-}
-
-void Handle::route_and_dispatch(nb::handle topk_idx, nb::handle tokens, nb::handle rows, nb::handle counters,
-                                nb::handle scales, bool transposed_scales, bool send_only, bool round_scales,
-                                nb::handle stream) {
-    expect_open();
-    CallArrays routing(is_cpu(*group_), 1);
-    const ncclEpTensor_t* ids = routing.add(topk_idx, "topk_idx", Access::kRead);
-    CallArrays arrays(is_cpu(*group_), 4);
-    auto sent = make_struct<ncclEpDispatchInputs_t>();
-    sent.tokens = arrays.add(tokens, "tokens", Access::kRead);
-    auto received = make_struct<ncclEpDispatchOutputs_t>();
-    received.tokens = arrays.add(rows, "rows", Access::kWrite);
-    received.scales = transposed_scales ? arrays.add_transposed(scales, "scales", Access::kWrite)
-                                        : arrays.add(scales, "scales", Access::kWrite);
-    auto info = make_struct<ncclEpLayoutInfo_t>();
-    info.expert_counters = arrays.add(counters, "counters", Access::kWrite);
-    auto settings = make_struct<ncclEpDispatchConfig_t>();
-    settings.send_only = send_only ? 1 : 0;
-    settings.round_scales = round_scales ? 1 : 0;
-    if (received.scales != nullptr && transposed_scales) {
-        // Version 1's way to ask for FP8: a config that ends before the recipe, and scales by column, described by row.
-        settings.size = NCCL_EP_DISPATCH_CONFIG_V1_SIZE;
-    } else if (received.scales != nullptr) {
-        settings.quant_recipe = NCCL_EP_DISP_QUANT_DS_FP8E3M4;
-    }
-    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
-    group_->call([&] {
-        check(ncclEpUpdateHandle(handle_, ids, nullptr, where));
-        check(ncclEpDispatch(handle_, &sent, &received, &info, &settings, where));
-    });
-    keep_routing(routing.take());
-    keep(dispatched_, arrays, send_only, where);
-}
-
-void Handle::combine_weighted(nb::handle rows, nb::handle topk_weights, nb::handle tokens, bool send_only,
-                              nb::handle stream) {
-    expect_open();
-    CallArrays arrays(is_cpu(*group_), 3);
-    auto sent = make_struct<ncclEpCombineInputs_t>();
-    sent.tokens = arrays.add(rows, "rows", Access::kRead);
-    auto received = make_struct<ncclEpCombineOutputs_t>();
-    received.tokens = arrays.add(tokens, "tokens", Access::kWrite);
-    received.topk_weights = arrays.add(topk_weights, "topk_weights", Access::kRead);
-    auto settings = make_struct<ncclEpCombineConfig_t>();
-    settings.send_only = send_only ? 1 : 0;
-    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
-    group_->call([&] { check(ncclEpCombine(handle_, &sent, &received, &settings, where)); });
-    keep(combined_, arrays, send_only, where);
-}
-
-void Handle::dispatch_rows(nb::handle rows, nb::handle received, nb::handle words, nb::handle received_words,
-                           nb::handle stream) {
-    expect_open();
-    CallArrays arrays(is_cpu(*group_), 4);
-    // Types that the library moves as they are: backward without words, and forward's recipe with them.
-    const ncclDataType_t type = words.is_none() ? ncclBfloat16 : ncclFloat8e4m3;
-    auto inputs = make_struct<ncclEpDispatchInputs_t>();
-    inputs.tokens = arrays.add_rows(rows, "rows", Access::kRead, type);
-    inputs.scales = arrays.add_rows(words, "words", Access::kRead, ncclUint8);
-    auto outputs = make_struct<ncclEpDispatchOutputs_t>();
-    outputs.tokens = arrays.add_rows(received, "received", Access::kWrite, type);
-    outputs.scales = arrays.add_rows(received_words, "received_words", Access::kWrite, ncclUint8);
-    auto settings = make_struct<ncclEpDispatchConfig_t>();
-    settings.pass_direction = NCCL_EP_BWD_PASS;
-    if (!words.is_none()) settings.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
-    const cudaStream_t where = stream_from(stream, is_cpu(*group_), arrays.device());
-    group_->call([&] { check(ncclEpDispatch(handle_, &inputs, &outputs, nullptr, &settings, where)); });
-    keep(dispatched_, arrays, false, where);
+    run_combine(arrays, settings.send_only != 0, where,
+                [&](ncclEpHandle_t handle) { check(ncclEpCombine(handle, &sent, &received, &settings, where)); });
 }
 
 void Handle::complete(nb::handle stream) {
@@ -274,25 +206,6 @@ N rows of a high-throughput receive array.)")
              "outputs, outputs.tokens "
              "[B, H]. Collective. Low-latency expert-major also needs outputs.topk_weights, which it reads. Fields of "
              "CombineConfig by keyword.")
-        .def("route_and_dispatch", &Handle::route_and_dispatch, "topk_idx"_a, "tokens"_a, "rows"_a, "counters"_a,
-             "scales"_a.none(), "transposed_scales"_a, "send_only"_a, "round_scales"_a, "stream"_a.none() = nb::none(),
-             nb::sig("def route_and_dispatch(self, topk_idx: object, tokens: object, rows: object, counters: object, "
-                     "scales: object, transposed_scales: bool, send_only: bool, round_scales: bool, stream: object = "
-                     "None) -> None"),
-             "Low latency, expert-major: update and dispatch in one call, to FP8 where scales is not None; counters: "
-             "LayoutInfo's expert_counters. transposed_scales: scales [L, R*M, H / 128] lie in memory as a dense [L, "
-             "H / 128, R*M] does, for groups of api_version 1.")
-        .def("combine_weighted", &Handle::combine_weighted, "rows"_a, "topk_weights"_a, "tokens"_a, "send_only"_a,
-             "stream"_a.none() = nb::none(),
-             nb::sig("def combine_weighted(self, rows: object, topk_weights: object, tokens: object, send_only: bool, "
-                     "stream: object = None) -> None"),
-             "Low latency, expert-major: combine of rows into tokens.")
-        .def("dispatch_rows", &Handle::dispatch_rows, "rows"_a, "received"_a, "words"_a.none() = nb::none(),
-             "received_words"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
-             nb::sig("def dispatch_rows(self, rows: object, received: object, words: object = None, received_words: "
-                     "object = None, stream: object = None) -> None"),
-             "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
-             "lengths are multiples of 16 bytes.")
         .def("complete", &Handle::complete, nb::kw_only(), "stream"_a.none() = nb::none(),
              "The receive half of a send_only operation; without one, nothing.")
         .def("set_sums", &Handle::set_sums, "sums"_a, "How low-latency expert-major combines sum from now on.")
@@ -306,10 +219,6 @@ N rows of a high-throughput receive array.)")
              "stream"_a.none() = nb::none(),
              "Low latency, expert-major: where the last dispatch's rows came from. Writes tokens [L, R*M] int32, each "
              "row's token on its source, and ranges [L, R] int64: rows of a source, and its first row shifted by 32.")
-        .def(
-            "forget_arrays", &Handle::forget_arrays,
-            "Lets go of the arrays of earlier calls, which on GPUs are kept until the next call. For callers who order "
-            "what they do with that memory by streams, as torch does.")
         .def_prop_ro("ptr", &Handle::address, "The address of the ncclEpHandle_t, for C code; 0 once it is closed.")
         .def(
             "close", &Handle::close,

@@ -20,35 +20,34 @@ class Handle {
                   nanobind::handle config, nanobind::handle stream, const nanobind::kwargs& fields);
     void combine(nanobind::handle inputs, nanobind::handle outputs, nanobind::handle config, nanobind::handle stream,
                  const nanobind::kwargs& fields);
-    // Low latency, expert-major: update and dispatch, and combine, of arguments that follow each other.
-    void route_and_dispatch(nanobind::handle topk_idx, nanobind::handle tokens, nanobind::handle rows,
-                            nanobind::handle counters, nanobind::handle scales, bool transposed_scales, bool send_only,
-                            bool round_scales, nanobind::handle stream);
-    void combine_weighted(nanobind::handle rows, nanobind::handle topk_weights, nanobind::handle tokens, bool send_only,
-                          nanobind::handle stream);
-    // High throughput: bytes to the places of the routing, rows of words beside them unless these are None.
-    void dispatch_rows(nanobind::handle rows, nanobind::handle received, nanobind::handle words,
-                       nanobind::handle received_words, nanobind::handle stream);
-    // High throughput: dispatch_rows without words, and combine, with the new tensor that is returned. None: tokens are
-    // no dense tensor of torch with so many rows, of a type and length that go as they are.
-    nanobind::object send_again(nanobind::handle tokens, int64_t num_tokens, int64_t num_rows, int64_t most_bytes,
-                                nanobind::handle stream);
-    nanobind::object add_up(nanobind::handle tokens, int64_t num_rows, int64_t num_tokens, int64_t most_bytes,
-                            nanobind::handle stream);
     void complete(nanobind::handle stream);
     void complete_on(cudaStream_t stream);
     void set_sums(crossdockSums_t sums);
     void rebind(nanobind::handle topk_idx);
     void dropped_tokens(nanobind::handle count, nanobind::handle stream);
     void sources(nanobind::handle tokens, nanobind::handle ranges, nanobind::handle stream);
+    void close();
+
+    // For crossdock.deep_ep, which describes its arrays itself: run(the ncclEpHandle_t) without the GIL; the arrays
+    // stay as long as the library may use them.
+    template <class Run>
+    void run_dispatch(CallArrays& arrays, bool is_split, cudaStream_t stream, Run run) {
+        group_->call([&] { run(handle_); });
+        keep(dispatched_, arrays, is_split, stream);
+    }
+    template <class Run>
+    void run_combine(CallArrays& arrays, bool is_split, cudaStream_t stream, Run run) {
+        group_->call([&] { run(handle_); });
+        keep(combined_, arrays, is_split, stream);
+    }
     // Lets go of the arrays of finished calls, but for those of a pending operation.
     void forget_arrays();
-    void close();
 
     // What the library reads or writes after the calls that named it; replaced by the next call of its kind.
     void keep_routing(std::vector<Array> arrays) { routing_ = std::move(arrays); }
     void keep_memory(std::vector<Array> arrays) { memory_ = std::move(arrays); }
 
+    void expect_open() const;
     // False once the handle or its group is closed.
     bool is_usable() const { return handle_ != nullptr && !group_->is_closed(); }
     bool is_of_cpus() const { return group_->communicator().is_cpu(); }
@@ -58,7 +57,6 @@ class Handle {
     size_t address() const { return reinterpret_cast<size_t>(handle_); }
 
   private:
-    void expect_open() const;
     std::vector<Array> take_arrays();
     void keep(std::vector<Array>& where, CallArrays& arrays, bool is_split, cudaStream_t stream);
 

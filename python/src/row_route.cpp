@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "row_route.h"
 
+#include "array.h"
 #include "collected.h"
+#include "configs.h"
 #include "handle.h"
 #include "stream.h"
+#include "torch_maker.h"
+#include "torch_view.h"
 #include "turn.h"
 
 namespace nb = nanobind;
@@ -12,18 +16,104 @@ using namespace nb::literals;
 namespace crossdock::python {
 namespace {
 
+constexpr int64_t kGranule = 16;  // bytes
+
+// Dense rows of a tensor of torch that are as long as the library wants.
+struct Rows {
+    nb::handle tensor;
+    int64_t num = 0, columns = 0, bytes = 0;  // bytes of a row
+    ncclDataType_t type = ncclUint8;
+    int device = -1;  // -1: the host
+
+    // False: something else, or rows longer than that.
+    bool read(nb::handle object, int64_t most_bytes) {
+        nb::dlpack::dltensor view;
+        if (!view_torch(object, view) || view.ndim != 2 || !is_contiguous(view)) return false;
+        const std::optional<ncclDataType_t> known = datatype_of(view.dtype);
+        if (!known) return false;
+        tensor = object;
+        device = is_on_host(view) ? -1 : view.device.device_id;
+        num = view.shape[0];
+        columns = view.shape[1];
+        type = *known;
+        bytes = columns * static_cast<int64_t>(bytes_of_datatype(type));
+        return bytes > 0 && bytes % kGranule == 0 && bytes <= most_bytes;
+    }
+};
+
+// Of the type of those, on their device.
+nb::object new_rows(const Rows& like, int64_t num) {
+    return new_tensor(nb::make_tuple(num, like.columns), nb::make_tuple(like.columns, 1), like.tensor.attr("dtype"),
+                      like.tensor, like.device);
+}
+
+void dispatch_rows(Handle& handle, nb::handle rows, nb::handle received, nb::handle words, nb::handle received_words,
+                   nb::handle stream) {
+    handle.expect_open();
+    CallArrays arrays(handle.is_of_cpus(), 4);
+    // Types that the library moves as they are: backward without words, and forward's recipe with them.
+    const ncclDataType_t type = words.is_none() ? ncclBfloat16 : ncclFloat8e4m3;
+    auto inputs = make_struct<ncclEpDispatchInputs_t>();
+    inputs.tokens = arrays.add_rows(rows, "rows", Access::kRead, type);
+    inputs.scales = arrays.add_rows(words, "words", Access::kRead, ncclUint8);
+    auto outputs = make_struct<ncclEpDispatchOutputs_t>();
+    outputs.tokens = arrays.add_rows(received, "received", Access::kWrite, type);
+    outputs.scales = arrays.add_rows(received_words, "received_words", Access::kWrite, ncclUint8);
+    auto settings = make_struct<ncclEpDispatchConfig_t>();
+    settings.pass_direction = NCCL_EP_BWD_PASS;
+    if (!words.is_none()) settings.quant_recipe = NCCL_EP_DISP_QUANT_FWD;
+    const cudaStream_t where = stream_from(stream, handle.is_of_cpus(), arrays.device());
+    handle.run_dispatch(arrays, false, where, [&](ncclEpHandle_t own) {
+        check(ncclEpDispatch(own, &inputs, &outputs, nullptr, &settings, where));
+    });
+}
+
+// dispatch_rows into a new tensor, which is returned. None: tokens is not a dense tensor of torch with num_tokens rows,
+// of a type and length that the library moves as they are.
+nb::object dispatch_to_new_rows(Handle& handle, nb::handle tokens, int64_t num_tokens, int64_t num_rows,
+                                int64_t most_bytes, nb::handle stream) {
+    handle.expect_open();
+    Rows rows;
+    if (!rows.read(tokens, most_bytes) || rows.num != num_tokens || bytes_of_datatype(rows.type) > 4) return nb::none();
+    nb::object received = new_rows(rows, num_rows);
+    dispatch_rows(handle, tokens, received, nb::none(), nb::none(), stream);
+    handle.forget_arrays();
+    return received;
+}
+
+// combine into a new tensor, likewise.
+nb::object combine_to_new_rows(Handle& handle, nb::handle tokens, int64_t num_rows, int64_t num_tokens,
+                               int64_t most_bytes, nb::handle stream) {
+    handle.expect_open();
+    Rows rows;
+    if (!rows.read(tokens, most_bytes) || rows.num != num_rows) return nb::none();
+    if (rows.type != ncclBfloat16 && rows.type != ncclFloat16 && rows.type != ncclFloat32) return nb::none();
+    nb::object sums = new_rows(rows, num_tokens);
+    CallArrays arrays(handle.is_of_cpus(), 2);
+    auto sent = make_struct<ncclEpCombineInputs_t>();
+    sent.tokens = arrays.add(tokens, "rows", Access::kRead);
+    auto received = make_struct<ncclEpCombineOutputs_t>();
+    received.tokens = arrays.add(sums, "sums", Access::kWrite);
+    const auto settings = make_struct<ncclEpCombineConfig_t>();
+    const cudaStream_t where = stream_from(stream, handle.is_of_cpus(), arrays.device());
+    handle.run_combine(arrays, false, where,
+                       [&](ncclEpHandle_t own) { check(ncclEpCombine(own, &sent, &received, &settings, where)); });
+    handle.forget_arrays();
+    return sums;
+}
+
 struct RowRoute {
     nb::object handle;  // in the care of somebody who gives it back
     int64_t num_tokens, num_rows, most_bytes;
 
     nb::object send_again(nb::handle x, nb::handle stream) const {
         return in_turn(x, stream, [&](Handle& own, nb::handle where) {
-            return own.send_again(x, num_tokens, num_rows, most_bytes, where);
+            return dispatch_to_new_rows(own, x, num_tokens, num_rows, most_bytes, where);
         });
     }
     nb::object add_up(nb::handle rows, nb::handle stream) const {
         return in_turn(rows, stream, [&](Handle& own, nb::handle where) {
-            return own.add_up(rows, num_rows, num_tokens, most_bytes, where);
+            return combine_to_new_rows(own, rows, num_rows, num_tokens, most_bytes, where);
         });
     }
     // What work returns, and its event where it is asynchronous; None: look closer.
@@ -46,6 +136,12 @@ struct RowRoute {
 }  // namespace
 
 void bind_row_routes(nb::module_& module) {
+    module.def("dispatch_rows", &dispatch_rows, "handle"_a, "rows"_a, "received"_a, "words"_a.none() = nb::none(),
+               "received_words"_a.none() = nb::none(), "stream"_a.none() = nb::none(),
+               nb::sig("def dispatch_rows(handle: Handle, rows: object, received: object, words: object = None, "
+                       "received_words: object = None, stream: object = None) -> None"),
+               "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
+               "lengths are multiples of 16 bytes.");
     nb::class_<RowRoute>(module, "RowRoute", nb::type_slots(collected<RowRoute>()),
                          "Where the tokens of one dispatch went. handle: in the care of somebody who gives it back.")
         .def(

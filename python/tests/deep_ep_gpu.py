@@ -25,7 +25,7 @@ from deep_ep_checks import Problem, arguments_of
 
 import crossdock as ep
 import crossdock.deep_ep as deep_ep
-from crossdock._core import unpack_routing
+from crossdock._core import dispatch_rows, unpack_routing
 from crossdock.deep_ep import layout
 from crossdock.deep_ep.expand import Expansion
 from crossdock.deep_ep.packed_routing import PackedRouting
@@ -196,7 +196,7 @@ def normal(rank: int, size: int) -> dict[str, float]:
     rows = buffer.dispatch(x, handle=handle)[0]
 
     def plain() -> None:
-        own.dispatch_rows(x, rows)
+        dispatch_rows(own, x, rows)
         own.combine(rows, sums)
 
     found["normal pair, C API, graph, us"] = period_us(captured(plain)[0])

@@ -15,8 +15,10 @@ from crossdock._core import (  # noqa: E402
     RowRoute,
     column_sums,
     count_routing,
+    dispatch_rows,
     host_bytes,
     largest_id,
+    route_and_dispatch,
     unpack_routing,
 )
 from crossdock.deep_ep.packed_routing import PackedRouting  # noqa: E402
@@ -127,10 +129,10 @@ def test_rows_of_any_type_go_as_bytes() -> None:
             kept = torch.tensor([1] if comm.rank == 0 else [0, 2])
             expected = torch.cat([rows[kept] for rows in of_rank])
             received, words = torch.zeros(num, 4, dtype=torch.int32), torch.zeros(num, 8, dtype=torch.float16)
-            handle.dispatch_rows(of_rank[comm.rank], received)
+            dispatch_rows(handle, of_rank[comm.rank], received)
             assert torch.equal(received, expected)
             beside = of_rank[comm.rank].to(torch.float16).repeat(1, 2)
-            handle.dispatch_rows(of_rank[comm.rank].float(), received.view(torch.float32), beside, words)
+            dispatch_rows(handle, of_rank[comm.rank].float(), received.view(torch.float32), beside, words)
             assert torch.equal(received.view(torch.float32), expected.float())
             assert torch.equal(words, expected.to(torch.float16).repeat(1, 2))
             route = RowRoute(handle, 3, num, 16)
@@ -143,7 +145,7 @@ def test_rows_of_any_type_go_as_bytes() -> None:
             assert torch.equal(sums, of_rank[comm.rank].float()) and route.add_up(expected) is None
             assert RowRoute(handle, 3, num + 1, 16).add_up(expected.float()) is None
             with pytest.raises(ep.InvalidArgument, match="rows has rows of 12 bytes, allowed: multiples of 16"):
-                handle.dispatch_rows(of_rank[comm.rank][:, :3].contiguous(), received)
+                dispatch_rows(handle, of_rank[comm.rank][:, :3].contiguous(), received)
 
     ep.run_threads(2, program)
 
@@ -162,10 +164,10 @@ def test_scales_by_column_of_any_tensor() -> None:
         for kind in (torch.Tensor, Tagged):
             rows, counts = torch.empty(2, 3, 256, dtype=torch.float8_e4m3fn), torch.empty(2, dtype=torch.int32)
             scales = torch.zeros(2, 2, 3).transpose(1, 2)
-            handle.route_and_dispatch(ids, x, rows, counts, scales.as_subclass(kind), True, False, False)
+            route_and_dispatch(handle, ids, x, rows, counts, scales.as_subclass(kind), True, False, False)
             found.append(scales)
         assert torch.equal(*found) and counts.tolist() == [1, 2]
         largest = x.view(3, 2, 128).amax(dim=2).float()
         assert torch.allclose(found[0][1, :2], largest[[0, 2]] / 448)
         with pytest.raises(ep.InvalidArgument, match="scales is not contiguous"):
-            handle.route_and_dispatch(ids, x, rows, counts, torch.zeros(2, 3, 2), True, False, False)
+            route_and_dispatch(handle, ids, x, rows, counts, torch.zeros(2, 3, 2), True, False, False)

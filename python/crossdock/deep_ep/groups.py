@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Group, Handle, Layout
+from crossdock._core import Group, Handle, Layout, forget_arrays
 from crossdock.deep_ep.errors import require_state, translated
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.errors import Error
@@ -100,7 +100,7 @@ class Lease:
     def forget(self) -> None:
         """Lets go of tensors that finished calls have used; torch knows by streams when their memory is free."""
         if not self._pool.is_cpu:  # CPUs keep none
-            self._handle.forget_arrays()
+            forget_arrays(self._handle)
 
     def __del__(self) -> None:
         # One whose hook was never called goes for good, and with it the operation that is under way.

@@ -18,6 +18,8 @@ from crossdock._core import (
     LowLatencyForm,
     LowLatencyLease,
     OverflowPolicy,
+    combine_weighted,
+    forget_arrays,
     most_rows_of_expert,
 )
 from crossdock.deep_ep.errors import require, require_state, translated
@@ -117,7 +119,7 @@ class RoundTrip(LowLatencyLease):
     def forget(self) -> None:
         """Lets go of tensors that finished calls have used; torch knows by streams when their memory is free."""
         if not self.form.is_cpu:  # CPUs keep none
-            self.handle.forget_arrays()
+            forget_arrays(self.handle)
 
 
 class LowLatencyHandle(tuple[Any, ...]):
@@ -351,7 +353,7 @@ class LowLatency:
         else:
             round_trip.bind(round_trip.topk_idx)
         try:
-            round_trip.handle.combine_weighted(x, topk_weights.contiguous(), out, is_split)
+            combine_weighted(round_trip.handle, x, topk_weights.contiguous(), out, is_split)
         except Error as error:
             raise translated(error) from error
         round_trip.is_pending = is_split

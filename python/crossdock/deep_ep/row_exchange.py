@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from crossdock._core import Algorithm, Layout, LayoutInfo, RowRoute, SideStream
+from crossdock._core import Algorithm, Layout, LayoutInfo, RowRoute, SideStream, dispatch_rows
 from crossdock.deep_ep import rows as carried
 from crossdock.deep_ep.config import align
 from crossdock.deep_ep.errors import require, require_state, translated
@@ -156,7 +156,7 @@ class RowExchange:
         if words is not None:
             found = makers_of(words.device).int32(route.tensor_rows, words.shape[1])
         try:
-            lease.handle.dispatch_rows(rows, received, words, found)
+            dispatch_rows(lease.handle, rows, received, words, found)
         except Error as error:
             raise translated(error) from error
         lease.forget()
