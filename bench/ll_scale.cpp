@@ -117,10 +117,10 @@ void run_threads(Run& run) {
     for (ncclComm_t comm : comms) check(crossdockCommDestroy(comm));
 }
 
-void run_deterministic(Run& run) {
-    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+void run_simulation(Run& run) {
+    crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.seed = run.options->seed;
-    check(crossdockRunDeterministic(
+    check(crossdockRunSimulation(
         run.options->num_ranks, &config,
         [](ncclComm_t comm, int rank, void* context) { run_guarded(*static_cast<Run*>(context), comm, rank); }, &run,
         nullptr));
@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
     const auto begin = std::chrono::steady_clock::now();
     Run run{&options, {}, {}};
     try {
-        options.threads ? run_threads(run) : run_deterministic(run);
+        options.threads ? run_threads(run) : run_simulation(run);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "ll_scale: %s\n", error.what());
         return 1;

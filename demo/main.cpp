@@ -30,7 +30,7 @@ std::unique_ptr<tools::RankRun> start(const Options& options, tools::RankProgram
         case Backend::kHosts:
             return tools::start_hosts(options.num_ranks, options.num_ranks / options.num_nodes, std::move(program));
         case Backend::kSimulation:
-            return tools::start_deterministic(options.num_ranks, options.schedule_seed, std::move(program));
+            return tools::start_simulation(options.num_ranks, options.schedule_seed, std::move(program));
         case Backend::kThreads:
         case Backend::kCuda:
         case Backend::kCudaProcesses:  // not an option of the demo

@@ -45,10 +45,10 @@ void run_one_of_two(ncclComm_t comm, int rank, void* context) {
 }
 
 void run_two_ranks(Input input, uint8_t seed, const SessionKind& kind) {
-    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.seed = seed;
     Pair pair{input, kind, {}, {}};
-    const ncclResult_t result = crossdockRunDeterministic(2, &config, run_one_of_two, &pair, nullptr);
+    const ncclResult_t result = crossdockRunSimulation(2, &config, run_one_of_two, &pair, nullptr);
     // Ranks that make the same calls cannot break the protocol, and one that ends early or differs only makes calls
     // fail.
     if (result != ncclSuccess) {

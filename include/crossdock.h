@@ -113,7 +113,7 @@ typedef enum {
 } crossdockFault_t;
 
 typedef struct {
-    unsigned int size;          /* sizeof(crossdockDeterministicConfig_t) */
+    unsigned int size;          /* sizeof(crossdockSimulationConfig_t) */
     unsigned int magic;         /* NCCL_EP_MAGIC */
     uint64_t seed;              /* chooses which warp runs next and when each asynchronous copy completes */
     uint64_t max_copy_delay_ns; /* in simulated time; 0: 20000 */
@@ -127,10 +127,10 @@ typedef struct {
     uint64_t cut_at_step; /* scheduler steps */
     uint64_t max_put_delay_ns; /* of a message, in simulated time; 0: 30000 */
     uint64_t put_ns_per_kib;   /* how long 1024 bytes occupy a rank's link; 0: 20 */
-} crossdockDeterministicConfig_t;
+} crossdockSimulationConfig_t;
 
-#define CROSSDOCK_DETERMINISTIC_CONFIG_INIT \
-    { sizeof(crossdockDeterministicConfig_t), NCCL_EP_MAGIC, 0, 0, -1, 0, CROSSDOCK_FAULT_NONE, -1, 0, 0, 0 }
+#define CROSSDOCK_SIMULATION_CONFIG_INIT \
+    { sizeof(crossdockSimulationConfig_t), NCCL_EP_MAGIC, 0, 0, -1, 0, CROSSDOCK_FAULT_NONE, -1, 0, 0, 0 }
 
 /* One rank's program. It may use the communicator until it returns; it must not block outside the library. */
 typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context);
@@ -140,7 +140,14 @@ typedef void (*crossdockRankProgram_t)(ncclComm_t comm, int rank, void* context)
  * message that names the seed where an invariant of the protocol was violated (each row once, no slot written before
  * it is free, counts add up). num_steps, if not NULL, receives the number of scheduler steps (the range for
  * killed_at_step). config NULL: seed 0. */
-ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterministicConfig_t* config,
+ncclResult_t crossdockRunSimulation(int num_ranks, const crossdockSimulationConfig_t* config,
+                                    crossdockRankProgram_t program, void* context, uint64_t* num_steps);
+
+/* Deprecated: earlier names of these. */
+typedef crossdockSimulationConfig_t crossdockDeterministicConfig_t;
+#define CROSSDOCK_DETERMINISTIC_CONFIG_INIT CROSSDOCK_SIMULATION_CONFIG_INIT
+CROSSDOCK_DEPRECATED("use crossdockRunSimulation")
+ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockSimulationConfig_t* config,
                                        crossdockRankProgram_t program, void* context, uint64_t* num_steps);
 
 /* ---- Memory and windows of CPU communicators ---- */

@@ -222,9 +222,9 @@ inline bool run_seed(int num_ranks, uint64_t seed, Program program) {
         int num_ranks;
         int num_passed;
     } run{program, num_ranks, 0};
-    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.seed = seed;
-    CHECK(crossdockRunDeterministic(
+    CHECK(crossdockRunSimulation(
         num_ranks, &config,
         [](ncclComm_t comm, int rank, void* context) {
             Run& its_run = *static_cast<Run*>(context);

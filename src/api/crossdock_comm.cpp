@@ -41,11 +41,10 @@ std::shared_ptr<CpuCommunicator> cpu_communicator_of(ncclComm_t comm, const char
     return cpu_communicator;
 }
 
-cpu::SimulationConfig checked_config(const crossdockDeterministicConfig_t& config, int num_ranks) {
-    require(
-        config.size == sizeof(config) && config.magic == NCCL_EP_MAGIC, ncclInvalidArgument,
-        "config has size {} and magic {:#x}, expected {} and {:#x} (start from CROSSDOCK_DETERMINISTIC_CONFIG_INIT)",
-        config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
+cpu::SimulationConfig checked_config(const crossdockSimulationConfig_t& config, int num_ranks) {
+    require(config.size == sizeof(config) && config.magic == NCCL_EP_MAGIC, ncclInvalidArgument,
+            "config has size {} and magic {:#x}, expected {} and {:#x} (start from CROSSDOCK_SIMULATION_CONFIG_INIT)",
+            config.size, config.magic, sizeof(config), NCCL_EP_MAGIC);
     require(config.killed_rank >= -1 && config.killed_rank < num_ranks, ncclInvalidArgument,
             "config->killed_rank is {}, allowed: -1..{}", config.killed_rank, num_ranks - 1);
     require(config.cut_rank >= -1 && config.cut_rank < num_ranks, ncclInvalidArgument,
@@ -178,17 +177,22 @@ ncclResult_t crossdockCommBarrier(ncclComm_t comm) {
     });
 }
 
-ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockDeterministicConfig_t* config,
-                                       crossdockRankProgram_t program, void* context, uint64_t* num_steps) {
+ncclResult_t crossdockRunSimulation(int num_ranks, const crossdockSimulationConfig_t* config,
+                                    crossdockRankProgram_t program, void* context, uint64_t* num_steps) {
     return boundary([&] {
         require_num_ranks(num_ranks);
         require(program != nullptr, ncclInvalidArgument, "program is NULL");
         const cpu::SimulationConfig checked =
             config == nullptr ? cpu::SimulationConfig() : checked_config(*config, num_ranks);
-        const cpu::DeterministicRun run = cpu::run_deterministic(
-            num_ranks, checked, [&](ncclComm_t comm, int rank) { program(comm, rank, context); });
+        const cpu::SimulationRun run =
+            cpu::run_simulation(num_ranks, checked, [&](ncclComm_t comm, int rank) { program(comm, rank, context); });
         if (num_steps != nullptr) *num_steps = run.num_steps;
     });
+}
+
+ncclResult_t crossdockRunDeterministic(int num_ranks, const crossdockSimulationConfig_t* config,
+                                       crossdockRankProgram_t program, void* context, uint64_t* num_steps) {
+    return crossdockRunSimulation(num_ranks, config, program, context, num_steps);
 }
 
 ncclResult_t crossdockMemAlloc(void** memory, size_t size) {

@@ -140,14 +140,14 @@ TEST_BOTH_MODES(Simulation, DelaysOfCopiesDoNotMatter) {
 TEST(Simulation, WrongArgumentsAreRefused) {
     on_simulation([](const BackendSpec&) {
         const crossdockRankProgram_t nothing = [](ncclComm_t, int, void*) {};
-        crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
-        EXPECT_EQ(crossdockRunDeterministic(0, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
-        EXPECT_EQ(crossdockRunDeterministic(-1, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
-        EXPECT_EQ(crossdockRunDeterministic(2, &config, nullptr, nullptr, nullptr), ncclInvalidArgument);
+        crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
+        EXPECT_EQ(crossdockRunSimulation(0, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
+        EXPECT_EQ(crossdockRunSimulation(-1, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
+        EXPECT_EQ(crossdockRunSimulation(2, &config, nullptr, nullptr, nullptr), ncclInvalidArgument);
         config.magic = 1;
-        EXPECT_EQ(crossdockRunDeterministic(2, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
+        EXPECT_EQ(crossdockRunSimulation(2, &config, nothing, nullptr, nullptr), ncclInvalidArgument);
         EXPECT_NE(std::string(crossdockGetLastError()).find("magic"), std::string::npos) << crossdockGetLastError();
-        EXPECT_EQ(crossdockRunDeterministic(2, nullptr, nothing, nullptr, nullptr), ncclSuccess);
+        EXPECT_EQ(crossdockRunSimulation(2, nullptr, nothing, nullptr, nullptr), ncclSuccess);
     });
 }
 

@@ -101,9 +101,9 @@ inline std::string in_simulation(const Setup& setup, uint64_t seed, const Body& 
         const Body& body;
         std::string failure;
     } run{setup, body, ""};
-    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.seed = seed;
-    const ncclResult_t result = crossdockRunDeterministic(
+    const ncclResult_t result = crossdockRunSimulation(
         setup.ranks, &config,
         [](ncclComm_t comm, int rank, void* context) {
             Run& its_run = *static_cast<Run*>(context);

@@ -42,7 +42,7 @@ void run_threads(int num_ranks, const RankProgram& program) {
 }
 
 void run_simulated(int num_ranks, const RankProgram& program) {
-    for (uint64_t seed = 0; seed < 10; ++seed) run_deterministic(num_ranks, {.seed = seed}, program);
+    for (uint64_t seed = 0; seed < 10; ++seed) run_simulation(num_ranks, {.seed = seed}, program);
 }
 
 class InProcessBackends : public testing::TestWithParam<const char*> {
@@ -290,32 +290,44 @@ TEST(CpuCommunicators, RefuseBadArguments) {
     EXPECT_EQ(crossdockMemFree(allocated), ncclInvalidArgument);
 }
 
-TEST(RunDeterministic, RefusesBadConfigurations) {
+TEST(RunSimulation, RefusesBadConfigurations) {
     const auto program = [](ncclComm_t, int, void* count) { ++*static_cast<int*>(count); };
     int num_runs = 0;
     uint64_t num_steps = 0;
-    crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
-    EXPECT_EQ(crossdockRunDeterministic(0, nullptr, program, &num_runs, nullptr), ncclInvalidArgument);
-    EXPECT_EQ(crossdockRunDeterministic(2, nullptr, nullptr, &num_runs, nullptr), ncclInvalidArgument);
+    crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
+    EXPECT_EQ(crossdockRunSimulation(0, nullptr, program, &num_runs, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockRunSimulation(2, nullptr, nullptr, &num_runs, nullptr), ncclInvalidArgument);
     config.killed_rank = 2;
-    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
     expect_mentions(last_error(), {"killed_rank", "-1..1"});
-    config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.magic = 1;
-    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
-    config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    config = CROSSDOCK_SIMULATION_CONFIG_INIT;
     config.fault = static_cast<crossdockFault_t>(4);
-    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
+    EXPECT_EQ(crossdockRunSimulation(2, &config, program, &num_runs, nullptr), ncclInvalidArgument);
     EXPECT_EQ(num_runs, 0);
-    EXPECT_EQ(crossdockRunDeterministic(2, nullptr, program, &num_runs, &num_steps), ncclSuccess);
+    EXPECT_EQ(crossdockRunSimulation(2, nullptr, program, &num_runs, &num_steps), ncclSuccess);
     EXPECT_EQ(num_runs, 2);
     EXPECT_GE(num_steps, 2u);
 }
 
-TEST(RunDeterministic, CommunicatorsEndWithTheRun) {
+// The names of before 0.3.
+TEST(RunSimulation, DeprecatedNamesRun) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    const crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+    int num_runs = 0;
+    const auto program = [](ncclComm_t, int, void* count) { ++*static_cast<int*>(count); };
+    EXPECT_EQ(crossdockRunDeterministic(2, &config, program, &num_runs, nullptr), ncclSuccess);
+    EXPECT_EQ(num_runs, 2);
+#pragma GCC diagnostic pop
+}
+
+TEST(RunSimulation, CommunicatorsEndWithTheRun) {
     ncclComm_t escaped = nullptr;
     std::shared_ptr<Communicator> kept;
-    run_deterministic(2, {}, [&](ncclComm_t comm, int rank) {
+    run_simulation(2, {}, [&](ncclComm_t comm, int rank) {
         if (rank != 0) return;
         escaped = comm;
         kept = communicator_of(comm);
@@ -324,21 +336,21 @@ TEST(RunDeterministic, CommunicatorsEndWithTheRun) {
     expect_mentions(message_of([&] { kept->barrier("too late", kSecond); }, ncclInvalidUsage), {"outside"});
 }
 
-TEST(RunDeterministic, AKilledRanksCallsFailAndItsPeersNameIt) {
+TEST(RunSimulation, AKilledRanksCallsFailAndItsPeersNameIt) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
         int num_failed = 0;
-        run_deterministic(3, {.seed = seed, .killed_rank = 1, .killed_at_step = 30 + seed},
-                          [&](ncclComm_t comm, int rank) {
-                              ncclResult_t result = ncclSuccess;
-                              for (int round = 0; round < 100 && result == ncclSuccess; ++round)
-                                  result = crossdockCommBarrier(comm);
-                              EXPECT_EQ(result, ncclRemoteError);
-                              if (rank == 1) {
-                                  expect_mentions(last_error(), {"killed"});
-                                  EXPECT_TRUE(communicator_of(comm)->is_killed());
-                              }
-                              ++num_failed;
-                          });
+        run_simulation(3, {.seed = seed, .killed_rank = 1, .killed_at_step = 30 + seed},
+                       [&](ncclComm_t comm, int rank) {
+                           ncclResult_t result = ncclSuccess;
+                           for (int round = 0; round < 100 && result == ncclSuccess; ++round)
+                               result = crossdockCommBarrier(comm);
+                           EXPECT_EQ(result, ncclRemoteError);
+                           if (rank == 1) {
+                               expect_mentions(last_error(), {"killed"});
+                               EXPECT_TRUE(communicator_of(comm)->is_killed());
+                           }
+                           ++num_failed;
+                       });
         EXPECT_EQ(num_failed, 3);
     }
 }

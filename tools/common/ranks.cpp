@@ -182,14 +182,14 @@ class ProcessRun : public RankRun {
     std::vector<char> gave_up_on_;
 };
 
-struct DeterministicRun {
+struct SimulationRun {
     RankProgram program;
     std::shared_ptr<ThreadRun::State> state;
     int num_ranks;
 };
 
-void run_deterministic_rank(ncclComm_t comm, int rank, void* context) {
-    const auto& run = *static_cast<DeterministicRun*>(context);
+void run_simulated_rank(ncclComm_t comm, int rank, void* context) {
+    const auto& run = *static_cast<SimulationRun*>(context);
     run_recorded(run.state->ends[static_cast<size_t>(rank)], [&] {
         run.program(RankContext{rank, run.num_ranks, comm});
     });
@@ -258,15 +258,14 @@ std::unique_ptr<RankRun> start_hosts(int num_ranks, int ranks_per_host, RankProg
     return run;
 }
 
-std::unique_ptr<RankRun> start_deterministic(int num_ranks, uint64_t seed, RankProgram program) {
+std::unique_ptr<RankRun> start_simulation(int num_ranks, uint64_t seed, RankProgram program) {
     auto run = std::make_unique<ThreadRun>(num_ranks);
     run->start([=, state = run->state()] {
-        crossdockDeterministicConfig_t config = CROSSDOCK_DETERMINISTIC_CONFIG_INIT;
+        crossdockSimulationConfig_t config = CROSSDOCK_SIMULATION_CONFIG_INIT;
         config.seed = seed;
-        DeterministicRun fibers{program, state, num_ranks};
-        run_recorded(state->whole[0], [&] {
-            check(crossdockRunDeterministic(num_ranks, &config, run_deterministic_rank, &fibers, nullptr));
-        });
+        SimulationRun fibers{program, state, num_ranks};
+        run_recorded(state->whole[0],
+                     [&] { check(crossdockRunSimulation(num_ranks, &config, run_simulated_rank, &fibers, nullptr)); });
     });
     return run;
 }

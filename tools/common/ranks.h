@@ -53,7 +53,7 @@ std::unique_ptr<RankRun> start_processes(int num_ranks, RankProgram program);
 // The same; each ranks_per_host processes play a host of their own, and reach the others over the network.
 std::unique_ptr<RankRun> start_hosts(int num_ranks, int ranks_per_host, RankProgram program);
 
-std::unique_ptr<RankRun> start_deterministic(int num_ranks, uint64_t seed, RankProgram program);
+std::unique_ptr<RankRun> start_simulation(int num_ranks, uint64_t seed, RankProgram program);
 
 // "rank 3: ..." or just the message.
 std::string to_string(const RankFailure& failure);

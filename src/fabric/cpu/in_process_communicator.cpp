@@ -142,8 +142,8 @@ std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks) 
     return communicators;
 }
 
-DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config,
-                                   const std::function<void(ncclComm_t, int)>& program) {
+SimulationRun run_simulation(int num_ranks, const SimulationConfig& config,
+                             const std::function<void(ncclComm_t, int)>& program) {
     auto simulation = std::make_shared<Simulation>(num_ranks, config);
     auto shared = std::make_shared<SharedWorld>(num_ranks, simulation.get());
     std::vector<ncclComm_t> handles;

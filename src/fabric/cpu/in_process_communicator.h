@@ -12,14 +12,14 @@ namespace crossdock::cpu {
 // All ranks of a communicator of threads, in rank order.
 std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks);
 
-struct DeterministicRun {
+struct SimulationRun {
     uint64_t num_steps = 0;
     uint64_t trace_hash = 0;  // of who ran when; equal for equal seeds, programs and configurations
 };
 
 // Runs program(handle, rank) once per rank in a simulation, with communicators that live as long. Error as
 // Simulation::run says.
-DeterministicRun run_deterministic(int num_ranks, const SimulationConfig& config,
-                                   const std::function<void(ncclComm_t, int)>& program);
+SimulationRun run_simulation(int num_ranks, const SimulationConfig& config,
+                             const std::function<void(ncclComm_t, int)>& program);
 
 }  // namespace crossdock::cpu

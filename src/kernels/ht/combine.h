@@ -95,7 +95,7 @@ CROSSDOCK_DEVICE void sum_token(const Ctx& ctx, const HtCombineArgs& args, const
         if constexpr (kWire == HtWire::kMxfp8) {
             sum_mxfp8_rows(ctx, plan.rows, num, args.row_bytes / 2, args.warp_layout.chunk_bytes / 2, out);
         } else {
-            sum_rows<kDType>(ctx, PointerTerms{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType), out);
+            sum_rows<kDType>(ctx, PointerSummands{plan.rows, num}, 0, args.row_bytes / dtype_bytes(kDType), out);
         }
     }
     ctx.warp_sync();
