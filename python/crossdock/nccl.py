@@ -27,9 +27,9 @@ class _UniqueId(ctypes.Structure):
 
 
 def _open() -> ctypes.CDLL:
-    everybody = ctypes.CDLL(None)
-    if hasattr(everybody, "ncclGetVersion"):
-        return everybody
+    global_symbols = ctypes.CDLL(None)
+    if hasattr(global_symbols, "ncclGetVersion"):
+        return global_symbols
     try:
         return ctypes.CDLL(_NAME, mode=os.RTLD_NOLOAD | ctypes.RTLD_GLOBAL)
     except OSError:

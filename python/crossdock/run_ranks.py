@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from crossdock._core import Communicator
 from crossdock.errors import InvalidArgument, InvalidUsage, RemoteError, SystemFailure
 
-GRACE_S = 5.0  # for processes that are told to end
+GRACE_S = 5.0  # for processes to end after SIGTERM
 
 Result = TypeVar("Result")
 
@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 def run_threads(num_ranks: int, program: Callable[..., Result], *arguments: Any) -> list[Result]:
     """Runs program(communicator, *arguments) once per rank, each in a thread, and returns what they returned.
 
-    If programs raise, all are awaited, and the first exception by rank is raised here; a RemoteError, which tells of
-    another rank's trouble, only if there is no other.
+    Waits for all programs. If some raise, the first exception by rank is raised here; a RemoteError, which reports
+    another rank's failure, only if there is no other.
     """
     results: list[Any] = [None] * num_ranks
     failures: list[BaseException | None] = [None] * num_ranks

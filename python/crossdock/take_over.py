@@ -42,14 +42,14 @@ def own_name() -> str:
 def expect_ours_first() -> None:
     """InvalidUsage if the global functions belong to another library."""
     path = own_library()
-    ours, everybody = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_LOCAL), ctypes.CDLL(None)
+    ours, global_symbols = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | ctypes.RTLD_LOCAL), ctypes.CDLL(None)
     for name in FUNCTIONS:
-        found = ctypes.cast(getattr(everybody, name), ctypes.c_void_p).value
+        found = ctypes.cast(getattr(global_symbols, name), ctypes.c_void_p).value
         if found != ctypes.cast(getattr(ours, name), ctypes.c_void_p).value:
             raise InvalidUsage(
-                f"{name} of {file_of(getattr(everybody, name))} is loaded globally already, and comes before that of "
-                f"{path}: start the program with python -m crossdock run, or call take_over_nccl_ep before anything "
-                "loads the other one"
+                f"{name} of {file_of(getattr(global_symbols, name))} is loaded globally already, and comes before "
+                f"that of {path}: start the program with python -m crossdock run, or call take_over_nccl_ep before "
+                "anything loads the other one"
             )
 
 

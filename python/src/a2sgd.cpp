@@ -169,7 +169,7 @@ it as a context manager.)")
              "Reads the gradient once and sends its two means. Until end the gradient stays as it is.")
         .def("end", &A2sgd::end, "stream"_a.none() = nb::none(),
              nb::sig("def end(self, stream: object = None) -> None"),
-             "Waits for everybody's means, and moves the entries.")
+             "Waits for the means of all ranks, and moves the entries.")
         .def("report", &A2sgd::report, nb::sig("def report(self) -> A2sgdReport"),
              "What the last step saw; waits for the steps that were issued.")
         .def_prop_ro("rank", [](const A2sgd& self) { return self.communicator().rank(); })

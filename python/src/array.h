@@ -83,22 +83,23 @@ Array array_from(nanobind::handle object, const char* name, Access access);
 // has one; its name, and its size in bytes.
 std::optional<ncclDataType_t> datatype_of_name(const std::string& name);
 const char* name_of_datatype(ncclDataType_t type);
+size_t bytes_of_datatype(ncclDataType_t type);
+
 // "[2, 3] of float32", for messages.
 std::string shown_array(const ncclEpTensor_t& array);
-size_t bytes_of_datatype(ncclDataType_t type);
 
 // The memory of a torch tensor now; used to notice one that has been moved since it was described.
 void* torch_address(nanobind::handle tensor);
 
-// Parts of array_from, each in its file. False: not an object of this kind.
+// Parts of array_from, each in its file. Return false for other kinds of objects.
 bool describe_torch(nanobind::handle object, const char* name, Array& array);
 bool describe_cuda_interface(nanobind::handle object, const char* name, Array& array);
 bool describe_buffer(nanobind::handle object, const char* name, Access access, Array& array);
 bool describe_array_interface(nanobind::handle object, const char* name, Array& array);
 bool describe_dlpack(nanobind::handle object, const char* name, Array& array);
 
-// A tensor of torch [A, B, C] whose memory is that of a dense [A, C, B], as [A, B, C]. False: it is none, or cannot be
-// seen at once.
+// A tensor of torch [A, B, C] whose memory is that of a dense [A, C, B], as [A, B, C]. Returns
+// false if it is not, or if that cannot be seen at once.
 bool describe_transposed(nanobind::handle object, Array& array);
 
 // InvalidArgument unless strides (in bytes, or NULL) are those of a dense row-major array.

@@ -159,7 +159,7 @@ communicator; calls that wait for other ranks release the GIL.)")
         .def_static(
             "adopt", [](nb::handle comm) { return Communicator{communicator_from(comm)}; }, "comm"_a.none(),
             nb::sig("def adopt(comm: object) -> Communicator"),
-            "A communicator that somebody else made, NCCL's or one of CPUs: the address of its ncclComm_t, or an "
+            "A communicator that was made elsewhere, NCCL's or one of CPUs: the address of its ncclComm_t, or an "
             "object that has it in ptr, as nccl4py's. It is borrowed: it must outlive the groups, and close() leaves "
             "it alone.")
         .def_prop_ro(

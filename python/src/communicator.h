@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// crossdock.Communicator: the ranks, as threads or processes of CPUs, or an NCCL communicator of somebody else.
+// crossdock.Communicator: the ranks, as threads or processes of CPUs, or an adopted NCCL communicator.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -139,7 +139,7 @@ nb::object receive_half(const nb::object& lease, const Handle& handle, bool is_s
     return is_split ? nb::cast(Receive(lease, handle.latest_stream())) : nb::none();
 }
 
-// Ends a call of a handle: what it was told stays as long as it is read.
+// Ends a call of a handle, whose arrays stay as long as the library reads them.
 void end_call(LowLatencyLease& lease, Handle& handle, const LowLatencyForm& form, bool is_split) {
     lease.is_pending = is_split;
     if (!is_split && !form.is_cpu) handle.forget_arrays();
@@ -334,14 +334,14 @@ void bind_deep_ep_calls(nb::module_& module) {
         nb::sig("def low_latency_dispatch(forms: Forms, x: object, topk_idx: object, max_tokens: object, "
                 "num_experts: object, use_fp8: object, round_scale: object, is_split: bool, stream: object = "
                 "None) -> typing.Any"),
-        "Buffer.low_latency_dispatch of arguments whose forms are known, asynchronous on a SideStream; None: look "
-        "closer.");
+        "Buffer.low_latency_dispatch of arguments whose forms are known, asynchronous on a SideStream; None: take "
+        "the general path.");
     module.def("low_latency_combine", &combine, "pools"_a, "x"_a.none(), "topk_idx"_a.none(), "topk_weights"_a.none(),
                "handle"_a.none(), "out"_a.none(), "is_split"_a, "stream"_a.none() = nb::none(),
                nb::sig("def low_latency_combine(pools: list[typing.Any], x: object, topk_idx: object, topk_weights: "
                        "object, handle: object, out: object, is_split: bool, stream: object = None) -> typing.Any"),
                "Buffer.low_latency_combine of arguments whose forms are known, the handle that of a dispatch by one of "
-               "these pools, asynchronous on a SideStream; None: look closer.");
+               "these pools, asynchronous on a SideStream; None: take the general path.");
 }
 
 }  // namespace crossdock::python

@@ -9,22 +9,22 @@
 
 namespace crossdock::python {
 
-// Enqueues a copy between memory of the device that is current for this thread. False: it cannot be had here.
+// Enqueues a copy within the device that is current for this thread. Returns false without a CUDA driver.
 bool copy_on_device(void* target, const void* source, size_t num_bytes, cudaStream_t stream);
 
-// Whether the driver's events can be had.
+// Whether the driver offers events.
 bool has_events();
 
 // Events of the CUDA device of this number, which must be current for this thread; with the GIL held.
 
-// An event of what the stream has by now, from a pool, where has_events. NULL: torch has to do it.
+// Records an event of the pool on the stream; needs has_events. NULL: use torch's.
 void* record_event(int device, cudaStream_t stream);
-// To the pool. Streams that wait for it wait for what was recorded when they were told to.
+// Back to the pool. Streams that wait for it are unaffected: they wait for what was recorded when they were ordered.
 void give_back_event(int device, void* event);
-// Makes one stream wait for what the other one has by now. False: torch has to do it.
+// Makes `waiting` wait for the work that `before` has now. Returns false if it cannot: use torch.
 bool order_streams(int device, cudaStream_t waiting, cudaStream_t before);
 
-// Makes the stream, of any device, wait for the event. False: this thread has no context of a device yet.
+// Makes the stream, of any device, wait for the event. Returns false if this thread has no CUDA context yet.
 bool wait_for_event(cudaStream_t stream, void* event);
 
 }  // namespace crossdock::python

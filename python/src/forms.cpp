@@ -18,7 +18,7 @@ enum class Kind : int64_t { kNone, kNumber, kTensor, kDescribed };
 // Words of 64 bits as the bytes of a key.
 class Key {
   public:
-    // False: an argument has no form, or they are too many for one look.
+    // Returns false if an argument has no form or there are too many arguments.
     template <class Arguments>
     bool add_forms(const Arguments& arguments) {
         for (nb::handle argument : arguments) {

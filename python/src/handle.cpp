@@ -18,7 +18,7 @@ void Handle::expect_open() const {
     if (handle_ == nullptr) invalid_usage("the handle is closed");
 }
 
-// On CPUs whole operations are over when they return. Elsewhere, and in the halves of a split one, the arrays must
+// On CPUs an unsplit operation is complete when its call returns. On GPUs, and in a split operation, the arrays must
 // stay; those of the call before may go, as work on one handle is ordered.
 void Handle::keep(std::vector<Array>& where, CallArrays& arrays, bool is_split, cudaStream_t stream) {
     device_ = arrays.device();

@@ -22,7 +22,8 @@
 NB_MODULE(_core, module) {
     using namespace crossdock::python;
     module.doc() = "The C API of Crossdock.";
-    // What nobody closes stays until the process ends, since peers may write there; a ResourceWarning says so before.
+    // Objects that are not closed stay until the process ends, as peers may write there; a ResourceWarning reports
+    // them.
     nanobind::set_leak_warnings(false);
     bind_errors(module);
     bind_enums(module);

@@ -425,10 +425,10 @@ void bind_routing(nb::module_& module) {
         nb::sig("def most_rows_of_expert(topk_idx: object, num_experts: int) -> int"),
         "How often [tokens, top-k] numbers in host memory have the expert that they have most often; 0 on GPUs.");
     module.def("host_bytes", &host_bytes, "tensors"_a, nb::sig("def host_bytes(*tensors: object) -> bytes | None"),
-               "What dense int32 tensors hold, one behind the other; None where one is anything else, or elsewhere.");
+               "The concatenated bytes of dense int32 tensors in host memory; None if one is anything else.");
     module.def("column_sums", &column_sums, "parts"_a, "first"_a, "num"_a,
                nb::sig("def column_sums(parts: list[bytes], first: int, num: int) -> list[int]"),
-               "Sums over parts, each bytes of int32, of so many columns from the first on.");
+               "Sums over parts, each bytes of int32, of num columns from first on.");
     module.def(
         "count_routing", &count_routing, "topk_idx"_a, "node_size"_a, "per_rank"_a, "per_node"_a.none(), "per_expert"_a,
         "is_in_rank"_a,

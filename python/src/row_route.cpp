@@ -25,7 +25,7 @@ struct Rows {
     ncclDataType_t type = ncclUint8;
     int device = -1;  // -1: the host
 
-    // False: something else, or rows longer than that.
+    // Returns false for anything else, and for rows of more than most_bytes.
     bool read(nb::handle object, int64_t most_bytes) {
         nb::dlpack::dltensor view;
         if (!view_torch(object, view) || view.ndim != 2 || !is_contiguous(view)) return false;
@@ -41,7 +41,7 @@ struct Rows {
     }
 };
 
-// Of the type of those, on their device.
+// New rows of the same type, length and device.
 nb::object new_rows(const Rows& like, int64_t num) {
     return new_tensor(nb::make_tuple(num, like.columns), nb::make_tuple(like.columns, 1), like.tensor.attr("dtype"),
                       like.tensor, like.device);
@@ -103,7 +103,7 @@ nb::object combine_to_new_rows(Handle& handle, nb::handle tokens, int64_t num_ro
 }
 
 struct RowRoute {
-    nb::object handle;  // in the care of somebody who gives it back
+    nb::object handle;  // leased: its owner gives it back
     int64_t num_tokens, num_rows, most_bytes;
 
     nb::object send_again(nb::handle x, nb::handle stream) const {
@@ -116,7 +116,7 @@ struct RowRoute {
             return combine_to_new_rows(own, rows, num_rows, num_tokens, most_bytes, where);
         });
     }
-    // What work returns, and its event where it is asynchronous; None: look closer.
+    // What work returns, with its event if it is asynchronous; None: take the general path.
     template <class Work>
     nb::object in_turn(nb::handle given, nb::handle stream, Work work) const {
         auto& own = nb::cast<Handle&>(handle);
@@ -143,7 +143,7 @@ void bind_row_routes(nb::module_& module) {
                "High throughput: rows [B, ..] of any type, and words beside them, to the places of the routing; their "
                "lengths are multiples of 16 bytes.");
     nb::class_<RowRoute>(module, "RowRoute", nb::type_slots(collected<RowRoute>()),
-                         "Where the tokens of one dispatch went. handle: in the care of somebody who gives it back.")
+                         "Where the tokens of one dispatch went. handle: leased, its owner gives it back.")
         .def(
             "__init__",
             [](RowRoute* self, nb::object handle, int64_t num_tokens, int64_t num_rows, int64_t most_bytes) {

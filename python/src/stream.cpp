@@ -82,8 +82,9 @@ void bind_streams(nb::module_& module) {
                                  reinterpret_cast<cudaStream_t>(before));
         },
         "device"_a, "waiting"_a, "before"_a,
-        "Makes one stream wait for what the other one has by now, both by their addresses, of a CUDA device by its "
-        "number. False: torch has to do it.");
+        "Makes stream `waiting` wait for the work of stream `before`, both by address, on a CUDA device by number. "
+        "Returns "
+        "False if it cannot: use torch.");
 }
 
 }  // namespace crossdock::python

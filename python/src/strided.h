@@ -32,7 +32,7 @@ struct Strided {
 // "[2, 3] of torch.float32 on cpu", with its strides unless it is contiguous; "of type list". For messages.
 std::string shown_tensor(nanobind::handle object);
 
-// False: no tensor of one or two dimensions in memory of the host or of a CUDA device.
+// Returns false unless it is a tensor of one or two dimensions in host or CUDA memory.
 bool strided_from(nanobind::handle tensor, Strided& strided);
 
 }  // namespace crossdock::python

@@ -32,7 +32,8 @@ int device_of(nb::handle tensor) {
     return nb::cast<bool>(tensor.attr("is_cpu")) ? -1 : nb::cast<int>(tensor.attr("get_device")());
 }
 
-// NULL where this torch lacks them.
+// Functions for code that torch.compile generates; NULL if this version of torch lacks them. Without them a low-latency
+// dispatch takes 4.7 instead of 3.3 µs, a combine 3.3 instead of 2.6 (AMD EPYC, bench/deep_ep_host_cost.py).
 struct QuickMakers {
     PyObject* on_host = nullptr;
     PyObject* on_cuda = nullptr;  // on the current device

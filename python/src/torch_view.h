@@ -15,9 +15,8 @@ namespace crossdock::python {
 
 bool is_torch_tensor(nanobind::handle object);
 
-// A tensor as it lies in memory; shape and strides (in elements) are valid as long as the tensor lives. False: no
-// tensor, one of a subclass, of a torch without the exchange, or one that DLPack cannot describe: ask its Python
-// methods.
+// A tensor as it lies in memory; shape and strides (in elements) are valid as long as the tensor lives. Returns false
+// for other objects, subclasses, a torch without the exchange, and what DLPack cannot describe: use its Python methods.
 bool view_torch(nanobind::handle object, nanobind::dlpack::dltensor& view);
 
 bool is_contiguous(const nanobind::dlpack::dltensor& view);

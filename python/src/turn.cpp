@@ -105,9 +105,10 @@ void Kept::clear() {
     if (has_waited_ || !tensors.is_valid()) return;
     const nb::error_scope scope;  // this may run while an exception is on its way
     for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(tensors.ptr()); ++place) {
-        PyObject* told = PyObject_CallMethod(PyTuple_GET_ITEM(tensors.ptr(), place), "record_stream", "O", other.ptr());
-        if (told == nullptr) PyErr_WriteUnraisable(other.ptr());
-        Py_XDECREF(told);
+        PyObject* recorded =
+            PyObject_CallMethod(PyTuple_GET_ITEM(tensors.ptr(), place), "record_stream", "O", other.ptr());
+        if (recorded == nullptr) PyErr_WriteUnraisable(other.ptr());
+        Py_XDECREF(recorded);
     }
 }
 
@@ -167,18 +168,19 @@ void bind_turns(nb::module_& module) {
         .def(
             "record",
             [](StreamEvent& event, int device, size_t stream) { return event.record(device, stream_of(stream)); },
-            "device"_a, "stream"_a, "Once, of a device's stream, by its address. False: torch has to do it.")
+            "device"_a, "stream"_a,
+            "Once, of a device's stream, by its address. Returns False if it cannot: use torch.")
         .def(
             "wait", [](const StreamEvent& event, size_t stream) { return event.wait(stream_of(stream)); }, "stream"_a,
-            "Makes the stream wait, if anything was recorded. False: this thread has no context of a device yet.")
+            "Makes the stream wait, if anything was recorded. Returns False if this thread has no CUDA context yet.")
         .def("wait_current", &StreamEvent::wait_current, nb::sig("def wait_current(self) -> int | None"),
-             "Makes the current stream wait: its address. None: nothing was recorded, or look closer.");
+             "Makes the current stream wait: its address. None: nothing was recorded, or use torch.");
 
     nb::class_<Kept>(module, "Kept", nb::type_slots(collected<Kept>()),
                      R"(Tensors of torch that another stream than their own uses.
 
-They are kept until this object goes. Where the stream of their call has not waited for the other one by then, torch is
-told of it, which then asks that stream before it reuses the memory.)")
+They are kept until this object goes. If the stream of their call has not waited for the other one by then,
+record_stream makes torch wait for that stream before it reuses the memory.)")
         .def(
             "__init__",
             [](Kept* self, nb::tuple tensors, size_t current, nb::object other) {

@@ -31,12 +31,12 @@ class StreamEvent {
     StreamEvent(const StreamEvent&) = delete;
     StreamEvent& operator=(const StreamEvent&) = delete;
 
-    // Once, of a device's stream. False: torch has to do it.
+    // Once, on a device's stream. Returns false if it cannot: use torch.
     bool record(int device, cudaStream_t stream);
     // The same where that device is current and has_events.
     bool record_here(int device, cudaStream_t stream);
     bool is_recorded() const { return event_ != nullptr; }
-    // Makes the stream wait, if anything was recorded. False: this thread has no context of a device yet.
+    // Makes the stream wait, if anything was recorded. Returns false if this thread has no CUDA context yet.
     bool wait(cudaStream_t stream) const;
     // Makes the current stream wait: its address. None: nothing was recorded, or it must be done in another way.
     nanobind::object wait_current() const;
@@ -47,7 +47,7 @@ class StreamEvent {
 };
 
 // crossdock._core.Kept: tensors of torch that another stream than their own uses, until the stream of their call has
-// waited for that one. Where it has not, torch is told, which asks the other stream before it reuses the memory.
+// waited for that one. If it has not, record_stream makes torch wait for the other stream before it reuses the memory.
 class Kept {
   public:
     // tensors: a tuple; current: the stream of their call; other: torch's object.
@@ -79,7 +79,7 @@ class Turn {
     bool is_asynchronous() const { return side_ != nullptr; }
     // Whether it is asynchronous on a GPU.
     bool has_streams() const { return side_ != nullptr && side_->device >= 0; }
-    // The side stream waits for what the current one has by now. False: torch has to do it.
+    // Makes the side stream wait for the work of the current one. Returns false if it cannot: use torch.
     bool begin();
     // What a crossdock.Handle takes.
     nanobind::handle stream() const { return stream_; }

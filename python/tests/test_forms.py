@@ -76,9 +76,9 @@ def test_routing_on_the_host() -> None:
     assert counted(2)[0] == 3
     with pytest.raises(ep.InvalidArgument, match="num_experts is 5, allowed: positive multiples of num_ranks"):
         counted(5)
-    with pytest.raises(ep.InvalidArgument, match=r"per_rank is \[2\] of torch.float64 on cpu, expected elements of 4 bytes"):
+    with pytest.raises(ep.InvalidArgument, match=r"per_rank is \[2\] of torch.float64 on cpu, expected elements"):
         count_routing(ids, 1, torch.zeros(2).double(), None, torch.zeros(4).int(), torch.zeros(3, 2).bool())
-    with pytest.raises(ep.InvalidArgument, match=r"is_in_rank is \[2, 2\] of torch.bool on cpu, expected a dense tensor of 6"):
+    with pytest.raises(ep.InvalidArgument, match=r"is_in_rank is \[2, 2\] of torch.bool on cpu, expected .* 6 "):
         count_routing(ids, 1, torch.zeros(2).int(), None, torch.zeros(4).int(), torch.zeros(2, 2).bool())
 
 
@@ -112,7 +112,7 @@ def test_packed_routing_comes_back_as_it_went(dtype: Any, kind: Any) -> None:
     assert found.tolist() == [[-1, 1, -1], [0, 0, 0], [-1, -1, -1], [-1, -1, -1]]
     assert own.tolist() == [[0, 5, 0], [1, 6, 11], [0, 0, 0], [0, 0, 0]]
     assert numbers.tolist() == [50, 51, 52, 53] and torch.equal(back, scales[:4])
-    with pytest.raises(ep.InvalidArgument, match=r"ids is \[4, 3\] of .* on cpu, expected a dense tensor of 15 elements"):
+    with pytest.raises(ep.InvalidArgument, match=r"ids is \[4, 3\] of .*, expected a dense tensor of 15 elements"):
         unpack_routing(routing.words, 5, 3, topk, True, 4, 2, found, None, None, True, None, None)
     with pytest.raises(ep.InvalidArgument, match="weights is .*, expected 3 columns, as topk_idx has"):
         PackedRouting.of(ids, ids, scales, None, 0, 2, None)

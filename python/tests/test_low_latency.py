@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low latency: what comes out is what the reference says, for every layout, type and world."""
+"""Low latency: results match the reference for every layout, type and backend."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _means(tensors: list[Tensor], communicator: Communicator | None) -> list[Ten
 
 def _means_over(tensors: list[Tensor], communicator: Communicator) -> list[Tensor]:
     flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors]).cpu().numpy()
-    everybody = [np.frombuffer(other) for other in communicator.all_gather(flat.tobytes())]
-    total: np.ndarray[Any, Any] = np.add.reduce(everybody)
+    gathered = [np.frombuffer(other) for other in communicator.all_gather(flat.tobytes())]
+    total: np.ndarray[Any, Any] = np.add.reduce(gathered)
     parts = torch.from_numpy(total / communicator.num_ranks).split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape).to(tensor) for part, tensor in zip(parts, tensors, strict=True)]

@@ -40,7 +40,7 @@ _HEADER = struct.Struct(f"<{len(SAME) + len(OWN)}q")
 _OWN = struct.Struct(f"<{len(OWN)}q")
 _SAME_BYTES = _HEADER.size - _OWN.size
 _FIRST_COUNT = _HEADER.size // 4  # among all words
-_COUNTS_UNIT = 2048  # bytes, so that ranks with different numbers of experts can tell each other so
+_COUNTS_UNIT = 2048  # bytes, so that ranks with different numbers of experts still exchange messages of one size
 
 
 class Agreement:
@@ -57,41 +57,41 @@ class Agreement:
         rows: int,
         counts: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        told = b"" if counts is None else _bytes_of(*counts)
-        # As long with counts as without, so that ranks of different kinds can tell each other so.
+        counted = b"" if counts is None else _bytes_of(*counts)
+        # The same size with and without counts, so that a mismatch between ranks is found and reported.
         room = align(4 * (ranks.size + same[1]), _COUNTS_UNIT)
-        payload = _HEADER.pack(*same, tokens, rows) + told.ljust(room, b"\0")
-        everybody = ranks.gather(payload)
+        payload = _HEADER.pack(*same, tokens, rows) + counted.ljust(room, b"\0")
+        parts = ranks.gather(payload)
         head = payload[:_SAME_BYTES]
-        if not all(part.startswith(head) for part in everybody):
-            _refuse([_HEADER.unpack_from(part) for part in everybody])
-        own = [_OWN.unpack_from(part, _SAME_BYTES) for part in everybody]
+        if not all(part.startswith(head) for part in parts):
+            _refuse([_HEADER.unpack_from(part) for part in parts])
+        own = [_OWN.unpack_from(part, _SAME_BYTES) for part in parts]
         self.most_tokens, self.most_rows = max(tokens for tokens, _ in own), max(rows for _, rows in own)
-        self._everybody, self._rank, self._num_ranks = everybody, ranks.rank, ranks.size
+        self._parts, self._rank, self._num_ranks = parts, ranks.rank, ranks.size
         self._local = 0 if counts is None else counts[1].shape[0] // ranks.size  # experts
 
     def rank_counts(self) -> Any:
         """[source, target] rows."""
-        everything = np.frombuffer(b"".join(self._everybody), dtype=np.int32).reshape(self._num_ranks, -1)
+        everything = np.frombuffer(b"".join(self._parts), dtype=np.int32).reshape(self._num_ranks, -1)
         return everything[:, _FIRST_COUNT : _FIRST_COUNT + self._num_ranks]
 
     def rows_here(self) -> int:
         """Rows that this rank receives."""
-        return column_sums(self._everybody, _FIRST_COUNT + self._rank, 1)[0]
+        return column_sums(self._parts, _FIRST_COUNT + self._rank, 1)[0]
 
     def expert_counts_here(self, alignment: int) -> list[int]:
         """Selections of each expert of this rank, rounded up to a multiple of alignment."""
         first = _FIRST_COUNT + self._num_ranks + self._rank * self._local
-        found = column_sums(self._everybody, first, self._local)
+        found = column_sums(self._parts, first, self._local)
         return found if alignment == 1 else [align(count, alignment) for count in found]
 
 
 def _bytes_of(per_rank: torch.Tensor, per_expert: torch.Tensor) -> bytes:
     """Of int32."""
-    told: bytes | None = host_bytes(per_rank, per_expert)
-    if told is None:
-        told = torch.cat([per_rank, per_expert]).int().cpu().numpy().tobytes()
-    return told
+    counted: bytes | None = host_bytes(per_rank, per_expert)
+    if counted is None:
+        counted = torch.cat([per_rank, per_expert]).int().cpu().numpy().tobytes()
+    return counted
 
 
 def _refuse(headers: list[tuple[int, ...]]) -> None:

@@ -71,8 +71,8 @@ _last: dict[int, int] = {}
 
 
 def shape_of_hint(num_bytes: int, num_ranks: int) -> tuple[int, int, int] | None:
-    """(M, H, E) of the last call of low_latency_bytes that returned so many bytes for so many ranks, or else of the
-    last one of all if it returned fewer."""
+    """(M, H, E) of the last call of low_latency_bytes that returned num_bytes for num_ranks, or else of the
+    last call for num_ranks if it returned fewer."""
     last = _last.get(num_ranks, num_bytes)
     return _hinted.get((num_bytes, num_ranks)) or _hinted.get((min(last, num_bytes), num_ranks))
 

@@ -229,17 +229,17 @@ class Elastic:
             self._agreed.add(same)
 
     def _route_by_rank(self, handle: Any) -> Route | None:
-        """Of a handle without an expansion; None: look closer."""
+        """Of a handle without an expansion; None: take the general path."""
         state = getattr(handle, "_state", None)
         return state.route if type(state) is State and state.expansion is None else None
 
     def rows_again(self, x: Any, handle: EPHandle) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The rows of x along a handle by rank, and their local ids, where x fits as it is. None: look closer."""
+        """Rows of x along a handle by rank, and their local ids. None: x needs a conversion, take the general path."""
         rows = self.exchange.send_plain(self._route_by_rank(handle), x)
         return None if rows is None else (rows, handle._state.copy_of_local_ids())
 
     def sums_again(self, x: Any, handle: EPHandle) -> torch.Tensor | None:
-        """The sums of rows along a handle by rank, where x fits as it is. None: look closer."""
+        """The sums of rows along a handle by rank. None: x needs a conversion, take the general path."""
         if getattr(x, "dtype", None) is not torch.bfloat16:
             return None
         sums: torch.Tensor | None = self.exchange.add_up_plain(self._route_by_rank(handle), x)

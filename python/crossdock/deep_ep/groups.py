@@ -38,8 +38,8 @@ class PooledGroup:
         # By top-k: of eager calls, and of captured ones.
         self._free: dict[int, list[Handle]] = {}
         self._free_captured: dict[int, list[Handle]] = {}
-        self._estate = ranks.estate  # which outlives a buffer that nobody destroys
-        self._estate.groups.append(self.group)
+        self._resources = ranks.resources  # outlive a buffer that is not destroyed
+        self._resources.groups.append(self.group)
 
     def take(self, num_topk: int) -> tuple[Handle, list[Handle]]:
         """A handle, and the list that it goes back to."""
@@ -57,7 +57,7 @@ class PooledGroup:
         return _pop(free) or self.group.init_handle(self._layout, num_topk), free
 
     def free(self, num_topk: int) -> list[Handle]:
-        """The handles of eager calls that nobody uses."""
+        """Unused handles of eager calls."""
         return self._free[num_topk] if num_topk in self._free else self._begin(num_topk)
 
     def _begin(self, num_topk: int) -> list[Handle]:
@@ -67,7 +67,7 @@ class PooledGroup:
 
     def close(self) -> None:
         """Collective."""
-        self._estate.groups.remove(self.group)
+        self._resources.groups.remove(self.group)
         self.is_closed = True
         for free in (*self._free.values(), *self._free_captured.values()):
             free.clear()

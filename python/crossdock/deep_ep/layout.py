@@ -72,7 +72,7 @@ def check_form(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> None
 
 
 def check_values(topk_idx: torch.Tensor, num_experts: int) -> None:
-    """On CPUs, where that does not have to be awaited."""
+    """Only on CPUs, where reading them needs no synchronization."""
     largest = largest_id(topk_idx)
     if largest is not None:
         _expect_below(largest, num_experts)

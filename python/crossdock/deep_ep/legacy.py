@@ -94,8 +94,7 @@ class Buffer:
         max_tokens, hidden, num_experts = sizes.shape_of_hint(self.num_rdma_bytes, self.group_size) or (0, 0, 0)
         has_gpu = has_cuda and torch.cuda.is_initialized()
         own = struct.pack("<4q", max_tokens, hidden, num_experts, has_gpu)
-        everybody = runtime.ranks.gather(own)
-        if max_tokens == 0 or any(part != own for part in everybody):
+        if any(part != own for part in runtime.ranks.gather(own)) or max_tokens == 0:
             return
         device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
         runtime.low_latency.pool(device, max_tokens, hidden, num_experts)
@@ -478,7 +477,7 @@ class Buffer:
         return low_latency
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """mask: nothing is sent to the rank, or awaited from it. Local."""
+        """mask: this rank neither sends to that rank nor waits for it. Local."""
         low_latency = self._masked()
         fits = is_whole(rank_to_mask, 0, self.group_size - 1)
         require(fits, lambda: f"rank_to_mask is {rank_to_mask!r}, allowed: 0..{self.group_size - 1}")
@@ -511,7 +510,7 @@ def _expect_one(is_split: bool) -> None:
 def _along(
     runtime: Runtime, call: Callable[..., Any], handle: Any, x: Any, is_async: bool
 ) -> tuple[torch.Tensor | None, EventOverlap]:
-    """What a call of the exchange makes of x along the handle's route. None: look closer."""
+    """What a call of the exchange makes of x along the handle's route. None: take the general path."""
     route = getattr(handle, "route", None)
     if not is_async:
         return call(route, x), no_event()

@@ -43,7 +43,7 @@ from crossdock.deep_ep.streams import on_this_stream
 from crossdock.errors import Error, RemoteError
 
 BLOCK = 128  # elements of a scale
-MOST_TOPK = 11  # of DeepEP's callers: for up to so many choices memory is made with the group
+MOST_TOPK = 11  # of DeepEP's callers: a group has memory for this many choices
 
 # The receive half of an operation whose send half has been called.
 Finish = Callable[[], None]
@@ -125,7 +125,7 @@ class RoundTrip(LowLatencyLease):
 class LowLatencyHandle(tuple[Any, ...]):
     """What a low-latency dispatch returns: (src_info, layout_range, M, H, E).
 
-    The first two are looked up when somebody reads them, in the RoundTrip that stands in their places.
+    The first two are read from the library on access; until then the RoundTrip takes their places.
     """
 
     __slots__ = ()
@@ -201,7 +201,7 @@ class LowLatency:
     # ---- masks ----
 
     def set_mask(self, rank: int, masked: bool) -> None:
-        """Local: nothing is sent to the rank, or awaited from it."""
+        """Local: this rank neither sends to that rank nor waits for it."""
         self._masked[rank] = masked
         for pool in self.pools:
             active = self._active(pool)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New tensors, quickly: as what torch compiles makes them, past the choice of an operator."""
+"""Allocates tensors without torch's dispatcher, as code that torch.compile generates does.
+
+A low-latency dispatch takes 3.3 µs so, else 4.2, a combine 2.6 and 3.3, a fresh dispatch and combine 52 and 62 (AMD
+EPYC, bench/deep_ep_host_cost.py).
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from crossdock.deep_ep.agreement import Agreement
 from crossdock.deep_ep.errors import require, require_state
 from crossdock.deep_ep.packed_routing import PackedRouting, num_words
 from crossdock.deep_ep.layout import check_device, describe
-from crossdock.deep_ep.lazy import Later, LazyTuple
+from crossdock.deep_ep.lazy import Computed, LazyTuple
 from crossdock.deep_ep.makers import maker_of, makers_of
 from crossdock.deep_ep.ranks import Ranks
 from crossdock.deep_ep.row_exchange import Route, RowExchange
@@ -87,7 +87,7 @@ class DispatchHandle(LazyTuple):
         return self._prefix
 
 
-_PREFIX = Later(lambda handle: handle.prefix())
+_PREFIX = Computed(lambda handle: handle.prefix())
 
 
 def route_of(handle: Any, owner: RowExchange) -> Route:
@@ -129,7 +129,7 @@ class Normal:
         num_scales, row_bytes = tokens.num_scales, x.shape[1] * x.element_size()
         same = (int(topk_idx is not None), num_experts, topk, row_bytes, num_scales, int(not is_cpu), 0, 0)
         counts = None
-        if num_worst_tokens == 0 or is_cpu:  # else they would have to be awaited
+        if num_worst_tokens == 0 or is_cpu:  # else the host would wait for the GPU
             counts = num_tokens_per_rank, num_tokens_per_expert
         agreed = Agreement(ranks, same, x.shape[0], num_worst_tokens, counts)
         expected = agreed.rows_here() if counts is not None else None

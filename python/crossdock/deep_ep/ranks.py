@@ -46,11 +46,11 @@ def size_of(group: Any) -> int:
 
 
 @dataclass
-class Estate:
-    """What a buffer holds of its ranks, and what is left of it if it is dropped without destroy.
+class RankResources:
+    """A buffer's communicators and groups, which outlive a buffer that is dropped without destroy.
 
-    Peers may still write into the groups' memory then, and nobody waits for ranks when an object is collected. So the
-    next buffer that the same ranks make together closes what all of them have dropped.
+    Peers may still write into the groups' memory then, and a garbage collector cannot wait for ranks. So the next
+    buffer that the same ranks make together closes what all of them have dropped.
     """
 
     name: bytes  # the same on all ranks, unlike any other's
@@ -72,36 +72,36 @@ class Estate:
 
 
 NAME_BYTES = 16
-_dropped: list[Estate] = []
+_dropped: list[RankResources] = []
 
 
 def close_dropped(comm: Communicator) -> None:
     """Closes what all ranks of comm have dropped; collective."""
     own = {
-        estate.name: estate
-        for estate in list(_dropped)
-        if (estate.rank, estate.size) == (comm.rank, comm.num_ranks) and estate.owned
+        resources.name: resources
+        for resources in list(_dropped)
+        if (resources.rank, resources.size) == (comm.rank, comm.num_ranks) and resources.owned
     }
     most = max(int.from_bytes(part, "little") for part in comm.all_gather(len(own).to_bytes(4, "little")))
     if most == 0:
         return
-    told = comm.all_gather(b"".join(own).ljust(most * NAME_BYTES, b"\0"))
-    lists = [{part[i : i + NAME_BYTES] for i in range(0, len(part), NAME_BYTES)} for part in told]
+    gathered = comm.all_gather(b"".join(own).ljust(most * NAME_BYTES, b"\0"))
+    lists = [{part[i : i + NAME_BYTES] for i in range(0, len(part), NAME_BYTES)} for part in gathered]
     for name in sorted(set.intersection(*lists) & own.keys()):
         _dropped.remove(own[name])
         own[name].close()
 
 
 def _gather_of(group: Any, comm: Any) -> tuple[int, int, Callable[[Any], list[Any]]]:
-    """Rank, number of ranks, and how a Python object is told to all."""
+    """Rank, number of ranks, and a function that gathers a Python object from all ranks."""
     if group is not None:
         expect_group(group)
         rank, num_ranks = int(group.rank()), int(group.size())
 
         def gather(own: Any) -> list[Any]:
-            everybody: list[Any] = [None] * num_ranks
-            dist.all_gather_object(everybody, own, group=group)
-            return everybody
+            gathered: list[Any] = [None] * num_ranks
+            dist.all_gather_object(gathered, own, group=group)
+            return gathered
 
         return rank, num_ranks, gather
     for name in ("Get_rank", "Get_size", "allgather"):
@@ -131,8 +131,8 @@ class Ranks:
             close_dropped(self.cpus)
         self.rank, self.size = self.cpus.rank, self.cpus.num_ranks
         name = self.cpus.all_gather(secrets.token_bytes(NAME_BYTES))[0]
-        self.estate = Estate(name, self.rank, self.size, owned)
-        self._drop = weakref.finalize(self, _dropped.append, self.estate)
+        self.resources = RankResources(name, self.rank, self.size, owned)
+        self._drop = weakref.finalize(self, _dropped.append, self.resources)
         self._drop.atexit = False  # type: ignore[attr-defined]
         # Ranks of a host; 0 where hosts differ in their number of ranks, so that they are no nodes.
         of_host = [hosts.count(host) for host in hosts]
@@ -147,19 +147,19 @@ class Ranks:
         if device.type == "cpu":
             return self.cpus
         require(device.type == "cuda", lambda: f"tensors are on device {device}, allowed: cpu, cuda")
-        estate = self.estate
-        if estate.of_gpus is None:
+        resources = self.resources
+        if resources.of_gpus is None:
             unique = nccl.unique_id() if self.rank == 0 else bytes(nccl.ID_BYTES)
             unique = self.cpus.all_gather(unique)[0]
             with torch.cuda.device(device):
-                estate.of_gpus = nccl.join(self.size, self.rank, unique)
-        return estate.of_gpus
+                resources.of_gpus = nccl.join(self.size, self.rank, unique)
+        return resources.of_gpus
 
     def gather(self, own: bytes) -> list[bytes]:
-        """Everybody's bytes, as many from each; a few microseconds between processes of one host."""
+        """The bytes of all ranks, the same number from each; takes a few µs between processes of one host."""
         return self.cpus.all_gather(own)
 
     def close(self) -> None:
         """Collective, after all groups are closed."""
         self._drop.detach()
-        self.estate.close()
+        self.resources.close()

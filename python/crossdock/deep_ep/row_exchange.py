@@ -83,7 +83,7 @@ class RowExchange:
         """Makes way for tokens: targets [T, n] has the ranks of each, -1 where there are fewer. Collective.
 
         most_tokens, row_bytes, side_words and budget are the same on all ranks. budget: rows of every tensor, for
-        calls whose number of rows must not be awaited; 0: num_received says how many come, None: ask the device.
+        calls that must not wait for the number of rows; 0: num_received is that number, None: read it from the device.
         """
         device = targets.device
         pool = self._pool(device, most_tokens, carried.padded_bytes(row_bytes), side_words, budget)
@@ -186,9 +186,9 @@ class RowExchange:
         return received, found
 
     def send_plain(self, route: Any, x: Any, side: SideStream | None = None) -> Any:
-        """x along a route, where that is a tensor that fits it as it is: what came. None: look closer.
+        """Sends x along a route and returns the received rows. None: x needs a conversion, take the general path.
 
-        side: for an asynchronous call; then what came, and an EventOverlap.
+        side: for an asynchronous call, which returns the rows and an EventOverlap.
         """
         if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
@@ -198,7 +198,7 @@ class RowExchange:
             raise translated(error) from error
 
     def add_up_plain(self, route: Any, rows: Any, side: SideStream | None = None) -> Any:
-        """The same for what add_up does."""
+        """add_up, likewise."""
         if type(route) is not Route or route.owner is not self or route.plain is None:
             return None
         try:

@@ -10,7 +10,7 @@ from crossdock.deep_ep.makers import maker_of
 
 
 def empty_scales(like: torch.Tensor, num_rows: int, column_major: bool) -> torch.Tensor:
-    """For so many rows, [num_rows, S]; column_major: with strides (1, rows rounded up to 4)."""
+    """[num_rows, S]; column_major: with strides (1, rows rounded up to 4)."""
     make, columns = maker_of(like.dtype, like.device), like.shape[1]
     if not column_major:
         return make(num_rows, columns)

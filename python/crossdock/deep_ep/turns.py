@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which stream a call's work runs, what it waits for, and who waits for it."""
+"""The stream that a call's work runs on, what it waits for, and what waits for it."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ def communicator_of(group: Any = None) -> Communicator:
     num_ranks = dist.get_world_size(group)
 
     def gather(own: Any) -> list[Any]:
-        everybody: list[Any] = [None] * num_ranks
-        dist.all_gather_object(everybody, own, group=group)
-        return everybody
+        gathered: list[Any] = [None] * num_ranks
+        dist.all_gather_object(gathered, own, group=group)
+        return gathered
 
     return introduce(dist.get_rank(group), num_ranks, gather)
 
@@ -45,9 +45,9 @@ def communicator_of(group: Any = None) -> Communicator:
 def introduce(rank: int, num_ranks: int, gather: Callable[[Any], list[Any]]) -> Communicator:
     """A Communicator of CPU processes, which exchange addresses with gather: it returns all ranks' objects."""
     own = (name_of_host(), Communicator.unique_id() if rank == 0 else b"", _address() if rank == 0 else "")
-    everybody: list[tuple[str, bytes, str]] = gather(own)
-    _, unique_id, address = everybody[0]
-    if all(host == everybody[0][0] for host, _, _ in everybody):
+    gathered: list[tuple[str, bytes, str]] = gather(own)
+    _, unique_id, address = gathered[0]
+    if all(host == gathered[0][0] for host, _, _ in gathered):
         return Communicator.join(num_ranks, rank, unique_id)
     return Communicator.join_hosts(num_ranks, rank, address)
 

@@ -21,7 +21,7 @@ class Task(Protocol):
 
     def make_model(self) -> nn.Module: ...
     def loss(self, model: nn.Module, worker: int, step: int) -> Tensor: ...
-    def score(self, model: nn.Module) -> tuple[float, float]: ...  # (loss, accuracy) on data that nobody trains on
+    def score(self, model: nn.Module) -> tuple[float, float]: ...  # (loss, accuracy) on held-out data
 
 
 class Digits:

@@ -43,9 +43,9 @@ def _gathered(own: torch.Tensor, most: int) -> torch.Tensor:
         own = own.view(torch.uint8)
     padded = own.new_zeros(most, *own.shape[1:])
     padded[: len(own)] = own
-    everybody = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
-    dist.all_gather(everybody, padded)
-    return torch.cat(everybody)
+    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, padded)
+    return torch.cat(gathered)
 
 
 def generate_pre_combine_data(
