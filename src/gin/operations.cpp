@@ -58,7 +58,7 @@ int world_rank(const KernelThread& thread, const DeviceComm& comm, crossdockTeam
             beginning(thread, what, where), peer, team.num_ranks);
     const int rank = comm.view.rank + (peer - team.rank) * team.stride;
     require(rank >= 0 && rank < comm.view.num_ranks, ncclInvalidArgument,
-            "{}: peer {} of the team (rank {} of {}, stride {}) is no rank of the communicator",
+            "{}: peer {} of the team (rank {} of {}, stride {}) is not a rank of the communicator",
             beginning(thread, what, where), peer, team.rank, team.num_ranks, team.stride);
     constexpr int kRail = 2;
     require(comm.needs.connection != kRail || (rank - comm.view.rank) % comm.view.lsa_size == 0, ncclInvalidArgument,

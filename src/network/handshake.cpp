@@ -257,7 +257,7 @@ class Meeting {
         Challenge challenge;
         if (each.in.size() < sizeof(challenge)) return true;
         std::memcpy(&challenge, each.in.data(), sizeof(challenge));
-        if (!is_challenge(challenge)) return lose(each, "what listens there is no rank");
+        if (!is_challenge(challenge)) return lose(each, "the process that listens there is not a rank");
         each.in.clear();
         each.asked = make_challenge();
         each.say(make_greeting(addresses_, rank_, each.peer, challenge.nonce, each.asked->nonce, blob_));
@@ -267,7 +267,8 @@ class Meeting {
     bool read_answer(Connection& each) {
         Greeted greeted;
         const Greeting greeting = read_greeting(each.in, addresses_, rank_, each.asked->nonce, greeted);
-        if (greeting == Greeting::kBad) return lose(each, "who answers there is no rank of this communicator");
+        if (greeting == Greeting::kBad)
+            return lose(each, "the process that answers is not a rank of this communicator");
         if (greeted.is_proven && !each.is_proven) {
             if (each.door == nullptr && greeted.source != each.peer) return lose(each, "another rank answered");
             if (each.door != nullptr && greeted.source > rank_) return false;  // only ranks below dial

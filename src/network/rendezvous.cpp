@@ -82,14 +82,14 @@ class Guest {
         if (!await(socket, POLLOUT, connected_by_ns)) return give_up("it does not answer");
         if (const int error = connect_error(socket); error != 0) return give_up(std::strerror(error));
 
-        // While nobody listens, a socket that got this port by chance connects to itself.
-        if (local_endpoint(socket) == endpoint) return give_up("nobody listens");
+        // While no process listens, a socket that got this port by chance connects to itself.
+        if (local_endpoint(socket) == endpoint) return give_up("no process listens there");
 
         Challenge challenge = {};
         const uint64_t challenged_by_ns = std::min(deadline_ns_, cpu::steady_now_ns() + kChallengeNs);
         if (!receive_all(socket, std::as_writable_bytes(std::span(&challenge, 1)), challenged_by_ns))
             return give_up("it closed the connection, or said nothing");
-        if (!is_challenge(challenge)) return give_up("what listens there is no rank 0 of this library");
+        if (!is_challenge(challenge)) return give_up("the process that listens there is not a rank 0 of Crossdock");
 
         Listener listener = make_listener(rendezvous_, socket);
         Hello hello = {};

@@ -221,7 +221,7 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
         {kOffset, "offset 4100 and 8 bytes, allowed: within the window's 4096 bytes"},
         {kBytes, "offset 0 and 18446744073709551615 bytes"},
         {kPeer, "peer 2 is outside of the team of 2 ranks"},
-        {kRank, "is no rank of the communicator"},
+        {kRank, "is not a rank of the communicator"},
         {kSignal, "signal 4 is out of range: the device communicator has 4"},
         {kCounter, "counter 2 is out of range: the device communicator has 2"},
         {kContext, "context 2, allowed: 0..1"},

@@ -108,7 +108,7 @@ void HtHandle::read_routing(cudaStream_t stream, const std::optional<Tensor>& ow
     DeviceScope device(group_->runtime());
     if (group_->runtime().is_capturing(stream)) {
         require(own_rows && !is_topk_open_ && !is_eager(), ncclInvalidUsage,
-                "the routing in handle_mem must be known before a capture where num_topk is -1 or the group is eager: "
+                "the routing in handle_mem is not known in this capture, since num_topk is -1 or the group is eager: "
                 "call ncclEpUpdateHandle, use the handle once, or keep the handle that was updated until this one has "
                 "been made");
         return take_routing_as_it_is(*own_rows);

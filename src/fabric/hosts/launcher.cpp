@@ -69,7 +69,7 @@ std::string first_host(std::string_view list) {
     const size_t end = list.find_first_of("-,]", bracket);
     const size_t close = list.find(']', bracket);
     require(end != std::string_view::npos && close != std::string_view::npos, ncclInvalidUsage,
-            "SLURM_STEP_NODELIST is '{}', which is no list of hosts", list);
+            "SLURM_STEP_NODELIST is '{}', expected a list of hosts", list);
     const size_t comma = list.find(',', close);
     const std::string_view behind = list.substr(close + 1, comma == std::string_view::npos ? comma : comma - close - 1);
     return fmt::format("{}{}{}", list.substr(0, bracket), list.substr(bracket + 1, end - bracket - 1), behind);
