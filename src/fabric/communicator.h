@@ -15,7 +15,7 @@ namespace crossdock {
 
 class Runtime;
 namespace cpu {
-class FarMemory;
+class RemoteMemory;
 }
 
 // A symmetric allocation: the same size on every rank, zeroed, mapped by all. Destroying it is local and frees this
@@ -26,7 +26,7 @@ class SymmetricMemory {
     std::byte* local = nullptr;
     size_t bytes = 0;
     PeerMap peers;
-    cpu::FarMemory* far = nullptr;  // the way to ranks of other hosts; null: there are none
+    cpu::RemoteMemory* remote = nullptr;  // the way to ranks of other hosts; null: there are none
 };
 
 // A window registered by the user.
@@ -34,8 +34,8 @@ struct WindowView {
     std::byte* local = nullptr;
     size_t bytes = 0;
     PeerMap peers;
-    uint64_t number = 0;            // the same on all ranks, of each window another; 0: not known
-    cpu::FarMemory* far = nullptr;  // as of SymmetricMemory
+    uint64_t number = 0;                  // the same on all ranks, of each window another; 0: not known
+    cpu::RemoteMemory* remote = nullptr;  // as of SymmetricMemory
 };
 
 // Stands for memory of ranks outside an LSA team: any access faults.

@@ -9,7 +9,7 @@
 #include "device/platform.h"  // before whatever opens the namespace cpu
 
 namespace crossdock::cpu {
-class FarMemory;
+class RemoteMemory;
 }
 
 namespace crossdock::gin {
@@ -19,7 +19,7 @@ struct Descriptor {
     bool is_value = false;  // `value` is what is put
     bool has_signal = false;
     bool is_strong = false;  // the signal
-    bool is_far = false;
+    bool is_remote = false;
     bool is_get = false;  // the source is the peer's
     union {
         const std::byte* source = nullptr;
@@ -30,11 +30,11 @@ struct Descriptor {
     std::byte* target = nullptr;
     uint64_t* signal = nullptr;
 
-    cpu::FarMemory* target_memory = nullptr;
+    cpu::RemoteMemory* target_memory = nullptr;
     uint64_t target_offset = 0;
-    cpu::FarMemory* source_memory = nullptr;
+    cpu::RemoteMemory* source_memory = nullptr;
     uint64_t source_offset = 0;
-    cpu::FarMemory* signal_memory = nullptr;
+    cpu::RemoteMemory* signal_memory = nullptr;
     uint64_t signal_offset = 0;
 };
 inline constexpr size_t kNearDescriptorBytes = offsetof(Descriptor, target_memory);

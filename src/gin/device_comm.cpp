@@ -9,7 +9,7 @@
 
 #include "core/boundary.h"
 #include "core/process.h"
-#include "device/cpu/far_memory.h"
+#include "device/cpu/remote_memory.h"
 #include "fabric/communicator.h"
 
 namespace crossdock::gin {
@@ -149,9 +149,9 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
         simulated = SimulatedGin::of(*scheduler);
         return;
     }
-    if (far() != nullptr) far()->add_contexts(view.num_contexts);
+    if (remote() != nullptr) remote()->add_contexts(view.num_contexts);
     outbox = std::make_unique<Outbox>(chosen_type(), view.num_ranks, view.num_contexts, needs.queue_depth,
-                                      communicator->ranks_on_machine(), far() != nullptr);
+                                      communicator->ranks_on_machine(), remote() != nullptr);
 }
 
 size_t DeviceComm::signal_index(int context, uint32_t signal, const Caller& caller) const {

@@ -37,11 +37,11 @@ class DeviceComm {
     uint64_t* signal(int rank, int context, uint32_t signal, const Caller& caller) const;
     uint64_t* counter(int context, uint32_t counter, const Caller& caller) const;
     uint64_t* shadow(int context, uint32_t signal, const Caller& caller);
-    // Where the signal is in every rank's piece of the memory that ranks of other hosts reach by far().
+    // Where the signal is in every rank's piece of the memory that ranks of other hosts reach by remote().
     uint64_t signal_offset(int context, uint32_t signal, const Caller& caller) const {
         return sizeof(uint64_t) * signal_index(context, signal, caller);
     }
-    cpu::FarMemory* far() const { return memory_->far; }
+    cpu::RemoteMemory* remote() const { return memory_->remote; }
     // Of barrier `barrier` of rank `owner` (of the world), the word that LSA rank `from` writes.
     uint32_t* lsa_inbox(int owner, uint32_t barrier, int from) const;
 

@@ -35,19 +35,19 @@ void crossdockGinGet(const crossdockGet* get) {
     thread.made_progress();
     if (comm.simulated == nullptr) {
         if (get->bytes == 0) return;
-        const bool from_far = is_far(comm, peer);
-        if (!from_far && comm.outbox->type() == GinType::kDirect) {
+        const bool from_remote = is_remote(comm, peer);
+        if (!from_remote && comm.outbox->type() == GinType::kDirect) {
             return thread.warp().put(comm.view.rank, target, source, get->bytes);
         }
         Descriptor descriptor;
         descriptor.bytes = get->bytes;
         descriptor.is_get = true;
-        descriptor.is_far = from_far;
+        descriptor.is_remote = from_remote;
         descriptor.source = source;
         descriptor.target = target;
-        descriptor.source_memory = source_window.far;
+        descriptor.source_memory = source_window.remote;
         descriptor.source_offset = get->source_offset;
-        descriptor.target_memory = target_window.far;
+        descriptor.target_memory = target_window.remote;
         descriptor.target_offset = get->target_offset;
         return post(thread, comm, get->context, peer, descriptor, beginning(thread, "get", get->where));
     }

@@ -109,7 +109,7 @@ WindowView window_of_word(KernelThread& thread, const DeviceComm& comm, ncclWind
 // A word at the peer.
 struct Word {
     uint64_t* address = nullptr;  // null: there is none
-    cpu::FarMemory* memory = nullptr;
+    cpu::RemoteMemory* memory = nullptr;
     uint64_t offset = 0;
 };
 
@@ -123,11 +123,11 @@ Word signal_of(KernelThread& thread, const DeviceComm& comm, const crossdockPut&
             beginning(thread, what, put.where));
     if (remote.window == nullptr) {
         const Caller begin = beginning(thread, what, put.where);
-        return {comm.signal(peer, put.context, remote.signal, begin), comm.far(),
+        return {comm.signal(peer, put.context, remote.signal, begin), comm.remote(),
                 comm.signal_offset(put.context, remote.signal, begin)};
     }
     const WindowView window = window_of_word(thread, comm, remote.window, remote.offset, what, put.where);
-    return {reinterpret_cast<uint64_t*>(window.peers.at(peer, remote.offset)), window.far, remote.offset};
+    return {reinterpret_cast<uint64_t*>(window.peers.at(peer, remote.offset)), window.remote, remote.offset};
 }
 
 uint64_t* word_of(KernelThread& thread, DeviceComm& comm, crossdockSlot slot, const char* what, crossdockWhere where) {
@@ -232,14 +232,14 @@ void crossdockGinPut(const crossdockPut* put) {
         thread.tick();
         return thread.scheduling_point();
     }
-    const bool to_far = is_far(comm, peer);
-    if (to_far || comm.outbox->type() == GinType::kProxy) {
+    const bool to_remote = is_remote(comm, peer);
+    if (to_remote || comm.outbox->type() == GinType::kProxy) {
         Descriptor descriptor;
         descriptor.bytes = has_data ? put->bytes : 0;
         descriptor.is_value = has_data && source == nullptr;
         descriptor.has_signal = signal.address != nullptr;
         descriptor.is_strong = put->remote.is_strong;
-        descriptor.is_far = to_far;
+        descriptor.is_remote = to_remote;
         if (descriptor.is_value) {
             descriptor.value = put->value;
         } else {
@@ -249,9 +249,9 @@ void crossdockGinPut(const crossdockPut* put) {
         descriptor.counter = counter;
         descriptor.target = target;
         descriptor.signal = signal.address;
-        descriptor.target_memory = target_window.far;
+        descriptor.target_memory = target_window.remote;
         descriptor.target_offset = put->target_offset;
-        descriptor.source_memory = source_window.far;
+        descriptor.source_memory = source_window.remote;
         descriptor.source_offset = put->source_offset;
         descriptor.signal_memory = signal.memory;
         descriptor.signal_offset = signal.offset;

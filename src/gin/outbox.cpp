@@ -9,7 +9,7 @@
 
 #include "core/error.h"
 #include "core/process.h"
-#include "device/cpu/far_memory.h"
+#include "device/cpu/remote_memory.h"
 #include "runtime/cpu/clock.h"
 #include "runtime/cpu/idle_backoff.h"
 #include "runtime/cpu/near_put.h"
@@ -67,11 +67,11 @@ void carry_out_near(const Descriptor& descriptor) {
     if (descriptor.has_signal) __atomic_fetch_add(descriptor.signal, descriptor.increase, __ATOMIC_RELEASE);
 }
 
-Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ranks_on_machine, bool has_far)
+Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ranks_on_machine, bool has_remote_peers)
     : type_(type),
       num_ranks_(num_ranks),
       num_spins_(cpu::IdleBackoff::spins_for(ranks_on_machine, 2)),
-      has_far_(has_far) {
+      has_remote_peers_(has_remote_peers) {
     const size_t queue_depth = type == GinType::kDirect ? 1 : depth == 0 ? kDefaultDepth : static_cast<size_t>(depth);
     for (int i = 0; i < num_ranks * num_contexts; ++i) lanes_.push_back(std::make_unique<Lane>(queue_depth));
     if (type == GinType::kProxy && num_contexts > 0) proxy_ = start_thread([this] { run_proxy(); });
@@ -90,17 +90,17 @@ Outbox::~Outbox() {
 // ---- Both ways ----
 
 void Outbox::carry_out(Lane& lane, int context, int peer, const Descriptor& descriptor) {
-    if (!descriptor.is_far) {
+    if (!descriptor.is_remote) {
         carry_out_near(descriptor);
         lane.posted.fetch_add(1, std::memory_order_relaxed);
         lane.num_read.fetch_add(1, std::memory_order_release);
         return;
     }
-    const cpu::FarSignal signal{descriptor.has_signal ? descriptor.signal_memory : nullptr, descriptor.signal_offset,
-                                descriptor.increase, descriptor.is_strong};
+    const cpu::RemoteSignal signal{descriptor.has_signal ? descriptor.signal_memory : nullptr, descriptor.signal_offset,
+                                   descriptor.increase, descriptor.is_strong};
     const std::lock_guard lock(lane.mutex);
     network::Operation* operation = nullptr;
-    const cpu::FarMemory* memory = descriptor.target_memory;
+    const cpu::RemoteMemory* memory = descriptor.target_memory;
     if (descriptor.bytes == 0) {
         if (signal.memory != nullptr) signal.memory->raise(context, peer, signal);
     } else if (descriptor.is_get) {
@@ -163,7 +163,7 @@ void Outbox::progress(int context) {
         const std::lock_guard lock(failure_mutex_);
         fail(ncclRemoteError, "the GIN proxy has stopped: {}", failure_);
     }
-    for (int peer = 0; has_far_ && peer < num_ranks_; ++peer) {
+    for (int peer = 0; has_remote_peers_ && peer < num_ranks_; ++peer) {
         Lane& to = lane(context, peer);
         if (to.posted.load(std::memory_order_relaxed) == to.num_read.load(std::memory_order_relaxed)) continue;
         const std::lock_guard lock(to.mutex);

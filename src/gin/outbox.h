@@ -35,8 +35,9 @@ GinType chosen_type();
 
 class Outbox {
   public:
-    // depth: of each queue; 0: 128. ranks_on_machine: they share its cores. has_far: there are ranks on other hosts.
-    Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ranks_on_machine, bool has_far);
+    // depth: of each queue; 0: 128. ranks_on_machine: they share its cores. has_remote_peers: there are ranks on other
+    // hosts.
+    Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ranks_on_machine, bool has_remote_peers);
     // Carries out what is under way, waiting a few seconds for it.
     ~Outbox();
     Outbox(const Outbox&) = delete;
@@ -61,7 +62,7 @@ class Outbox {
   private:
     struct UnderWay {
         network::Operation* operation;
-        const cpu::FarMemory* memory;
+        const cpu::RemoteMemory* memory;
         uint64_t* counter;
     };
     // Of one context to one peer.
@@ -89,7 +90,7 @@ class Outbox {
     GinType type_;
     int num_ranks_;
     int num_spins_;  // of the proxy; 0: it shares a core with its rank
-    bool has_far_;
+    bool has_remote_peers_;
     std::vector<std::unique_ptr<Lane>> lanes_;  // by context, then peer
 
     std::atomic<bool> is_over_{false};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gin/own_kernels.h"
 
-#include "device/cpu/far_memory.h"
+#include "device/cpu/remote_memory.h"
 #include "fabric/communicator.h"
 #include "gin/kernel_thread.h"
 
@@ -11,16 +11,16 @@ namespace {
 const SymmetricMemory& memory_of(ncclWindow_t window) { return *reinterpret_cast<const SymmetricMemory*>(window); }
 
 // The way to a rank of another host; null: the peer's memory is mapped here.
-cpu::FarMemory* way_to(const SymmetricMemory& memory, int peer) {
-    return memory.far != nullptr && memory.far->is_far(peer) ? memory.far : nullptr;
+cpu::RemoteMemory* way_to(const SymmetricMemory& memory, int peer) {
+    return memory.remote != nullptr && memory.remote->is_remote(peer) ? memory.remote : nullptr;
 }
 
 void put_data(cpu::Warp& warp, const crossdockPut& put) {
     const SymmetricMemory& target = memory_of(put.target);
     const void* source = &put.value;
     if (put.source != nullptr) source = memory_of(put.source).local + put.source_offset;
-    if (cpu::FarMemory* far = way_to(target, put.peer)) {
-        far->put(put.peer, put.target_offset, source, put.bytes);
+    if (cpu::RemoteMemory* remote = way_to(target, put.peer)) {
+        remote->put(put.peer, put.target_offset, source, put.bytes);
     } else if (put.source == nullptr) {
         warp.put_value(put.peer, reinterpret_cast<uint64_t*>(target.peers.at(put.peer, put.target_offset)), put.value);
     } else {
@@ -30,8 +30,8 @@ void put_data(cpu::Warp& warp, const crossdockPut& put) {
 
 void raise_signal(cpu::Warp& warp, int peer, const crossdockRemoteAction& signal) {
     const SymmetricMemory& memory = memory_of(signal.window);
-    if (cpu::FarMemory* far = way_to(memory, peer)) {
-        far->signal(peer, signal.offset, signal.value);
+    if (cpu::RemoteMemory* remote = way_to(memory, peer)) {
+        remote->signal(peer, signal.offset, signal.value);
     } else {
         warp.signal(peer, reinterpret_cast<uint64_t*>(memory.peers.at(peer, signal.offset)), signal.value);
     }

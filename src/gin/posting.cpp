@@ -2,11 +2,11 @@
 #include "gin/posting.h"
 
 #include "core/error.h"
-#include "device/cpu/far_memory.h"
+#include "device/cpu/remote_memory.h"
 
 namespace crossdock::gin {
 
-bool is_far(const DeviceComm& comm, int peer) { return comm.far() != nullptr && comm.far()->is_far(peer); }
+bool is_remote(const DeviceComm& comm, int peer) { return comm.remote() != nullptr && comm.remote()->is_remote(peer); }
 
 void post(KernelThread& thread, const DeviceComm& comm, int context, int peer, const Descriptor& descriptor,
           const Caller& caller) {

@@ -8,7 +8,7 @@
 namespace crossdock::gin {
 
 // The peer's memory is not mapped here.
-bool is_far(const DeviceComm& comm, int peer);
+bool is_remote(const DeviceComm& comm, int peer);
 
 // Waits while the proxy's queue is full.
 void post(KernelThread& thread, const DeviceComm& comm, int context, int peer, const Descriptor& descriptor,

@@ -157,7 +157,7 @@ WindowView CpuCommunicator::window(ncclWindow_t handle) {
     require(found != windows_.end(), ncclInvalidArgument, "{} is not a window registered with this communicator",
             static_cast<void*>(handle));
     const SymmetricMemory& memory = *found->second.memory;
-    return {memory.local, memory.bytes, memory.peers, found->second.number, memory.far};
+    return {memory.local, memory.bytes, memory.peers, found->second.number, memory.remote};
 }
 
 ncclWindow_t CpuCommunicator::window_at(const std::byte* address, size_t* offset) {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "device/cpu/far_memory.h"
+#include "device/cpu/remote_memory.h"
 #include "fabric/cpu/process_communicator.h"
 #include "fabric/hosts/layout.h"
 #include "network/caretaker.h"
@@ -106,22 +106,22 @@ class NoteExchange final : public cpu::Exchange {
 };
 
 // Memory of this host's ranks, mapped, and of the others', registered.
-class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
+class RemotePeers final : public SymmetricMemory, public cpu::RemoteMemory {
   public:
-    FarPeers(std::unique_ptr<SymmetricMemory> near, std::shared_ptr<Wire> wire, const HostLayout& layout,
-             uint64_t timeout_ns)
+    RemotePeers(std::unique_ptr<SymmetricMemory> near, std::shared_ptr<Wire> wire, const HostLayout& layout,
+                uint64_t timeout_ns)
         : near_(std::move(near)), wire_(std::move(wire)), layout_(layout) {
         local = near_->local;
         bytes = near_->bytes;
         peers = near_->peers;
-        far = this;
+        remote = this;
         region_ = wire_->mesh().register_memory(local, bytes, network::MemoryKind::kHost, false, timeout_ns);
     }
-    ~FarPeers() override { wire_->mesh().deregister_memory(region_); }
-    FarPeers(const FarPeers&) = delete;
-    FarPeers& operator=(const FarPeers&) = delete;
+    ~RemotePeers() override { wire_->mesh().deregister_memory(region_); }
+    RemotePeers(const RemotePeers&) = delete;
+    RemotePeers& operator=(const RemotePeers&) = delete;
 
-    bool is_far(int peer) const override { return !layout_.is_near(peer); }
+    bool is_remote(int peer) const override { return !layout_.is_near(peer); }
     void put(int peer, uint64_t target, const void* source, size_t num_bytes) override {
         wire_->mesh().put_copy(0, static_cast<uint32_t>(peer), {static_cast<const std::byte*>(source), num_bytes},
                                {region_, target, num_bytes});
@@ -131,37 +131,38 @@ class FarPeers final : public SymmetricMemory, public cpu::FarMemory {
     }
 
     void add_contexts(int count) override { wire_->add_gin_contexts(count); }
-    network::Operation* start_put(int context, int peer, uint64_t target, const FarMemory& source, uint64_t offset,
-                                  size_t num_bytes, const cpu::FarSignal& signal) override {
+    network::Operation* start_put(int context, int peer, uint64_t target, const RemoteMemory& source, uint64_t offset,
+                                  size_t num_bytes, const cpu::RemoteSignal& signal) override {
         return wire_->mesh().put(mesh_context(context), static_cast<uint32_t>(peer),
-                                 {static_cast<const FarPeers&>(source).region_, offset, num_bytes},
+                                 {static_cast<const RemotePeers&>(source).region_, offset, num_bytes},
                                  {region_, target, num_bytes}, signal_of(signal));
     }
-    network::Operation* start_get(int context, int peer, uint64_t source, const FarMemory& target, uint64_t offset,
+    network::Operation* start_get(int context, int peer, uint64_t source, const RemoteMemory& target, uint64_t offset,
                                   size_t num_bytes) override {
         return wire_->mesh().get(mesh_context(context), static_cast<uint32_t>(peer), {region_, source, num_bytes},
-                                 {static_cast<const FarPeers&>(target).region_, offset, num_bytes});
+                                 {static_cast<const RemotePeers&>(target).region_, offset, num_bytes});
     }
     void put_value(int context, int peer, uint64_t target, uint64_t value, size_t num_bytes,
-                   const cpu::FarSignal& signal) override {
+                   const cpu::RemoteSignal& signal) override {
         wire_->mesh().put_copy(mesh_context(context), static_cast<uint32_t>(peer),
                                std::as_bytes(std::span(&value, 1)).first(num_bytes), {region_, target, num_bytes});
         if (signal.memory == nullptr) return;
         // Another thread's put may come between, so a weak signal could not tell which put is its own.
-        cpu::FarSignal behind = signal;
+        cpu::RemoteSignal behind = signal;
         behind.is_strong = true;
         signal.memory->raise(context, peer, behind);
     }
-    void raise(int context, int peer, const cpu::FarSignal& signal) const override {
+    void raise(int context, int peer, const cpu::RemoteSignal& signal) const override {
         wire_->mesh().signal_copy(mesh_context(context), static_cast<uint32_t>(peer), signal_of(signal));
     }
     bool has_ended(network::Operation* operation) const override { return wire_->mesh().test(operation); }
 
   private:
     static uint32_t mesh_context(int context) { return Wire::kFirstGinContext + static_cast<uint32_t>(context); }
-    static network::Signal signal_of(const cpu::FarSignal& signal) {
+    static network::Signal signal_of(const cpu::RemoteSignal& signal) {
         if (signal.memory == nullptr) return {};
-        return {static_cast<const FarPeers*>(signal.memory)->region_, signal.word, signal.increase, signal.is_strong};
+        return {static_cast<const RemotePeers*>(signal.memory)->region_, signal.word, signal.increase,
+                signal.is_strong};
     }
 
     std::unique_ptr<SymmetricMemory> near_;
@@ -186,7 +187,7 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override {
         const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
-        return with_far_peers(ProcessCommunicator::allocate_symmetric(bytes, timeout_ns), deadline_ns);
+        return with_remote_peers(ProcessCommunicator::allocate_symmetric(bytes, timeout_ns), deadline_ns);
     }
 
     int ranks_on_machine() const override { return ranks_on_machine_; }
@@ -205,13 +206,13 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
   protected:
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override {
         const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
-        return with_far_peers(ProcessCommunicator::map_window(memory, bytes, timeout_ns), deadline_ns);
+        return with_remote_peers(ProcessCommunicator::map_window(memory, bytes, timeout_ns), deadline_ns);
     }
 
   private:
-    std::unique_ptr<SymmetricMemory> with_far_peers(std::unique_ptr<SymmetricMemory> near, uint64_t deadline_ns) {
+    std::unique_ptr<SymmetricMemory> with_remote_peers(std::unique_ptr<SymmetricMemory> near, uint64_t deadline_ns) {
         if (layout_.ranks_per_host == layout_.num_ranks) return near;
-        return std::make_unique<FarPeers>(std::move(near), wire_, layout_, left_until(deadline_ns));
+        return std::make_unique<RemotePeers>(std::move(near), wire_, layout_, left_until(deadline_ns));
     }
 
     HostLayout layout_;

@@ -14,19 +14,19 @@ struct Operation;
 
 namespace crossdock::cpu {
 
-class FarMemory;
+class RemoteMemory;
 
 // Added to a word of the peer's piece of `memory`. Without memory there is none.
-struct FarSignal {
-    const FarMemory* memory = nullptr;
+struct RemoteSignal {
+    const RemoteMemory* memory = nullptr;
     uint64_t word = 0, increase = 0;
     bool is_strong = false;  // it covers all that came before it in its context, not only its own put
 };
 
-class FarMemory {
+class RemoteMemory {
   public:
-    virtual ~FarMemory() = default;
-    virtual bool is_far(int peer) const = 0;
+    virtual ~RemoteMemory() = default;
+    virtual bool is_remote(int peer) const = 0;
     // The source may be reused when this returns.
     virtual void put(int peer, uint64_t target, const void* source, size_t bytes) = 0;
     // Behind all that was put to the peer.
@@ -39,17 +39,17 @@ class FarMemory {
     virtual void add_contexts(int count) = 0;
     // The source, in this rank's own piece, stays as it is until the operation has ended; has_ended is to be asked
     // until then.
-    virtual network::Operation* start_put(int context, int peer, uint64_t target, const FarMemory& source,
-                                          uint64_t offset, size_t bytes, const FarSignal& signal) = 0;
+    virtual network::Operation* start_put(int context, int peer, uint64_t target, const RemoteMemory& source,
+                                          uint64_t offset, size_t bytes, const RemoteSignal& signal) = 0;
     // From the peer's piece to the own one of target's memory; the bytes are there when the operation has ended.
-    virtual network::Operation* start_get(int context, int peer, uint64_t source, const FarMemory& target,
+    virtual network::Operation* start_get(int context, int peer, uint64_t source, const RemoteMemory& target,
                                           uint64_t offset, size_t bytes) = 0;
     virtual bool has_ended(network::Operation* operation) const = 0;
     // At most eight bytes.
     virtual void put_value(int context, int peer, uint64_t target, uint64_t value, size_t bytes,
-                           const FarSignal& signal) = 0;
+                           const RemoteSignal& signal) = 0;
     // signal.memory is this.
-    virtual void raise(int context, int peer, const FarSignal& signal) const = 0;
+    virtual void raise(int context, int peer, const RemoteSignal& signal) const = 0;
 };
 
 }  // namespace crossdock::cpu
