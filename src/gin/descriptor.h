@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A put, a get or a signal to one peer in one context, as it waits for whoever carries it out. What a peer with mapped
-// memory needs comes first; the rest is for peers on other hosts.
+// A queued put, get or signal to one peer in one context. Fields for peers whose memory is mapped come first; the rest
+// is for peers on other hosts.
 #pragma once
 
 #include <cstddef>
@@ -37,11 +37,11 @@ struct Descriptor {
     cpu::RemoteMemory* signal_memory = nullptr;
     uint64_t signal_offset = 0;
 };
-inline constexpr size_t kNearDescriptorBytes = offsetof(Descriptor, target_memory);
-static_assert(kNearDescriptorBytes <= 56 && sizeof(Descriptor) <= 120);
+inline constexpr size_t kLocalDescriptorBytes = offsetof(Descriptor, target_memory);
+static_assert(kLocalDescriptorBytes <= 56 && sizeof(Descriptor) <= 120);
 
-// To a peer whose memory is mapped here.
-void carry_out_near(const Descriptor& descriptor);
+// Executes a descriptor whose peer's memory is mapped here.
+void carry_out_local(const Descriptor& descriptor);
 
 // A value as one store where its target is aligned, since its reader may poll it.
 void store_value(std::byte* target, uint64_t value, size_t bytes);

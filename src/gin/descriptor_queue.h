@@ -36,7 +36,7 @@ class DescriptorQueue {
                 position = pushed_.load(std::memory_order_relaxed);
             } else if (pushed_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
                 std::memcpy(&cell.descriptor, &descriptor,
-                            descriptor.is_remote ? sizeof(Descriptor) : kNearDescriptorBytes);
+                            descriptor.is_remote ? sizeof(Descriptor) : kLocalDescriptorBytes);
                 // Sequentially consistent, as the popping thread's note that it sleeps.
                 __atomic_store_n(&cell.turn, lap_of(position) + 1, __ATOMIC_SEQ_CST);
                 return true;

@@ -50,8 +50,8 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         launch.blocks.resize(num_blocks);
         launch.has_one_thread = num_blocks * num_threads == 1;
         // A network makes progress only where others run.
-        const int num_near = communicator->lsa_team_size();
-        if (num_near == communicator->num_ranks()) launch.num_spins = cpu::IdleBackoff::spins_for(num_near);
+        const int num_local = communicator->lsa_team_size();
+        if (num_local == communicator->num_ranks()) launch.num_spins = cpu::IdleBackoff::spins_for(num_local);
         for (gin::Block& block : launch.blocks) {
             block.num_live = static_cast<int>(num_threads);
             block.warps.resize((num_threads + 31) / 32);

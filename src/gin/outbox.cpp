@@ -12,7 +12,7 @@
 #include "device/cpu/remote_memory.h"
 #include "runtime/cpu/clock.h"
 #include "runtime/cpu/idle_backoff.h"
-#include "runtime/cpu/near_put.h"
+#include "runtime/cpu/local_put.h"
 
 namespace crossdock::gin {
 namespace {
@@ -55,12 +55,12 @@ void store_value(std::byte* target, uint64_t value, size_t bytes) {
     }
 }
 
-void carry_out_near(const Descriptor& descriptor) {
+void carry_out_local(const Descriptor& descriptor) {
     if (descriptor.bytes > 0) {
         if (descriptor.is_value) {
             store_value(descriptor.target, descriptor.value, descriptor.bytes);
         } else {
-            cpu::put_near(descriptor.target, descriptor.source, descriptor.bytes);
+            cpu::put_local(descriptor.target, descriptor.source, descriptor.bytes);
         }
     }
     if (descriptor.counter != nullptr) __atomic_fetch_add(descriptor.counter, 1, __ATOMIC_RELEASE);
@@ -91,7 +91,7 @@ Outbox::~Outbox() {
 
 void Outbox::carry_out(Lane& lane, int context, int peer, const Descriptor& descriptor) {
     if (!descriptor.is_remote) {
-        carry_out_near(descriptor);
+        carry_out_local(descriptor);
         lane.posted.fetch_add(1, std::memory_order_relaxed);
         lane.num_read.fetch_add(1, std::memory_order_release);
         return;

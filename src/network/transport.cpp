@@ -11,7 +11,7 @@
 namespace crossdock::network {
 namespace {
 
-constexpr int kNearLooks = 4;
+constexpr int kHostPolls = 4;
 // At the end, for ranks to read what was sent to them.
 constexpr uint64_t kPartNs = 500'000'000;
 
@@ -22,26 +22,26 @@ uint64_t key_of(std::span<const RankAddress> addresses, uint32_t source, uint32_
 }
 
 // Two byte strings as one.
-std::vector<std::byte> pack(const std::vector<std::byte>& near, const std::vector<std::byte>& far) {
-    const uint64_t near_bytes = near.size();
-    std::vector<std::byte> packed(sizeof(near_bytes));
-    std::memcpy(packed.data(), &near_bytes, sizeof(near_bytes));
-    packed.insert(packed.end(), near.begin(), near.end());
-    packed.insert(packed.end(), far.begin(), far.end());
+std::vector<std::byte> pack(const std::vector<std::byte>& host, const std::vector<std::byte>& network) {
+    const uint64_t host_bytes = host.size();
+    std::vector<std::byte> packed(sizeof(host_bytes));
+    std::memcpy(packed.data(), &host_bytes, sizeof(host_bytes));
+    packed.insert(packed.end(), host.begin(), host.end());
+    packed.insert(packed.end(), network.begin(), network.end());
     return packed;
 }
 
 struct Addresses {
-    std::span<const std::byte> near, far;
+    std::span<const std::byte> host, network;
 };
 
 Addresses unpack(std::span<const std::byte> packed, uint32_t peer) {
-    uint64_t near_bytes = 0;
-    require(packed.size() >= sizeof(near_bytes), ncclRemoteError, "rank {} sent no address of its worker", peer);
-    std::memcpy(&near_bytes, packed.data(), sizeof(near_bytes));
-    packed = packed.subspan(sizeof(near_bytes));
-    require(near_bytes <= packed.size(), ncclRemoteError, "rank {} sent a broken address of its worker", peer);
-    return {packed.first(near_bytes), packed.subspan(near_bytes)};
+    uint64_t host_bytes = 0;
+    require(packed.size() >= sizeof(host_bytes), ncclRemoteError, "rank {} sent no address of its worker", peer);
+    std::memcpy(&host_bytes, packed.data(), sizeof(host_bytes));
+    packed = packed.subspan(sizeof(host_bytes));
+    require(host_bytes <= packed.size(), ncclRemoteError, "rank {} sent a broken address of its worker", peer);
+    return {packed.first(host_bytes), packed.subspan(host_bytes)};
 }
 
 bool user_chose_transports() {
@@ -59,26 +59,26 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
       sink_(sink),
       workers_(num_ranks_),
       is_there_(num_ranks_, true) {
-    bool has_near_peers = false;
-    bool has_far_peers = false;
+    bool has_local_peers = false;
+    bool has_remote_peers = false;
     for (uint32_t peer = 0; peer < num_ranks_; ++peer) {
         keys_out_.push_back(key_of(addresses, rank, peer));
         keys_in_.push_back(key_of(addresses, peer, rank));
-        if (peer != rank) (addresses[peer].host == addresses[rank].host ? has_near_peers : has_far_peers) = true;
+        if (peer != rank) (addresses[peer].host == addresses[rank].host ? has_local_peers : has_remote_peers) = true;
     }
     const bool chosen = user_chose_transports();
     FrameReceiver& receiver = *this;
     const auto worker = [&](Reach reach) {
         return can_reach(reach) ? std::make_unique<UcxWorker>(reach, receiver, num_ranks_) : nullptr;
     };
-    if (has_near_peers && !chosen) near_ = worker(Reach::kHost);
-    if (has_far_peers || chosen) far_ = worker(chosen ? Reach::kChosen : Reach::kNetwork);
+    if (has_local_peers && !chosen) host_worker_ = worker(Reach::kHost);
+    if (has_remote_peers || chosen) network_worker_ = worker(chosen ? Reach::kChosen : Reach::kNetwork);
 
     const auto address_of = [](const std::unique_ptr<UcxWorker>& each) {
         return each != nullptr ? each->address() : std::vector<std::byte>();
     };
     std::vector<Link> links =
-        meet(listener, addresses, rank, pack(address_of(near_), address_of(far_)), config.timeout_ns);
+        meet(listener, addresses, rank, pack(address_of(host_worker_), address_of(network_worker_)), config.timeout_ns);
     std::vector<std::vector<std::byte>> blobs;
     for (Link& link : links) blobs.push_back(std::move(link.blob));
     links_.emplace(std::move(links), receiver);
@@ -92,9 +92,9 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
 // Null: nothing but the link leads to that peer. The peer may see that differently, and is heard either way.
 UcxWorker* Transport::connect(uint32_t peer, std::span<const std::byte> packed_address, bool is_same_host) {
     const Addresses address = unpack(packed_address, peer);
-    const bool is_near = is_same_host && near_ != nullptr && !address.near.empty();
-    UcxWorker* worker = is_near ? near_.get() : far_.get();
-    const std::span<const std::byte> place = is_near ? address.near : address.far;
+    const bool is_through_host = is_same_host && host_worker_ != nullptr && !address.host.empty();
+    UcxWorker* worker = is_through_host ? host_worker_.get() : network_worker_.get();
+    const std::span<const std::byte> place = is_through_host ? address.host : address.network;
     if (worker == nullptr || place.empty()) return nullptr;
     try {
         worker->connect(peer, place);
@@ -129,8 +129,9 @@ bool Transport::progress() {
         happened = true;
     }
     // A look into shared memory takes less than a caller's way here and back.
-    for (int look = 0; near_ != nullptr && look < kNearLooks && !happened; ++look) happened = near_->progress();
-    if (far_ != nullptr) happened |= far_->progress();
+    for (int look = 0; host_worker_ != nullptr && look < kHostPolls && !happened; ++look)
+        happened = host_worker_->progress();
+    if (network_worker_ != nullptr) happened |= network_worker_->progress();
     std::vector<Departure> departures;
     happened |= links_->progress(departures);
     depart_all(departures);
@@ -166,8 +167,8 @@ void Transport::depart(const Departure& departure) {
 void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
     // Who is still sending or receiving here looks for a goodbye when that fails.
     if (because_of != kNoRank) links_->say_goodbye(because_of);
-    if (near_) near_->disconnect(is_there_, timeout_ns);
-    if (far_) far_->disconnect(is_there_, timeout_ns);
+    if (host_worker_) host_worker_->disconnect(is_there_, timeout_ns);
+    if (network_worker_) network_worker_->disconnect(is_there_, timeout_ns);
     const bool is_flushed = flush_links(timeout_ns);
     if (because_of == kNoRank) links_->say_goodbye(because_of);
     if (is_flushed) links_->part(is_there_, std::min(timeout_ns, kPartNs));

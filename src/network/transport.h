@@ -88,8 +88,8 @@ class Transport final : private FrameReceiver {
     uint64_t num_refused_ = 0;
     // Last: while they end they still call back.
     std::optional<PeerLinks> links_;
-    std::unique_ptr<UcxWorker> near_;  // null: no peer can be reached so
-    std::unique_ptr<UcxWorker> far_;
+    std::unique_ptr<UcxWorker> host_worker_;  // null: no peer can be reached so
+    std::unique_ptr<UcxWorker> network_worker_;
 };
 
 }  // namespace crossdock::network

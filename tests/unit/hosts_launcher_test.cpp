@@ -129,9 +129,9 @@ HostLayout layout_of(const std::vector<uint64_t>& hosts, int rank) {
 TEST(HostsLayout, RanksOfAHostAreAdjacent) {
     const HostLayout layout = layout_of({7, 7, 3, 3, 5, 5}, 3);
     EXPECT_EQ(layout.ranks_per_host, 2);
-    EXPECT_FALSE(layout.is_near(1));
-    EXPECT_TRUE(layout.is_near(2) && layout.is_near(3));
-    EXPECT_FALSE(layout.is_near(4));
+    EXPECT_FALSE(layout.is_local(1));
+    EXPECT_TRUE(layout.is_local(2) && layout.is_local(3));
+    EXPECT_FALSE(layout.is_local(4));
     EXPECT_EQ(layout_of({1}, 0).ranks_per_host, 1);
 }
 

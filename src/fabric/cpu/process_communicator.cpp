@@ -24,12 +24,12 @@ struct ProcessCommunicator::Offer {
 
 class ProcessCommunicator::MappedPeers final : public SymmetricMemory {
   public:
-    // Maps the offers of all near peers; `own` is this rank's memory.
+    // Maps the offers of all local peers; `own` is this rank's memory.
     MappedPeers(const ProcessCommunicator& communicator, const std::vector<Offer>& offers, std::byte* own) {
         const int rank = communicator.rank();
         for (int peer = 0; peer < static_cast<int>(offers.size()); ++peer) {
             const Offer& offer = offers[static_cast<size_t>(peer)];
-            if (peer == rank || !communicator.is_near(peer)) {
+            if (peer == rank || !communicator.is_local(peer)) {
                 addresses_.push_back(peer == rank ? own : unreachable_memory());
                 continue;
             }
@@ -48,13 +48,13 @@ class ProcessCommunicator::MappedPeers final : public SymmetricMemory {
     std::vector<std::byte*> addresses_;
 };
 
-ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_near,
-                                         const std::vector<ProcessIdentity>& near_processes,
+ProcessCommunicator::ProcessCommunicator(int rank, int num_ranks, int first_local,
+                                         const std::vector<ProcessIdentity>& local_processes,
                                          std::unique_ptr<Exchange> exchange,
                                          const std::shared_ptr<LocalExecutor>& executor)
     : CpuCommunicator(kProcessesBackend, rank, num_ranks, std::move(exchange), executor),
-      first_near_(first_near),
-      processes_(near_processes.begin(), near_processes.end()) {
+      first_local_(first_local),
+      processes_(local_processes.begin(), local_processes.end()) {
     executor->watch_peers(num_ranks, [this](int peer) {
         if (why_gone(peer).empty()) return PeerEnd::kNone;
         return has_left(peer) ? PeerEnd::kLeft : PeerEnd::kLost;
@@ -97,8 +97,8 @@ std::string ProcessCommunicator::why_gone(int rank) {
 }
 
 std::string ProcessCommunicator::why_ended(int rank) {
-    if (!is_near(rank)) return {};
-    const ProcessWatch& process = processes_[static_cast<size_t>(rank - first_near_)];
+    if (!is_local(rank)) return {};
+    const ProcessWatch& process = processes_[static_cast<size_t>(rank - first_local_)];
     return process.has_ended() ? fmt::format("its process {} has ended", process.number()) : std::string();
 }
 

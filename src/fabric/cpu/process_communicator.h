@@ -17,9 +17,9 @@ namespace crossdock::cpu {
 
 class ProcessCommunicator : public CpuCommunicator {
   public:
-    // executor: this communicator's alone.
-    // near_processes: of ranks [first_near, first_near + their number), which share memory with this one.
-    ProcessCommunicator(int rank, int num_ranks, int first_near, const std::vector<ProcessIdentity>& near_processes,
+    // local_processes: those of this host's ranks, which share memory; the first one is of rank first_local. executor:
+    // used by this communicator only.
+    ProcessCommunicator(int rank, int num_ranks, int first_local, const std::vector<ProcessIdentity>& local_processes,
                         std::unique_ptr<Exchange> exchange, const std::shared_ptr<LocalExecutor>& executor);
 
     std::unique_ptr<SymmetricMemory> allocate_symmetric(size_t bytes, uint64_t timeout_ns) override;
@@ -28,8 +28,8 @@ class ProcessCommunicator : public CpuCommunicator {
 
   protected:
     std::unique_ptr<SymmetricMemory> map_window(void* memory, size_t bytes, uint64_t timeout_ns) override;
-    std::string why_ended(int rank);  // a near one's process; empty: it has not
-    bool is_near(int rank) const { return rank >= first_near_ && rank < first_near_ + lsa_team_size(); }
+    std::string why_ended(int rank);  // empty: not known to have ended
+    bool is_local(int rank) const { return rank >= first_local_ && rank < first_local_ + lsa_team_size(); }
 
   private:
     struct Offer;
@@ -37,8 +37,8 @@ class ProcessCommunicator : public CpuCommunicator {
     std::unique_ptr<MappedPeers> exchange(const Offer& own, std::byte* memory, std::string reason, ncclResult_t code,
                                           const char* what, uint64_t timeout_ns);
 
-    int first_near_;
-    std::vector<ProcessWatch> processes_;  // near ones
+    int first_local_;
+    std::vector<ProcessWatch> processes_;  // of this host's ranks
 };
 
 // Ranks of one host. Collective, bounded by join_timeout_ns(); errors as crossdockCommInitRank says.

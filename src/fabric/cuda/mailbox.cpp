@@ -55,15 +55,15 @@ void Mailbox::all_gather(const void* own, void* all, size_t bytes, const char* w
 }
 
 // Behind the copies of this rank's bytes to itself. A signal adds: a half's flag grows by what is between its rounds.
-void Mailbox::send_far(size_t half, size_t bytes, uint64_t round, cudaStream_t stream) {
+void Mailbox::put_to_other_teams(size_t half, size_t bytes, uint64_t round, cudaStream_t stream) {
     const Layout layout{static_cast<size_t>(self_.num_ranks)};
     MailboxPut put{};
     put.network.local = memory_->local;
     put.network.device_comm = device_comm_;
     put.network.window = memory_->window();
     put.num_ranks = self_.num_ranks;
-    put.first_near = self_.first_of_team();
-    put.end_near = put.first_near + self_.lsa_team_size;
+    put.first_of_team = self_.first_of_team();
+    put.end_of_team = put.first_of_team + self_.lsa_team_size;
     put.slot = layout.slot(half, static_cast<size_t>(self_.rank));
     put.bytes = bytes;
     put.flag = layout.flag(half, static_cast<size_t>(self_.rank));
@@ -85,14 +85,14 @@ void Mailbox::run_round(const std::byte* own, size_t bytes, const char* what, De
     const auto finish = [&] { check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); };
     const auto send = [&](size_t offset, size_t num_bytes) {
         for (int peer = 0; peer < self_.num_ranks; ++peer) {
-            if (self_.is_near(peer)) copy(memory_->peers.at(peer, offset), staging_, num_bytes);
+            if (self_.is_in_lsa_team(peer)) copy(memory_->peers.at(peer, offset), staging_, num_bytes);
         }
         finish();  // flags leave only when the bytes have arrived
     };
 
     if (bytes > 0) std::memcpy(staging_, own, bytes);
     send(layout.slot(half, rank), bytes);
-    if (device_comm_ != nullptr) send_far(half, bytes, round, stream);
+    if (device_comm_ != nullptr) put_to_other_teams(half, bytes, round, stream);
     std::memcpy(staging_, &round, sizeof(round));
     send(layout.flag(half, rank), sizeof(round));
 

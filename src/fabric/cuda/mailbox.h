@@ -31,7 +31,7 @@ class Mailbox {
     void all_gather(const void* own, void* all, size_t bytes, const char* what, Deadline deadline);
 
   private:
-    void send_far(size_t half, size_t bytes, uint64_t round, cudaStream_t stream);
+    void put_to_other_teams(size_t half, size_t bytes, uint64_t round, cudaStream_t stream);
     void run_round(const std::byte* own, size_t bytes, const char* what, Deadline deadline);
 
     NcclRank self_;

@@ -9,7 +9,7 @@ namespace {
 
 __global__ void crossdock_mailbox_put(const __grid_constant__ MailboxPut put) {
     for (int peer = static_cast<int>(threadIdx.x); peer < put.num_ranks; peer += static_cast<int>(blockDim.x)) {
-        if (peer >= put.first_near && peer < put.end_near) continue;
+        if (peer >= put.first_of_team && peer < put.end_of_team) continue;
         if (put.bytes > 0) put_to_peer(put.network, peer, put.slot, put.slot, put.bytes);
         signal_peer(put.network, peer, put.flag, put.increase);
     }

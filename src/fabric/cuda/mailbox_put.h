@@ -7,12 +7,12 @@
 
 namespace crossdock {
 
-// This rank's bytes of a round, and its flag, to every rank of other teams.
+// Puts this rank's bytes of a round, and its flag, to every rank of other LSA teams.
 struct MailboxPut {
     NetworkHandle network;
     int num_ranks;
-    int first_near;  // ranks [first, end) share this rank's team
-    int end_near;
+    int first_of_team;
+    int end_of_team;
     uint64_t slot;  // offset in every rank's memory
     uint64_t bytes;
     uint64_t flag;

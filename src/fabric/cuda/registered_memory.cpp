@@ -20,10 +20,10 @@ ncclCommProperties_t properties_of(const NcclRank& self) {
     return properties;
 }
 
-std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int near_rank) {
+std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank) {
     void* pointer = nullptr;
-    const int rank_of_team = near_rank - self.first_of_team();
-    self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, rank_of_team, &pointer), self.comm,
+    const int lsa_rank = rank - self.first_of_team();
+    self.nccl->check(self.nccl->ncclGetLsaDevicePointer(window, 0, lsa_rank, &pointer), self.comm,
                      "ncclGetLsaDevicePointer");
     return static_cast<std::byte*>(pointer);
 }

@@ -17,17 +17,18 @@ struct NcclRank {
     int rank = 0;
     int num_ranks = 0;
     int device = 0;
-    int lsa_team_size = 0;  // of NCCL's load/store (LSA) team
+    int lsa_team_size = 0;
 
     int first_of_team() const { return rank / lsa_team_size * lsa_team_size; }
-    bool is_near(int peer) const { return peer / lsa_team_size == rank / lsa_team_size; }
+    bool is_in_lsa_team(int peer) const { return peer / lsa_team_size == rank / lsa_team_size; }
 };
 
 // Local. What NCCL says of the communicator.
 ncclCommProperties_t properties_of(const NcclRank& self);
 
-// A rank's piece, or those of all ranks of this team, as this rank's GPU sees them. Local, host only.
-std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int near_rank);
+// Address on this rank's GPU of the piece of `rank`, which is in this rank's LSA team; of all ranks of the team. Local,
+// host only.
+std::byte* address_in_window(const NcclRank& self, ncclWindow_t window, int rank);
 PeerMap peers_of_window(const NcclRank& self, ncclWindow_t window);
 
 // Owns allocation and window. Must go before NCCL's communicator does.

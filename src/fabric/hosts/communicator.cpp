@@ -108,12 +108,12 @@ class NoteExchange final : public cpu::Exchange {
 // Memory of this host's ranks, mapped, and of the others', registered.
 class RemotePeers final : public SymmetricMemory, public cpu::RemoteMemory {
   public:
-    RemotePeers(std::unique_ptr<SymmetricMemory> near, std::shared_ptr<Wire> wire, const HostLayout& layout,
+    RemotePeers(std::unique_ptr<SymmetricMemory> host_memory, std::shared_ptr<Wire> wire, const HostLayout& layout,
                 uint64_t timeout_ns)
-        : near_(std::move(near)), wire_(std::move(wire)), layout_(layout) {
-        local = near_->local;
-        bytes = near_->bytes;
-        peers = near_->peers;
+        : host_memory_(std::move(host_memory)), wire_(std::move(wire)), layout_(layout) {
+        local = host_memory_->local;
+        bytes = host_memory_->bytes;
+        peers = host_memory_->peers;
         remote = this;
         region_ = wire_->mesh().register_memory(local, bytes, network::MemoryKind::kHost, false, timeout_ns);
     }
@@ -121,7 +121,7 @@ class RemotePeers final : public SymmetricMemory, public cpu::RemoteMemory {
     RemotePeers(const RemotePeers&) = delete;
     RemotePeers& operator=(const RemotePeers&) = delete;
 
-    bool is_remote(int peer) const override { return !layout_.is_near(peer); }
+    bool is_remote(int peer) const override { return !layout_.is_local(peer); }
     void put(int peer, uint64_t target, const void* source, size_t num_bytes) override {
         wire_->mesh().put_copy(0, static_cast<uint32_t>(peer), {static_cast<const std::byte*>(source), num_bytes},
                                {region_, target, num_bytes});
@@ -165,7 +165,7 @@ class RemotePeers final : public SymmetricMemory, public cpu::RemoteMemory {
                 signal.is_strong};
     }
 
-    std::unique_ptr<SymmetricMemory> near_;
+    std::unique_ptr<SymmetricMemory> host_memory_;
     std::shared_ptr<Wire> wire_;
     HostLayout layout_;
     network::Region* region_ = nullptr;
@@ -175,9 +175,9 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
   public:
     // ranks_on_machine: where several hosts are played on it, of all of them.
     HostsCommunicator(int rank, const HostLayout& layout, int ranks_on_machine,
-                      const std::vector<cpu::ProcessIdentity>& near_processes, std::vector<std::string> host_names,
+                      const std::vector<cpu::ProcessIdentity>& local_processes, std::vector<std::string> host_names,
                       const std::shared_ptr<Wire>& wire)
-        : ProcessCommunicator(rank, layout.num_ranks, layout.first_near, near_processes,
+        : ProcessCommunicator(rank, layout.num_ranks, layout.first_local, local_processes,
                               std::make_unique<NoteExchange>(wire),
                               std::make_shared<cpu::LocalExecutor>(ranks_on_machine, wire)),
           layout_(layout),
@@ -210,9 +210,10 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     }
 
   private:
-    std::unique_ptr<SymmetricMemory> with_remote_peers(std::unique_ptr<SymmetricMemory> near, uint64_t deadline_ns) {
-        if (layout_.ranks_per_host == layout_.num_ranks) return near;
-        return std::make_unique<RemotePeers>(std::move(near), wire_, layout_, left_until(deadline_ns));
+    std::unique_ptr<SymmetricMemory> with_remote_peers(std::unique_ptr<SymmetricMemory> host_memory,
+                                                       uint64_t deadline_ns) {
+        if (layout_.ranks_per_host == layout_.num_ranks) return host_memory;
+        return std::make_unique<RemotePeers>(std::move(host_memory), wire_, layout_, left_until(deadline_ns));
     }
 
     HostLayout layout_;
@@ -258,18 +259,18 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     require(!launch.local_ranks || plays_hosts || *launch.local_ranks == layout.ranks_per_host, ncclInvalidUsage,
             "{} says that {} ranks run on this host, but {} ranks came from host {}: they must see each other's "
             "processes and shared memory (containers need the host's pid and ipc namespaces and /dev/shm)",
-            launch.launcher, launch.local_ranks.value_or(0), layout.ranks_per_host, names[layout.first_near_index()]);
-    std::vector<cpu::ProcessIdentity> near_processes;
-    for (int rank = layout.first_near; layout.is_near(rank); ++rank) {
+            launch.launcher, launch.local_ranks.value_or(0), layout.ranks_per_host, names[layout.first_local_index()]);
+    std::vector<cpu::ProcessIdentity> local_processes;
+    for (int rank = layout.first_local; layout.is_local(rank); ++rank) {
         const RankCard& card = attendance.cards[static_cast<size_t>(rank)];
-        near_processes.push_back({card.process, card.process_start});
+        local_processes.push_back({card.process, card.process_start});
     }
     const auto wire = std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank),
                                              left_until(deadline_ns));
     const uint64_t machine = addresses[static_cast<size_t>(launch.rank)].network;
     const auto ranks_on_machine =
         std::count_if(addresses.begin(), addresses.end(), [&](const auto& each) { return each.network == machine; });
-    return std::make_shared<HostsCommunicator>(launch.rank, layout, static_cast<int>(ranks_on_machine), near_processes,
+    return std::make_shared<HostsCommunicator>(launch.rank, layout, static_cast<int>(ranks_on_machine), local_processes,
                                                std::move(names), wire);
 }
 

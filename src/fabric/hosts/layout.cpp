@@ -38,7 +38,7 @@ HostLayout lay_out(std::span<const uint64_t> hosts, std::span<const std::string>
     HostLayout layout;
     layout.num_ranks = static_cast<int>(hosts.size());
     layout.ranks_per_host = static_cast<int>(runs.front().num_ranks);
-    layout.first_near = rank / layout.ranks_per_host * layout.ranks_per_host;
+    layout.first_local = rank / layout.ranks_per_host * layout.ranks_per_host;
     return layout;
 }
 

@@ -13,9 +13,9 @@ namespace crossdock::hosts {
 struct HostLayout {
     int num_ranks = 1;
     int ranks_per_host = 1;
-    int first_near = 0;  // of the rank's own host
-    bool is_near(int rank) const { return rank >= first_near && rank < first_near + ranks_per_host; }
-    size_t first_near_index() const { return static_cast<size_t>(first_near); }
+    int first_local = 0;  // this host's first rank
+    bool is_local(int rank) const { return rank >= first_local && rank < first_local + ranks_per_host; }
+    size_t first_local_index() const { return static_cast<size_t>(first_local); }
 };
 
 // hosts: a number for each rank, the same for ranks of one host. Error with ncclInvalidUsage where ranks of a host are

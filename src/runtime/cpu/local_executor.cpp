@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "runtime/cpu/fiber.h"
 #include "runtime/cpu/idle_backoff.h"
-#include "runtime/cpu/near_put.h"
+#include "runtime/cpu/local_put.h"
 #include "runtime/cpu/stream_copy.h"
 #include "runtime/cpu/zeroed_memory.h"
 
@@ -97,7 +97,7 @@ class LocalWarp final : public Warp {
     bool is_lazy() const override { return false; }
 
     void put(int, void* target, const void* source, size_t bytes) override {
-        put_near(target, source, bytes);
+        put_local(target, source, bytes);
         note_progress();
     }
     void put_value(int, uint64_t* target, uint64_t value) override {

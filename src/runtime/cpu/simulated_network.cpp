@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "runtime/cpu/near_put.h"
+#include "runtime/cpu/local_put.h"
 
 namespace crossdock::cpu {
 namespace {
@@ -18,7 +18,7 @@ bool lies_in(const void* pointer, const void* memory, size_t bytes) {
     return pointer != nullptr && pointer >= first && pointer < first + bytes;
 }
 
-// Short messages may overtake what changes their source or polls their target: both go word by word, as in put_near.
+// Short messages may overtake what changes their source or polls their target: both go word by word, as in put_local.
 void read(VirtualThread& sender, std::byte* target, const std::byte* source, size_t bytes) {
     if (!goes_by_words(target, source, bytes)) {
         sender.read(source, bytes);

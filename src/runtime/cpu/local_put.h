@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A put to memory that is mapped here: a copy.
+// A put to memory that is mapped in this process: a copy.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace crossdock::cpu {
 
-// What is short may be polled without waiting for a signal: it goes word by word, in order.
+// Short puts are copied word by word, in order: their reader may poll the target instead of a signal.
 inline bool goes_by_words(const void* target, const void* source, size_t bytes) {
     constexpr size_t kPolledBytes = 64;
     const auto is_aligned = [](const void* place) { return reinterpret_cast<uintptr_t>(place) % 8 == 0; };
     return bytes <= kPolledBytes && bytes % 8 == 0 && is_aligned(target) && is_aligned(source);
 }
 
-inline void put_near(void* target, const void* source, size_t bytes) {
+inline void put_local(void* target, const void* source, size_t bytes) {
     if (!goes_by_words(target, source, bytes)) {
         std::memcpy(target, source, bytes);
         return;
