@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What strangers and broken peers may send: greetings on a new connection, frames, and the records of a link. Whatever
-// the bytes are, nothing is read beyond them, and what passes keeps the parser's promises. The first byte chooses.
+// What unauthenticated connections and broken peers may send: greetings on a new connection, frames, and the records of
+// a link. Whatever the bytes are, nothing is read beyond them, and what passes keeps the parser's promises. The first
+// byte chooses.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

@@ -15,7 +15,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "network/door.h"
+#include "network/acceptor.h"
 #include "runtime/cpu/clock.h"
 
 namespace crossdock::network {
@@ -26,7 +26,7 @@ constexpr uint32_t kVersion = 2;
 constexpr int kPollMs = 20;
 constexpr uint64_t kMinPauseNs = 1'000'000;
 constexpr uint64_t kMaxPauseNs = 128'000'000;
-// Behind strangers that fill the system's queue, a rank waits 8 s to be let in.
+// During a flood that fills the kernel's queue, a rank waits 8 s to be accepted.
 constexpr uint64_t kSilenceNs = 20'000'000'000;
 constexpr const char* kSilence = "it says nothing";
 
@@ -47,8 +47,8 @@ std::array<char, 40> boot_id() {
 
 struct Connection {
     Socket socket;
-    const Door* door = nullptr;  // through which it came; null: this rank dialled
-    uint32_t peer = 0;           // valid if dialled or proven
+    const Acceptor* acceptor = nullptr;  // that accepted it; null: this rank dialled
+    uint32_t peer = 0;                   // valid if dialled or proven
     bool is_proven = false;
     bool is_connected = true;  // a dialled one has yet to become so
     uint64_t since_ns = 0;
@@ -58,7 +58,7 @@ struct Connection {
     std::optional<Challenge>
         asked;  // what the peer's greeting has to answer; a dialled one waits for a challenge first
 
-    bool is_stranger() const { return door != nullptr && !is_proven; }
+    bool is_unauthenticated() const { return acceptor != nullptr && !is_proven; }
     void say(std::span<const std::byte> bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
 };
 
@@ -134,9 +134,10 @@ class Meeting {
         return text;
     }
 
-    size_t num_strangers(const Door& door) const {
-        return static_cast<size_t>(std::ranges::count_if(
-            connections_, [&](const Connection& each) { return each.is_stranger() && each.door == &door; }));
+    size_t num_unauthenticated(const Acceptor& acceptor) const {
+        return static_cast<size_t>(std::ranges::count_if(connections_, [&](const Connection& each) {
+            return each.is_unauthenticated() && each.acceptor == &acceptor;
+        }));
     }
 
     void step() {
@@ -149,7 +150,8 @@ class Meeting {
         }
         for (uint32_t peer = 0; peer < links_.size(); ++peer)
             polls.push_back({has_left_[peer] ? -1 : links_[peer].socket.fd(), POLLRDHUP, 0});
-        for (const Door* door : {&remote_, &local_}) polls.push_back({door->fd(num_strangers(*door), now), POLLIN, 0});
+        for (const Acceptor* acceptor : {&remote_, &local_})
+            polls.push_back({acceptor->fd(num_unauthenticated(*acceptor), now), POLLIN, 0});
         if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
             fail(ncclSystemError, "poll failed: {}", std::strerror(errno));
         }
@@ -157,16 +159,16 @@ class Meeting {
         for (uint32_t peer = 0; peer < links_.size(); ++peer) {
             if (polls[connections_.size() + peer].revents != 0) check_link(peer);
         }
-        // Patience depends on how many there are when all are looked at.
-        const uint64_t remote_patience = remote_.patience_ns(num_strangers(remote_), now);
-        const uint64_t local_patience = local_.patience_ns(num_strangers(local_), now);
+        // The timeouts depend on the number of connections before any of them is served.
+        const uint64_t remote_timeout = remote_.timeout_ns(num_unauthenticated(remote_), now);
+        const uint64_t local_timeout = local_.timeout_ns(num_unauthenticated(local_), now);
         for (size_t i = 0; i < connections_.size(); ++i) {
             Connection& each = connections_[i];
             if (!each.socket.is_open()) continue;  // its rank came once more
             bool keep = polls[i].revents == 0 || serve(each);
-            if (keep && each.door == nullptr && now - each.since_ns > kSilenceNs) keep = lose(each, kSilence);
-            const uint64_t patience = each.door == &local_ ? local_patience : remote_patience;
-            if (!keep || (each.is_stranger() && now - each.since_ns > patience)) each.socket.close();
+            if (keep && each.acceptor == nullptr && now - each.since_ns > kSilenceNs) keep = lose(each, kSilence);
+            const uint64_t timeout = each.acceptor == &local_ ? local_timeout : remote_timeout;
+            if (!keep || (each.is_unauthenticated() && now - each.since_ns > timeout)) each.socket.close();
         }
         std::erase_if(connections_, [](const Connection& each) { return !each.socket.is_open(); });
         accept_all(remote_, now);
@@ -211,13 +213,13 @@ class Meeting {
         dialling.pause_ns = std::min(2 * dialling.pause_ns, kMaxPauseNs);
     }
 
-    void accept_all(Door& door, uint64_t now) {
-        for (size_t strangers = num_strangers(door);; ++strangers) {
+    void accept_all(Acceptor& acceptor, uint64_t now) {
+        for (size_t count = num_unauthenticated(acceptor);; ++count) {
             Connection connection;
-            connection.socket = door.let_in(strangers, now);
+            connection.socket = acceptor.accept(count, now);
             if (!connection.socket.is_open()) return;
-            if (&door == &local_ && !is_of_this_user(connection.socket)) continue;
-            connection.door = &door;
+            if (&acceptor == &local_ && !is_of_this_user(connection.socket)) continue;
+            connection.acceptor = &acceptor;
             connection.since_ns = now;
             connection.asked = make_challenge();
             connection.say(std::as_bytes(std::span(&*connection.asked, 1)));
@@ -236,7 +238,7 @@ class Meeting {
                                       MSG_NOSIGNAL | MSG_DONTWAIT);
             if (sent < 0) return errno == EAGAIN || errno == EINTR || lose(each, std::strerror(errno));
             each.sent += static_cast<size_t>(sent);
-            if (each.sent == each.out.size() && each.door != nullptr && each.is_proven) return link(each);
+            if (each.sent == each.out.size() && each.acceptor != nullptr && each.is_proven) return link(each);
             return true;
         }
         return receive(each);
@@ -270,19 +272,19 @@ class Meeting {
         if (greeting == Greeting::kBad)
             return lose(each, "the process that answers is not a rank of this communicator");
         if (greeted.is_proven && !each.is_proven) {
-            if (each.door == nullptr && greeted.source != each.peer) return lose(each, "another rank answered");
-            if (each.door != nullptr && greeted.source > rank_) return false;  // only ranks below dial
+            if (each.acceptor == nullptr && greeted.source != each.peer) return lose(each, "another rank answered");
+            if (each.acceptor != nullptr && greeted.source > rank_) return false;  // only ranks below dial
             each.is_proven = true;
             each.peer = greeted.source;
         }
         if (greeting == Greeting::kMore) return true;
-        if (each.door == nullptr) {
+        if (each.acceptor == nullptr) {
             links_[each.peer].blob.assign(greeted.blob.begin(), greeted.blob.end());
             return link(each);
         }
         // A rank dials again when its connection broke, so its latest one counts.
         for (Connection& other : connections_) {
-            if (&other != &each && other.door != nullptr && other.is_proven && other.peer == each.peer)
+            if (&other != &each && other.acceptor != nullptr && other.is_proven && other.peer == each.peer)
                 other.socket.close();
         }
         links_[each.peer].blob.assign(greeted.blob.begin(), greeted.blob.end());
@@ -308,9 +310,9 @@ class Meeting {
              rank_, peer, place_of(peer), missing());
     }
 
-    // A stranger goes quietly. A rank that was dialled is dialled again.
+    // Returns false: the connection is closed. A rank that this one dialled is dialled again.
     bool lose(const Connection& each, const char* reason) {
-        if (each.door == nullptr) dial_again(each.peer, reason);
+        if (each.acceptor == nullptr) dial_again(each.peer, reason);
         return false;
     }
 
@@ -318,8 +320,8 @@ class Meeting {
     uint32_t rank_;
     std::span<const std::byte> blob_;
     const Listener& listener_;
-    Door remote_;
-    Door local_;
+    Acceptor remote_;
+    Acceptor local_;
     std::vector<Link> links_;
     std::vector<bool> linked_;
     std::vector<bool> has_left_;  // of those linked

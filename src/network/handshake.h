@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks that know each other's addresses meet: a link between each two, over which they prove that they belong to
-// the same communicator and exchange a few bytes. Links are TCP connections, within a host Unix sockets. Strangers may
-// connect, send anything or nothing, and are turned away.
+// How ranks that know each other's addresses connect: one link per pair, over which they prove that they belong to the
+// same communicator and exchange a few bytes. Links are TCP connections, within a host Unix sockets. Connections that
+// do not authenticate are closed.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace crossdock::network {
 
-// What a rank hands to all others by a way of its own. Fits NCCL's handles of 128 bytes.
+// A rank's address, which the caller sends to all others. Fits NCCL's handles of 128 bytes.
 struct RankAddress {
     char magic[8];
     uint32_t version;
@@ -29,7 +29,7 @@ struct RankAddress {
 };
 static_assert(sizeof(RankAddress) <= 128 && std::is_trivially_copyable_v<RankAddress>);
 
-// What a rank listens on while it meets the others. Its port is closed before and after, and always where no rank of
+// The sockets on which a rank listens during meet(). Its port is closed before and after, and always if no rank of
 // another host dials.
 class Listener {
   public:
@@ -44,34 +44,34 @@ class Listener {
   private:
     RankAddress address_;
     Socket remote_;
-    Socket local_;  // listens from the beginning, so who finds nobody there knows that the rank is gone
+    Socket local_;  // listens from the beginning, so a refused connection means that the rank is gone
 };
 
 // Whether two ranks' link is a Unix socket.
 bool is_local(const RankAddress& a, const RankAddress& b);
 
-// The same for two ranks that can share memory: of one kernel, with the same processes and shared memory in sight. With
-// different names in CROSSDOCK_HOST, processes of one host play several.
+// Equal for two ranks that can share memory: same kernel, PID namespace and shared memory. Different values of
+// CROSSDOCK_HOST make processes of one host act as several hosts.
 uint64_t host_identity();
 
-// Error with ncclInvalidArgument where these are not the bytes of a RankAddress.
+// Throws ncclInvalidArgument if these are not the bytes of a RankAddress.
 RankAddress read_address(const void* bytes);
 
 struct Link {
-    Socket socket;                // closed for the own rank
+    Socket socket;                // this rank's own link: closed
     std::vector<std::byte> blob;  // what the peer sent
 };
 
 inline constexpr size_t kMaxBlobBytes = size_t{64} << 10;
 
-// Collective over all ranks whose addresses these are; gives a link for each. Error with ncclRemoteError that names the
-// ranks that did not come within the time, and what was in the way; at once where a rank is known to have ended.
+// Collective over the ranks with these addresses; returns one link per rank. Throws ncclRemoteError that names the
+// ranks that did not connect within the timeout, and why; at once if a rank is known to have ended.
 std::vector<Link> meet(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank,
                        std::span<const std::byte> blob, uint64_t timeout_ns);
 
-// What follows is the conversation on a new link. Who accepted it sends a challenge, who dialled answers with a
-// greeting that only the same communicator's ranks can make, and is answered by the other's greeting in the same way. A
-// recorded greeting is worth nothing later.
+// The protocol on a new link: the accepting rank sends a challenge, the dialling rank answers with a greeting that only
+// ranks of the same communicator can make, and the accepting rank replies with its own greeting. A recorded greeting
+// cannot be replayed.
 struct Challenge {
     uint64_t magic;
     Secret nonce;  // fresh; no secret in itself
@@ -79,15 +79,15 @@ struct Challenge {
 Challenge make_challenge();
 bool is_challenge(const Challenge& challenge);
 
-// `answers`: the nonce of whom it goes to; `nonce`: what the answer to this greeting has to answer.
+// answers: the receiver's nonce; nonce: what the reply to this greeting must answer.
 std::vector<std::byte> make_greeting(std::span<const RankAddress> addresses, uint32_t source, uint32_t target,
                                      const Secret& answers, const Secret& nonce, std::span<const std::byte> blob);
 
-// How long a greeting is, as far as its beginning says, in which nothing is wrong.
+// Length of a greeting, as far as its valid beginning tells.
 size_t greeting_bytes(std::span<const std::byte> begun);
 
-// Looks at the first bytes of a greeting that came to `target`. kMore: some are missing, and so far none is wrong. No
-// more than its head is wanted of who has not proved himself; the blob has a proof of its own.
+// Parses the first bytes of a greeting that `target` received. kMore: valid so far, but incomplete. Of an
+// unauthenticated sender only the head is read; the blob has a proof of its own.
 enum class Greeting : uint8_t { kMore, kGood, kBad };
 struct Greeted {
     bool is_proven = false;  // the head is right

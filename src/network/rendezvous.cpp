@@ -19,8 +19,8 @@ namespace crossdock::network {
 namespace {
 
 constexpr uint64_t kConnectNs = 5'000'000'000;
-// Rank 0 lets in kMaxStrangers each kShortPatienceNs, so behind strangers that fill the system's queue a rank waits 8
-// s.
+// Rank 0 accepts kMaxUnauthenticated connections per kShortTimeoutNs, so during a flood that fills the kernel's queue a
+// rank waits 8 s.
 constexpr uint64_t kChallengeNs = 20'000'000'000;
 constexpr uint64_t kRetryNs = 20'000'000;
 constexpr const char* kOtherSecret = "its CROSSDOCK_SECRET differs: set the same value on all ranks";

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "core/error.h"
-#include "network/door.h"
+#include "network/acceptor.h"
 #include "network/rendezvous_messages.h"
 #include "runtime/cpu/clock.h"
 
@@ -33,7 +33,7 @@ class First {
           secret_(secret_of(rendezvous.secret)),
           own_(own),
           socket_(listen_at(rendezvous.address)),
-          door_(socket_) {}
+          acceptor_(socket_) {}
 
     Attendance run() {
         const uint64_t end_ns = cpu::steady_now_ns() + std::min(rendezvous_.timeout_ns, UINT64_MAX / 2);
@@ -49,30 +49,30 @@ class First {
         return static_cast<size_t>(
             std::ranges::count_if(visitors_, [](const Visitor& each) { return each.hello.has_value(); }));
     }
-    size_t num_strangers() const { return visitors_.size() - num_seated(); }
+    size_t num_unauthenticated() const { return visitors_.size() - num_seated(); }
 
     void step() {
         constexpr int kPollMs = 50;
-        std::vector<pollfd> polls{{door_.fd(num_strangers(), cpu::steady_now_ns()), POLLIN, 0}};
+        std::vector<pollfd> polls{{acceptor_.fd(num_unauthenticated(), cpu::steady_now_ns()), POLLIN, 0}};
         for (const Visitor& each : visitors_) polls.push_back({each.socket.fd(), POLLIN, 0});
         if (poll(polls.data(), polls.size(), kPollMs) < 0 && errno != EINTR) {
             fail(ncclSystemError, "poll failed: {}", std::strerror(errno));
         }
         const uint64_t now = cpu::steady_now_ns();
-        const uint64_t patience_ns = door_.patience_ns(num_strangers(), now);
+        const uint64_t timeout_ns = acceptor_.timeout_ns(num_unauthenticated(), now);
         for (size_t i = 0; i < visitors_.size(); ++i) {
             Visitor& each = visitors_[i];
             const bool keep = polls[i + 1].revents == 0 || listen_to(each);
-            if (!keep || (!each.hello && now - each.since_ns > patience_ns)) each.socket.close();
+            if (!keep || (!each.hello && now - each.since_ns > timeout_ns)) each.socket.close();
         }
         std::erase_if(visitors_, [](const Visitor& each) { return !each.socket.is_open(); });
-        let_in(now);
+        accept_all(now);
     }
 
-    void let_in(uint64_t now) {
+    void accept_all(uint64_t now) {
         for (;;) {
             Visitor visitor;
-            visitor.socket = door_.let_in(num_strangers(), now);
+            visitor.socket = acceptor_.accept(num_unauthenticated(), now);
             if (!visitor.socket.is_open()) return;
             visitor.asked = make_challenge();
             visitor.since_ns = now;
@@ -98,7 +98,7 @@ class First {
         std::memcpy(&hello, visitor.said.data(), sizeof(hello));
         if (hello.proof != proof_of(secret_, hello, visitor.asked.nonce)) {
             ++num_without_secret_;
-            refuse_stranger(visitor);
+            refuse_unauthenticated(visitor);
             return false;
         }
         const std::string objection = why_not(hello);
@@ -125,7 +125,7 @@ class First {
         return {};
     }
 
-    static void refuse_stranger(const Visitor& visitor) {
+    static void refuse_unauthenticated(const Visitor& visitor) {
         Reply reply = {};
         reply.magic = kRendezvousMagic;
         reply.code = ncclInvalidArgument;
@@ -154,7 +154,7 @@ class First {
                                           rendezvous_.timeout_ns / 1'000'000, rendezvous_.address, missing);
         if (num_without_secret_ > 0)
             message += fmt::format("; {} that came had another CROSSDOCK_SECRET", num_without_secret_);
-        message += door_.trouble();
+        message += acceptor_.trouble();
         for (const Visitor& each : visitors_) {
             if (each.hello) refuse(each, *each.hello, ncclRemoteError, message);
         }
@@ -195,7 +195,7 @@ class First {
     Secret secret_;
     RankCard own_;
     Socket socket_;
-    Door door_;
+    Acceptor acceptor_;
     std::vector<Visitor> visitors_;
     uint64_t num_without_secret_ = 0;
 };

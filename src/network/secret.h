@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Secrets and keyed hashes: how ranks of one communicator know each other. They keep out strangers and processes of
-// other communicators; they do not hide anything from somebody who reads the network.
+// Secrets and keyed hashes, with which ranks of one communicator authenticate each other. They do not encrypt: what
+// ranks send can be read on the network.
 #pragma once
 
 #include <array>

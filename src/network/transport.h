@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames between the ranks of a communicator. UCX carries them over shared memory within a host, and over RDMA between
-// hosts that have it; everything else goes over the links on which ranks proved who they are. UCX's own TCP transport
-// is never used: it writes what any stranger sends to any address. Frames to one peer may overtake each other. One
+// hosts that have it; everything else goes over the authenticated links. UCX's own TCP transport is never used: it
+// writes what any unauthenticated connection sends to any address. Frames to one peer may overtake each other. One
 // thread at a time.
 #pragma once
 
@@ -60,7 +60,7 @@ class Transport final : private FrameReceiver {
     // Says goodbye, perhaps because another rank is lost. What is still being sent gets at most so long.
     void close(uint64_t timeout_ns, uint32_t because_of);
 
-    // Frames that had no right key: sent by strangers, or by a rank of another communicator.
+    // Number of frames with a wrong key: from another communicator, or from a process that is no rank.
     uint64_t num_refused() const { return num_refused_; }
 
   private:

@@ -41,8 +41,8 @@ std::string memory_hint() {
 // UCX warns of a transport that is named and not there.
 bool has_infiniband() { return access("/sys/class/infiniband", F_OK) == 0; }
 
-// UCX_TLS without its TCP transport, whose listener takes what any stranger sends. Empty: nothing is left that reaches
-// another process.
+// UCX_TLS without its TCP transport, whose listener takes what any connection sends. Empty: nothing is left that
+// reaches another process.
 std::string chosen_transports() {
     const char* value = std::getenv("UCX_TLS");
     const std::string list = value == nullptr ? "" : value;

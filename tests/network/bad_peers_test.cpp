@@ -298,7 +298,7 @@ TEST(BadPeersFrames, NumbersCountOnce) {
 
 // Other processes may write into a worker of UCX's. Frames without the key are not looked at, whatever they say; ranks
 // go on.
-TEST(BadPeersFrames, StrangersChangeNothing) {
+TEST(BadPeersFrames, FramesWithAWrongKeyAreIgnored) {
     if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) GTEST_SKIP() << "nobody else can write to a link";
     run_ranks(2, [&](TestRank& rank) {
         if (rank.rank() == 1) {
@@ -321,7 +321,7 @@ TEST(BadPeersFrames, StrangersChangeNothing) {
         Session session(rank);
         session.add_memory(words.data(), 1000);
         session.await_word(words[0], 0x0101010101010101);
-        rank.expect(words[0] == 0x0101010101010101, "a stranger wrote");
+        rank.expect(words[0] == 0x0101010101010101, "a frame with a wrong key wrote");
         rank.raise(0);
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks meet whatever strangers do: connect and say nothing, send rubbish, pretend to be a rank, repeat what one said.
+// Ranks connect, whatever unauthenticated connections send: nothing, garbage, a forged or a recorded greeting.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/error.h"
+#include "flood.h"
 #include "network/handshake.h"
-#include "strangers.h"
 
 namespace crossdock::network {
 namespace {
@@ -124,29 +124,29 @@ TEST(Handshake, RanksMeet) {
     }
 }
 
-TEST(Handshake, StrangersAreTurnedAway) {
+TEST(Handshake, ClosesUnauthenticatedConnections) {
     Place place(4);
     // The others' ports are open from here on.
     std::vector<std::thread> ranks;
     std::vector<std::vector<Link>> links(4);
     for (uint32_t rank = 1; rank < 4; ++rank) ranks.emplace_back([&, rank] { links[rank] = place.meet_as(rank); });
     std::mt19937 random(5);
-    std::vector<Socket> strangers;
+    std::vector<Socket> connections;
     for (int i = 0; i < 100; ++i) {
-        strangers.push_back(dial(place.addresses[1 + random() % 3]));
+        connections.push_back(dial(place.addresses[1 + random() % 3]));
         std::vector<std::byte> rubbish(random() % 3000);
         for (auto& each : rubbish) each = static_cast<std::byte>(random());
         switch (i % 4) {
             case 0:
                 break;  // says nothing
             case 1:
-                send_all(strangers.back(), rubbish);
+                send_all(connections.back(), rubbish);
                 break;
             case 2:
-                send_all(strangers.back(), bytes_of("GET / HTTP/1.1\r\n\r\n"));
+                send_all(connections.back(), bytes_of("GET / HTTP/1.1\r\n\r\n"));
                 break;
             case 3:
-                strangers.back().close();
+                connections.back().close();
                 break;
         }
     }
@@ -248,7 +248,7 @@ TEST(Handshake, RecordedGreetingsAreWorthNothing) {
         EXPECT_TRUE(receive_all(dialled, recorded));
     }
     rank_0.join();
-    std::thread stranger([&] {
+    std::thread attacker([&] {
         const Socket socket = dial(place.addresses[1]);
         challenge_on(socket);
         send_all(socket, recorded);
@@ -256,7 +256,7 @@ TEST(Handshake, RecordedGreetingsAreWorthNothing) {
         EXPECT_FALSE(receive_all(socket, std::span(&next, 1)));
     });
     EXPECT_EQ(place.fail_as(1, 2 * kSecond), "rank 1 timed out after 2000 ms connecting to ranks 0");
-    stranger.join();
+    attacker.join();
 }
 
 // Who listens at a rank's address and is not that rank is not blamed on it: the rank is dialled again.
@@ -274,7 +274,7 @@ TEST(Handshake, RanksAreDialledAgain) {
         EXPECT_TRUE(receive_all(dialled, greeting));
         // A rank of another communicator.
         if (attempt == 3)
-            send_all(dialled, make_greeting(Place(2).addresses, 1, 0, {1, 2}, {}, bytes_of("I am a stranger")));
+            send_all(dialled, make_greeting(Place(2).addresses, 1, 0, {1, 2}, {}, bytes_of("I am no rank")));
     }
     EXPECT_EQ(place.meet_as(1)[0].blob, bytes_of("I am 0"));
     rank_0.join();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that know rank 0's address find each other, whoever comes first; strangers are turned away, and who does not
-// come, or contradicts, is named.
+// Ranks that know rank 0's address find each other in any order; unauthenticated connections are closed, and missing or
+// contradicting ranks are named.
 #include "network/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -19,8 +19,8 @@
 #include <thread>
 
 #include "core/error.h"
+#include "flood.h"
 #include "network/rendezvous_messages.h"
-#include "strangers.h"
 
 namespace crossdock::network {
 namespace {
@@ -119,11 +119,11 @@ TEST(Rendezvous, ContradictionsAreNamed) {
     expect_all((&refused == &second ? twin : second).get(), 3);
 }
 
-// Whoever else knows the port neither hangs nor fools anybody.
-TEST(Rendezvous, StrangersAreTurnedAway) {
+// Other processes that know the port can neither block nor join.
+TEST(Rendezvous, ClosesUnauthenticatedConnections) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 2));
-    std::vector<Socket> strangers;
+    std::vector<Socket> connections;
     for (int i = 0; i < 80; ++i) {
         Socket socket;
         for (int attempt = 0; attempt < 200; ++attempt) {
@@ -133,7 +133,7 @@ TEST(Rendezvous, StrangersAreTurnedAway) {
         }
         const std::vector<char> rubbish(static_cast<size_t>(i) * 37, static_cast<char>(i));
         if (!rubbish.empty()) send(socket.fd(), rubbish.data(), rubbish.size(), MSG_NOSIGNAL);
-        strangers.push_back(std::move(socket));
+        connections.push_back(std::move(socket));
     }
     expect_all(start(meeting(address, 1, 2)).get(), 2);
     expect_all(first.get(), 2);
@@ -183,7 +183,7 @@ TEST(Rendezvous, TheSecretIsNeeded) {
     expect_words(first.get().message, {"for ranks 1", "another CROSSDOCK_SECRET"});
 }
 
-// A stranger at rank 0's address, who is there first, chooses no error and no text.
+// A process that listens at rank 0's address before rank 0 does cannot fail a rank.
 TEST(Rendezvous, OnlyRankZeroRefuses) {
     const std::string address = free_address();
     auto guest = start(meeting(address, 1, 2));
@@ -202,7 +202,7 @@ TEST(Rendezvous, OnlyRankZeroRefuses) {
             reply.magic = kRendezvousMagic;
             reply.code = ncclInternalError;
             reply.proof = static_cast<uint64_t>(visit);
-            std::strcpy(reply.text, "do as a stranger says");
+            std::strcpy(reply.text, "forged");
             ASSERT_TRUE(send_all(socket, std::as_bytes(std::span(&reply, 1)), deadline_ns));
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "strangers.h"
+#include "flood.h"
 
 #include <arpa/inet.h>
 #include <poll.h>

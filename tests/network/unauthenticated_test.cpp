@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever is no rank of a job reaches none of it: while ranks meet, what strangers say changes nothing, and afterwards
-// nothing listens. The job goes on, and its results are right.
+// Unauthenticated connections do not affect a job: while ranks connect, what they send is ignored, and afterwards no
+// port is open. The job's results are right.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "core/error.h"
+#include "flood.h"
 #include "network/mesh.h"
 #include "session.h"
-#include "strangers.h"
 
 namespace crossdock::network {
 namespace {
@@ -79,7 +79,7 @@ void work(TestRank& rank, Mesh& mesh) {
     rank.barrier();
 }
 
-TEST(Strangers, ChangeNothingWhileRanksMeet) {
+TEST(Unauthenticated, AreIgnoredWhileRanksConnect) {
     run_ranks(2, [](TestRank& rank) {
         setenv("CROSSDOCK_HOST", std::to_string(rank.rank()).c_str(), 1);
         const Listener listener("=lo");
@@ -89,10 +89,10 @@ TEST(Strangers, ChangeNothingWhileRanksMeet) {
         for (auto& each : rank.exchange(handle)) addresses.push_back(read_address(each.data()));
         static uint64_t canary = 0x1234;
         std::atomic<bool> is_over = false;
-        std::thread stranger;
+        std::thread attacker;
         if (rank.rank() == 1) {
             // Rank 0 dials, so this is the rank that listens.
-            stranger = std::thread([&] {
+            attacker = std::thread([&] {
                 const Endpoint& endpoint = addresses[1].endpoint;
                 Flood flood(endpoint, 200);
                 std::mt19937 random(5);
@@ -114,13 +114,13 @@ TEST(Strangers, ChangeNothingWhileRanksMeet) {
             work(rank, mesh);
         }
         is_over = true;
-        if (stranger.joinable()) stranger.join();
-        rank.expect(canary == 0x1234, "a stranger wrote");
+        if (attacker.joinable()) attacker.join();
+        rank.expect(canary == 0x1234, "an unauthenticated connection wrote");
     });
 }
 
 // Also where ranks share memory, and with whatever transports the user asks for.
-TEST(Strangers, FindNoOpenPortOfARunningJob) {
+TEST(Unauthenticated, FindNoOpenPortOfARunningJob) {
     for (const char* transports : {"", "tcp", "tcp,self,posix", "^ib"}) {
         for (const bool plays_hosts : {false, true}) {
             run_ranks(2, [&](TestRank& rank) {
@@ -139,7 +139,7 @@ TEST(Strangers, FindNoOpenPortOfARunningJob) {
 }
 
 // Where nothing asks for it, UCX is not opened: the links carry everything.
-TEST(Strangers, RanksReachEachOtherWithoutUcx) {
+TEST(Unauthenticated, RanksReachEachOtherWithoutUcx) {
     run_ranks(2, [](TestRank& rank) {
         setenv("UCX_TLS", "tcp", 1);
         std::vector<uint64_t> words(8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "network/door.h"
+#include "network/acceptor.h"
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -11,15 +11,15 @@
 
 namespace crossdock::network {
 
-Socket Door::let_in(size_t num_strangers, uint64_t now_ns) {
-    constexpr uint64_t kRestNs = 100'000'000;
-    if (is_full(num_strangers, now_ns)) return Socket();
+Socket Acceptor::accept(size_t num_unauthenticated, uint64_t now_ns) {
+    constexpr uint64_t kPauseNs = 100'000'000;
+    if (is_full(num_unauthenticated, now_ns)) return Socket();
     Socket socket =
         Socket::made_by([&] { return accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (socket.is_open()) return socket;
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        // Who waits stays in the kernel's queue, so poll() would return at once, again and again.
-        closed_until_ns_ = now_ns + kRestNs;
+        // The connection stays in the kernel's queue, so poll() would return at once, again and again.
+        closed_until_ns_ = now_ns + kPauseNs;
         rlimit limit = {};
         getrlimit(RLIMIT_NOFILE, &limit);
         trouble_ = fmt::format("; connections could not be accepted: {}", std::strerror(errno));

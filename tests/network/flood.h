@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a stranger does to a port, and what this process listens on.
+// A flood of unauthenticated connections, and the ports on which this process listens.
 #pragma once
 
 #include <atomic>
@@ -11,12 +11,12 @@
 
 namespace crossdock::network {
 
-// Keeps so many silent connections to the address and opens each anew when it is closed, until it ends.
+// Keeps num_connections silent connections to the address open, reopening each that is closed.
 class Flood {
   public:
     Flood(const Endpoint& endpoint, size_t num_connections);
     ~Flood();
-    // Returns when connections have been turned away so often, or false after 20 s.
+    // Waits until accepted connections were closed `count` times; false after 20 s.
     bool await_closed(size_t count) const;
 
   private:

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Limits how many unauthenticated connections a listening socket accepts. At the limit, slow connections are closed
+// early, so a rank, which authenticates at once, still gets in during a flood.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "network/socket.h"
+
+namespace crossdock::network {
+
+class Acceptor {
+  public:
+    static constexpr size_t kMaxUnauthenticated = 128;
+    static constexpr uint64_t kTimeoutNs = 10'000'000'000;
+    static constexpr uint64_t kShortTimeoutNs = 250'000'000;
+
+    // A listening socket, which must outlive this.
+    explicit Acceptor(const Socket& socket) : socket_(socket) {}
+
+    // What to poll: -1 at the limit.
+    int fd(size_t num_unauthenticated, uint64_t now_ns) const {
+        return is_full(num_unauthenticated, now_ns) ? -1 : socket_.fd();
+    }
+    // How long a connection may stay unauthenticated.
+    uint64_t timeout_ns(size_t num_unauthenticated, uint64_t now_ns) const {
+        return is_full(num_unauthenticated, now_ns) ? kShortTimeoutNs : kTimeoutNs;
+    }
+    // Accepts the next connection. Returns a closed socket if none is pending or the limit is reached.
+    Socket accept(size_t num_unauthenticated, uint64_t now_ns);
+
+    // Message suffix ("; ...") that says why connections could not be accepted; empty: all could.
+    const std::string& trouble() const { return trouble_; }
+
+  private:
+    bool is_full(size_t num_unauthenticated, uint64_t now_ns) const {
+        return num_unauthenticated >= kMaxUnauthenticated || now_ns < closed_until_ns_;
+    }
+
+    const Socket& socket_;
+    uint64_t closed_until_ns_ = 0;
+    std::string trouble_;
+};
+
+}  // namespace crossdock::network
