@@ -35,7 +35,7 @@ uint64_t inode_of(const char* path) {
     return stat(path, &status) == 0 ? status.st_ino : 0;
 }
 
-// Of this start of the host's kernel.
+// Identifies this boot of the host.
 std::array<char, 40> boot_id() {
     std::array<char, 40> boot = {};
     if (FILE* file = std::fopen("/proc/sys/kernel/random/boot_id", "re")) {
@@ -86,7 +86,7 @@ class Meeting {
         links_[rank].blob.assign(blob.begin(), blob.end());
         linked_.assign(addresses.size(), false);
         linked_[rank] = true;
-        // Of two ranks the lower one dials. Without ranks of other hosts below this one the port stays closed.
+        // The lower rank dials. The port stays closed if no lower rank is on another host.
         const auto below = addresses.first(rank);
         if (!std::ranges::all_of(below, [&](const RankAddress& each) { return is_local(each, addresses[rank]); }))
             start_to_listen(listener.remote());
@@ -164,7 +164,7 @@ class Meeting {
         const uint64_t local_timeout = local_.timeout_ns(num_unauthenticated(local_), now);
         for (size_t i = 0; i < connections_.size(); ++i) {
             Connection& each = connections_[i];
-            if (!each.socket.is_open()) continue;  // its rank came once more
+            if (!each.socket.is_open()) continue;  // its rank has connected again
             bool keep = polls[i].revents == 0 || serve(each);
             if (keep && each.acceptor == nullptr && now - each.since_ns > kSilenceNs) keep = lose(each, kSilence);
             const uint64_t timeout = each.acceptor == &local_ ? local_timeout : remote_timeout;
@@ -208,7 +208,7 @@ class Meeting {
         Dialling& dialling = dialling_[peer];
         dialling.is_open = false;
         dialling.reason = std::move(reason);
-        // Ranks that were turned away together do not come back together.
+        // A random pause, so that ranks refused together do not retry together.
         dialling.next_ns = cpu::steady_now_ns() + dialling.pause_ns / 2 + random_secret()[0] % dialling.pause_ns;
         dialling.pause_ns = std::min(2 * dialling.pause_ns, kMaxPauseNs);
     }
@@ -227,7 +227,7 @@ class Meeting {
         }
     }
 
-    // False: the connection is of no more use here; its socket may have become a link.
+    // Returns false if the connection is done; its socket may have become a link.
     bool serve(Connection& each) {
         if (!each.is_connected) {
             if (const int error = connect_error(each.socket); error != 0) return lose(each, std::strerror(error));
@@ -245,7 +245,7 @@ class Meeting {
     }
 
     bool receive(Connection& each) {
-        // Not more than what is expected: what the rank says behind it is for whoever has the link then.
+        // Read no more than the greeting: later bytes belong to the owner of the link.
         std::byte buffer[4096];
         const size_t expected = each.asked ? greeting_bytes(each.in) : sizeof(Challenge);
         const ssize_t got = recv(each.socket.fd(), buffer, std::min(expected - each.in.size(), sizeof(buffer)), 0);
@@ -282,7 +282,7 @@ class Meeting {
             links_[each.peer].blob.assign(greeted.blob.begin(), greeted.blob.end());
             return link(each);
         }
-        // A rank dials again when its connection broke, so its latest one counts.
+        // A rank dials again if its connection broke, so the latest one is valid.
         for (Connection& other : connections_) {
             if (&other != &each && other.acceptor != nullptr && other.is_proven && other.peer == each.peer)
                 other.socket.close();
@@ -299,7 +299,7 @@ class Meeting {
         return false;
     }
 
-    // A link has ended. If its rank said something before, that is for whoever has the link then.
+    // A link has ended. Bytes sent before belong to the owner of the link.
     void check_link(uint32_t peer) {
         std::byte next;
         has_left_[peer] = recv(links_[peer].socket.fd(), &next, 1, MSG_PEEK | MSG_DONTWAIT) > 0;

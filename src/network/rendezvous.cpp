@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both halves of the rendezvous need, and the half of ranks other than 0.
+// Functions of both halves of the rendezvous, and the half of ranks other than 0.
 #include "network/rendezvous.h"
 
 #include <poll.h>
@@ -25,7 +25,7 @@ constexpr uint64_t kChallengeNs = 20'000'000'000;
 constexpr uint64_t kRetryNs = 20'000'000;
 constexpr const char* kOtherSecret = "its CROSSDOCK_SECRET differs: set the same value on all ranks";
 
-// Waits for the socket; false: the deadline has passed.
+// Waits for the socket; returns false if the deadline has passed.
 bool await(const Socket& socket, short events, uint64_t deadline_ns) {
     for (;;) {
         const uint64_t now = cpu::steady_now_ns();
@@ -48,19 +48,19 @@ uint64_t proof_of_parts(const Secret& secret, std::initializer_list<std::span<co
 }
 
 // A rank other than 0.
-class Guest {
+class OtherRank {
   public:
-    Guest(const Rendezvous& rendezvous, const RankCard& own)
+    OtherRank(const Rendezvous& rendezvous, const RankInfo& own)
         : rendezvous_(rendezvous),
           secret_(secret_of(rendezvous.secret)),
           own_(own),
           deadline_ns_(cpu::steady_now_ns() + std::min(rendezvous.timeout_ns, UINT64_MAX / 2)),
           endpoints_(resolve(rendezvous.address)) {}
 
-    Attendance run() {
+    JoinedRanks run() {
         for (size_t attempt = 0; cpu::steady_now_ns() < deadline_ns_; ++attempt) {
-            if (auto attendance = visit(endpoints_[attempt % endpoints_.size()])) return std::move(*attendance);
-            // Ranks that were turned away together do not come back together.
+            if (auto joined = try_to_join(endpoints_[attempt % endpoints_.size()])) return std::move(*joined);
+            // A random pause, so that ranks refused together do not retry together.
             const timespec pause{0, static_cast<long>(kRetryNs / 2 + random_secret()[0] % kRetryNs)};
             nanosleep(&pause, nullptr);
         }
@@ -69,8 +69,8 @@ class Guest {
     }
 
   private:
-    // Nothing: rank 0 is not there yet, or no longer; reason_ says what was in the way.
-    std::optional<Attendance> visit(const Endpoint& endpoint) {
+    // Returns nullopt if rank 0 does not answer; reason_ says why.
+    std::optional<JoinedRanks> try_to_join(const Endpoint& endpoint) {
         Socket socket;
         try {
             socket = start_connect(endpoint);
@@ -82,7 +82,7 @@ class Guest {
         if (!await(socket, POLLOUT, connected_by_ns)) return give_up("it does not answer");
         if (const int error = connect_error(socket); error != 0) return give_up(std::strerror(error));
 
-        // While no process listens, a socket that got this port by chance connects to itself.
+        // If no process listens, a socket that got this port by chance connects to itself.
         if (local_endpoint(socket) == endpoint) return give_up("no process listens there");
 
         Challenge challenge = {};
@@ -97,9 +97,9 @@ class Guest {
         hello.nonce = random_secret();
         hello.rank = rendezvous_.rank;
         hello.num_ranks = rendezvous_.num_ranks;
-        hello.card = own_;
-        hello.card.address = listener.address();
-        hello.card.address.host = own_.address.host;
+        hello.info = own_;
+        hello.info.address = listener.address();
+        hello.info.address.host = own_.address.host;
         hello.proof = proof_of(secret_, hello, challenge.nonce);
         Reply reply = {};
         if (!send_all(socket, bytes_of(hello), deadline_ns_) ||
@@ -109,28 +109,28 @@ class Guest {
         if (reply.magic != kRendezvousMagic) return give_up("it speaks another protocol");
         reply.text[sizeof(reply.text) - 1] = '\0';
         if (reply.code != ncclSuccess) {
-            // Anybody may listen there while rank 0 does not: only who knows the secret can refuse.
+            // Another process may be listening on this port. Only one that knows the secret can refuse a rank.
             if (reply.proof != proof_of(secret_, reply, {}, hello.nonce)) return give_up(kOtherSecret);
             fail(static_cast<ncclResult_t>(reply.code), "rank {} was refused by rank 0: {}", rendezvous_.rank,
                  reply.text);
         }
-        std::vector<RankCard> cards(rendezvous_.num_ranks);
-        if (reply.num_ranks != cards.size() ||
-            !receive_all(socket, std::as_writable_bytes(std::span(cards)), deadline_ns_))
+        std::vector<RankInfo> ranks(rendezvous_.num_ranks);
+        if (reply.num_ranks != ranks.size() ||
+            !receive_all(socket, std::as_writable_bytes(std::span(ranks)), deadline_ns_))
             return give_up("its reply broke off");
-        if (reply.proof != proof_of(secret_, reply, cards, hello.nonce)) return give_up(kOtherSecret);
-        return Attendance{std::move(listener), std::move(cards)};
+        if (reply.proof != proof_of(secret_, reply, ranks, hello.nonce)) return give_up(kOtherSecret);
+        return JoinedRanks{std::move(listener), std::move(ranks)};
     }
 
     std::nullopt_t give_up(const char* reason) {
-        // A visit that the end of the time has cut short knows less than the one before.
+        // An attempt that the deadline cut short has a worse reason than the one before.
         if (reason_.empty() || cpu::steady_now_ns() < deadline_ns_) reason_ = reason;
         return std::nullopt;
     }
 
     const Rendezvous& rendezvous_;
     Secret secret_;
-    RankCard own_;
+    RankInfo own_;
     uint64_t deadline_ns_;
     std::vector<Endpoint> endpoints_;
     std::string reason_;
@@ -148,15 +148,15 @@ uint64_t proof_of(const Secret& secret, Hello hello, const Secret& nonce) {
     return proof_of_parts(secret, {bytes_of(hello), bytes_of(nonce)});
 }
 
-uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankCard> cards, const Secret& nonce) {
+uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankInfo> ranks, const Secret& nonce) {
     reply.proof = 0;
-    return proof_of_parts(secret, {bytes_of(reply), bytes_of(nonce), std::as_bytes(cards)});
+    return proof_of_parts(secret, {bytes_of(reply), bytes_of(nonce), std::as_bytes(ranks)});
 }
 
 Listener make_listener(const Rendezvous& rendezvous, const Socket& socket) {
     if (!rendezvous.interfaces.empty()) return Listener(rendezvous.interfaces.c_str());
     const Endpoint own = local_endpoint(socket);
-    // A loopback address is no use to ranks of other hosts, of which there are none where rank 0 is at localhost.
+    // Ranks of other hosts cannot use a loopback address; there are none if rank 0's address names localhost.
     return is_loopback(own) && !names_loopback(rendezvous.address) ? Listener(nullptr) : Listener(own);
 }
 
@@ -188,10 +188,12 @@ bool receive_all(const Socket& socket, std::span<std::byte> bytes, uint64_t dead
     return true;
 }
 
-Attendance attend_as_other(const Rendezvous& rendezvous, const RankCard& own) { return Guest(rendezvous, own).run(); }
+JoinedRanks join_as_other(const Rendezvous& rendezvous, const RankInfo& own) {
+    return OtherRank(rendezvous, own).run();
+}
 
-Attendance attend(const Rendezvous& rendezvous, const RankCard& own) {
-    return rendezvous.rank == 0 ? attend_as_first(rendezvous, own) : attend_as_other(rendezvous, own);
+JoinedRanks join_ranks(const Rendezvous& rendezvous, const RankInfo& own) {
+    return rendezvous.rank == 0 ? join_as_first(rendezvous, own) : join_as_other(rendezvous, own);
 }
 
 }  // namespace crossdock::network

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks that know nothing of each other but the address of rank 0 find each other: rank 0 listens there, the others
-// come, and all receive everybody's card. Both sides prove that they know a common secret; who does not is turned away,
-// and neither believed nor waited for. Of rank 0's address, listen_at() says on which interfaces it listens.
+// How ranks that know only the address of rank 0 find each other: rank 0 listens, the others connect, and each receives
+// the RankInfo of all. Both sides prove that they know a common secret. A connection that cannot is closed, and what it
+// sent is ignored. listen_at() says on which interfaces rank 0 listens.
 #pragma once
 
 #include <cstdint>
@@ -13,31 +13,30 @@
 
 namespace crossdock::network {
 
-// What a rank tells about itself.
-struct RankCard {
+struct RankInfo {
     RankAddress address;
     char host_name[64];  // 0-terminated; for messages
     int64_t process;
     uint64_t process_start;  // in clock ticks from the host's start
 };
-static_assert(std::is_trivially_copyable_v<RankCard>);
+static_assert(std::is_trivially_copyable_v<RankInfo>);
 
 struct Rendezvous {
     std::string address;  // of rank 0, "host:port"
-    std::string secret;   // empty: any rank may come
+    std::string secret;   // empty: any process may join
     uint32_t rank;
     uint32_t num_ranks;
     uint64_t timeout_ns;
-    std::string interfaces;  // as own_address takes them; empty: the one through which ranks reach rank 0
+    std::string interfaces;  // as own_address takes them; empty: the one that connects ranks to rank 0
 };
 
-struct Attendance {
-    Listener listener;  // of this rank's own card
-    std::vector<RankCard> cards;
+struct JoinedRanks {
+    Listener listener;  // this rank's
+    std::vector<RankInfo> ranks;
 };
 
-// Collective. Of `own` the address is filled in here, but for `address.host`. Error with ncclRemoteError that names who
-// did not come within the time, and with ncclInvalidArgument where ranks contradict each other.
-Attendance attend(const Rendezvous& rendezvous, const RankCard& own);
+// Collective. Fills in the address of `own` except `address.host`. Throws ncclRemoteError that names the ranks that did
+// not join within the timeout, and ncclInvalidArgument if ranks contradict each other.
+JoinedRanks join_ranks(const Rendezvous& rendezvous, const RankInfo& own);
 
 }  // namespace crossdock::network

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What rank 0 and the others say to each other when they meet, and the two halves of their conversation.
+// The messages between rank 0 and the others during the rendezvous, and the two halves of the protocol.
 #pragma once
 
 #include <cstddef>
@@ -19,33 +19,33 @@ struct Hello {
     Secret nonce;  // for rank 0's reply
     uint32_t rank;
     uint32_t num_ranks;
-    RankCard card;
-    uint64_t proof;  // hash of all this and the challenge's nonce
+    RankInfo info;
+    uint64_t proof;  // hash of the fields above and the challenge's nonce
 };
 
-// Rank 0's last word; with code ncclSuccess everybody's cards follow. To whom did not know the secret it says nothing
-// that it proves, so nobody can make it sign a refusal for somebody else.
+// Rank 0's reply. With ncclSuccess, the RankInfos of all ranks follow. A refusal of a rank that did not prove the
+// secret carries no proof, so rank 0 cannot be used to sign refusals for other ranks.
 struct Reply {
     uint64_t magic;
     uint32_t code;
     uint32_t num_ranks;
     char text[512];  // 0-terminated: why the rank is refused
-    uint64_t proof;  // hash of all this, the cards, and the hello's nonce
+    uint64_t proof;  // hash of the fields above, the RankInfos, and the hello's nonce
 };
 static_assert(std::is_trivially_copyable_v<Hello> && std::is_trivially_copyable_v<Reply>);
 
 Secret secret_of(const std::string& text);
 uint64_t proof_of(const Secret& secret, Hello hello, const Secret& nonce);
-uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankCard> cards, const Secret& nonce);
+uint64_t proof_of(const Secret& secret, Reply reply, std::span<const RankInfo> ranks, const Secret& nonce);
 
-// A listener for what comes over the network through which `socket` is connected.
+// A listener on the network that connects `socket`.
 Listener make_listener(const Rendezvous& rendezvous, const Socket& socket);
 
-// All bytes, by the deadline. False: the time is over, or the connection has ended.
+// Transfer all bytes. Return false if the deadline passed or the connection ended.
 bool send_all(const Socket& socket, std::span<const std::byte> bytes, uint64_t deadline_ns);
 bool receive_all(const Socket& socket, std::span<std::byte> bytes, uint64_t deadline_ns);
 
-Attendance attend_as_first(const Rendezvous& rendezvous, const RankCard& own);
-Attendance attend_as_other(const Rendezvous& rendezvous, const RankCard& own);
+JoinedRanks join_as_first(const Rendezvous& rendezvous, const RankInfo& own);
+JoinedRanks join_as_other(const Rendezvous& rendezvous, const RankInfo& own);
 
 }  // namespace crossdock::network

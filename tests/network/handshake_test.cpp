@@ -155,7 +155,7 @@ TEST(Handshake, ClosesUnauthenticatedConnections) {
 }
 
 // Several hundred connections that are opened again whenever they are closed keep no rank out.
-TEST(Handshake, AFloodKeepsNobodyOut) {
+TEST(Handshake, RanksConnectDuringAFlood) {
     Place place(2);
     std::thread accepting([&] { place.meet_as(1); });
     {
@@ -166,15 +166,15 @@ TEST(Handshake, AFloodKeepsNobodyOut) {
     accepting.join();
 }
 
-// Something that takes the connection and stays silent is named as what is in the way.
-TEST(Handshake, WhoSaysNothingIsNamed) {
+// A process that accepts the connection and stays silent is named as the reason.
+TEST(Handshake, NamesASilentListener) {
     Place place(2);
     start_to_listen(place.listeners[1].remote());
     EXPECT_NE(place.fail_as(0, kSecond / 2).find("it says nothing"), std::string::npos);
 }
 
-// A process without descriptors says so, and takes no time for it.
-TEST(Handshake, RunningOutOfDescriptorsIsSaid) {
+// A process without free descriptors reports that, and does not spin.
+TEST(Handshake, ReportsMissingDescriptors) {
     Place place(2);
     const pid_t child = fork();
     if (child == 0) {
@@ -204,7 +204,7 @@ TEST(Handshake, RunningOutOfDescriptorsIsSaid) {
     waitpid(child, nullptr, 0);
 }
 
-// Who does not know the secret is no rank. A rank's greeting cannot be used for another one, nor a second time.
+// A greeting needs the secret, and cannot be used for another rank or a second time.
 TEST(Handshake, GreetingsNeedTheSecret) {
     Place place(3);
     Place other(3);
@@ -234,8 +234,8 @@ TEST(Handshake, GreetingsNeedTheSecret) {
     }
 }
 
-// What a rank once said on the network opens no later meeting.
-TEST(Handshake, RecordedGreetingsAreWorthNothing) {
+// A recorded greeting cannot be replayed.
+TEST(Handshake, RecordedGreetingsAreRefused) {
     Place place(2);
     std::vector<std::byte> recorded;
     std::thread rank_0([&] { EXPECT_NE(place.fail_as(0, kSecond / 2), "it met all"); });
@@ -259,7 +259,7 @@ TEST(Handshake, RecordedGreetingsAreWorthNothing) {
     attacker.join();
 }
 
-// Who listens at a rank's address and is not that rank is not blamed on it: the rank is dialled again.
+// If another process answers at a rank's address, the rank is dialled again.
 TEST(Handshake, RanksAreDialledAgain) {
     Place place(2);
     std::thread rank_0([&] { EXPECT_EQ(place.meet_as(0)[1].blob, bytes_of("I am 1")); });
@@ -280,8 +280,8 @@ TEST(Handshake, RanksAreDialledAgain) {
     rank_0.join();
 }
 
-// What a rank says behind its greeting is left for whoever has the link.
-TEST(Handshake, AGoodbyeMayFollowAtOnce) {
+// Bytes behind a greeting are left in the socket for the owner of the link.
+TEST(Handshake, BytesMayFollowTheGreeting) {
     Place place(2);
     std::thread other([&] {
         start_to_listen(place.listeners[1].remote());
@@ -323,7 +323,7 @@ TEST(Handshake, TheLatestConnectionOfARankCounts) {
     EXPECT_EQ(links[0].blob, bytes_of("second"));
 }
 
-TEST(Handshake, WhoDoesNotComeIsNamed) {
+TEST(Handshake, NamesMissingRanks) {
     Place place(3);
     EXPECT_EQ(place.fail_as(2, kSecond / 5), "rank 2 timed out after 200 ms connecting to ranks 0, 1");
     const std::string where = to_string(place.addresses[2].endpoint);
@@ -332,7 +332,7 @@ TEST(Handshake, WhoDoesNotComeIsNamed) {
 }
 
 // A rank that ends while ranks meet is named at once, whether it was met already or not.
-TEST(Handshake, WhoEndsIsNamedAtOnce) {
+TEST(Handshake, NamesTheProcessThatEnded) {
     const auto start = std::chrono::steady_clock::now();
     Place gone(2, Reach::kLocal);
     gone.listeners.pop_back();

@@ -43,18 +43,18 @@ std::string free_address() {
 }
 
 struct Outcome {
-    std::vector<RankCard> cards;
+    std::vector<RankInfo> ranks;
     std::string message;  // of a failure
 };
 
 std::future<Outcome> start(const Rendezvous& rendezvous) {
     return std::async(std::launch::async, [rendezvous] {
-        RankCard card = {};
-        card.process = 100 + rendezvous.rank;
-        std::strcpy(card.host_name, "here");
+        RankInfo info = {};
+        info.process = 100 + rendezvous.rank;
+        std::strcpy(info.host_name, "here");
         Outcome outcome;
         try {
-            outcome.cards = attend(rendezvous, card).cards;
+            outcome.ranks = join_ranks(rendezvous, info).ranks;
         } catch (const Error& error) {
             outcome.message = error.what();
         }
@@ -72,12 +72,12 @@ void expect_words(const std::string& message, std::initializer_list<const char*>
 
 void expect_all(const Outcome& outcome, size_t num_ranks) {
     EXPECT_EQ(outcome.message, "");
-    ASSERT_EQ(outcome.cards.size(), num_ranks);
+    ASSERT_EQ(outcome.ranks.size(), num_ranks);
     for (size_t rank = 0; rank < num_ranks; ++rank)
-        EXPECT_EQ(outcome.cards[rank].process, static_cast<int64_t>(100 + rank));
+        EXPECT_EQ(outcome.ranks[rank].process, static_cast<int64_t>(100 + rank));
 }
 
-TEST(Rendezvous, AllReceiveAllCards) {
+TEST(Rendezvous, EachRankReceivesTheInfoOfAll) {
     for (const uint32_t first : {0u, 3u}) {
         const std::string address = free_address();
         std::vector<std::future<Outcome>> ranks;
@@ -88,12 +88,12 @@ TEST(Rendezvous, AllReceiveAllCards) {
     expect_all(start(meeting(free_address(), 0, 1)).get(), 1);
 }
 
-TEST(Rendezvous, WhoDoesNotComeIsNamed) {
+TEST(Rendezvous, NamesMissingRanks) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 4, kSecond / 2));
     auto second = start(meeting(address, 2, 4));
     expect_words(first.get().message, {"rank 0 timed out after 500 ms", "for ranks 1, 3"});
-    // Also to those who came.
+    // The ranks that have joined are told, too.
     expect_words(second.get().message, {"rank 2", "for ranks 1, 3"});
     expect_words(start(meeting(free_address(), 1, 2, kSecond / 4)).get().message,
                  {"rank 1 timed out after 250 ms waiting for rank 0 at 127.0.0.1:", "refused"});
@@ -163,7 +163,7 @@ TEST(Rendezvous, AForkedChildKeepsNoPort) {
 }
 
 // Several hundred connections that are opened again whenever they are closed keep no rank out.
-TEST(Rendezvous, AFloodKeepsNobodyOut) {
+TEST(Rendezvous, RanksJoinDuringAFlood) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 2));
     Flood flood(resolve(address).front(), 400);
@@ -172,7 +172,7 @@ TEST(Rendezvous, AFloodKeepsNobodyOut) {
     expect_all(first.get(), 2);
 }
 
-// Who does not know the secret is not believed, on either side: ranks go on, and say so when their time is over.
+// Without the secret neither side is trusted: ranks retry, and report it at their timeout.
 TEST(Rendezvous, TheSecretIsNeeded) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 2, kSecond));
@@ -186,7 +186,7 @@ TEST(Rendezvous, TheSecretIsNeeded) {
 // A process that listens at rank 0's address before rank 0 does cannot fail a rank.
 TEST(Rendezvous, OnlyRankZeroRefuses) {
     const std::string address = free_address();
-    auto guest = start(meeting(address, 1, 2));
+    auto other = start(meeting(address, 1, 2));
     {
         const Socket rogue = listen_at(address);
         for (int visit = 0; visit < 3; ++visit) {
@@ -208,11 +208,11 @@ TEST(Rendezvous, OnlyRankZeroRefuses) {
     }
     auto first = start(meeting(address, 0, 2));
     expect_all(first.get(), 2);
-    expect_all(guest.get(), 2);
+    expect_all(other.get(), 2);
 }
 
-// Who came and went has no seat: the next process of that rank is let in, and who else is missing is blamed.
-TEST(Rendezvous, WhoGoesLeavesItsSeat) {
+// A rank that joined and ended can be replaced by another process, and the missing rank is the one that is named.
+TEST(Rendezvous, ARankThatEndedCanBeReplaced) {
     const std::string address = free_address();
     auto first = start(meeting(address, 0, 3));
     auto second = start(meeting(address, 1, 3, 3 * kSecond));
@@ -250,11 +250,11 @@ TEST(Rendezvous, RanksAtLocalhostListenThere) {
     auto second = start(meeting(address, 1, 2));
     const Outcome first = start(meeting(address, 0, 2)).get();
     expect_all(second.get(), 2);
-    for (const RankCard& card : first.cards)
-        EXPECT_TRUE(is_loopback(card.address.endpoint)) << to_string(card.address.endpoint);
+    for (const RankInfo& info : first.ranks)
+        EXPECT_TRUE(is_loopback(info.address.endpoint)) << to_string(info.address.endpoint);
 }
 
-TEST(Rendezvous, AddressesAreJudged) {
+TEST(Rendezvous, AddressesAreChecked) {
     for (const char* address :
          {"", "host", "host:", ":5", "host:0", "host:65536", "host:5x", "no.such.host.invalid:5"}) {
         EXPECT_THROW(resolve(address), Error) << address;

@@ -23,7 +23,7 @@ namespace crossdock::hosts {
 namespace {
 
 using network::Mesh;
-using network::RankCard;
+using network::RankInfo;
 
 constexpr int kMostLastWords = 1000;
 
@@ -222,19 +222,19 @@ class HostsCommunicator final : public cpu::ProcessCommunicator {
     std::shared_ptr<Wire> wire_;
 };
 
-RankCard own_card() {
-    RankCard card = {};
-    gethostname(card.host_name, sizeof(card.host_name) - 1);
+RankInfo own_info() {
+    RankInfo info = {};
+    gethostname(info.host_name, sizeof(info.host_name) - 1);
     const cpu::ProcessIdentity process = cpu::own_process();
-    card.process = process.number;
-    card.process_start = process.start;
-    card.address.host = network::host_identity();
+    info.process = process.number;
+    info.process_start = process.start;
+    info.address.host = network::host_identity();
     const std::string name = variable("CROSSDOCK_HOST");
-    if (!name.empty()) std::strncpy(card.host_name, name.c_str(), sizeof(card.host_name) - 1);
-    return card;
+    if (!name.empty()) std::strncpy(info.host_name, name.c_str(), sizeof(info.host_name) - 1);
+    return info;
 }
 
-std::string name_of(const RankCard& card) { return {card.host_name, strnlen(card.host_name, sizeof(card.host_name))}; }
+std::string name_of(const RankInfo& info) { return {info.host_name, strnlen(info.host_name, sizeof(info.host_name))}; }
 
 }  // namespace
 
@@ -242,17 +242,17 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
     const char* interfaces = variable("CROSSDOCK_SOCKET_IFNAME");
     if (*interfaces == '\0') interfaces = variable("NCCL_SOCKET_IFNAME");
     const uint64_t deadline_ns = cpu::saturating_add(cpu::steady_now_ns(), cpu::join_timeout_ns());
-    const network::Attendance attendance =
-        network::attend({launch.address, variable("CROSSDOCK_SECRET"), static_cast<uint32_t>(launch.rank),
-                         static_cast<uint32_t>(launch.num_ranks), cpu::join_timeout_ns(), interfaces},
-                        own_card());
+    const network::JoinedRanks joined =
+        network::join_ranks({launch.address, variable("CROSSDOCK_SECRET"), static_cast<uint32_t>(launch.rank),
+                             static_cast<uint32_t>(launch.num_ranks), cpu::join_timeout_ns(), interfaces},
+                            own_info());
     std::vector<uint64_t> hosts;
     std::vector<std::string> names;
     std::vector<network::RankAddress> addresses;
-    for (const RankCard& card : attendance.cards) {
-        hosts.push_back(card.address.host);
-        names.push_back(name_of(card));
-        addresses.push_back(network::read_address(&card.address));
+    for (const RankInfo& info : joined.ranks) {
+        hosts.push_back(info.address.host);
+        names.push_back(name_of(info));
+        addresses.push_back(network::read_address(&info.address));
     }
     const HostLayout layout = lay_out(hosts, names, launch.rank);
     const bool plays_hosts = *variable("CROSSDOCK_HOST") != '\0';
@@ -262,11 +262,11 @@ std::shared_ptr<cpu::CpuCommunicator> join_hosts(const Launch& launch) {
             launch.launcher, launch.local_ranks.value_or(0), layout.ranks_per_host, names[layout.first_local_index()]);
     std::vector<cpu::ProcessIdentity> local_processes;
     for (int rank = layout.first_local; layout.is_local(rank); ++rank) {
-        const RankCard& card = attendance.cards[static_cast<size_t>(rank)];
-        local_processes.push_back({card.process, card.process_start});
+        const RankInfo& info = joined.ranks[static_cast<size_t>(rank)];
+        local_processes.push_back({info.process, info.process_start});
     }
-    const auto wire = std::make_shared<Wire>(attendance.listener, addresses, static_cast<uint32_t>(launch.rank),
-                                             left_until(deadline_ns));
+    const auto wire =
+        std::make_shared<Wire>(joined.listener, addresses, static_cast<uint32_t>(launch.rank), left_until(deadline_ns));
     const uint64_t machine = addresses[static_cast<size_t>(launch.rank)].network;
     const auto ranks_on_machine =
         std::count_if(addresses.begin(), addresses.end(), [&](const auto& each) { return each.network == machine; });
