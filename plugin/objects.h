@@ -5,9 +5,9 @@
 #include <atomic>
 #include <memory>
 
-#include "network/caretaker.h"
 #include "network/handshake.h"
 #include "network/mesh.h"
+#include "network/progress_thread.h"
 #include "plugin/nccl_rma.h"
 
 namespace crossdock::plugin {
@@ -19,8 +19,8 @@ struct Instance {
 
 struct Comm {
     std::unique_ptr<network::Mesh> mesh;
-    network::Caretaker::Registration caretaking;  // ends before the mesh
-    std::atomic<uint32_t> num_blocks{0};          // of contexts, which NCCL's thread progresses
+    network::ProgressThread::Registration progress_thread;  // ends before the mesh
+    std::atomic<uint32_t> num_blocks{0};                    // of contexts, which NCCL's thread progresses
 };
 
 // A block of contexts.

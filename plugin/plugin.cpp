@@ -75,7 +75,7 @@ ncclResult_t connect(void*, void* handles[], int num_ranks, int rank, void* list
         made->mesh = std::make_unique<network::Mesh>(
             *static_cast<network::Listener*>(listener), addresses, static_cast<uint32_t>(rank),
             network::MeshConfig{join_timeout_ns(), progress_timeout_ns(), make_device_memory()});
-        made->caretaking = network::Caretaker::look_after(*made->mesh);
+        made->progress_thread = network::ProgressThread::add(*made->mesh);
         *comm = made.release();
     });
 }

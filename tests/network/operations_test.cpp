@@ -147,7 +147,7 @@ TEST_P(Operations, GetsBringBytes) {
 }
 
 // A rank that only receives need not call anything: bytes and signals still come.
-TEST(OperationsIdle, NobodyHasToProgressTheReceiver) {
+TEST(OperationsIdle, TheReceiverNeedNotCallProgress) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<uint64_t> words(8);
         Session session(rank);

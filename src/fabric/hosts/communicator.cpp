@@ -13,8 +13,8 @@
 #include "device/cpu/remote_memory.h"
 #include "fabric/cpu/process_communicator.h"
 #include "fabric/hosts/layout.h"
-#include "network/caretaker.h"
 #include "network/mesh.h"
+#include "network/progress_thread.h"
 #include "network/rendezvous.h"
 #include "runtime/cpu/clock.h"
 #include "runtime/cpu/local_executor.h"
@@ -45,7 +45,7 @@ class Wire final : public cpu::Progress {
          uint64_t join_timeout_ns)
         : mesh_(listener, addresses, rank,
                 {join_timeout_ns, cpu::network_timeout_ns(), nullptr, /*outlives_ranks=*/true}),
-          caretaking_(network::Caretaker::look_after(mesh_)) {
+          progress_thread_(network::ProgressThread::add(mesh_)) {
         mesh_.add_contexts(kFirstGinContext);
     }
     Mesh& mesh() { return mesh_; }
@@ -63,7 +63,7 @@ class Wire final : public cpu::Progress {
     std::mutex contexts_mutex_;
     int num_gin_contexts_ = 0;
     Mesh mesh_;
-    network::Caretaker::Registration caretaking_;  // ends before the mesh
+    network::ProgressThread::Registration progress_thread_;  // ends before the mesh
 };
 
 // Posts as notes from each rank to all others.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "network/caretaker.h"
+#include "network/progress_thread.h"
 
 #include <unistd.h>
 
@@ -16,19 +16,19 @@
 namespace crossdock::network {
 namespace {
 
-// While there is something to do, and when there has been nothing for long.
-constexpr auto kShortNap = std::chrono::microseconds(200);
-constexpr auto kLongNap = std::chrono::microseconds(3200);
+// Pause between rounds after activity, and after a long time without.
+constexpr auto kShortPause = std::chrono::microseconds(200);
+constexpr auto kLongPause = std::chrono::microseconds(3200);
 constexpr uint64_t kIdleNs = 1'000'000;
 
-// One thread for all meshes of the process, which lives while there is one.
-class Rounds {
+// One thread for all meshes of the process. It ends with the last registration.
+class SharedThread {
   public:
-    ~Rounds() { stop(); }
+    ~SharedThread() { stop(); }
 
     bool is_inherited() const { return process_ != getpid(); }
 
-    // No mesh is looked after any more.
+    // Ends the thread.
     void stop() {
         if (is_inherited()) return;
         {
@@ -53,15 +53,15 @@ class Rounds {
   private:
     void run() {
         std::unique_lock lock(mutex_);
-        auto nap = kShortNap;
+        auto pause = kShortPause;
         while (!is_over_) {
             bool happened = false;
             for (Mesh* mesh : meshes_) happened |= mesh->progress_if_idle(kIdleNs);
             if (!happened) {
-                changed_.wait_for(lock, nap);
-                nap = std::min(2 * nap, kLongNap);
+                changed_.wait_for(lock, pause);
+                pause = std::min(2 * pause, kLongPause);
             } else {
-                nap = kShortNap;
+                pause = kShortPause;
                 lock.unlock();
                 std::this_thread::yield();
                 lock.lock();
@@ -77,14 +77,14 @@ class Rounds {
     std::thread thread_;
 };
 
-const MadeAtLoad rounds_made_at_load(SharedInProcess<Rounds>::state);
+const MadeAtLoad thread_made_at_load(SharedInProcess<SharedThread>::state);
 
 }  // namespace
 
-Caretaker::Registration Caretaker::look_after(Mesh& mesh) {
-    const std::shared_ptr<Rounds> rounds = SharedInProcess<Rounds>::get();
-    rounds->add(mesh);
-    return Registration(nullptr, [rounds, &mesh](void*) { rounds->remove(mesh); });
+ProgressThread::Registration ProgressThread::add(Mesh& mesh) {
+    const std::shared_ptr<SharedThread> thread = SharedInProcess<SharedThread>::get();
+    thread->add(mesh);
+    return Registration(nullptr, [thread, &mesh](void*) { thread->remove(mesh); });
 }
 
 }  // namespace crossdock::network
