@@ -25,8 +25,8 @@ using namespace crossdock::network;
 
 using Bytes = std::vector<std::byte>;
 
-constexpr uint32_t kFrame = 0x6d617266;    // "fram"
-constexpr uint32_t kGoodbye = 0x65796267;  // "gbye"
+constexpr uint32_t kFrame = 0x6d617266;        // "fram"
+constexpr uint32_t kCloseNotice = 0x65796267;  // "gbye"
 constexpr size_t kMostBytes = size_t{1} << 20;
 constexpr uint32_t kMostRecords = 24;
 constexpr FrameLimits kLimits{4, 16};
@@ -80,7 +80,7 @@ Bytes make_wire(Input& input) {
         Bytes record;
         switch (input.below(8)) {
             case 0: {
-                const RecordHead head{kGoodbye, input.or_edge(input.below(4))};
+                const RecordHead head{kCloseNotice, input.or_edge(input.below(4))};
                 append(record, &head, sizeof(head));
                 break;
             }
@@ -115,7 +115,7 @@ struct Expected {
 // What the bytes say, read in the plainest way.
 struct Script {
     std::vector<Expected> frames;
-    std::optional<uint32_t> goodbye;
+    std::optional<uint32_t> close_notice;
     bool is_nonsense = false;
     bool is_cut = false;  // the last frame's bytes do not all come
 };
@@ -125,8 +125,8 @@ Script read_wire(const Bytes& wire) {
     for (size_t at = 0; at + sizeof(RecordHead) <= wire.size();) {
         RecordHead head;
         std::memcpy(&head, &wire[at], sizeof(head));
-        if (head.kind == kGoodbye) {
-            script.goodbye = head.value;
+        if (head.kind == kCloseNotice) {
+            script.close_notice = head.value;
             break;
         }
         if (head.kind != kFrame || head.value > kMaxFramePayload) {
@@ -252,35 +252,35 @@ void receive_records(Input input) {
     Socket peer(ends[0]);
     LinkStream stream{Socket(ends[1])};
     Taker taker(input, wire, script);
-    std::unique_ptr<Farewell> farewell;
+    std::unique_ptr<LinkEnd> link_end;
     size_t sent = 0;
     // Parts of few bytes are for short conversations.
     const size_t part = std::max(part_bytes, wire.size() / 256 + 1);
-    while (farewell == nullptr) {
+    while (link_end == nullptr) {
         const size_t now = write_some(peer.fd(), wire, sent, part);
         sent += now;
-        const bool came = stream.receive(taker, farewell);
+        const bool came = stream.receive(taker, link_end);
         if (!came && taker.is_holding()) {
             taker.release();
             continue;
         }
         if (!came && now == 0 && sent == wire.size()) break;
     }
-    const bool has_end = script.goodbye.has_value() || script.is_nonsense;
-    require((farewell != nullptr) == has_end);
-    if (farewell == nullptr && ends_early) {
+    const bool has_end = script.close_notice.has_value() || script.is_nonsense;
+    require((link_end != nullptr) == has_end);
+    if (link_end == nullptr && ends_early) {
         peer.close();
-        require(stream.receive(taker, farewell) && farewell != nullptr && !farewell->in_order);
-    } else if (farewell != nullptr) {
-        require(farewell->in_order == script.goodbye.has_value());
-        require(!farewell->in_order || farewell->because_of == *script.goodbye);
-        require(farewell->in_order || farewell->reason == "it sent what no rank sends");
+        require(stream.receive(taker, link_end) && link_end != nullptr && !link_end->in_order);
+    } else if (link_end != nullptr) {
+        require(link_end->in_order == script.close_notice.has_value());
+        require(!link_end->in_order || link_end->because_of == *script.close_notice);
+        require(link_end->in_order || link_end->reason == "it sent what no rank sends");
     }
     require(taker.num_frames() == script.frames.size());
     if (!script.is_cut) taker.require_whole();
     stream.close();
     taker.require_ended();
-    require(!stream.receive(taker, farewell));
+    require(!stream.receive(taker, link_end));
 }
 
 }  // namespace crossdock::fuzz

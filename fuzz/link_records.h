@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes over a link from a peer that has proved who it is: records of frames and goodbyes, right, cut off,
-// replayed, too large, or any bytes. A violation of what LinkStream promises aborts.
+// What an authenticated peer may send over a link: records of frames and close notices, valid, cut off, replayed or too
+// large, or any bytes. A violation of what LinkStream promises aborts.
 #pragma once
 
 #include "fuzz/input.h"

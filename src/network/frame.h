@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels between ranks: a header of fixed size, and for some kinds bytes behind it. Whatever arrives is looked at
-// here before anybody acts on it.
+// Frames between ranks: a header of fixed size, followed by a payload for some kinds. Received headers are validated
+// here before use.
 #pragma once
 
 #include <cstddef>
@@ -12,29 +12,29 @@ namespace crossdock::network {
 
 enum class FrameKind : uint8_t {
     kAnnounce = 1,  // memory was registered: `region`, its bytes in `value`, its kind in `context`
-    kPut,           // bytes for region + offset, perhaps the last of an operation and with a signal
-    kGet,           // asks for `length` bytes of region + offset; `value` numbers the question
-    kReply,         // bytes of an answer: `value` is the question's number, `offset` the place in it
-    kRefusal,       // no answer: the region is gone; `value` is the question's number
-    kNote,          // bytes for the host's side of the peer; `value` is their number
+    kPut,           // bytes for region + offset; an operation's last frame may carry a signal
+    kGet,           // requests `length` bytes of region + offset; `value` is the request's number
+    kReply,         // bytes for request `value`, at `offset` in its target
+    kRefusal,       // request `value` is refused: the region was deregistered
+    kNote,          // bytes for the peer's host program; `value` is their number
 };
 
 // Flags of a put.
-inline constexpr uint8_t kFlagSignal = 1;  // `value` is to be added to the signal when the put's bytes are there
-inline constexpr uint8_t kFlagStrong = 2;  // and only when all earlier frames of this lane are there, too
+inline constexpr uint8_t kFlagSignal = 1;  // add `value` to the signal once the put's bytes have landed
+inline constexpr uint8_t kFlagStrong = 2;  // and all earlier frames of this lane, too
 
 inline constexpr uint64_t kMaxFramePayload = uint64_t{64} << 20;
 inline constexpr uint64_t kMaxNoteBytes = uint64_t{64} << 10;
 inline constexpr uint64_t kSignalBytes = 8;
 
 struct FrameHeader {
-    uint64_t key;     // of this source and target; who does not know it is no rank of this communicator
+    uint64_t key;     // secret of this source and target; authenticates a rank of this communicator
     uint32_t source;  // rank
     FrameKind kind;
     uint8_t flags;
     uint16_t context;
     uint64_t number;  // of the frame in its lane: source rank, target rank, context. Only puts are numbered.
-    uint32_t span;    // of a put: so many frames before this one belong to the same operation
+    uint32_t span;    // put: number of earlier frames of the same operation
     uint32_t region;
     uint64_t offset;
     uint64_t length;
@@ -50,8 +50,8 @@ struct FrameLimits {
     uint32_t num_contexts;
 };
 
-// Copies the header out of `bytes`. Null, or what is wrong with it, which no rank of ours would send. It says nothing
-// about the key, and nothing about regions: those can be gone.
+// Copies the header out of `bytes`. Returns null, or why it is malformed. Does not check the key, nor whether regions
+// exist.
 const char* parse_frame(std::span<const std::byte> bytes, uint64_t payload_bytes, const FrameLimits& limits,
                         FrameHeader& header);
 

@@ -18,9 +18,9 @@ struct Head {
     uint32_t num_ranks;
     uint32_t blob_bytes;
     Secret nonce;
-    uint64_t proof;  // hash of all else and the nonce that it answers, under the receiver's secret
+    uint64_t proof;  // hash of the fields above and the answered nonce, keyed with the receiver's secret
 };
-using BlobProof = uint64_t;  // hash of the blob, the head and the nonce that it answers; behind the blob
+using BlobProof = uint64_t;  // hash of the blob, the head and the answered nonce; follows the blob
 
 uint64_t proof_of(const Secret& secret, Head head, const Secret& answers, std::span<const std::byte> blob) {
     std::vector<std::byte> bytes(sizeof(head) + sizeof(answers) + blob.size());
@@ -39,7 +39,7 @@ std::vector<std::byte> make_greeting(std::span<const RankAddress> addresses, uin
                                      const Secret& answers, const Secret& nonce, std::span<const std::byte> blob) {
     const auto num_ranks = static_cast<uint32_t>(addresses.size());
     Head head{kGreetingMagic, source, target, num_ranks, static_cast<uint32_t>(blob.size()), nonce, 0};
-    // With its own proof in the head, the blob's proof is one of other bytes.
+    // The blob's proof covers the head with its proof, so the two proofs differ even for an empty blob.
     head.proof = proof_of(addresses[target].secret, head, answers, {});
     const BlobProof blob_proof = proof_of(addresses[target].secret, head, answers, blob);
     std::vector<std::byte> bytes(sizeof(head) + blob.size() + sizeof(blob_proof));
@@ -58,7 +58,7 @@ size_t greeting_bytes(std::span<const std::byte> begun) {
 
 Greeting read_greeting(std::span<const std::byte> bytes, std::span<const RankAddress> addresses, uint32_t target,
                        const Secret& asked, Greeted& greeted) {
-    // Who speaks another protocol is known by the first bytes.
+    // Refuse other protocols at the first wrong byte.
     const size_t known = std::min(bytes.size(), sizeof(kGreetingMagic));
     if (known > 0 && std::memcmp(bytes.data(), &kGreetingMagic, known) != 0) return Greeting::kBad;
     Head head;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which frames of a lane have landed. Frames of a lane are numbered by their sender and may land in any order.
+// Tracks which frames of a lane have landed. The sender numbers them; they may land in any order.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@ namespace crossdock::network {
 
 class Lane {
   public:
-    // False if it has landed before, or lies so far ahead that no sender of ours can be there.
+    // Returns false if it has landed before, or is outside the receive window.
     bool land(uint64_t number) {
         if (number < base_ || number - base_ >= kMaxAhead) return false;
         const uint64_t ahead = number - base_;
@@ -28,7 +28,7 @@ class Lane {
         return true;
     }
 
-    // All frames from `first` to `last` have.
+    // True if all frames from `first` to `last` have landed.
     bool has_landed(uint64_t first, uint64_t last) const {
         if (last < base_) return true;
         if (last - base_ >= landed_.size()) return false;

@@ -12,24 +12,23 @@
 namespace crossdock::network {
 namespace {
 
-// Records that one system call sends.
+// Records per system call.
 constexpr size_t kMaxRecords = 16;
-// A call of receive() takes about so many bytes, so that other links have their turn.
+// A receive() call returns after about this many bytes, so that no link starves the others.
 constexpr size_t kBytesPerTurn = size_t{1} << 20;
-// While a frame's bytes go to their target, so many of the next record are read with them: its head, and little that
-// would have to be copied.
+// Bytes of the next record that are read along with a frame's payload: its head, and little that must be copied.
 constexpr size_t kBytesReadAhead = 2048;
 
-// What an answer of recv() that is no bytes says of the other end.
+// Why the other end is gone, given the result of recv() that is not a number of bytes.
 const char* reason_of_end(ptrdiff_t got) {
     if (got == 0) return "its process ended";
-    // So ends a process that has not read everything.
+    // A process that ends with unread data resets the connection.
     return errno == ECONNRESET ? "its process ended, or its connection was reset" : std::strerror(errno);
 }
 
 }  // namespace
 
-// Sends the unsent parts of `records`. Returns the system's answer.
+// Sends the unsent parts of `records`. Returns the result of sendmsg().
 ptrdiff_t LinkStream::write_some(const Outgoing* records, size_t count) {
     iovec parts[3 * kMaxRecords];
     size_t num_parts = 0;
@@ -73,7 +72,7 @@ ucs_status_t LinkStream::send(Send& send) {
 }
 
 void LinkStream::flush() {
-    // What has been sent may make room for more, which then waits at the end of the queue.
+    // A callback may send more, which is then queued at the end.
     if (is_flushing_) return;
     is_flushing_ = true;
     while (!queue_.empty()) {
@@ -107,7 +106,7 @@ void LinkStream::fail_sends(ucs_status_t status) {
     }
 }
 
-bool LinkStream::receive(FrameReceiver& receiver, std::unique_ptr<Farewell>& farewell) {
+bool LinkStream::receive(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& link_end) {
     if (!socket_.is_open() || incoming_ == Incoming::kHeld) return false;
     if (buffer_ == nullptr) buffer_ = std::make_unique<std::byte[]>(kBufferBytes);
     size_t taken = 0;
@@ -116,18 +115,18 @@ bool LinkStream::receive(FrameReceiver& receiver, std::unique_ptr<Farewell>& far
         const ptrdiff_t got = read_some(is_drained);
         if (got < 0 && errno == EAGAIN) break;
         if (got <= 0) {
-            farewell.reset(new Farewell{false, reason_of_end(got)});
+            link_end.reset(new LinkEnd{false, reason_of_end(got)});
             return true;
         }
         taken += static_cast<size_t>(got);
-        const bool goes_on = hand_out(receiver, farewell);
+        const bool goes_on = hand_out(receiver, link_end);
         if (!goes_on || is_drained) break;
     }
     return taken > 0;
 }
 
-// Reads once: to the target of a fetch, for which the buffer is empty, and behind what is in the buffer.
-// is_drained: nothing more was in the socket.
+// Reads once: to the target of a fetch (the buffer is empty then), and to the end of the buffer. is_drained: the socket
+// had no more.
 ptrdiff_t LinkStream::read_some(bool& is_drained) {
     std::memmove(buffer_.get(), buffer_.get() + begin_, end_ - begin_);
     end_ -= std::exchange(begin_, 0);
@@ -154,7 +153,7 @@ ptrdiff_t LinkStream::read_some(bool& is_drained) {
     return got;
 }
 
-// Takes bytes of the frame at hand out of the buffer, to the target or nowhere.
+// Moves bytes of the current frame from the buffer to the target, or discards them.
 void LinkStream::take(size_t bytes) {
     if (incoming_ == Incoming::kFetching) {
         std::memcpy(target_, buffer_.get() + begin_, bytes);
@@ -167,8 +166,8 @@ void LinkStream::take(size_t bytes) {
     incoming_ = Incoming::kRecord;
 }
 
-// False: more has to come, or the frame at hand waits, or the other end has left.
-bool LinkStream::hand_out(FrameReceiver& receiver, std::unique_ptr<Farewell>& farewell) {
+// Returns false if the current frame is held or the other end has left.
+bool LinkStream::hand_out(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& link_end) {
     while (begin_ < end_ || incoming_ == Incoming::kRecord) {
         if (incoming_ == Incoming::kHeld) break;
         if (incoming_ != Incoming::kRecord) {
@@ -180,12 +179,12 @@ bool LinkStream::hand_out(FrameReceiver& receiver, std::unique_ptr<Farewell>& fa
         RecordHead head;
         if (have < sizeof(head)) return true;
         std::memcpy(&head, record, sizeof(head));
-        if (head.kind == kGoodbye) {
-            farewell.reset(new Farewell{true, {}, head.value});
+        if (head.kind == kCloseNotice) {
+            link_end.reset(new LinkEnd{true, {}, head.value});
             return false;
         }
         if (head.kind != kFrame || head.value > kMaxFramePayload) {
-            farewell.reset(new Farewell{false, "it sent what no rank sends"});
+            link_end.reset(new LinkEnd{false, "it sent what no rank sends"});
             return false;
         }
         constexpr size_t kHeadBytes = sizeof(RecordHead) + sizeof(FrameHeader);
@@ -202,7 +201,7 @@ bool LinkStream::hand_out(FrameReceiver& receiver, std::unique_ptr<Farewell>& fa
         }
         incoming_ = Incoming::kOffered;
         missing_ = head.value;
-        // The buffer may be read into only behind this call, so the header stays.
+        // The header stays valid: the buffer is not read into before this call returns.
         Payload payload(this, this, nullptr, head.value);
         receiver.on_frame(header, payload);
         if (incoming_ == Incoming::kOffered) incoming_ = Incoming::kSkipping;
@@ -232,10 +231,10 @@ void LinkStream::end_fetch(ucs_status_t status) {
     std::exchange(fetched_, nullptr)(argument_, status);
 }
 
-void LinkStream::say_goodbye(uint32_t because_of) {
+void LinkStream::send_close_notice(uint32_t because_of) {
     if (!socket_.is_open() || is_broken_) return;
     const bool is_begun = !queue_.empty() && queue_.front().sent > 0;
-    queue_.insert(queue_.begin() + (is_begun ? 1 : 0), Outgoing{{kGoodbye, because_of}, nullptr, 0});
+    queue_.insert(queue_.begin() + (is_begun ? 1 : 0), Outgoing{{kCloseNotice, because_of}, nullptr, 0});
     flush();
 }
 

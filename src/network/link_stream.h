@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames on a link: the connection over which two ranks proved who they are carries everything between them that
-// neither shared memory nor RDMA carries. Bytes of a large frame go from the socket straight to their target.
+// Frames on a link: the authenticated connection of two ranks carries all frames between them that go neither through
+// shared memory nor over RDMA. Bytes of a large frame are read from the socket directly into their target.
 //
-// A stream is a sequence of records: 8 bytes that say what follows, then a frame's header and its bytes, or nothing
-// behind a goodbye. It never waits. One thread at a time.
+// A stream is a sequence of records: 8 bytes that say what follows, then a frame's header and its bytes. A close notice
+// has no more than the 8 bytes. Nothing here blocks. One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,14 @@ namespace crossdock::network {
 
 inline constexpr uint32_t kNoRank = UINT32_MAX;
 
-// Frames on a link carry at most so many bytes, so that small ones need not wait long behind large ones.
+// Maximum payload of a frame on a link, so that small frames do not wait long behind large ones.
 inline constexpr uint64_t kLinkPayloadBytes = uint64_t{512} << 10;
 
-// How the other end left.
-struct Farewell {
-    bool in_order;
-    std::string reason;             // of one that is not in order
-    uint32_t because_of = kNoRank;  // in order: for the loss of whom it leaves
+// How the other end closed the link.
+struct LinkEnd {
+    bool in_order;                  // with a close notice
+    std::string reason;             // if not in order
+    uint32_t because_of = kNoRank;  // if in order: the lost rank for which it left
 };
 
 class LinkStream final : private PayloadSource {
@@ -40,53 +40,53 @@ class LinkStream final : private PayloadSource {
     int fd() const { return socket_.fd(); }
     bool is_open() const { return socket_.is_open(); }
 
-    // UCS_INPROGRESS: `done` will be called, once. Everything else is how it has ended, and nothing will be called.
-    // A frame has been sent when the system has taken its bytes.
+    // Returns UCS_INPROGRESS if `done` will be called, once; otherwise the final status, and `done` is not called. A
+    // frame counts as sent when the kernel has accepted its bytes.
     ucs_status_t send(Send& send);
-    // Sends what is queued, as far as the system takes it.
+    // Sends queued records until the socket would block.
     void flush();
     bool is_flushed() const { return queue_.empty(); }
 
-    // Hands out what came. True if something came. `farewell` is set where the other end has left; then the caller
-    // closes the stream. Not reentrant.
-    bool receive(FrameReceiver& receiver, std::unique_ptr<Farewell>& farewell);
+    // Passes received frames to the receiver. Returns true if anything was received. Sets `link_end` if the other end
+    // has closed the link; then the caller closes the stream. Not reentrant.
+    bool receive(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& link_end);
 
-    // Behind the record that is being sent, before those that wait.
-    void say_goodbye(uint32_t because_of);
-    // Nothing more is sent; what still comes is thrown away. True: the other end has closed the connection, too.
+    // Queued after the record that is being sent, before all others.
+    void send_close_notice(uint32_t because_of);
+    // Ends sending. drain() discards what is received; true if the other end has closed the connection, too.
     void end_sending();
     bool drain();
 
-    // Cancels what is under way.
+    // Cancels pending sends and fetches.
     void close() {
         close_socket();
         cancel();
     }
-    // Its two halves. The first one alone is for a forked child, and calls nothing but the system.
+    // The two halves of close(). A forked child calls only the first one, which makes a system call and nothing else.
     void close_socket() noexcept { socket_.close(); }
     void cancel();
 
   private:
     enum class Incoming : uint8_t {
         kRecord,    // the buffer begins with a record
-        kOffered,   // a frame is handed out, its bytes were not asked for yet
-        kHeld,      // its bytes stay in the socket until they are asked for
-        kFetching,  // they go to `target_`
-        kSkipping,  // nobody wants them
+        kOffered,   // a frame is being handed out
+        kHeld,      // its bytes stay in the socket until fetch()
+        kFetching,  // its bytes are read to `target_`
+        kSkipping,  // its bytes are discarded
     };
     struct RecordHead {
         uint32_t kind;
-        uint32_t value;  // of a frame its payload's bytes, of a goodbye because of whom
+        uint32_t value;  // frame: bytes of its payload; close notice: because_of
     };
     struct Outgoing {
         RecordHead head;
-        Send* send;   // null: a goodbye
+        Send* send;   // null: a close notice
         size_t sent;  // bytes of the record
         size_t bytes() const { return sizeof(head) + (send == nullptr ? 0 : send->header.size() + send->bytes.size()); }
     };
-    static constexpr uint32_t kFrame = 0x6d617266;    // "fram"
-    static constexpr uint32_t kGoodbye = 0x65796267;  // "gbye"
-    // Of up to so many bytes a frame is handed out when all are here.
+    static constexpr uint32_t kFrame = 0x6d617266;        // "fram"
+    static constexpr uint32_t kCloseNotice = 0x65796267;  // "gbye"
+    // Frames of at most this many bytes are handed out when complete.
     static constexpr size_t kWholeBytes = kMaxNoteBytes;
     static constexpr size_t kBufferBytes = kWholeBytes + (size_t{16} << 10);
     static_assert(kBufferBytes >= sizeof(RecordHead) + sizeof(FrameHeader) + kWholeBytes);
@@ -99,7 +99,7 @@ class LinkStream final : private PayloadSource {
     void fail_sends(ucs_status_t status);
     ptrdiff_t read_some(bool& is_drained);
     void take(size_t bytes);
-    bool hand_out(FrameReceiver& receiver, std::unique_ptr<Farewell>& farewell);
+    bool hand_out(FrameReceiver& receiver, std::unique_ptr<LinkEnd>& link_end);
     void end_fetch(ucs_status_t status);
 
     Socket socket_;
@@ -107,11 +107,11 @@ class LinkStream final : private PayloadSource {
     bool is_flushing_ = false;
     bool is_broken_ = false;  // for sending
 
-    std::unique_ptr<std::byte[]> buffer_;  // made when something comes
-    size_t begin_ = 0, end_ = 0;           // of what is in the buffer
+    std::unique_ptr<std::byte[]> buffer_;  // allocated on the first receive
+    size_t begin_ = 0, end_ = 0;           // of the buffer's contents
     Incoming incoming_ = Incoming::kRecord;
     std::byte* target_ = nullptr;
-    uint64_t missing_ = 0;  // bytes of the frame at hand that were not taken out of the buffer or the socket
+    uint64_t missing_ = 0;  // bytes of the current frame still in the buffer or the socket
     Done fetched_ = nullptr;
     void* argument_ = nullptr;
 };

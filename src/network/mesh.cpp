@@ -14,16 +14,16 @@ namespace {
 
 constexpr uint32_t kMaxContexts = 4096;
 constexpr uint64_t kLookNs = 1'000'000;
-// The end waits at most so long for what is still under way.
+// The destructor waits at most this long for pending operations.
 constexpr uint64_t kDrainNs = 5'000'000'000;
 constexpr uint64_t kFailedDrainNs = 100'000'000;
 constexpr uint64_t kDisconnectNs = 2'000'000'000;
-// So many rounds bring nothing before what a queue held is taken to be here, if they come within this time.
+// A queue counts as drained after this many empty rounds within this time.
 constexpr uint64_t kQuietRounds = 64;
 constexpr uint64_t kRoundsNs = 200'000'000;
-// After a rank has left in order, what it took may still be confirmed.
+// After a rank has left in order, its acknowledgements may still arrive.
 constexpr uint64_t kGraceNs = 1'000'000'000;
-// What a rank sent before it went may still be on its way.
+// Frames that a rank sent before it died may still arrive.
 constexpr uint64_t kLastWordsNs = 200'000'000;
 
 }  // namespace
@@ -43,16 +43,16 @@ Mesh::~Mesh() {
     wait_locked(lock, kDrainNs, [&] { return !failure_.empty() || device_has_failed_ || is_idle(); });
     takes_nothing_ = true;
     for (const Unstaged& each : unstaged_) delete each.landing;
-    unstaged_.clear();  // lets go of bytes that the transport holds
-    // Also after a failure: others would take this rank for the lost one if its goodbye did not reach them.
+    unstaged_.clear();  // releases payloads that the transport holds
+    // Also after a failure: without a close notice, peers would report this rank as the lost one.
     transport_.close(failure_.empty() ? kDisconnectNs : kFailedDrainNs, failed_rank_);
-    // Copies that were queued write into memory that its owner may free after this.
+    // Queued copies write into memory that its owner may free afterwards.
     const uint64_t end_ns = cpu::steady_now_ns() + kDrainNs;
     while (!are_in(last_step_in_) && cpu::steady_now_ns() < end_ns) sched_yield();
     for (const Arriving& each : arriving_) delete each.landing;
 }
 
-// Nothing is under way that may still arrive.
+// Returns true if nothing is pending that can still complete.
 bool Mesh::is_idle() const {
     if (num_fetches_ > 0 || !arriving_.empty() || !late_signals_.empty() || !leaving_.empty() || !starved_.empty())
         return false;
@@ -112,7 +112,7 @@ Region* Mesh::register_memory(void* base, uint64_t bytes, MemoryKind kind, bool 
     };
     wait_locked(lock, timeout_ns, all_are_known);
     if (!missing.empty()) {
-        release(lock, region);  // who knows all announcements may be writing already
+        release(lock, region);  // ranks that know all announcements may already write
         check_locked();
         require(gone.empty(), ncclRemoteError, "rank {} registers memory: {}", rank(), gone);
         fail(ncclRemoteError, "rank {} timed out after {} ms waiting for ranks {} to register the same memory", rank(),
@@ -137,24 +137,24 @@ void Mesh::deregister_memory(Region* region) {
     release(lock, region);
 }
 
-// Waits for what touches it here, words that are on their way to the device included.
+// Waits for operations on it, including signal words that are being copied to the device.
 void Mesh::release(std::unique_lock<std::mutex>& lock, Region* region) {
     region->is_leaving = true;
-    // After a failure little of it will end.
+    // After a failure few of them will end.
     wait_locked(lock, failure_.empty() ? kDrainNs : kFailedDrainNs,
                 [&] { return region->uses == 0 && are_in(region->last_step_in); });
     if (region->uses == 0) {
-        // A kernel's put that comes behind its group's end still names it.
+        // A kernel's put that arrives after its group was destroyed may still name the region.
         region->base = nullptr;
         region->words = {};
         region->remote = {};
     } else {
-        // Whoever still has a pointer to it must find it; it ends with the communicator.
+        // Pending transfers still point to the region, so it lives until the communicator ends.
         fail_all(fmt::format("memory was deregistered while {} of its transfers were pending", region->uses));
     }
 }
 
-// Progresses until is_over() or the time is up; others may use the mesh in between.
+// Progresses until is_over() or the timeout. Other threads may use the mesh meanwhile.
 void Mesh::wait_locked(std::unique_lock<std::mutex>& lock, uint64_t timeout_ns, const std::function<bool()>& is_over) {
     const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
     while (!is_over() && cpu::steady_now_ns() < end_ns) {
@@ -177,12 +177,12 @@ bool Mesh::progress_if_idle(uint64_t idle_ns) {
     if (!lock.owns_lock()) return false;
     const uint64_t before_ns = progressed_ns_.load(std::memory_order_relaxed);
     const bool happened = progress_locked();
-    // Who comes back must find it idle still, or it would rest between each two messages.
+    // The mesh still counts as idle; otherwise the progress thread would pause after each message.
     if (happened) progressed_ns_.store(before_ns, std::memory_order_relaxed);
     return happened;
 }
 
-// All copies up to that one have reached the device, or none will any more.
+// Returns true if all copies up to this step have reached the device, or none will any more.
 bool Mesh::are_in(uint64_t step) {
     if (config_.device == nullptr || step == 0 || device_has_failed_) return true;
     bool are = true;
@@ -196,11 +196,11 @@ bool Mesh::progress_locked() {
         if (!device_has_failed_) progress_outgoing();
         if (!device_has_failed_) progress_incoming();
     });
-    // While there is no staging for what has come, nothing more is taken from the network: senders feel it. But what
-    // has staging and is still being fetched needs the network.
+    // Without staging memory for received frames nothing more is received, which slows down the senders. But payloads
+    // that are being fetched into staging memory need the network.
     const bool happened = unstaged_.empty() || num_fetches_ > 0 ? transport_.progress() : true;
     if (!failed_transfers_.empty()) {
-        // A rank that ends because another is lost also takes and gives nothing more: the other is to be named.
+        // A rank that left because another one is lost also fails transfers; the other one is to be named.
         transport_.look_after_peers();
         for (auto& [peer, message] : std::exchange(failed_transfers_, {})) {
             const std::string& reason = peers_[peer].gone_reason;
@@ -210,7 +210,7 @@ bool Mesh::progress_locked() {
     if (!dropped_.empty()) {
         for (const uint32_t lost : std::exchange(dropped_, {})) transport_.drop(lost);
     }
-    // Looking at the clock takes as long as looking for messages.
+    // Reading the clock takes as long as polling for messages.
     if (++num_progresses_ % 16 != 0) return happened;
     const uint64_t now = cpu::steady_now_ns();
     now_ns_ = now;
@@ -222,7 +222,7 @@ bool Mesh::progress_locked() {
     return happened;
 }
 
-// Something is to be taken by the peer from now on.
+// The peer has something to accept from now on.
 void Mesh::begin_wait(uint32_t peer) {
     if (peers_[peer].waits++ == 0) peers_[peer].last_change_ns = cpu::steady_now_ns();
 }
@@ -249,14 +249,14 @@ void Mesh::look_for_stalls(uint64_t now) {
 void Mesh::on_departure(const Departure& departure) {
     PeerState& state = peers_[departure.rank];
     state.gone_ns = cpu::steady_now_ns();
-    if (departure.farewell.in_order) {
-        const uint32_t lost = departure.farewell.because_of;
+    if (departure.link_end.in_order) {
+        const uint32_t lost = departure.link_end.because_of;
         if (config_.outlives_ranks || lost >= num_ranks() || lost == rank()) return;
         return fail_peer(lost, fmt::format("rank {} reported that it lost rank {}, and left", departure.rank, lost));
     }
-    state.gone_reason = departure.farewell.reason;
+    state.gone_reason = departure.link_end.reason;
     if (!config_.outlives_ranks)
-        fail_peer(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.farewell.reason));
+        fail_peer(departure.rank, fmt::format("rank {} is lost: {}", departure.rank, departure.link_end.reason));
 }
 
 std::string Mesh::why_gone(uint32_t peer) {
@@ -269,7 +269,7 @@ std::string Mesh::why_gone(uint32_t peer) {
     return state.gone_reason.empty() ? "it has left the communicator" : state.gone_reason;
 }
 
-bool Mesh::took_leave(uint32_t peer) {
+bool Mesh::left_in_order(uint32_t peer) {
     const std::lock_guard lock(mutex_);
     return peers_[peer].gone_ns != 0 && peers_[peer].gone_reason.empty();
 }
@@ -280,7 +280,7 @@ void Mesh::fail_all(std::string message) {
     has_failed_ = true;
 }
 
-// Nothing more is to be expected of the rank.
+// The rank is lost.
 void Mesh::fail_peer(uint32_t rank, std::string message) {
     if (!config_.outlives_ranks || rank == transport_.rank()) {
         if (failure_.empty() && !is_closing_) failed_rank_ = rank;
@@ -289,7 +289,7 @@ void Mesh::fail_peer(uint32_t rank, std::string message) {
     if (is_lost(rank) || is_closing_) return;
     peers_[rank].lost = std::move(message);
     peers_[rank].notes.clear();
-    dropped_.push_back(rank);  // not here: the transport may be the one that calls
+    dropped_.push_back(rank);  // closed later: the caller may be the transport
 }
 
 void Mesh::check_locked() const {

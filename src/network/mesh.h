@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One-sided operations between the ranks of a communicator: put, signal, get, on memory that all registered.
+// One-sided operations between the ranks of a communicator: put, signal, get, on memory that all have registered.
 //
-// A context orders only itself. A put is there when its signal is; a strong signal says that all earlier puts and
-// signals of its context to that rank are there as well. A put has ended when its source may be reused, a get when its
-// bytes are there. Who leaves, dies, sends nonsense or takes nothing for the timeout makes every later call fail with
-// a message that names the rank; a mesh that outlives its ranks drops what was meant for that rank, and goes on. Calls
-// of several threads take turns.
+// Only operations of one context are ordered. A put has landed when its signal arrives; a strong signal means that all
+// earlier puts and signals of its context to that rank have landed, too. A put has ended when its source may be reused,
+// a get when its bytes have landed. If a rank leaves, dies, sends malformed frames or accepts no data for the timeout,
+// every later call fails with a message that names it. A mesh with outlives_ranks drops operations to that rank instead
+// and continues. Thread safe: calls take a mutex.
 #pragma once
 
 #include <algorithm>
@@ -33,107 +33,106 @@
 namespace crossdock::network {
 
 struct MeshConfig {
-    uint64_t join_timeout_ns;              // of meeting
-    uint64_t progress_timeout_ns;          // so long may a rank take nothing of what is sent to it
+    uint64_t join_timeout_ns;              // of the constructor
+    uint64_t progress_timeout_ns;          // a peer that accepts no data for this long is lost
     std::unique_ptr<DeviceMemory> device;  // null: host memory only
-    bool outlives_ranks = false;           // a rank that is lost concerns only what is sent to it
+    bool outlives_ranks = false;           // a lost rank fails only operations to it
 };
 
 class Mesh : private FrameSink {
   public:
-    // Collective. Error with ncclRemoteError that names the ranks that did not come.
+    // Collective. Throws ncclRemoteError that names the ranks that are missing.
     Mesh(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank, MeshConfig config);
-    // Ends what is under way, waiting a little for it, and tells the others.
+    // Waits a few seconds for pending operations, then leaves and tells the peers.
     ~Mesh() override;
 
     uint32_t rank() const { return transport_.rank(); }
     uint32_t num_ranks() const { return transport_.num_ranks(); }
 
-    // Contexts that every rank adds in the same order; returns the first one's number.
+    // Every rank adds contexts in the same order. Returns the number of the first one.
     uint32_t add_contexts(uint32_t count);
 
-    // Collective: waits for all ranks, at most so long. `signals_only`: nobody else writes this memory, which holds
-    // zeros now.
+    // Collective: waits for all ranks, at most timeout_ns. signals_only: only signals write this memory, which is
+    // zeroed.
     Region* register_memory(void* base, uint64_t bytes, MemoryKind kind, bool signals_only, uint64_t timeout_ns);
-    // For owners whose operations come from a queue that somebody else empties, who progresses after each round of it:
-    // waits, a moment at most, until some rounds have brought nothing for this memory.
+    // For callers whose operations come from a queue that another thread drains, calling progress() after each round:
+    // waits briefly until several rounds have brought no operation on this memory.
     void await_operations(const Region* region);
-    // Waits for what touches it here. What comes for it later is dropped.
+    // Waits for operations on it here. Later frames for it are dropped.
     void deregister_memory(Region* region);
 
-    // Errors are ncclInvalidArgument, where nothing has happened, or what check() throws.
+    // Throw ncclInvalidArgument without an effect, or what check() throws.
     Operation* put(uint32_t context, uint32_t peer, const Span& source, const Span& target, const Signal& signal);
     Operation* get(uint32_t context, uint32_t peer, const Span& remote, const Span& local);
     Operation* flush(uint32_t context, uint32_t peer);
 
-    // A put from host memory to host memory that leaves its source alone: there is nothing to test, and nothing to wait
-    // for. Its last piece waits in this rank for the signal behind it, until the next call. To a lost rank: dropped.
+    // A put from host memory to host memory that copies its source, so there is no operation to test. Its last piece is
+    // held back until the next call, which may add a signal to it. To a lost rank: dropped.
     void put_copy(uint32_t context, uint32_t peer, std::span<const std::byte> bytes, const Span& target);
-    // If the signal is strong, behind all of the context's puts to that peer.
+    // A strong signal comes after all of the context's puts to that peer.
     void signal_copy(uint32_t context, uint32_t peer, const Signal& signal);
 
-    // Notes are small messages from host to host. Numbers of the notes to a peer grow; reading one forgets those
-    // before.
+    // Notes are small messages between hosts' programs. The numbers of notes to a peer grow; reading one discards
+    // earlier ones.
     void send_note(uint32_t peer, uint64_t number, std::span<const std::byte> bytes);
-    // False: it has not come.
+    // Returns false if it has not arrived.
     bool read_note(uint32_t peer, uint64_t number, std::vector<std::byte>& bytes);
 
-    // What became of a rank that is gone: lost, or, for some time, left. Empty: it is there.
+    // Why a rank is lost, or that it left some time ago. Empty: it is alive.
     std::string why_gone(uint32_t peer);
-    bool took_leave(uint32_t peer);  // whatever has become of it since
+    bool left_in_order(uint32_t peer);
 
-    // True once: then the operation is gone. Progresses if it has not ended.
+    // Returns true if the operation has ended, and frees it. Otherwise calls progress().
     bool test(Operation* operation);
     bool progress();  // true if something happened
-    // Progresses if nobody has for so long; true if something happened.
+    // Progresses if no thread has for idle_ns; true if something happened.
     bool progress_if_idle(uint64_t idle_ns);
 
-    // Throws what has gone wrong between ranks, if anything has.
+    // Throws ncclRemoteError if the mesh has failed.
     void check();
     bool has_failed() const { return has_failed_.load(std::memory_order_relaxed); }
     uint64_t num_refused_frames();
 
   private:
-    // What a rank does in one context for one peer: numbers of frames, and which operations have ended.
+    // Outgoing state per context and peer: frame numbers, and which operations have ended.
     struct Channel {
         uint64_t next_frame = 0;
         uint64_t next_operation = 0;
         Lane ended;
     };
-    // What comes from one peer in one context.
+    // Incoming state per context and peer.
     struct Inlet {
         Lane landed;
         std::vector<FrameHeader> signals;  // that wait for bytes
     };
     struct PeerState {
-        uint64_t waits = 0;  // frames to it, and gets from it, that have not ended
+        uint64_t waits = 0;  // pending frames to it and gets from it
         uint64_t last_change_ns = 0;
         std::map<uint32_t, RemoteRegion> early;  // announced there, not yet registered here
         std::map<uint64_t, std::vector<std::byte>> notes;
-        uint64_t gone_ns = 0;     // since when the rank is not there
+        uint64_t gone_ns = 0;     // when it left or died; 0: it is alive
         std::string gone_reason;  // empty: it left in order
-        std::string lost;         // why nothing goes to it and nothing comes from it any more
+        std::string lost;         // why it is lost; empty: it is not
     };
-    // Bytes that are on their way into memory.
+    // A payload on its way into memory.
     struct Landing {
         Mesh* mesh;
         FrameHeader header;
         Region* region;
         std::byte* target;
-        std::byte* staging;  // of device memory
+        std::byte* staging;  // if the target is device memory
     };
     struct Unstaged {
         Landing* landing;
         std::unique_ptr<Payload> payload;
     };
-    // A signal that waits: for bytes on their way to the device, for the word that it is added to, or for an earlier
-    // one.
+    // A pending signal: waits for a copy to the device, for the word that it is added to, or for an earlier signal.
     struct LateSignal {
         Region* region;
         uint64_t offset, value;
-        uint64_t step;          // inwards, which must be done first
-        bool is_word_unknown;   // nobody has been asked yet what the word holds
-        const std::byte* word;  // staging: what it holds then
+        uint64_t step;          // to the device, that must be done first
+        bool is_word_unknown;   // its value has not been requested yet
+        const std::byte* word;  // its value, in staging memory
         std::optional<uint64_t> known;
     };
     struct Arriving {
@@ -150,7 +149,7 @@ class Mesh : private FrameSink {
 
     // mesh.cpp
     void fail_all(std::string message);
-    // For what the transport calls, or a thread that nobody watches: the device's errors fail the mesh.
+    // For callbacks of the transport and the progress thread: errors of the device fail the mesh.
     template <typename Work>
     void guarded(Work work) {
         try {
@@ -178,7 +177,7 @@ class Mesh : private FrameSink {
     }
 
     // mesh_outgoing.cpp
-    // is_late: it goes nowhere, also where the peer has left.
+    // is_late: it is dropped, also if the peer has left.
     Operation* start(Operation::Kind kind, uint32_t context, uint32_t peer, bool is_late = false);
     void check_span(const Span& span, const char* name, uint32_t peer, bool is_remote) const;
     uint64_t piece_bytes_for(MemoryKind here, MemoryKind there, uint32_t peer) const;
@@ -226,7 +225,7 @@ class Mesh : private FrameSink {
     bool was_registered(uint32_t id) const { return id < regions_.size(); }
 
     std::mutex mutex_;
-    std::atomic<uint64_t> progressed_ns_{0};  // when it was done last
+    std::atomic<uint64_t> progressed_ns_{0};  // time of the last progress
     uint64_t now_ns_ = 0;                     // the same
     uint32_t num_progresses_ = 0;
     uint64_t num_rounds_ = 0;  // calls of progress()
@@ -234,10 +233,10 @@ class Mesh : private FrameSink {
     std::string failure_;
     std::atomic<bool> has_failed_{false};
     bool is_closing_ = false;
-    bool takes_nothing_ = false;  // frames that still come are dropped
+    bool takes_nothing_ = false;  // incoming frames are dropped
     bool device_has_failed_ = false;
     uint32_t num_contexts_ = 0;
-    std::vector<std::unique_ptr<Region>> regions_;  // by number; those that were deregistered, too
+    std::vector<std::unique_ptr<Region>> regions_;  // by number, including deregistered ones
     std::vector<PeerState> peers_;
     std::vector<std::vector<Channel>> channels_;  // by context and peer
     std::vector<std::vector<Inlet>> inlets_;
@@ -262,9 +261,9 @@ class Mesh : private FrameSink {
     uint64_t next_look_ns_ = 0;
     std::vector<std::pair<uint32_t, std::string>> failed_transfers_;
     uint32_t failed_rank_ = kNoRank;  // whose loss is failure_
-    std::vector<uint32_t> dropped_;   // lost ranks whose connections are still to be ended
+    std::vector<uint32_t> dropped_;   // lost ranks whose connections are to be closed
 
-    // Last, so that it ends first: what it then cancels still finds the rest.
+    // Last, so that it is destroyed first: its callbacks use the other members.
     Transport transport_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts, signals and notes whose bytes the mesh keeps itself, so that nobody has to wait for them.
+// Puts, signals and notes whose bytes the mesh copies, so that callers need not wait.
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +9,7 @@
 namespace crossdock::network {
 namespace {
 
-// Copies are sent while the rest is still being copied.
+// Large copies are sent in pieces, which overlaps copying with sending.
 constexpr uint64_t kCopyPieceBytes = uint64_t{256} << 10;
 
 }  // namespace

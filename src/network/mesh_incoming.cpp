@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mesh's receiving half: frames become bytes in memory, and signals after them.
+// The mesh's receiving half: frames become bytes in memory, then signals.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -51,7 +51,7 @@ void Mesh::on_put(const FrameHeader& header, Payload& payload) {
                          fmt::format("rank {} puts into memory that was never registered", header.source));
     }
     Region* region = payload.bytes() > 0 ? find(header.region) : nullptr;
-    // Bytes for memory that is no longer registered are dropped, like the stores of a kernel that came too late.
+    // Bytes for deregistered memory are dropped, as late stores of a kernel would be.
     if (region == nullptr) return put_landed(header);
     if (!fits(header.offset, header.length, region->bytes)) {
         return fail_peer(header.source, fmt::format("rank {} puts {} bytes at offset {} into memory of {} bytes",
@@ -104,7 +104,7 @@ void Mesh::on_note(const FrameHeader& header, const Payload& payload) {
 }
 
 void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Payload& payload) {
-    // The way of small puts into host memory: nothing to remember.
+    // The fast path of small puts into host memory: no state to keep.
     if (region.kind == MemoryKind::kHost && payload.data() != nullptr) {
         std::memcpy(target, payload.data(), payload.bytes());
         if (header.kind == FrameKind::kPut) return put_landed(header);
@@ -126,7 +126,7 @@ void Mesh::land(const FrameHeader& header, Region& region, std::byte* target, Pa
     }
 }
 
-// Into staging memory, and from there into the device's. False while there is no room.
+// Fetches into staging memory, then copies to the device. Returns false if no staging buffer is free.
 bool Mesh::stage(Landing& landing, Payload& payload) {
     landing.staging = staging_in_.take(payload.bytes());
     if (landing.staging == nullptr) return false;
@@ -161,11 +161,11 @@ void Mesh::fetched(Landing* landing) {
     last_step_in_ = config_.device->copy_in(landing->target, landing->staging, landing->header.length);
     landing->region->last_step_in = last_step_in_;
     arriving_.push_back({last_step_in_, landing});
-    // A signal is written after this copy, so for signals the bytes count as landed.
+    // Signals are written after this copy, so for them the bytes have landed.
     if (landing->header.kind == FrameKind::kPut) put_landed(landing->header);
 }
 
-// Everything is in place, on the device as well.
+// The bytes are in place, on the device, too.
 void Mesh::landed(Landing* landing) {
     const FrameHeader header = landing->header;
     const bool was_staged = landing->staging != nullptr;
@@ -191,7 +191,7 @@ void Mesh::put_landed(const FrameHeader& header) {
         return;
     }
     if ((header.flags & kFlagSignal) != 0) {
-        // By number: a strong one may not be seen before those that were raised earlier.
+        // Sorted by number: a strong signal must not be seen before earlier ones.
         const auto later = std::find_if(inlet.signals.begin(), inlet.signals.end(),
                                         [&](const FrameHeader& other) { return other.number > header.number; });
         inlet.signals.insert(later, header);
@@ -222,13 +222,13 @@ void Mesh::apply_signal(const FrameHeader& header) {
     LateSignal late = {region, offset, header.value, 0, false, nullptr, {}};
     const bool is_first = late_signals_.empty();
     if (region->kind == MemoryKind::kHost) {
-        // Bytes on their way into device memory must be there first.
+        // Pending copies to the device must be done first.
         late.step = arriving_.empty() && is_first ? 0 : last_step_in_;
         if (is_first && (late.step == 0 || late.step <= config_.device->done_in())) return add_to_word(late);
     } else if (!region->words.empty()) {
         if (is_first) return add_to_word(late);
     } else {
-        // Behind another one to the same word, that says what the word holds.
+        // An earlier signal to the same word tells its value.
         late.is_word_unknown = std::none_of(late_signals_.begin(), late_signals_.end(), [&](const LateSignal& other) {
             return other.region == region && other.offset == offset;
         });
@@ -238,7 +238,7 @@ void Mesh::apply_signal(const FrameHeader& header) {
     late_signals_.push_back(late);
 }
 
-// False: there is no staging for the answer.
+// Returns false if no staging buffer is free.
 bool Mesh::ask_for_word(LateSignal& late) {
     std::byte* staging = staging_in_.take(sizeof(uint64_t));
     if (staging == nullptr) return false;
@@ -248,7 +248,7 @@ bool Mesh::ask_for_word(LateSignal& late) {
     return true;
 }
 
-// All that it waited for has come.
+// Applies a signal whose conditions are met.
 void Mesh::add_to_word(const LateSignal& late) {
     Region& region = *late.region;
     if (region.kind == MemoryKind::kHost) {
@@ -267,7 +267,7 @@ void Mesh::add_to_word(const LateSignal& late) {
         staging_in_.give_back(late.word);
     }
     write_word(region, late.offset, before + late.value);
-    // Nobody else writes the word before the next signal to it, which is here already, has been seen.
+    // Nothing else writes the word until the next pending signal to it has been seen, so that one need not read it.
     const auto next = std::find_if(late_signals_.begin(), late_signals_.end(), [&](const LateSignal& other) {
         return &other != &late && other.region == &region && other.offset == late.offset;
     });
@@ -278,7 +278,7 @@ void Mesh::write_word(Region& region, uint64_t offset, uint64_t value) {
     region.last_step_in = last_step_in_ = config_.device->write_word(region.base + offset, value);
 }
 
-// In their order, so that a strong one is seen after those before it.
+// Applies signals in order, so that a strong signal is seen after earlier ones.
 void Mesh::progress_signals(uint64_t done) {
     while (!late_signals_.empty()) {
         LateSignal& late = late_signals_.front();

@@ -62,7 +62,7 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
     const bool has_signal = signal.region != nullptr;
     require(source.bytes == target.bytes, ncclInvalidArgument, "a put of {} bytes into {}", source.bytes, target.bytes);
     require(peer < num_ranks(), ncclInvalidArgument, "rank {} is out of range: there are {} ranks", peer, num_ranks());
-    // What comes behind the end of its memory goes nowhere.
+    // Puts to or from memory that is being deregistered are dropped.
     const bool is_late =
         (source.bytes > 0 && (has_left(source.region) || has_left(target.region))) || has_left(signal.region);
     if (source.bytes > 0 && !is_late) {
@@ -87,7 +87,7 @@ Operation* Mesh::put(uint32_t context, uint32_t peer, const Span& source, const 
         ++source.region->uses;
     }
     operation->remaining = pieces_of(source.bytes, operation->piece_bytes);
-    // The way of small puts from host memory: their one frame is written where it is sent from.
+    // The fast path of small puts from host memory: the header is written directly into their only frame.
     const bool is_staged = source.bytes > 0 && source.region->kind == MemoryKind::kDevice;
     OutFrame* frame = operation->remaining == 1 && !is_staged ? take_frame(peer, operation) : nullptr;
     FrameHeader& header = frame != nullptr ? frame->header : operation->pattern;
@@ -173,7 +173,7 @@ bool Mesh::test(Operation* operation) {
     return false;
 }
 
-// A peer asked for bytes: they go as an operation that nobody tests.
+// Sends the bytes that a peer has asked for, as an operation that is never tested.
 void Mesh::answer(const FrameHeader& question, Region& region) {
     Operation* operation = operations_.take();
     operation->kind = Operation::Kind::kReply;
@@ -200,7 +200,7 @@ void Mesh::pump(Operation& operation) {
     if (operation.remaining == 0) end(operation);
 }
 
-// False: there is no staging, and progress will go on with it.
+// Returns false if no staging buffer is free; progress_outgoing() retries.
 bool Mesh::send_piece(Operation& operation) {
     const uint64_t offset = operation.begun * operation.piece_bytes;
     const uint64_t bytes = std::min(operation.piece_bytes, operation.bytes - offset);
@@ -265,7 +265,7 @@ void Mesh::send_frame(OutFrame& frame) {
 }
 
 void Mesh::on_sent(Send& send, ucs_status_t status) {
-    // A frame begins with its send.
+    // The Send is the first member of an OutFrame.
     auto& frame = reinterpret_cast<OutFrame&>(send);
     Mesh& mesh = *frame.mesh;
     --mesh.num_frames_out_;
@@ -273,7 +273,7 @@ void Mesh::on_sent(Send& send, ucs_status_t status) {
     mesh.finish(frame, status);
 }
 
-// The frame has been sent, or never will be.
+// The frame has been sent, or has failed.
 void Mesh::finish(OutFrame& frame, ucs_status_t status) {
     note_change(frame.peer);
     if (frame.staging != nullptr) staging_out_.give_back(frame.staging);
@@ -287,8 +287,8 @@ void Mesh::finish(OutFrame& frame, ucs_status_t status) {
     if (operation == nullptr) return;
     --operation->under_way;
     --operation->remaining;
-    // Also after a failure: whoever tests the operation is told. The transport may be calling: nothing may be thrown
-    // through it.
+    // Also after a failure, so that test() reports it. The caller may be the transport, through which nothing may be
+    // thrown.
     try {
         if (!operation->is_pumping && !operation->is_starved) pump(*operation);
     } catch (const std::exception& error) {

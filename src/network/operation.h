@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is under way: operations, and the frames that they send.
+// Pending operations, and the frames that they send.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace crossdock::network {
 
 class Mesh;
 
-// A place in registered memory, here or at a peer.
+// A range of registered memory, here or at a peer.
 struct Span {
     Region* region;
     uint64_t offset;
     uint64_t bytes;
 };
 
-// Added to a word of the target's memory. Without a region there is none.
+// A value that is added to a word of the target's memory. Without a region: no signal.
 struct Signal {
     Region* region;
     uint64_t offset;
@@ -33,19 +33,19 @@ struct Operation {
     enum class Kind : uint8_t { kPut, kGet, kFlush, kReply };
     Kind kind;
     bool has_ended;
-    bool is_pumping;  // pieces are being made
+    bool is_pumping;  // pump() is running
     bool is_starved;  // waits for staging memory
     uint32_t peer;
     uint32_t context;
     uint64_t number;  // in its channel
-    Region* region;   // where its bytes come from, or go to in a get
+    Region* region;   // the source, or a get's target
     std::byte* address;
     uint64_t bytes;
     uint64_t piece_bytes;
-    uint64_t begun;       // pieces made; of a get, bytes that came
-    uint64_t remaining;   // pieces not yet sent; of a get, bytes not yet in place
-    uint32_t under_way;   // pieces
-    FrameHeader pattern;  // of its frames, where they are several or staged
+    uint64_t begun;       // pieces started; get: bytes received
+    uint64_t remaining;   // pieces not yet sent; get: bytes not yet landed
+    uint32_t under_way;   // pieces being sent
+    FrameHeader pattern;  // header of its frames, if they are several or staged
 
     void renew() {
         has_ended = is_pumping = is_starved = false;
@@ -62,10 +62,10 @@ struct OutFrame {
     Send send;
     FrameHeader header;
     Mesh* mesh;
-    Operation* operation;      // null of a mere header, and of a copy
-    const std::byte* staging;  // to be given back
+    Operation* operation;      // null: a header only, or a copy
+    const std::byte* staging;  // to be returned; may be null
     uint32_t peer;
-    alignas(8) std::byte small[kSmallBytes];  // of copied bytes, where they fit
+    alignas(8) std::byte small[kSmallBytes];  // copied bytes, if they fit
     std::vector<std::byte> copy;              // else
 
     void renew() {
@@ -76,7 +76,7 @@ struct OutFrame {
     }
 };
 
-// Objects that are used again and again, and end together. Who takes one fills in what renew() leaves.
+// A pool of reusable objects, freed together. take() calls renew(); the caller sets the other fields.
 template <class Object>
 class Pool {
   public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes behind a frame's header, as the receiver of the frame gets them.
+// The payload of a frame as its receiver gets it.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@
 
 namespace crossdock::network {
 
-// What a transport does with bytes that it still has: UCX's worker, or the stream of a link.
+// A transport that holds received bytes: UCX's worker, or the stream of a link.
 class PayloadSource {
   public:
     // `done` is called once, perhaps before fetch() returns.
     using Done = void (*)(void* argument, ucs_status_t status);
 
-    // Called while the frame is handed out: the bytes stay until they are fetched or let go of.
+    // Called while the frame is handed out. The bytes stay valid until fetch() or let_go().
     virtual void hold(void* descriptor) = 0;
-    // Of bytes that are held. Writes all `bytes` of them to `target`.
+    // Writes all `bytes` held bytes to `target`.
     virtual void fetch(void* descriptor, std::byte* target, uint64_t bytes, Done done, void* argument) = 0;
     virtual void let_go(void* descriptor) = 0;
 
@@ -28,12 +28,12 @@ class PayloadSource {
     ~PayloadSource() = default;
 };
 
-// Valid while the frame is handed out, and afterwards if keep() was called.
+// Valid while the frame is handed out; after keep() also later.
 class Payload {
   public:
     // `data` is valid while the frame is handed out.
     static Payload borrowed(const std::byte* data, uint64_t bytes) { return Payload(nullptr, nullptr, data, bytes); }
-    // descriptor: null if the source cannot hold the bytes. data: null if they have to be fetched.
+    // descriptor: null if the source cannot hold the bytes. data: null if they must be fetched.
     Payload(PayloadSource* source, void* descriptor, const std::byte* data, uint64_t bytes)
         : source_(source), descriptor_(descriptor), data_(data), bytes_(bytes) {}
     ~Payload() {
@@ -49,7 +49,7 @@ class Payload {
     Payload& operator=(Payload&&) = delete;
 
     uint64_t bytes() const { return bytes_; }
-    const std::byte* data() const { return data_; }  // null: fetch() brings them
+    const std::byte* data() const { return data_; }  // null: call fetch()
 
     void keep() {
         if (descriptor_ != nullptr) {
@@ -81,7 +81,7 @@ class Payload {
     bool is_held_ = false;
 };
 
-// Who receives frames from a transport.
+// Receives frames from a transport.
 class FrameReceiver {
   public:
     virtual void on_frame(std::span<const std::byte> header, Payload& payload) = 0;
@@ -91,14 +91,14 @@ class FrameReceiver {
     ~FrameReceiver() = default;
 };
 
-// A frame on its way out.
+// A frame that is being sent.
 struct Send {
     using Done = void (*)(Send& send, ucs_status_t status);
-    std::span<const std::byte> header;  // header and bytes stay in place until it has ended
+    std::span<const std::byte> header;  // header and bytes stay valid until `done`
     std::span<const std::byte> bytes;
     Done done;
     class UcxWorker* worker;     // set by the worker that sends it
-    bool arrives_whole = false;  // the receiver does not have to fetch its bytes
+    bool arrives_whole = false;  // sent eagerly: the receiver need not fetch its bytes
 };
 
 }  // namespace crossdock::network

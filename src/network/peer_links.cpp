@@ -14,7 +14,7 @@
 namespace crossdock::network {
 namespace {
 
-// So many sockets are looked at one by one; of more, the system says which have something.
+// Up to this number, sockets are read one by one; above it, epoll says which are ready.
 constexpr size_t kFewCarriers = 2;
 
 }  // namespace
@@ -37,7 +37,7 @@ PeerLinks::PeerLinks(std::vector<Link> links, FrameReceiver& receiver)
 void PeerLinks::close(uint32_t peer) {
     LinkStream& stream = streams_[peer];
     if (stream.is_open()) {
-        // To close it is not enough where somebody else has the socket open, too.
+        // Closing it does not suffice if another process has the socket open, too.
         epoll_ctl(epoll_.fd(), EPOLL_CTL_DEL, stream.fd(), nullptr);
         stream.close_socket();
     }
@@ -52,7 +52,7 @@ ucs_status_t PeerLinks::send(uint32_t peer, Send& send) {
 }
 
 void PeerLinks::flush_all() {
-    // What is sent may cause more to be sent, which is for the next call.
+    // Records that callbacks queue meanwhile are sent by the next call.
     for (const uint32_t peer : std::exchange(queued_, {})) {
         streams_[peer].flush();
         if (!streams_[peer].is_flushed() && std::ranges::find(queued_, peer) == queued_.end()) queued_.push_back(peer);
@@ -60,11 +60,11 @@ void PeerLinks::flush_all() {
 }
 
 bool PeerLinks::receive(uint32_t peer, std::vector<Departure>& departures) {
-    std::unique_ptr<Farewell> farewell;
-    const bool happened = streams_[peer].receive(receiver_, farewell);
-    if (farewell == nullptr) return happened;
+    std::unique_ptr<LinkEnd> link_end;
+    const bool happened = streams_[peer].receive(receiver_, link_end);
+    if (link_end == nullptr) return happened;
     close(peer);
-    departures.push_back({peer, std::move(*farewell)});
+    departures.push_back({peer, std::move(*link_end)});
     return true;
 }
 
@@ -89,16 +89,15 @@ void PeerLinks::look_at_all(std::vector<Departure>& departures) {
 
 void PeerLinks::drop(uint32_t peer) { close(peer); }
 
-void PeerLinks::say_goodbye(uint32_t because_of) {
+void PeerLinks::send_close_notice(uint32_t because_of) {
     for (uint32_t peer = 0; peer < streams_.size(); ++peer) {
         const bool was_flushed = streams_[peer].is_flushed();
-        streams_[peer].say_goodbye(because_of);
+        streams_[peer].send_close_notice(because_of);
         if (was_flushed && !streams_[peer].is_flushed()) queued_.push_back(peer);
     }
 }
 
-// A connection that is closed while something unread lies in it is reset, and takes with it what the other end has not
-// read yet.
+// Closing a connection with unread data resets it, and data that the other end has not read is lost.
 void PeerLinks::part(const std::vector<bool>& is_there, uint64_t timeout_ns) {
     std::vector<uint32_t> waiting;
     for (const uint32_t peer : carriers_) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The links over which ranks met stay open. They tell who is still there: a link carries a goodbye when a rank leaves
-// in order, and ends without one when a rank dies. And they carry the frames of ranks that nothing faster connects.
+// The links of the handshake stay open. They show which ranks are alive: a rank that leaves in order sends a close
+// notice, a rank that dies does not. They also carry the frames of ranks that nothing faster connects.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,31 @@ namespace crossdock::network {
 
 struct Departure {
     uint32_t rank;
-    Farewell farewell;
+    LinkEnd link_end;
 };
 
 class PeerLinks {
   public:
     PeerLinks(std::vector<Link> links, FrameReceiver& receiver);
 
-    // Frames to this peer go over its link: progress() looks for those that come from there, look_at_all() does at all.
+    // Frames to this peer go over its link, and progress() receives from it.
     void carry_frames(uint32_t peer) { carriers_.push_back(peer); }
 
     // As LinkStream's.
     ucs_status_t send(uint32_t peer, Send& send);
 
-    // Sends what is queued, and hands out what came over links that carry frames. True if something came.
+    // Sends queued records, and receives from links that carry frames. True if anything was received.
     bool progress(std::vector<Departure>& departures);
-    // Looks at all links. For now and then: it asks the system about links that are mostly silent.
+    // Receives from all links. Call it rarely: it makes a system call for links that are mostly idle.
     void look_at_all(std::vector<Departure>& departures);
 
-    // Ends the link to a peer that is lost. Not while a frame is being handed out.
+    // Closes the link to a lost peer. Not while a frame is being handed out.
     void drop(uint32_t peer);
 
-    // Tells all others that this rank leaves in order, perhaps because it has lost another.
-    void say_goodbye(uint32_t because_of);
+    // Tells all peers that this rank leaves in order. because_of: the lost rank that is the reason, or kNoRank.
+    void send_close_notice(uint32_t because_of);
     bool is_flushed() const { return queued_.empty(); }
-    // Behind a goodbye: waits, at most so long, until the ranks there have read all that was sent to them.
+    // After a close notice: waits until the peers have read all that was sent to them, at most timeout_ns.
     void part(const std::vector<bool>& is_there, uint64_t timeout_ns);
 
   private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that ranks registered together. All register in the same order, so a number means the same everywhere.
+// Memory that all ranks registered. They register in the same order, so a region has the same number on all ranks.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,13 @@ struct Region {
     std::byte* base;
     uint64_t bytes;
     MemoryKind kind;
-    // What the words of device memory hold, where only signals write them: adding needs no look at the device then.
+    // Values of the words of device memory that only signals write, so that adding need not read the device.
     std::vector<uint64_t> words;
-    std::vector<RemoteRegion> remote;  // a rank each
-    uint64_t last_step_in = 0;         // the last copy or word that the device was given for it
-    uint64_t num_operations = 0;       // that have named it here
-    uint32_t uses = 0;                 // steps under way that touch it
-    bool is_leaving = false;           // nothing new may touch it
+    std::vector<RemoteRegion> remote;  // per rank
+    uint64_t last_step_in = 0;         // its last copy or word to the device
+    uint64_t num_operations = 0;       // started here
+    uint32_t uses = 0;                 // pending steps that access it
+    bool is_leaving = false;           // being deregistered: no new uses
 };
 
 inline bool fits(uint64_t offset, uint64_t bytes, uint64_t region_bytes) {

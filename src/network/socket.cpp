@@ -95,7 +95,7 @@ std::string host_of(const std::string& address) {
     return host;
 }
 
-// In the abstract namespace: the name begins with a zero and is as long as the length says.
+// In the abstract namespace: the name begins with a zero byte, and the length delimits it.
 socklen_t to_sockaddr(const LocalName& name, sockaddr_un& address) {
     address = {};
     address.sun_family = AF_UNIX;
@@ -104,7 +104,7 @@ socklen_t to_sockaddr(const LocalName& name, sockaddr_un& address) {
     return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
 }
 
-// Whether an interface of this host has this address, whatever the port.
+// True if an interface of this host has this address. Ignores the port.
 bool is_own(const Endpoint& endpoint) {
     const Socket socket = Socket::made_by([&] { return ::socket(endpoint.family, SOCK_STREAM | SOCK_CLOEXEC, 0); });
     Endpoint any_port = endpoint;
@@ -124,7 +124,7 @@ void set_option(const Socket& socket, int level, int option, int value) {
     setsockopt(socket.fd(), level, option, &value, sizeof(value));
 }
 
-// `text` is what the user calls it. The unspecified address of version 6 stands for both versions.
+// text: the user's text, for messages. The unspecified IPv6 address accepts both versions.
 Socket listen_on(const Endpoint& endpoint, const std::string& text) {
     Socket socket = open_socket(endpoint.family);
     set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -152,7 +152,7 @@ Socket Socket::made_by(const std::function<int()>& make) {
 void Socket::close() {
     if (fd_ < 0) return;
     const std::lock_guard lock(open_sockets().mutex);
-    // In a forked child it is closed, and its number may be another's.
+    // A forked child has closed it already, and its number may be in use again.
     if (std::erase(open_sockets().fds, fd_) > 0) ::close(fd_);
     fd_ = -1;
 }
@@ -215,7 +215,7 @@ Endpoint local_endpoint(const Socket& socket) {
     require(getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&storage), &length) == 0, ncclSystemError,
             "getsockname failed: {}", std::strerror(errno));
     Endpoint endpoint = from_sockaddr(reinterpret_cast<const sockaddr&>(storage));
-    // A socket for both versions shows addresses of version 4 as this range of version 6.
+    // A socket of both versions shows IPv4 addresses as IPv4-mapped IPv6 addresses.
     constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (endpoint.family == AF_INET6 && std::memcmp(endpoint.ip, kMapped, sizeof(kMapped)) == 0) {
         endpoint.family = AF_INET;
@@ -243,9 +243,9 @@ bool names_loopback(const std::string& address) {
 
 Socket listen_at(const std::string& address) {
     std::vector<Endpoint> named = resolve(address);
-    // A name may stand for a loopback address on its own host and for another one elsewhere.
+    // A host's name may resolve to a loopback address on that host only.
     const bool takes_loopback = names_loopback(address);
-    // Everybody tries all that localhost stands for; whoever writes 127.0.0.1 finds it, too.
+    // IPv4 first: ranks that dial localhost try all its addresses, ranks that dial 127.0.0.1 only that one.
     if (takes_loopback)
         std::stable_partition(named.begin(), named.end(), [](const Endpoint& each) { return each.family == AF_INET; });
     const auto own = std::find_if(named.begin(), named.end(), [&](const Endpoint& each) {
@@ -258,7 +258,7 @@ Socket listen_at(const std::string& address) {
     try {
         return listen_on(everywhere, address);
     } catch (const Error&) {
-        // A host without version 6 may still take version 4; a port that is taken is so there, too.
+        // The host may have no IPv6. A port that is in use fails with IPv4, too.
         everywhere.family = AF_INET;
         return listen_on(everywhere, address);
     }

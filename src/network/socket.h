@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets as the handshake needs them, TCP and within a host: owned, never blocking, without surprises from signals.
+// The handshake's sockets, TCP and within a host: owned, non-blocking, close-on-exec.
 #pragma once
 
 #include <array>
@@ -11,13 +11,13 @@
 
 namespace crossdock::network {
 
-// A descriptor, owned. A forked child closes its copies at once: while it has them open, peers do not see this process
-// end, and ports stay taken.
+// Owns a descriptor. A forked child closes its copies at once; otherwise peers would not see this process end, and
+// ports would stay in use.
 class Socket {
   public:
     Socket() = default;
     explicit Socket(int fd) : Socket(made_by([fd] { return fd; })) {}
-    // make() opens a descriptor, or returns -1. No fork of another thread comes between this and the constructor.
+    // make() opens a descriptor, or returns -1. Atomic with respect to forks of other threads.
     static Socket made_by(const std::function<int()>& make);
     ~Socket() { close(); }
     Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
@@ -33,7 +33,7 @@ class Socket {
     int fd_ = -1;
 };
 
-// An address and port, version 4 or 6, as ranks send it to each other.
+// An IPv4 or IPv6 address and port, as ranks send it to each other.
 struct Endpoint {
     uint16_t family;
     uint16_t port;
@@ -44,50 +44,51 @@ struct Endpoint {
 
 std::string to_string(const Endpoint& endpoint);
 
-// The address that peers should dial: of the first interface that is up and no loopback, or of one that
-// `interfaces` names (prefixes with commas between, `=` before them for whole names, `^` for all but these). The
-// loopback's where there is no other. Error with ncclInvalidUsage where no interface fits the names.
+// The address that peers should dial: of the first interface that is up and no loopback, or of one that `interfaces`
+// names (comma-separated prefixes; `=` first: exact names, `^` first: all but these). The loopback's if there is no
+// other. Throws ncclInvalidUsage if no interface matches.
 Endpoint own_address(const char* interfaces);
 
-// "host:port", "[host]:port" for IPv6: what the host's name stands for, at least one. Error with ncclInvalidArgument
-// that repeats the text.
+// Resolves "host:port", or "[host]:port" for IPv6. Returns at least one endpoint. Throws ncclInvalidArgument that
+// quotes the text.
 std::vector<Endpoint> resolve(const std::string& address);
 
-// The address of this side of a connection.
+// The local address of a connection.
 Endpoint local_endpoint(const Socket& socket);
 
 bool is_loopback(const Endpoint& endpoint);
 
-// Whether the text of an address, as resolve() takes it, is localhost or a number of the loopback interface. Another
-// host's name for itself may resolve to such a number there, and to another one elsewhere.
+// True if the address, as resolve() takes it, is localhost or a numeric loopback address. A host's own name is neither:
+// it may resolve to a loopback address on that host only.
 bool names_loopback(const std::string& address);
 
-// A socket that listens at the address, on its interface alone where that is one of this host, else on this port of all
-// interfaces. Error with ncclSystemError.
+// A socket that listens at the address: on its interface if it is one of this host, otherwise on this port of all
+// interfaces. Throws ncclSystemError.
 Socket listen_at(const std::string& address);
 
-// A socket with a free port, which it writes into `endpoint`. The port is closed until start_to_listen.
+// A socket bound to a free port, which is written into `endpoint`. The port is closed until start_to_listen().
 Socket bind_to(Endpoint& endpoint);
 void start_to_listen(const Socket& socket);
-// The port is closed again, also in processes that inherited the socket.
+// Closes the port, also in processes that inherited the socket.
 void stop_listening(const Socket& socket);
 
-// Starts to connect; poll() says when it is done.
+// Starts to connect; poll() for POLLOUT tells when it is done.
 Socket start_connect(const Endpoint& endpoint);
 
-// A socket that processes of this host reach, of the same network namespace: no port, and no file.
+// A Unix socket in the abstract namespace: reachable by processes of this host and network namespace; uses no port and
+// no file.
 using LocalName = std::array<uint64_t, 2>;
 Socket bind_to(const LocalName& name);
-// Connects at once. A closed socket, and errno, where nobody listens.
+// Connects at once. Returns a closed socket and sets errno if no process listens.
 Socket connect_to(const LocalName& name);
-// Whether the other end of such a connection belongs to the same user.
+// True if the other end of such a connection belongs to the same user.
 bool is_of_this_user(const Socket& socket);
 
-// The error of a connect that has ended, 0 when it stands.
+// The result of a finished connect: an errno, or 0.
 int connect_error(const Socket& socket);
 
-// A link that stays open: probes find out within half a minute that the other side's host is gone, and small messages
-// leave at once.
+// For links that stay open: keep-alive probes detect a lost host within half a minute, and small messages are sent at
+// once.
 void keep_alive(const Socket& socket);
 
 }  // namespace crossdock::network

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of staging memory: pieces are taken in order, given back in any, and reused when all before them are back.
+// A ring of staging memory. Pieces are taken in order, returned in any order, and reused once all earlier ones are
+// back.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace crossdock::network {
 
-// Frames from and to device memory carry no more.
+// Maximum payload of frames from and to device memory.
 inline constexpr uint64_t kStagedPieceBytes = uint64_t{512} << 10;
 
 class StagingRing {
@@ -17,7 +18,7 @@ class StagingRing {
     StagingRing() = default;
     explicit StagingRing(std::span<std::byte> memory) : memory_(memory) {}
 
-    // Null while there is no room.
+    // Returns null if there is no room.
     std::byte* take(uint64_t bytes);
     void give_back(const std::byte* piece);
 

@@ -12,10 +12,10 @@ namespace crossdock::network {
 namespace {
 
 constexpr int kHostPolls = 4;
-// At the end, for ranks to read what was sent to them.
+// At the end, ranks get this time to read what was sent to them.
 constexpr uint64_t kPartNs = 500'000'000;
 
-// Of frames from source to target; both know both secrets.
+// Key of frames from source to target, computed from both ranks' secrets.
 uint64_t key_of(std::span<const RankAddress> addresses, uint32_t source, uint32_t target) {
     const uint64_t words[] = {addresses[source].secret[0], addresses[source].secret[1], source, target};
     return keyed_hash(addresses[target].secret, std::as_bytes(std::span(words)));
@@ -89,7 +89,7 @@ Transport::Transport(const Listener& listener, std::span<const RankAddress> addr
     }
 }
 
-// Null: nothing but the link leads to that peer. The peer may see that differently, and is heard either way.
+// Returns null if frames to that peer go over its link. The peer may choose otherwise; both ways are received.
 UcxWorker* Transport::connect(uint32_t peer, std::span<const std::byte> packed_address, bool is_same_host) {
     const Addresses address = unpack(packed_address, peer);
     const bool is_through_host = is_same_host && host_worker_ != nullptr && !address.host.empty();
@@ -99,7 +99,7 @@ UcxWorker* Transport::connect(uint32_t peer, std::span<const std::byte> packed_a
     try {
         worker->connect(peer, place);
     } catch (const Error&) {
-        return nullptr;  // its RDMA network is another one, or it has left already
+        return nullptr;  // on another RDMA network, or it has left already
     }
     return worker;
 }
@@ -119,7 +119,7 @@ ucs_status_t Transport::send(uint32_t peer, FrameHeader& header, Send& send) {
 
 bool Transport::progress() {
     bool happened = false;
-    // As many as there are now: what they cause is for the next call.
+    // Frames that these cause are handled by the next call.
     for (size_t left = local_.size(); left > 0; --left) {
         const LocalFrame frame = local_.front();
         local_.pop_front();
@@ -128,7 +128,7 @@ bool Transport::progress() {
         frame.send->done(*frame.send, UCS_OK);
         happened = true;
     }
-    // A look into shared memory takes less than a caller's way here and back.
+    // Polling shared memory is cheaper than another call of this function.
     for (int look = 0; host_worker_ != nullptr && look < kHostPolls && !happened; ++look)
         happened = host_worker_->progress();
     if (network_worker_ != nullptr) happened |= network_worker_->progress();
@@ -136,7 +136,7 @@ bool Transport::progress() {
     happened |= links_->progress(departures);
     depart_all(departures);
     if (!errors_.empty()) {
-        look_after_peers();  // who left, or was lost, knows better than an endpoint
+        look_after_peers();  // a link knows the reason better than an endpoint
         depart_all(std::exchange(errors_, {}));
     }
     return happened;
@@ -159,24 +159,24 @@ void Transport::depart_all(const std::vector<Departure>& departures) {
 }
 
 void Transport::depart(const Departure& departure) {
-    if (!is_there_[departure.rank]) return;  // its endpoint's error follows its goodbye
+    if (!is_there_[departure.rank]) return;  // an endpoint's error may follow a close notice
     is_there_[departure.rank] = false;
     sink_.on_departure(departure);
 }
 
 void Transport::close(uint64_t timeout_ns, uint32_t because_of) {
-    // Who is still sending or receiving here looks for a goodbye when that fails.
-    if (because_of != kNoRank) links_->say_goodbye(because_of);
+    // After a loss the notice comes first: a peer whose transfer fails looks for it.
+    if (because_of != kNoRank) links_->send_close_notice(because_of);
     if (host_worker_) host_worker_->disconnect(is_there_, timeout_ns);
     if (network_worker_) network_worker_->disconnect(is_there_, timeout_ns);
     const bool is_flushed = flush_links(timeout_ns);
-    if (because_of == kNoRank) links_->say_goodbye(because_of);
+    if (because_of == kNoRank) links_->send_close_notice(because_of);
     if (is_flushed) links_->part(is_there_, std::min(timeout_ns, kPartNs));
-    // What it still sends to itself has no receiver any more.
+    // Cancels frames of this rank to itself.
     for (const LocalFrame& frame : std::exchange(local_, {})) frame.send->done(*frame.send, UCS_ERR_CANCELED);
 }
 
-// True if all that was queued has been sent in time. Others may be waiting for room, too: what they send is taken.
+// Returns true if all queued records were sent in time. Receives meanwhile: peers may wait for room, too.
 bool Transport::flush_links(uint64_t timeout_ns) {
     const uint64_t end_ns = cpu::saturating_add(cpu::steady_now_ns(), timeout_ns);
     while (!links_->is_flushed() && cpu::steady_now_ns() < end_ns) progress();
@@ -186,7 +186,7 @@ bool Transport::flush_links(uint64_t timeout_ns) {
 void Transport::on_frame(std::span<const std::byte> header, Payload& payload) {
     FrameHeader parsed;
     const char* wrong = parse_frame(header, payload.bytes(), limits_, parsed);
-    // Without the key nothing in it counts, its source neither.
+    // With a wrong key nothing in the frame is trusted, not even its source.
     const bool has_header = header.size() == sizeof(FrameHeader) && parsed.source < num_ranks_;
     if (!has_header || parsed.key != keys_in_[parsed.source]) {
         ++num_refused_;

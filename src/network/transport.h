@@ -23,19 +23,19 @@ namespace crossdock::network {
 class FrameSink {
   public:
     virtual ~FrameSink() = default;
-    // A frame of a rank of this communicator, in itself well formed.
+    // A well-formed frame of a rank of this communicator.
     virtual void on_frame(const FrameHeader& header, Payload& payload) = 0;
     virtual void on_departure(const Departure& departure) = 0;
 };
 
 struct TransportConfig {
     uint32_t num_contexts;
-    uint64_t timeout_ns;  // of meeting
+    uint64_t timeout_ns;  // of the handshake
 };
 
 class Transport final : private FrameReceiver {
   public:
-    // Collective: meets all ranks. Error with ncclRemoteError that names ranks that did not come.
+    // Collective: connects all ranks. Throws ncclRemoteError that names the ranks that are missing.
     Transport(const Listener& listener, std::span<const RankAddress> addresses, uint32_t rank,
               const TransportConfig& config, FrameSink& sink);
 
@@ -43,21 +43,21 @@ class Transport final : private FrameReceiver {
     uint32_t num_ranks() const { return num_ranks_; }
     bool is_there(uint32_t peer) const { return is_there_[peer]; }
 
-    // Frames to this peer had best carry so many bytes.
+    // Best payload size of frames to this peer, in bytes.
     uint64_t good_payload(uint32_t peer) const;
 
-    // Fills in who sends, and the key; `send.header` must be `header`. UCS_INPROGRESS: `send.done` will be called.
-    // Everything else is how it has ended, and nothing will be called.
+    // Fills in the source and the key; `send.header` must be `header`. Returns UCS_INPROGRESS if `send.done` will be
+    // called, once; otherwise the final status, and `send.done` is not called.
     ucs_status_t send(uint32_t peer, FrameHeader& header, Send& send);
 
-    // Hands what came to the sink, completes what was sent. True if something happened.
+    // Passes received frames to the sink, completes sends. Returns true if anything happened.
     bool progress();
-    // Ends the connection to a peer that is lost. Not while a frame is being handed out.
+    // Closes the connection to a lost peer. Not while a frame is being handed out.
     void drop(uint32_t peer);
-    // Looks whether peers left; to be called now and then.
+    // Checks whether peers have left. Call it from time to time.
     void look_after_peers();
 
-    // Says goodbye, perhaps because another rank is lost. What is still being sent gets at most so long.
+    // Sends close notices; because_of: the lost rank that is the reason, or kNoRank. Pending sends get timeout_ns.
     void close(uint64_t timeout_ns, uint32_t because_of);
 
     // Number of frames with a wrong key: from another communicator, or from a process that is no rank.
@@ -83,12 +83,12 @@ class Transport final : private FrameReceiver {
     std::vector<uint64_t> keys_in_;
     std::vector<UcxWorker*> workers_;  // per peer; null: frames go over its link
     std::vector<bool> is_there_;
-    std::vector<Departure> errors_;  // until whoever hands out frames has returned
+    std::vector<Departure> errors_;  // reported after frames have been handed out
     std::deque<LocalFrame> local_;   // of this rank to itself
     uint64_t num_refused_ = 0;
-    // Last: while they end they still call back.
+    // Last members: their destructors still call back.
     std::optional<PeerLinks> links_;
-    std::unique_ptr<UcxWorker> host_worker_;  // null: no peer can be reached so
+    std::unique_ptr<UcxWorker> host_worker_;  // null: no peer
     std::unique_ptr<UcxWorker> network_worker_;
 };
 

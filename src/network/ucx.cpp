@@ -25,7 +25,7 @@ void check(ucs_status_t status, const char* call) {
     require(status == UCS_OK, ncclSystemError, "UCX's {} failed: {}", call, ucx().ucs_status_string(status));
 }
 
-// The end of a message: what a worker within a host takes of /dev/shm, where that is short. Containers have 64 MiB.
+// Message suffix if /dev/shm is nearly full: how much of it a UCX worker needs. Containers have 64 MiB by default.
 std::string memory_hint() {
     constexpr uint64_t kWorkerMiB = 8;
     struct statvfs memory = {};
@@ -38,11 +38,11 @@ std::string memory_hint() {
         free_mib, memory.f_blocks * memory.f_frsize >> 20, kWorkerMiB);
 }
 
-// UCX warns of a transport that is named and not there.
+// UCX warns if a named transport is missing.
 bool has_infiniband() { return access("/sys/class/infiniband", F_OK) == 0; }
 
-// UCX_TLS without its TCP transport, whose listener takes what any connection sends. Empty: nothing is left that
-// reaches another process.
+// UCX_TLS without its TCP transport, whose listener takes what any connection sends. Empty: no transport to another
+// process is left.
 std::string chosen_transports() {
     const char* value = std::getenv("UCX_TLS");
     const std::string list = value == nullptr ? "" : value;
@@ -80,7 +80,7 @@ bool can_reach(Reach reach) {
         ucx();
         return true;
     } catch (const Error&) {
-        // Without UCX the links carry everything. A UCX that the user names is wanted.
+        // Without UCX the links carry all frames. A library that the user names must load.
         if (const char* named = std::getenv("CROSSDOCK_UCX_LIBRARY"); named != nullptr && *named != '\0') throw;
         return false;
     }
@@ -130,7 +130,7 @@ std::shared_ptr<UcxContext> shared_context(Reach reach) {
         return place.lock();
     };
     if (auto context = find()) return context;
-    // UCX is opened without the mutex, for which a fork of another thread would wait. Of two contexts the first counts.
+    // Opens UCX without the mutex, for which forks of other threads wait. If two threads do, the first context is kept.
     auto made = std::make_shared<UcxContext>(reach);
     const std::lock_guard lock(mutex);
     if (auto context = place.lock()) return context;
@@ -170,7 +170,7 @@ void UcxWorker::fetch(void* descriptor, std::byte* target, uint64_t bytes, Done 
         finished.done(finished.argument, status);
     };
     ucs_status_ptr_t request = ucx().ucp_am_recv_data_nbx(worker_, descriptor, target, bytes, &param);
-    if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will come
+    if (request != nullptr && !UCS_PTR_IS_ERR(request)) return;  // the callback will be called
     --under_way_;
     delete call;
     done(argument, request == nullptr ? UCS_OK : UCS_PTR_STATUS(request));
@@ -210,8 +210,8 @@ UcxWorker::~UcxWorker() {
     if (is_closed_ && under_way_ == 0) {
         ucx().ucp_worker_destroy(worker_);
     } else {
-        // UCX ends the process if a worker is destroyed with requests under way, and those to a dead peer in shared
-        // memory never end. The worker stays, and nobody progresses it again.
+        // UCX aborts the process if a worker is destroyed with pending requests, and those to a dead peer in shared
+        // memory never complete. The worker is leaked and not progressed again.
         new std::shared_ptr<UcxContext>(context_);
     }
 }
@@ -231,7 +231,7 @@ void UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
     params.field_mask =
         UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-    // UCX offers no shared memory to who asks for errors of peers; there the links of the handshake tell.
+    // UCX has no shared memory transport with error handling; within a host, the handshake's links detect lost peers.
     params.err_mode = reach_ == Reach::kHost ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler.cb = on_error;
     params.err_handler.arg = &peers_[peer];
@@ -240,7 +240,7 @@ void UcxWorker::connect(uint32_t peer, std::span<const std::byte> address) {
 }
 
 ucs_status_t UcxWorker::send(uint32_t peer, Send& send) {
-    // While endpoints are being ended, what is cancelled makes room for more.
+    // Cancelled sends may cause further ones while endpoints are being closed.
     if (peers_[peer].endpoint == nullptr) return UCS_ERR_CANCELED;
     send.worker = this;
     send_param_.user_data = &send;
@@ -253,7 +253,7 @@ ucs_status_t UcxWorker::send(uint32_t peer, Send& send) {
     return UCS_INPROGRESS;
 }
 
-// True if all ended in time.
+// Returns true if all completed in time.
 bool UcxWorker::wait_for(std::vector<void*>& requests, uint64_t timeout_ns) {
     const uint64_t end_ns = cpu::steady_now_ns() + timeout_ns;
     while (!requests.empty()) {
@@ -268,7 +268,7 @@ bool UcxWorker::wait_for(std::vector<void*>& requests, uint64_t timeout_ns) {
 }
 
 void UcxWorker::drop(uint32_t peer) {
-    // Endpoints without handling of peers' errors cannot be ended by force: what goes there stays under way.
+    // Endpoints without error handling cannot be closed by force: sends to the peer stay pending.
     if (reach_ == Reach::kHost || peers_[peer].endpoint == nullptr) return;
     ucp_request_param_t close = {};
     close.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -286,7 +286,7 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
         ucs_status_ptr_t request = ucx().ucp_ep_flush_nbx(peer.endpoint, &flush);
         if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
     }
-    // Endpoints without handling of peers' errors cannot be ended by force: with these the worker will have to stay.
+    // Endpoints without error handling cannot be closed by force: the worker is leaked if sends are pending.
     const bool is_flushed = wait_for(requests, timeout_ns);
     const bool can_force = reach_ != Reach::kHost;
     if (!can_force && (!is_flushed || under_way_ > 0)) {
@@ -302,8 +302,8 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
         if (request != nullptr && !UCS_PTR_IS_ERR(request)) requests.push_back(request);
     }
     is_closed_ = wait_for(requests, kCloseNs);
-    dropping_ = std::move(requests);  // what has not ended
-    // What was cancelled says so while the worker is progressed.
+    dropping_ = std::move(requests);  // those not complete
+    // Progress delivers the callbacks of cancelled requests.
     const uint64_t end_ns = cpu::steady_now_ns() + kCloseNs;
     while (under_way_ > 0 && cpu::steady_now_ns() < end_ns) progress();
 }
@@ -311,13 +311,13 @@ void UcxWorker::disconnect(const std::vector<bool>& is_there, uint64_t timeout_n
 ucs_status_t UcxWorker::on_message(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
                                    const ucp_am_recv_param_t* param) {
     auto& worker = *static_cast<UcxWorker*>(self);
-    const bool elsewhere = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-    const bool can_stay = elsewhere || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    const bool must_fetch = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    const bool can_stay = must_fetch || (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
     worker.was_held_ = false;
-    Payload payload(&worker, can_stay ? data : nullptr, elsewhere ? nullptr : static_cast<const std::byte*>(data),
+    Payload payload(&worker, can_stay ? data : nullptr, must_fetch ? nullptr : static_cast<const std::byte*>(data),
                     bytes);
     worker.receiver_.on_frame({static_cast<const std::byte*>(header), header_bytes}, payload);
-    // What nobody holds is UCX's own again.
+    // UCX frees a message that is not held.
     return worker.was_held_ ? UCS_INPROGRESS : UCS_OK;
 }
 

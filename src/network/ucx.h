@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX, as little of it as frames need: contexts, workers, endpoints, active messages. Their errors become ours.
+// The part of UCX that frames need: contexts, workers, endpoints, active messages. Its errors become exceptions.
 #pragma once
 
 #include <cstddef>
@@ -21,11 +21,11 @@ enum class Reach : uint8_t {
     kChosen,   // what the user's own UCX_TLS says, without TCP
 };
 
-// Whether there is UCX, and anything that a context of this kind could use. Error if CROSSDOCK_UCX_LIBRARY names what
-// is no UCX.
+// True if UCX is installed and has a transport for this kind of context. Throws if CROSSDOCK_UCX_LIBRARY names a file
+// that is no UCX.
 bool can_reach(Reach reach);
 
-// For messages. Opens UCX only for what UCX alone knows.
+// Name of a status, for messages. Loads UCX only for statuses that are not known here.
 const char* status_name(ucs_status_t status);
 
 class UcxContext {
@@ -40,7 +40,7 @@ class UcxContext {
     ucp_context_h context_ = nullptr;
 };
 
-// One context of each kind serves all communicators of a process: making one takes milliseconds.
+// One context per kind serves all communicators of a process: creating one takes milliseconds.
 std::shared_ptr<UcxContext> shared_context(Reach reach);
 
 class UcxWorker final : private PayloadSource {
@@ -52,14 +52,14 @@ class UcxWorker final : private PayloadSource {
 
     std::vector<std::byte> address() const;
     void connect(uint32_t peer, std::span<const std::byte> address);
-    // UCS_INPROGRESS: `done` will be called, once. Everything else is how it has ended, and nothing will be called.
+    // Returns UCS_INPROGRESS if `done` will be called, once; otherwise the final status, and `done` is not called.
     ucs_status_t send(uint32_t peer, Send& send);
     bool progress() { return progress_(worker_) != 0; }
 
-    // Ends the endpoint to a peer that is lost; what is being sent there is cancelled, where UCX can do that.
+    // Closes the endpoint to a lost peer, and cancels sends to it if UCX can do that.
     void drop(uint32_t peer);
 
-    // Ends all endpoints. To those who are there, what is still being sent gets at most so long.
+    // Closes all endpoints. Pending sends to peers that are alive get at most timeout_ns.
     void disconnect(const std::vector<bool>& is_there, uint64_t timeout_ns);
 
   private:
@@ -79,14 +79,14 @@ class UcxWorker final : private PayloadSource {
     Reach reach_;
     decltype(UcxLibrary::ucp_worker_progress) progress_ = ucx().ucp_worker_progress;
     decltype(UcxLibrary::ucp_am_send_nbx) send_ = ucx().ucp_am_send_nbx;
-    ucp_request_param_t send_param_ = {};  // the same for all sends but for two fields
+    ucp_request_param_t send_param_ = {};  // common to all sends except for two fields
     FrameReceiver& receiver_;
     std::shared_ptr<UcxContext> context_;
     ucp_worker_h worker_ = nullptr;
     std::vector<Peer> peers_;
-    std::vector<void*> dropping_;  // requests that end endpoints
-    bool was_held_ = false;        // the message at hand
-    uint64_t under_way_ = 0;       // sends, fetches and kept descriptors that UCX knows of
+    std::vector<void*> dropping_;  // requests that close endpoints
+    bool was_held_ = false;        // the current message
+    uint64_t under_way_ = 0;       // pending sends, fetches and held descriptors
     bool is_closed_ = false;       // all endpoints
 };
 

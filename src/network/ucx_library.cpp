@@ -14,8 +14,8 @@ namespace {
 constexpr const char* kVariable = "CROSSDOCK_UCX_LIBRARY";
 constexpr const char* kName = "libucp.so.0";
 
-// UCX prints warnings of its own, also where nothing is wrong for us; what matters comes back as a status. Who sets
-// UCX_LOG_LEVEL wants to see them, and a UCX that the program itself has loaded is the program's.
+// Silences UCX's warnings, which it also prints without a problem for us; errors are returned as a status. Not if the
+// user has set UCX_LOG_LEVEL, nor for a UCX that the program itself has loaded.
 void silence(void* library) {
     if (std::getenv("UCX_LOG_LEVEL") != nullptr) return;
     const auto set = reinterpret_cast<ucs_status_t (*)(const char* name, const char* value)>(
@@ -36,7 +36,7 @@ UcxLibrary open_library() {
              is_named ? named : "not set (so libucp.so.0)", reason != nullptr ? reason : "no reason given");
     }
     UcxLibrary found;
-    // UCX's own libraries come with the one that was opened, and are searched with it.
+    // dlsym also searches UCX's other libraries, which are dependencies of this one.
     const auto resolve = [&](auto& function, const char* name) {
         void* symbol = dlsym(library, name);
         require(symbol != nullptr, ncclInvalidUsage, "{} lacks {}: UCX 1.13 or newer is needed", file, name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX's functions, found at run time: one binary serves machines with and without UCX.
+// UCX's functions, resolved at run time, so that one binary runs with and without UCX.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -19,8 +19,8 @@ struct UcxLibrary {
 #undef CROSSDOCK_UCX_MEMBER
 };
 
-// Opened at the first call: the file that CROSSDOCK_UCX_LIBRARY names, else libucp.so.0. Error with ncclInvalidUsage
-// that holds the loader's words where there is none.
+// Loads UCX at the first call: the file that CROSSDOCK_UCX_LIBRARY names, else libucp.so.0. Throws ncclInvalidUsage
+// with the loader's message if there is none.
 const UcxLibrary& ucx();
 
 }  // namespace crossdock::network

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames on links: what is sent arrives whole and in order, however the system cuts it up; who leaves is told how.
+// Frames on links arrive complete and in order, however the kernel splits them; a closed link tells how it ended.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -31,7 +31,7 @@ Bytes bytes_from(uint32_t seed, size_t count) {
     return bytes;
 }
 
-// Takes what comes: large frames by fetching them, at once or later, or not at all.
+// Receives frames: fetches large ones at once, later, or not at all.
 class Taker : public FrameReceiver {
   public:
     enum class Way { kFetch, kKeep, kIgnore };
@@ -93,7 +93,7 @@ struct Frame : Send {
     int num_ends = 0;
 };
 
-// Two ends of a connection whose buffers hold little.
+// Two ends of a connection with small buffers.
 struct Pair {
     Pair() {
         int ends[2];
@@ -107,11 +107,11 @@ struct Pair {
     }
     void turn(Taker& taker) {
         from->flush();
-        to->receive(taker, farewell);
-        if (farewell != nullptr) to->close();
+        to->receive(taker, link_end);
+        if (link_end != nullptr) to->close();
     }
     std::unique_ptr<LinkStream> from, to;
-    std::unique_ptr<Farewell> farewell;
+    std::unique_ptr<LinkEnd> link_end;
 };
 
 TEST(Links, FramesOfAllSizesArriveWholeAndInOrder) {
@@ -137,10 +137,10 @@ TEST(Links, FramesOfAllSizesArriveWholeAndInOrder) {
         EXPECT_EQ(frames[i].num_ends, 1);
     }
     EXPECT_TRUE(pair.from->is_flushed());
-    EXPECT_EQ(pair.farewell, nullptr);
+    EXPECT_EQ(pair.link_end, nullptr);
 }
 
-// Bytes that nobody can take yet stay in the connection, and what is behind them, too.
+// Bytes of a held frame stay in the connection, and so do later frames.
 TEST(Links, AKeptFrameHoldsBackWhatIsBehindIt) {
     Pair pair;
     Taker taker;
@@ -160,7 +160,7 @@ TEST(Links, AKeptFrameHoldsBackWhatIsBehindIt) {
     EXPECT_EQ(taker.num_fetched, 1);
 }
 
-TEST(Links, AFrameThatNobodyWantsIsSkipped) {
+TEST(Links, AnUnwantedFrameIsSkipped) {
     for (const bool was_kept : {false, true}) {
         Pair pair;
         Taker taker;
@@ -176,21 +176,21 @@ TEST(Links, AFrameThatNobodyWantsIsSkipped) {
     }
 }
 
-// A goodbye comes behind the frame that is being sent, and cancels none that has been handed out.
-TEST(Links, AGoodbyeCutsNoFrame) {
+// A close notice follows the frame that is being sent, and cancels none that has been handed out.
+TEST(Links, ACloseNoticeCutsNoFrame) {
     Pair pair;
     Taker taker;
     Frame large(0, bytes_from(1, 300'000));
     EXPECT_EQ(pair.from->send(large), UCS_INPROGRESS);
-    pair.from->say_goodbye(7);
-    for (int i = 0; i < 1000 && pair.farewell == nullptr; ++i) pair.turn(taker);
-    ASSERT_NE(pair.farewell, nullptr);
-    EXPECT_TRUE(pair.farewell->in_order);
-    EXPECT_EQ(pair.farewell->because_of, 7u);
+    pair.from->send_close_notice(7);
+    for (int i = 0; i < 1000 && pair.link_end == nullptr; ++i) pair.turn(taker);
+    ASSERT_NE(pair.link_end, nullptr);
+    EXPECT_TRUE(pair.link_end->in_order);
+    EXPECT_EQ(pair.link_end->because_of, 7u);
     EXPECT_EQ(taker.taken[0], large.content_);
 }
 
-// What comes behind this rank's goodbye is dropped in parts: who goes on sending keeps nobody.
+// What arrives after this rank's close notice is discarded in parts: a peer that goes on sending blocks nothing.
 TEST(Links, DrainingTakesAPartAtATime) {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
@@ -208,7 +208,7 @@ TEST(Links, DrainingTakesAPartAtATime) {
     EXPECT_TRUE(stream.drain());
 }
 
-TEST(Links, WhoDiesInTheMiddleOfAFrameCancelsIt) {
+TEST(Links, CancelsAFrameWhoseSenderDied) {
     Pair pair;
     Taker taker;
     Frame large(0, bytes_from(1, 300'000));
@@ -216,16 +216,16 @@ TEST(Links, WhoDiesInTheMiddleOfAFrameCancelsIt) {
     for (int i = 0; i < 3; ++i) pair.turn(taker);
     pair.from.reset();
     EXPECT_EQ(large.status, UCS_ERR_CANCELED);
-    for (int i = 0; i < 100 && pair.farewell == nullptr; ++i) pair.to->receive(taker, pair.farewell);
-    ASSERT_NE(pair.farewell, nullptr);
+    for (int i = 0; i < 100 && pair.link_end == nullptr; ++i) pair.to->receive(taker, pair.link_end);
+    ASSERT_NE(pair.link_end, nullptr);
     pair.to->close();
-    EXPECT_FALSE(pair.farewell->in_order);
-    EXPECT_EQ(pair.farewell->reason, "its process ended");
+    EXPECT_FALSE(pair.link_end->in_order);
+    EXPECT_EQ(pair.link_end->reason, "its process ended");
     EXPECT_EQ(taker.num_cancelled, 1);
 }
 
-// Nothing is trusted of what comes: whatever it is, the link ends, or goes on with whole frames.
-TEST(Links, RubbishEndsTheLink) {
+// Received bytes are not trusted: the link ends, or continues with complete frames.
+TEST(Links, GarbageEndsTheLink) {
     for (uint32_t seed = 0; seed < 200; ++seed) {
         int ends[2];
         ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
@@ -238,16 +238,16 @@ TEST(Links, RubbishEndsTheLink) {
             std::memcpy(rubbish.data(), head, std::min(rubbish.size(), sizeof(head)));
         }
         ASSERT_EQ(write(ends[0], rubbish.data(), rubbish.size()), static_cast<ssize_t>(rubbish.size()));
-        std::unique_ptr<Farewell> farewell;
-        for (int i = 0; i < 10 && farewell == nullptr; ++i) stream.receive(taker, farewell);
+        std::unique_ptr<LinkEnd> link_end;
+        for (int i = 0; i < 10 && link_end == nullptr; ++i) stream.receive(taker, link_end);
         if (seed % 4 != 3 && rubbish.size() >= 8) {
-            ASSERT_NE(farewell, nullptr) << seed;
-            EXPECT_EQ(farewell->reason, "it sent what no rank sends");
+            ASSERT_NE(link_end, nullptr) << seed;
+            EXPECT_EQ(link_end->reason, "it sent what no rank sends");
         }
     }
 }
 
-TEST(Links, TellWhoLeavesHow) {
+TEST(Links, TellHowAPeerLeft) {
     int pairs[3][2];
     std::vector<Link> links(4);
     for (int i = 0; i < 3; ++i) {
@@ -260,24 +260,24 @@ TEST(Links, TellWhoLeavesHow) {
     std::vector<Departure> left;
     watch.look_at_all(left);
     EXPECT_TRUE(left.empty());
-    // A rank that has lost rank 2 says goodbye.
+    // A rank that has lost rank 2 leaves in order.
     std::vector<Link> own(1);
     own[0].socket = std::move(others[0]);
-    PeerLinks(std::move(own), taker).say_goodbye(2);
+    PeerLinks(std::move(own), taker).send_close_notice(2);
     others[1].close();
     ASSERT_EQ(write(others[2].fd(), "? not a rank", 12), 12);
     watch.look_at_all(left);
     ASSERT_EQ(left.size(), 3u);
     for (const Departure& each : left) {
-        EXPECT_EQ(each.farewell.in_order, each.rank == 0) << each.rank;
-        EXPECT_EQ(each.farewell.because_of, each.rank == 0 ? 2 : kNoRank) << each.rank;
+        EXPECT_EQ(each.link_end.in_order, each.rank == 0) << each.rank;
+        EXPECT_EQ(each.link_end.because_of, each.rank == 0 ? 2 : kNoRank) << each.rank;
     }
     left.clear();
     watch.look_at_all(left);
     EXPECT_TRUE(left.empty());
 }
 
-// A process ends for its peers although a child that it forked lives on, even one that was forked while ranks met.
+// Peers see that a process has ended although its forked child lives on, even one forked during the handshake.
 TEST(Links, AChildKeepsNone) {
     for (const bool have_met : {false, true}) {
         int ends[2];
@@ -304,8 +304,8 @@ TEST(Links, AChildKeepsNone) {
     }
 }
 
-// Whoever has left is watched no more, also where somebody else has the socket open, too.
-TEST(Links, WhoHasLeftIsNotWatched) {
+// The link of a rank that has left is not polled any more, even if another process has the socket open, too.
+TEST(Links, ARankThatLeftIsNotPolled) {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     const Socket copy(dup(ends[0]));

@@ -98,7 +98,7 @@ class NoteExchange final : public cpu::Exchange {
         return cpu::PostSeen::kRead;
     }
 
-    bool has_left(int rank) override { return wire_->mesh().took_leave(static_cast<uint32_t>(rank)); }
+    bool has_left(int rank) override { return wire_->mesh().left_in_order(static_cast<uint32_t>(rank)); }
 
   private:
     std::shared_ptr<Wire> wire_;

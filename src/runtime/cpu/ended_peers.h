@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks' processes have ended, for warps that wait for them: they need not wait for their timeouts.
+// Knows which ranks' processes have ended, so that warps that wait for them need not wait for the timeout.
 #pragma once
 
 #include <atomic>
@@ -12,23 +12,21 @@
 
 namespace crossdock::cpu {
 
-// kLeft: it took its leave, perhaps because of a lost one.
+// kLeft: it left in order, perhaps because another rank was lost.
 enum class PeerEnd { kNone, kLeft, kLost };
 
-// Any number of threads, which wait for ranks of one communicator.
+// Thread safe. For the ranks of one communicator.
 class EndedPeers {
   public:
-    // end_of: whether anything more will come from the rank.
+    // end_of: returns whether and how the rank has ended.
     EndedPeers(int num_ranks, std::function<PeerEnd(int rank)> end_of);
 
-    // To be called while everything waits. Asks about all ranks, but only now and then: at most 1 % of the time goes
-    // there.
+    // Call it while all warps wait. Checks all ranks, but takes at most 1 % of the time.
     void look();
 
-    // For a warp to call after a failed poll for the peer, with a number that is the warp's own and 0 at first. Where
-    // the peer has ended: the rank that was the first to be found so, which the others may have left for; of those
-    // found in one look, one that was lost. -1: it is alive, or the warp has not polled since it is known to have
-    // ended, so that its last words would be missed.
+    // A warp calls this after a failed poll for the peer; told: the warp's own, initially 0. Returns -1 while the peer
+    // is alive, and for one more poll after its end, since it may have written before. Then returns the rank that was
+    // found first, because of which others may have left; of those found by one look(), one that was lost.
     int first_ended(int peer, uint32_t& told) const {
         const uint32_t count = num_ended_.load(std::memory_order_acquire);
         if (count == 0) return -1;
@@ -44,7 +42,7 @@ class EndedPeers {
     uint64_t interval_ns_;
     std::atomic<uint64_t> next_look_ns_{0};
     std::mutex looking_;
-    std::unique_ptr<std::atomic<uint32_t>[]> numbers_;  // in the order of their ends, from 1; 0: it is alive
+    std::unique_ptr<std::atomic<uint32_t>[]> numbers_;  // in the order in which ends were found, from 1; 0: alive
     std::atomic<uint32_t> num_ended_{0};
     int first_ = -1;
 };
