@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels put and signal through NCCL's GPU-initiated networking and the network plugin: bytes are there when
-// signals are, in every order that the interface allows. Then times. Ranks are threads that share the GPUs.
+// Kernels put and signal through NCCL's GPU-initiated networking and the network plugin: bytes have landed when their
+// signals arrive, in every order that the interface allows. Then measurements. Ranks are threads that share the GPUs.
 //
 //   NCCL_RMA_PLUGIN=.../libnccl-rma-crossdock.so gin_gpu_test [--ranks N] [--rounds N] [--measure] [--json FILE]
 #include <dlfcn.h>

@@ -61,7 +61,7 @@ struct Ids {
     __device__ ncclGinSignal_t acknowledged(uint32_t source) const { return 3 * ranks + source; }
 };
 
-// All have looked at what they received: it may be overwritten.
+// All ranks have checked what they received, so it may be overwritten.
 __device__ void acknowledge(const Job& job, const ncclGin& gin, const Ids& ids, uint64_t turn, uint32_t round) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -205,7 +205,7 @@ __global__ void ping_pong(Job job) {
     job.times[0] = ptx::global_timer_ns() - begin;
 }
 
-// Rank 0 puts, rank 1 says when all is there.
+// Rank 0 puts, rank 1 tells when everything has landed.
 __global__ void stream_puts(Job job) {
     const uint32_t self = job.comm.rank;
     const uint32_t peer = 1 - self;

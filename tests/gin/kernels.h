@@ -61,7 +61,7 @@ struct Job {
 inline constexpr int kSignalKinds = 4;  // weak, strong, value, acknowledged: one each for every source
 inline constexpr int kNumCounters = 1;
 
-// On the current device. To be called before any of them runs: loading one may wait for those that run, which wait for
+// On the current device. Call it before any of them runs: loading one may wait for running kernels, which wait for
 // ranks that have not launched theirs.
 cudaError_t load_kernels();
 

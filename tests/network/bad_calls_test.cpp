@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wrong arguments: a message with argument, value and range, and nothing has happened.
+// Wrong arguments: a message with argument, value and range, and no effect.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -67,7 +67,7 @@ TEST(BadCalls, DeviceMemoryNeedsADevice) {
     });
 }
 
-// Who does not register is named, and whoever waited can go on to end.
+// The rank that does not register is named, and the others can end.
 TEST(BadCalls, RegisteringAloneEnds) {
     run_ranks(2, [](TestRank& rank) {
         setenv("CROSSDOCK_JOIN_TIMEOUT_MS", "2000", 1);

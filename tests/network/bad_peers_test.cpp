@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Peers that die, stop, or speak nonsense: the error names the rank, nothing crashes and nothing hangs.
+// Peers that die, stop, or send garbage: the error names the rank, nothing crashes and nothing hangs.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -21,10 +21,10 @@ namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
 
-// Works with `peer` until a call fails; the message must have the words.
+// Exchanges data with `peer` until a call fails; the message must contain the words.
 void expect_failure(TestRank& rank, Session& session, const std::function<void()>& work,
-                    std::initializer_list<const char*> words, int patience_s = 20) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(patience_s);
+                    std::initializer_list<const char*> words, int timeout_s = 20) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(timeout_s);
     bool failed = false;
     while (!failed && std::chrono::steady_clock::now() < end) {
         try {
@@ -47,7 +47,7 @@ class BadPeers : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Memory, BadPeers, testing::Values(plugin::kPointerHost, plugin::kPointerCuda),
                          [](const auto& kind) { return kind.param == plugin::kPointerHost ? "Host" : "Device"; });
 
-TEST_P(BadPeers, WhoDiesIsNamed) {
+TEST_P(BadPeers, NamesTheRankThatDied) {
     run_ranks(3,
               [](TestRank& rank) {
                   std::vector<std::byte> bytes(4 << 20);
@@ -75,7 +75,7 @@ TEST_P(BadPeers, WhoDiesIsNamed) {
               {1});
 }
 
-TEST_P(BadPeers, WhoTakesNothingIsNamed) {
+TEST_P(BadPeers, NamesTheRankThatAcceptsNoData) {
     run_ranks(2,
               [](TestRank& rank) {
                   setenv("CROSSDOCK_NETWORK_TIMEOUT_MS", "700", 1);
@@ -99,7 +99,7 @@ TEST_P(BadPeers, WhoTakesNothingIsNamed) {
               {1});
 }
 
-// A broken device is said by the next call, whoever noticed: a call, or the thread that looks after idle ranks.
+// The next call reports a broken device, whether a call or the progress thread detected it.
 TEST(BadDevice, FailsTheCommunicatorAndNotTheProcess) {
     run_ranks(2, [](TestRank& rank) {
         if (rank.rank() == 0) set_fake_device_failure(3);
@@ -120,7 +120,7 @@ TEST(BadDevice, FailsTheCommunicatorAndNotTheProcess) {
     });
 }
 
-// A rank in itself genuine, which sends whatever it is told.
+// An authenticated rank that sends any frame it is given.
 class RogueRank : public FrameSink {
   public:
     explicit RogueRank(TestRank& rank) : listener_("=lo") {
@@ -131,7 +131,7 @@ class RogueRank : public FrameSink {
                                                  TransportConfig{4096, 30 * kSecond}, *this);
     }
 
-    // Memory number `id`, as rank 0 registers it.
+    // Announces memory number `id`, as rank 0 registers it.
     void announce(uint32_t id, uint64_t bytes, MemoryKind kind = MemoryKind::kHost) {
         FrameHeader header = {};
         header.kind = FrameKind::kAnnounce;
@@ -178,7 +178,7 @@ FrameHeader put_header() {
     return header;
 }
 
-// Rank 1 sends something bad; rank 0 must say so.
+// Rank 1 sends something bad; rank 0 must report it.
 void run_rogue(const std::function<void(RogueRank&)>& misbehave, std::initializer_list<const char*> words,
                MemoryKind kind = MemoryKind::kHost, size_t num_bytes = 1000) {
     run_ranks(2, [&](TestRank& rank) {
@@ -254,7 +254,7 @@ TEST(BadPeersFrames, ForeignMemoryIsOutOfReach) {
         {"rank 1 gets 1000 bytes at offset 1 from memory of 1000 bytes"});
 }
 
-// What staging memory could never take.
+// Frames larger than staging memory.
 TEST(BadPeersFrames, DeviceMemoryTakesSmallOnes) {
     run_rogue(
         [](RogueRank& rogue) {
@@ -296,8 +296,7 @@ TEST(BadPeersFrames, NumbersCountOnce) {
         {"rank 1 sent frame", "outside the receive window"});
 }
 
-// Other processes may write into a worker of UCX's. Frames without the key are not looked at, whatever they say; ranks
-// go on.
+// Other processes may write into a UCX worker. Frames with a wrong key are ignored, whatever they contain.
 TEST(BadPeersFrames, FramesWithAWrongKeyAreIgnored) {
     if (std::getenv("CROSSDOCK_TEST_HOSTS") != nullptr) GTEST_SKIP() << "nobody else can write to a link";
     run_ranks(2, [&](TestRank& rank) {

@@ -23,7 +23,7 @@ uint64_t g_good_steps = UINT64_MAX;
 
 void require_health() { require(g_good_steps > 0, ncclSystemError, "the device has failed"); }
 
-// Steps of one direction, done one after another by a thread that takes its time.
+// Steps of one direction, executed in order by a slow thread.
 class FakeQueue {
   public:
     explicit FakeQueue(uint64_t seed) : random_(seed), thread_([this] { run(); }) {}

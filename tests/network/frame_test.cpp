@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parser of frames: what a rank of ours sends passes, each way to be malformed has its message.
+// The parser accepts valid frames, and has a message for each way to be malformed.
 #include <gtest/gtest.h>
 
 #include <cstring>

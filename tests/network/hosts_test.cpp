@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two hosts, as two network namespaces with a cable between them: ranks use the network alone, and a cut cable is
-// noticed. It needs root and iproute2, and says so where it lacks them.
+// Two hosts, as two network namespaces connected by a cable: ranks use the network only, and a cut cable is detected.
+// Needs root and iproute2; skips without them.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -22,15 +22,15 @@ enum Flag : int { kApart = 10, kCable = 12, kCut = 13 };
 
 bool run(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
 
-// Whether this machine lets us play hosts; asked in a process of its own.
+// True if this machine allows network namespaces; tried in another process.
 bool can_make_hosts() {
     return geteuid() == 0 && run("unshare --net --ipc --mount sh -c "
                                  "'mount -t sysfs none /sys && ip link add crossdock0 type veth peer name crossdock1'");
 }
 
-// This rank becomes a host: a network and shared memory of its own, and one end of the cable.
+// Makes this rank a host: its own network and shared memory, and one end of the cable.
 void become_host(TestRank& rank) {
-    // UCX looks for devices in /sys, which shows those of the network that it was mounted in.
+    // UCX finds devices in /sys, which shows those of the network namespace in which it was mounted.
     const bool is_apart = unshare(CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWNS) == 0 &&
                           mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
                           mount("sysfs", "/sys", "sysfs", 0, nullptr) == 0;
@@ -49,7 +49,7 @@ void become_host(TestRank& rank) {
                        run("ip link set " + name + " up") && run("ip link set lo up");
     if (!is_up) throw std::runtime_error("no address");
     rank.barrier();
-    // The kernel takes a moment to notice that both ends are up, and UCX passes over what is not.
+    // The kernel needs a moment until both ends are up, and UCX ignores interfaces that are not.
     const std::string is_running = "grep -q up /sys/class/net/" + name + "/operstate";
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (!run(is_running) && std::chrono::steady_clock::now() < end) {
@@ -57,7 +57,7 @@ void become_host(TestRank& rank) {
     rank.barrier();
 }
 
-// Bytes and signals cross between hosts, and nothing else connects them.
+// Bytes and signals cross between hosts that only the network connects.
 TEST(Hosts, ReachEachOther) {
     if (!can_make_hosts()) GTEST_SKIP() << "no root, or no network namespaces, or no iproute2";
     run_ranks(2, [](TestRank& rank) {
@@ -77,7 +77,7 @@ TEST(Hosts, ReachEachOther) {
     });
 }
 
-// A cut cable is no end of a process: nothing says that the peer is gone. The timeout names it.
+// With a cut cable nothing reports that the peer is gone. The timeout names it.
 TEST(Hosts, ACutCableIsNamed) {
     if (!can_make_hosts()) GTEST_SKIP() << "no root, or no network namespaces, or no iproute2";
     run_ranks(2, [](TestRank& rank) {
@@ -113,10 +113,10 @@ TEST(Hosts, ACutCableIsNamed) {
     });
 }
 
-// Shared memory that is too small is named with what is needed and what to do.
+// If /dev/shm is too small, the message says how much is needed and what to do.
 TEST(Hosts, SmallSharedMemoryIsNamed) {
     if (!can_make_hosts()) GTEST_SKIP() << "no root, or no network namespaces, or no iproute2";
-    // Ranks of one host have the same /dev/shm in sight, so the one that makes it small is the parent of both.
+    // Ranks of one host must share /dev/shm, so their parent makes it small.
     run_ranks(1, [](TestRank& parent) {
         const bool is_small = unshare(CLONE_NEWNS) == 0 &&
                               mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&

@@ -40,7 +40,7 @@ void fill(std::vector<std::byte>& bytes, int seed) {
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = pattern(i, seed);
 }
 
-// A put of any size is there when its signal is, and nothing beside it changes.
+// A put of any size has landed when its signal arrives, and changes nothing beside its target.
 TEST_P(Operations, PutsOfAllSizesArriveBeforeTheirSignals) {
     run_ranks(2, [](TestRank& rank) {
         const std::vector<size_t> sizes = {1, 7, 8, 64, 1000, 4096, 8193, 65537, 1 << 20, (3 << 20) + 5};
@@ -146,7 +146,7 @@ TEST_P(Operations, GetsBringBytes) {
     });
 }
 
-// A rank that only receives need not call anything: bytes and signals still come.
+// A rank that only receives need not call progress(): bytes and signals still arrive.
 TEST(OperationsIdle, TheReceiverNeedNotCallProgress) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<uint64_t> words(8);

@@ -49,7 +49,7 @@ TEST(Lane, KnowsWhatHasLanded) {
     EXPECT_FALSE(lane.land(uint64_t{1} << 40));
 }
 
-// Pieces never overlap, and all room comes back.
+// Pieces never overlap, and all memory is reused.
 TEST(StagingRing, PiecesAreApart) {
     std::vector<std::byte> memory(1 << 16);
     StagingRing ring(memory);

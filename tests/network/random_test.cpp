@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random operations against a model: all that a rank was promised is in its memory when the signals say so.
+// Random operations against a model: when its signals arrive, a rank's memory holds what the model says.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr int kContexts = 3;
 constexpr uint64_t kPart = 300'000;  // of a source and context, in a target's memory
 constexpr int kRounds = 25;
 
-// What source puts into its part of a target, in one round: the same at both ends, by the seed.
+// What a source puts into its part of a target in one round: derived from the seed at both ends.
 struct Plan {
     struct Put {
         uint64_t offset, bytes;
@@ -68,7 +68,7 @@ TEST_P(Random, OperationsMatchTheModel) {
         Session session(rank, kContexts);
         void* from = session.add_memory(source.data(), bytes, kind());
         void* to = session.add_memory(target.data(), bytes, kind());
-        // On the device every other rank's signals are written by nobody else, so that no look at them is needed.
+        // Every other rank's signals in device memory are written by signals only, so adding to them reads no word.
         const uint64_t flags = rank.rank() % 2 == 0 ? plugin::kFlagOrdered | plugin::kFlagNeverReset : 0;
         void* signals = session.add_memory(words.data(), words.size() * 8, kind(), flags);
         const auto part = [](int source_rank, int context) {
@@ -107,7 +107,7 @@ TEST_P(Random, OperationsMatchTheModel) {
                     const Plan plan(seed, peer, rank.rank(), context, round);
                     const uint64_t base = part(peer, context);
                     session.await_word(words[word(peer, context) + 1], static_cast<uint64_t>(round));
-                    // The strong signal came last: all signals and all bytes before it are here.
+                    // The strong signal is last: all earlier signals and bytes have landed.
                     uint64_t& count = awaited[word(peer, context)];
                     count += plan.weak_signals;
                     rank.expect(words[word(peer, context)] == count, "a signal is missing, or there are too many");

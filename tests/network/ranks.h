@@ -26,11 +26,11 @@ class TestRank {
     // Every rank's 128 bytes, from all of them.
     std::vector<std::vector<std::byte>> exchange(const void* bytes);
 
-    // For signs between ranks that do not all take part.
+    // Flags between some of the ranks.
     void raise(int flag);
     void await(int flag);
 
-    // Records a failure; the rank goes on.
+    // Records a failure; the rank continues.
     void fail(const std::string& message);
     void expect(bool condition, const std::string& message) {
         if (!condition) fail(message);

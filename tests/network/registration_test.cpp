@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory comes and goes while others are at work, communicators live side by side, and ends come at any time.
+// Memory is registered and deregistered under traffic, communicators coexist, and any of them may end at any time.
 #include <gtest/gtest.h>
 
 #include <dirent.h>
@@ -41,7 +41,7 @@ TEST(Registration, MemoryComesAndGoesUnderTraffic) {
                 while (!is_over) {
                     session.finish(session.put_signal(peer, memory, 0, 30'000, memory, 50'000, signals, 0, 1, true));
                     ++sent;
-                    // The device is slow, and what is sent to it waits in a queue without an end.
+                    // The device is slow, and copies to it wait in an unbounded queue.
                     while (!is_over && sent > std::atomic_ref(words[0]).load() + kMostAhead) session.progress();
                 }
             } catch (const std::exception& error) {
@@ -63,7 +63,7 @@ TEST(Registration, MemoryComesAndGoesUnderTraffic) {
     });
 }
 
-// Bytes for memory that is gone are dropped, their signals too where those are gone; the rest goes on.
+// Bytes for deregistered memory are dropped, and so are signals in it; everything else continues.
 TEST(Registration, LatePutsAreDropped) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<std::byte> bytes(200'000);
@@ -89,8 +89,8 @@ TEST(Registration, LatePutsAreDropped) {
     });
 }
 
-// A kernel's puts may come behind the end of its group: they name memory that this rank has deregistered itself.
-TEST(Registration, PutsFromMemoryThatIsGoneGoNowhere) {
+// A kernel's puts may arrive after its group was destroyed: they name memory that this rank has deregistered.
+TEST(Registration, PutsFromDeregisteredMemoryAreDropped) {
     run_ranks(2, [](TestRank& rank) {
         std::vector<std::byte> bytes(100'000);
         std::vector<uint64_t> words(8);
@@ -119,12 +119,12 @@ TEST(Registration, PutsFromMemoryThatIsGoneGoNowhere) {
         rank.barrier();
         for (const std::byte each : bytes) rank.expect(each == std::byte{0}, "a put from memory that is gone wrote");
         rank.barrier();
-        // Nor does it matter whether the peer is still there.
+        // This holds if the peer has left, too.
         if (rank.rank() == 1) session.close();
         rank.barrier();
         if (rank.rank() == 0) {
             const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
-            while (std::chrono::steady_clock::now() < end) session.progress();  // its goodbye comes
+            while (std::chrono::steady_clock::now() < end) session.progress();  // its close notice arrives
             session.finish(session.put(1, passing, 0, 8, memory, 0));
             session.finish(session.get(1, memory, 0, 8, passing, 0));
             session.finish(session.signal(1, passing, 8, 1));
@@ -133,8 +133,9 @@ TEST(Registration, PutsFromMemoryThatIsGoneGoNowhere) {
     });
 }
 
-// What kernels had posted when their memory was deregistered goes out, though NCCL's thread hands it over later.
-TEST(Registration, WhatWasPostedBeforeTheEndStillGoes) {
+// Operations that kernels posted before their memory was deregistered are sent, although NCCL's thread posts them
+// later.
+TEST(Registration, OperationsPostedBeforeTheEndAreSent) {
     run_ranks(2, [](TestRank& rank) {
         constexpr int kPosted = 20;
         Session session(rank);
@@ -168,7 +169,7 @@ TEST(Registration, WhatWasPostedBeforeTheEndStillGoes) {
     });
 }
 
-// Where no context is left, nothing more is handed over: a group that goes need not wait.
+// Without contexts no more operations arrive, so destroying a group need not wait.
 TEST(Registration, MemoryGoesAtOnceWithoutContexts) {
     run_ranks(2, [](TestRank& rank) {
         Session session(rank);
@@ -206,7 +207,7 @@ TEST(Registration, ManyCommunicatorsAndNothingIsLeft) {
     });
 }
 
-// A communicator may end with work under way, its own and its peers'.
+// A communicator may end with pending operations, its own and its peers'.
 TEST(Registration, EndsWithWorkUnderWay) {
     run_ranks(3, [](TestRank& rank) {
         std::vector<std::byte> bytes(8 << 20);

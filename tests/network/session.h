@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's part: one rank's communicator, contexts and memory through the plugin's table of functions.
+// Acts as NCCL: one rank's communicator, contexts and memory through the plugin's table of functions.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,10 @@ class Session {
     void* comm() const { return comm_; }
     void* contexts() const { return contexts_; }
 
-    // Collective. Throws with the plugin's message where a call fails, like all that follows.
+    // Collective. This and all functions below throw with the plugin's message if a call fails.
     void* add_memory(void* data, size_t bytes, int type = plugin::kPointerHost, uint64_t flags = 0);
     void remove_memory(void* memory);
-    // NCCL's thread ends its rounds then.
+    // Ends NCCL's progress thread.
     void destroy_contexts();
 
     void* put(int peer, void* source, uint64_t source_offset, size_t bytes, void* target, uint64_t target_offset,
@@ -58,7 +58,7 @@ class Session {
     void* contexts_ = nullptr;
 };
 
-// The result of a call that has to fail, and its message.
+// The result of a call that must fail, and its message.
 void expect_refused(TestRank& rank, ncclResult_t result, ncclResult_t wanted, std::initializer_list<const char*> words);
 
 }  // namespace crossdock::network

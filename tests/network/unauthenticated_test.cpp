@@ -32,7 +32,7 @@ void append(Bytes& bytes, const Value& value) {
     bytes.insert(bytes.end(), first, first + sizeof(value));
 }
 
-// What UCX's TCP transport takes from anybody: its magic number, then a put of a word to an address.
+// What UCX's TCP transport accepts from any connection: its magic number, then a put of a word to an address.
 Bytes ucx_put(void* address, uint64_t word) {
     Bytes bytes;
     append(bytes, uint64_t{0xcafebabe12345678});
@@ -63,7 +63,7 @@ void say(const Endpoint& endpoint, const Bytes& bytes) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// Puts of both ranks into each other, compared with what they should be.
+// Both ranks put into each other and compare the result.
 void work(TestRank& rank, Mesh& mesh) {
     const uint32_t peer = 1 - mesh.rank();
     mesh.add_contexts(1);
@@ -119,7 +119,7 @@ TEST(Unauthenticated, AreIgnoredWhileRanksConnect) {
     });
 }
 
-// Also where ranks share memory, and with whatever transports the user asks for.
+// Also if ranks share memory, and with any transports that the user selects.
 TEST(Unauthenticated, FindNoOpenPortOfARunningJob) {
     for (const char* transports : {"", "tcp", "tcp,self,posix", "^ib"}) {
         for (const bool plays_hosts : {false, true}) {
@@ -138,7 +138,7 @@ TEST(Unauthenticated, FindNoOpenPortOfARunningJob) {
     }
 }
 
-// Where nothing asks for it, UCX is not opened: the links carry everything.
+// UCX is not loaded if no transport needs it: the links carry everything.
 TEST(Unauthenticated, RanksReachEachOtherWithoutUcx) {
     run_ranks(2, [](TestRank& rank) {
         setenv("UCX_TLS", "tcp", 1);
