@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of what kernels pass to NCCL's Device API. Each ends the kernel by an Error whose message begins with the
-// thread, the call (what) and its line.
+// Checks the arguments of NCCL's Device API in kernels. Each throws an Error, which ends the kernel; its message begins
+// with the thread, the call (what) and its line.
 #pragma once
 
 #include <array>
@@ -13,17 +13,17 @@ namespace crossdock::gin {
 
 Caller beginning(const KernelThread& thread, const char* what, crossdockWhere where);
 
-// The window, and with it the judge's watch on all ranks' pieces of it.
+// Finds the window, and makes the race detector watch all ranks' pieces of it.
 WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset, size_t bytes, const char* what,
                        crossdockWhere where);
 
-// The rank of the world that is the team's peer.
+// The communicator's rank of a team's peer.
 int world_rank(const KernelThread& thread, const DeviceComm& comm, crossdockTeam team, int peer, const char* what,
                crossdockWhere where);
 
 DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, crossdockWhere where);
 
-// Tells whether the windows that are not null are still registered.
+// Returns a function that tells whether the windows that are not null are still registered.
 std::function<bool()> are_there(const DeviceComm& comm, const std::array<ncclWindow_t, 3>& windows);
 
 }  // namespace crossdock::gin

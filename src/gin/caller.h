@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The call of a kernel with which a message begins. It becomes text where a message needs it.
+// A kernel's call, with which messages about it begin. Formatted only when a message is made.
 #pragma once
 
 #include <fmt/format.h>
 
-#include "gin/judge.h"
+#include "gin/race_detector.h"
 
 namespace crossdock::gin {
 
@@ -21,8 +21,8 @@ struct fmt::formatter<crossdock::gin::Caller> {
     constexpr auto parse(format_parse_context& context) { return context.begin(); }
     template <typename Context>
     auto format(const crossdock::gin::Caller& caller, Context& context) const {
-        using crossdock::gin::Judge;
-        return fmt::format_to(context.out(), "{}: {} at {}", Judge::name(caller.who), caller.what,
-                              Judge::name(caller.where));
+        using crossdock::gin::RaceDetector;
+        return fmt::format_to(context.out(), "{}: {} at {}", RaceDetector::name(caller.who), caller.what,
+                              RaceDetector::name(caller.where));
     }
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread of a simulated kernel knows to have happened: how far every other thread had come, and of which puts
-// the source has been read or the data has landed.
+// A vector clock of the simulation: the time of each thread that its owner has synchronized with, and the puts whose
+// source it knows to be read or whose data it knows to have landed.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace crossdock::gin {
 class Clock {
   public:
     uint32_t of_thread(uint32_t thread) const { return thread < threads_.size() ? threads_[thread] : 0; }
-    // The thread's own time goes on, so that what it does next is not known to those who have this clock's copy.
+    // Advances the thread's own time: holders of an earlier copy of this clock do not know what it does next.
     void tick(uint32_t thread) {
         if (threads_.size() <= thread) threads_.resize(thread + 1);
         ++threads_[thread];

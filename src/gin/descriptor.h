@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "device/platform.h"  // before whatever opens the namespace cpu
+#include "device/platform.h"  // before any header that opens the namespace cpu
 
 namespace crossdock::cpu {
 class RemoteMemory;
@@ -16,7 +16,7 @@ namespace crossdock::gin {
 
 struct Descriptor {
     uint64_t bytes = 0;     // 0: only the signal
-    bool is_value = false;  // `value` is what is put
+    bool is_value = false;  // puts `value` instead of a source
     bool has_signal = false;
     bool is_strong = false;  // the signal
     bool is_remote = false;
@@ -26,7 +26,7 @@ struct Descriptor {
         uint64_t value;  // of at most 8 bytes
     };
     uint64_t increase = 0;        // of the signal
-    uint64_t* counter = nullptr;  // goes up when the source has been read; null: none
+    uint64_t* counter = nullptr;  // incremented when the source has been read; null: none
     std::byte* target = nullptr;
     uint64_t* signal = nullptr;
 
@@ -43,7 +43,7 @@ static_assert(kLocalDescriptorBytes <= 56 && sizeof(Descriptor) <= 120);
 // Executes a descriptor whose peer's memory is mapped here.
 void carry_out_local(const Descriptor& descriptor);
 
-// A value as one store where its target is aligned, since its reader may poll it.
+// Writes a value, with a single store if the target is aligned, because its reader may poll it.
 void store_value(std::byte* target, uint64_t value, size_t bytes);
 
 }  // namespace crossdock::gin

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bounded queue of descriptors, without locks: any number of threads push, one pops. Each cell takes 128 bytes, of
+// A bounded lock-free queue of descriptors: any number of threads push, one pops. Each cell takes 128 bytes, of
 // which a descriptor for a mapped peer touches the first 64.
 //
-// A cell's turn tells whose it is: of lap n (positions n * depth to (n + 1) * depth - 1) it is free at n * depth, and
+// A cell's turn is its state: in lap n (positions n * depth to (n + 1) * depth - 1) the cell is free at n * depth, and
 // full at n * depth + 1. Zeroed memory is an empty queue.
 #pragma once
 
@@ -24,7 +24,7 @@ class DescriptorQueue {
 
     size_t depth() const { return mask_ + 1; }
 
-    // False: the queue is full.
+    // Returns false if the queue is full.
     bool try_push(const Descriptor& descriptor) {
         uint64_t position = pushed_.load(std::memory_order_relaxed);
         for (;;) {
@@ -37,14 +37,14 @@ class DescriptorQueue {
             } else if (pushed_.compare_exchange_weak(position, position + 1, std::memory_order_relaxed)) {
                 std::memcpy(&cell.descriptor, &descriptor,
                             descriptor.is_remote ? sizeof(Descriptor) : kLocalDescriptorBytes);
-                // Sequentially consistent, as the popping thread's note that it sleeps.
+                // Sequentially consistent, like the popping thread's flag that it sleeps.
                 __atomic_store_n(&cell.turn, lap_of(position) + 1, __ATOMIC_SEQ_CST);
                 return true;
             }
         }
     }
 
-    // The oldest descriptor, until pop(); null: the queue is empty, or what comes next is still being written.
+    // The oldest descriptor, valid until pop(). Null if the queue is empty or the next descriptor is being written.
     const Descriptor* front() const {
         const Cell& cell = cell_at(popped_);
         return __atomic_load_n(&cell.turn, __ATOMIC_SEQ_CST) == lap_of(popped_) + 1 ? &cell.descriptor : nullptr;

@@ -24,7 +24,7 @@ constexpr size_t kWordsApart = 16;   // 128 bytes: processors fetch lines of 64 
 constexpr int kFull = 1, kRail = 2;  // ncclGinConnectionType_t
 
 struct Registry {
-    std::atomic<uint64_t> changes{1};  // what a thread has looked up holds until the next one
+    std::atomic<uint64_t> changes{1};  // a thread's cached lookup is valid until the next change
     ForkSafeMutex mutex{[this] { ++changes; }};
     std::map<uint64_t, std::shared_ptr<DeviceComm>> all;
     uint64_t last_id = 0;
@@ -123,7 +123,7 @@ DeviceComm::DeviceComm(std::shared_ptr<cpu::CpuCommunicator> its_communicator, c
     view.multimem = needs.lsa_multimem;
     const int rail_size = view.num_ranks / view.lsa_size;
     num_barrier_signals_ = 0;
-    // For every rank a word for barriers that cover puts, and one for those that do not.
+    // Per rank, one word for barriers that cover puts and one for those that do not.
     const auto take = [&](int barriers_times_ranks) {
         const int signals = 2 * barriers_times_ranks;
         const auto first = kBarrierSignal | static_cast<uint32_t>(num_barrier_signals_);
@@ -213,7 +213,7 @@ void drain(const cpu::CpuCommunicator& communicator) {
     for (const auto& device_comm : its) {
         try {
             device_comm->outbox->drain(kDrainNs);
-        } catch (const Error&) {  // whoever uses it next is told
+        } catch (const Error&) {  // the next call throws it
         }
     }
 }
@@ -253,10 +253,11 @@ ncclResult_t crossdockDevCommDestroy(ncclComm_t, uint64_t id) {
     return boundary([&] {
         auto& registry = gin::registry();
         const auto last_reference = gin::look_up(id);
-        // What is on its way writes into memory that goes, and is judged for the last time.
+        // Deliver pending operations now: their target memory is about to be freed, and the race detector checks them
+        // once more.
         if (last_reference->simulated != nullptr) {
             last_reference->simulated->advance(UINT64_MAX);
-            const std::string& violation = last_reference->simulated->judge().violation();
+            const std::string& violation = last_reference->simulated->races().violation();
             require(violation.empty(), ncclInternalError, "{}", violation);
         }
         const std::lock_guard lock(registry.mutex);

@@ -35,7 +35,7 @@ void crossdockBeforeAtomic(const void* address, size_t, bool writes, bool releas
     if (thread == nullptr || !writes) return;
     if (thread->launch().simulated == nullptr) return;
     thread->scheduling_point();
-    gin::Clock& told = thread->launch().simulated->judge().atomics[address];
+    gin::Clock& told = thread->launch().simulated->races().atomics[address];
     told.join(releases ? thread->clock : thread->fenced);
     if (releases) thread->tick();
 }
@@ -44,7 +44,7 @@ void crossdockAfterAtomic(const void* address, bool acquires, bool is_poll) {
     KernelThread* thread = KernelThread::current_or_null();
     if (thread == nullptr) return;
     if (thread->launch().simulated != nullptr) {
-        const gin::Clock& told = thread->launch().simulated->judge().atomics[address];
+        const gin::Clock& told = thread->launch().simulated->races().atomics[address];
         (acquires ? thread->clock : thread->pending).join(told);
     }
     is_poll ? thread->poll(0) : thread->wrote();
@@ -58,13 +58,13 @@ void crossdockPause(uint64_t nanoseconds) {
 uint64_t crossdockClock() { return KernelThread::current().now_ns(); }
 
 void crossdockTrap(const char* message, crossdockWhere where) {
-    fail(ncclInternalError, "{}: {} at {}", KernelThread::current().name(), message, gin::Judge::name(where));
+    fail(ncclInternalError, "{}: {} at {}", KernelThread::current().name(), message, gin::RaceDetector::name(where));
 }
 
 void crossdockAccess(const void* address, size_t bytes, bool is_write, const void* instruction) {
     const KernelThread* thread = KernelThread::current_or_null();
     if (thread == nullptr || thread->launch().simulated == nullptr) return;
-    thread->launch().simulated->judge().thread_accesses(thread->who(), thread->number, thread->clock, address, bytes,
+    thread->launch().simulated->races().thread_accesses(thread->who(), thread->number, thread->clock, address, bytes,
                                                         is_write, instruction);
 }
 

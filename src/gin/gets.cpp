@@ -11,11 +11,12 @@ using namespace crossdock::gin;
 
 namespace {
 
-// A request's first word outside of the simulation: how many were posted, and above how many bits of the peer's rank.
+// A request's first word outside of the simulation: the number of posted operations, above the bits of
+// the peer's rank.
 constexpr int kRankBits = 16;
 
-// A request's second word says of which device communicator and context it is: one that no flushAsync has made, or that
-// is of another context, is found by it.
+// A request's second word identifies the device communicator and context, which detects requests of another context and
+// those that flushAsync has not made.
 uint64_t mark_of(uint64_t dev_comm, int context) {
     return (dev_comm << 16 | static_cast<uint64_t>(context)) ^ 0xc0d0'c0c4'0000'0000;
 }

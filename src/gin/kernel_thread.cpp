@@ -13,9 +13,9 @@ namespace {
 
 thread_local KernelThread* t_running = nullptr;
 
-// Polls in a row after which a loop is taken for one that waits.
+// After this many consecutive polls a loop counts as waiting.
 constexpr int kFreePolls = 4;
-// Of the simulation, where time passes as fast as wanted: a loop with pauses ends after so many.
+// The simulation ends a polling loop after this many pauses, since its clock jumps.
 constexpr int kMaxPauses = 100'000;
 
 }  // namespace
@@ -28,9 +28,9 @@ KernelThread::KernelThread(Launch& launch, cpu::Warp& warp, const crossdockThrea
       block_(&block),
       who_{launch.communicator->rank(), block_idx, thread_idx} {
     if (launch.simulated == nullptr) return;
-    Judge& judge = launch.simulated->judge();
-    number = judge.number_of(who_);
-    clock = judge.ended;
+    RaceDetector& races = launch.simulated->races();
+    number = races.number_of(who_);
+    clock = races.ended;
     clock.tick(number);
 }
 
@@ -65,7 +65,7 @@ void KernelThread::run(void (*body)(void*), void* context) {
     struct End {
         KernelThread* thread;
         ~End() {
-            if (thread->launch_->simulated != nullptr) thread->launch_->simulated->judge().ended.join(thread->clock);
+            if (thread->launch_->simulated != nullptr) thread->launch_->simulated->races().ended.join(thread->clock);
             thread->set_running(nullptr);
         }
     };
@@ -75,16 +75,16 @@ void KernelThread::run(void (*body)(void*), void* context) {
         body(context);
         leave_block();
     } catch (const Error& error) {
-        // The others would wait for this one forever, and a deadlock would be what is reported.
+        // Without this report, the other threads would wait forever, and a deadlock would be reported instead.
         if (launch_->scheduler != nullptr && launch_->scheduler->deadlock().empty()) {
-            Judge& judge = launch_->simulated->judge();
-            judge.violated(error.what());
+            RaceDetector& races = launch_->simulated->races();
+            races.violated(error.what());
         }
         throw;
     }
 }
 
-// Those that wait for the block's threads, or the warp's, no longer wait for this one.
+// Waits for threads of the block or warp no longer include this one.
 void KernelThread::leave_block() {
     warp_lanes().returned |= 1u << who_.thread % 32;
     --block_->num_live;
@@ -117,8 +117,8 @@ void KernelThread::release(Meeting& meeting) {
 void KernelThread::meet(Meeting& meeting, unsigned arriving, const std::function<bool()>& is_complete,
                         const char* what) {
     made_progress();
-    const bool judged = launch_->simulated != nullptr;
-    if (judged) {
+    const bool is_simulated = launch_->simulated != nullptr;
+    if (is_simulated) {
         meeting.gathering.join(clock);
         tick();
     }
@@ -145,14 +145,14 @@ void KernelThread::meet(Meeting& meeting, unsigned arriving, const std::function
             }
         }
     }
-    if (judged) clock.join(meeting.released);
+    if (is_simulated) clock.join(meeting.released);
     scheduling_point();
 }
 
 void KernelThread::sync_block() {
     const auto is_complete = [&] { return static_cast<int>(block_->all.arrived) == block_->num_live; };
     if (launch_->scheduler != nullptr) return meet(block_->all, 1, is_complete, "__syncthreads");
-    // The executor does not resume those that wait at its own barrier.
+    // The executor does not resume fibers that wait at its own barrier, which is cheaper.
     made_progress();
     ++block_->all.arrived;
     const int live = block_->num_live;
@@ -187,13 +187,13 @@ void KernelThread::exchange(unsigned mask, const void* own, size_t bytes, std::b
     for (size_t lane = 0; lane < 32; ++lane) {
         if ((mask >> lane & 1) != 0) std::memcpy(all + lane * bytes, lanes.slots[lane], bytes);
     }
-    sync_lanes(mask);  // all have read before one writes again
+    sync_lanes(mask);  // all lanes have read before any writes again
 }
 
 void KernelThread::deadlocked(const std::string& deadlock, const std::string& wait, bool is_within_block) {
-    Judge& judge = launch_->simulated->judge();
-    judge.add_waiting(deadlock, wait, is_within_block);
-    throw Error(ncclInternalError, judge.violation().empty() ? deadlock + ": " + wait : judge.violation());
+    RaceDetector& races = launch_->simulated->races();
+    races.add_waiting(deadlock, wait, is_within_block);
+    throw Error(ncclInternalError, races.violation().empty() ? deadlock + ": " + wait : races.violation());
 }
 
 void KernelThread::scheduling_point() {
@@ -203,10 +203,10 @@ void KernelThread::scheduling_point() {
     look();
 }
 
-// Unlike scheduling_point, this is no progress: a thread that only polls must not keep the others from being idle.
+// Unlike scheduling_point, this is no progress: a polling thread must not keep the others from being idle.
 void KernelThread::look() {
     launch_->simulated->advance(now_ns());
-    const std::string& violation = launch_->simulated->judge().violation();
+    const std::string& violation = launch_->simulated->races().violation();
     if (!violation.empty()) throw Error(ncclInternalError, violation);
 }
 
@@ -218,7 +218,7 @@ bool KernelThread::wait_until(const std::function<bool()>& ready, uint64_t deadl
                               const std::function<std::string()>& description) {
     made_progress();
     if (launch_->scheduler == nullptr) {
-        // Nobody else runs in this thread, so for a moment nothing is lost by staying here.
+        // No other fiber runs on this OS thread, so a short spin costs nothing.
         if (launch_->has_one_thread) {
             for (int i = 0; i < launch_->num_spins; ++i) {
                 if (ready()) return true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a launch: each is a fiber of the executor (what the executor calls a warp), 32 in a row are a warp of
-// the kernel. Here they wait for each other and for other ranks.
+// The threads of a launch: each is a fiber of the executor (which calls it a warp), and 32 consecutive ones are a warp
+// of the kernel. Here they wait for each other and for other ranks.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@
 
 namespace crossdock::gin {
 
-// A meeting point of threads of a block, used again and again.
+// A reusable barrier of threads of a block.
 struct Meeting {
-    unsigned arrived = 0;  // a mask of lanes, or a number
+    unsigned arrived = 0;  // a lane mask, or a count
     uint64_t generation = 0;
     std::vector<cpu::Task*> waiting;  // in the simulation
     Clock gathering, released;
@@ -44,10 +44,10 @@ struct Launch {
     void (*enter)(const crossdockThread*);
     uint64_t timeout_ns;
     cpu::Scheduler* scheduler;                // null outside of the simulation
-    std::shared_ptr<SimulatedGin> simulated;  // too
+    std::shared_ptr<SimulatedGin> simulated;  // likewise
     std::vector<Block> blocks;
     bool has_one_thread = false;
-    int num_spins = 0;  // of a wait, before it lets others run
+    int num_spins = 0;  // of a wait, before it yields
 };
 
 class KernelThread {
@@ -55,7 +55,7 @@ class KernelThread {
     KernelThread(Launch& launch, cpu::Warp& warp, const crossdockThread& thread, Block& block, int block_idx,
                  int thread_idx);
 
-    // The thread whose code runs. Error with ncclInvalidUsage outside of kernels.
+    // The thread that is running. Throws ncclInvalidUsage outside of kernels.
     static KernelThread& current();
     static KernelThread* current_or_null();
 
@@ -68,21 +68,21 @@ class KernelThread {
     void exchange(unsigned mask, const void* own, size_t bytes, std::byte* all);
     unsigned active_mask() const { return lanes_in_warp() & ~warp_lanes().returned; }
 
-    // Until ready(). Bounded: Error with ncclTimeout and the wait's description, or of a deadlock.
+    // Waits until ready(). Throws ncclTimeout with the wait's description, or the report of a deadlock.
     void wait(const std::function<bool()>& ready, const std::function<std::string()>& description);
-    // Until ready() or the time: then false. Bounded as wait is.
+    // Waits until ready(), or returns false at the deadline. Throws like wait().
     bool wait_until(const std::function<bool()>& ready, uint64_t deadline_ns,
                     const std::function<std::string()>& description);
-    // One step of a loop that waits for others in a way that nobody here knows.
+    // One iteration of a user's polling loop, whose condition the simulator does not know.
     void poll(uint64_t until_ns);
-    // The thread wrote: what it polls next is not the loop of before.
+    // The thread wrote, so its next poll belongs to another loop.
     void wrote() { num_polls_ = 0; }
     // It posted an operation, or begins a wait.
     void made_progress() {
         wrote();
         warp_->note_progress();
     }
-    // A place where other threads may run. Ends the kernel where a violation was found.
+    // Other threads may run here. Ends the kernel if a violation was found.
     void scheduling_point();
 
     uint64_t now_ns() { return warp_->now_ns(); }
@@ -91,12 +91,12 @@ class KernelThread {
     Launch& launch() const { return *launch_; }
     cpu::Warp& warp() { return *warp_; }
     const Who& who() const { return who_; }
-    std::string name() const { return Judge::name(who_); }
+    std::string name() const { return RaceDetector::name(who_); }
 
-    // Of the simulation.
+    // For the simulation.
     Clock clock;
-    Clock fenced;   // what it knew at its last fence
-    Clock pending;  // what relaxed loads have seen, until a fence
+    Clock fenced;   // its clock at the last fence
+    Clock pending;  // clocks seen by relaxed loads, until a fence
     uint32_t number = 0;
     void tick() {
         if (launch_->simulated != nullptr) clock.tick(number);
@@ -110,7 +110,7 @@ class KernelThread {
     void release(Meeting& meeting);
     template <typename Body>
     void suspended(Body body);
-    // what(): the end of the message. Making it takes longer than a poll.
+    // what(): the message's suffix; a function, because formatting takes longer than a poll.
     template <typename What>
     [[noreturn]] void timed_out(What what);
     [[noreturn]] void deadlocked(const std::string& deadlock, const std::string& wait, bool is_within_block);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of kernels that are written against NCCL's Device API.
+// Launches users' kernels, written against NCCL's Device API.
 #include <cstring>
 
 #include "core/boundary.h"
@@ -49,7 +49,7 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         if (launch.scheduler != nullptr) launch.simulated = gin::SimulatedGin::of(*launch.scheduler);
         launch.blocks.resize(num_blocks);
         launch.has_one_thread = num_blocks * num_threads == 1;
-        // A network makes progress only where others run.
+        // With ranks on other hosts, waits must yield so that the network progresses.
         const int num_local = communicator->lsa_team_size();
         if (num_local == communicator->num_ranks()) launch.num_spins = cpu::IdleBackoff::spins_for(num_local);
         for (gin::Block& block : launch.blocks) {
@@ -62,12 +62,12 @@ ncclResult_t crossdockLaunchKernel(ncclComm_t comm, const crossdockLaunchArgumen
         shape.warps_per_block = static_cast<int>(num_threads);
         shape.is_users = true;
         shape.shared_bytes = arguments->dynamic_shared_bytes + 16;
-        // The __shared__ variables that are in place are nobody's when the blocks are gone.
+        // The __shared__ variables in place are invalid once the blocks are gone.
         struct Taken {
             void (*enter)(const crossdockThread*);
             ~Taken() {
-                const crossdockThread nobody = {};
-                enter(&nobody);
+                const crossdockThread no_thread = {};
+                enter(&no_thread);
                 enter(nullptr);
             }
         } taken{arguments->enter};

@@ -23,7 +23,7 @@ Caller beginning(const KernelThread& thread, const char* what, crossdockWhere wh
 WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset, size_t bytes, const char* what,
                        crossdockWhere where) {
     cpu::CpuCommunicator& communicator = *thread.launch().communicator;
-    // The last one that this thread has looked up.
+    // The last lookup of this thread.
     struct Found {
         const cpu::CpuCommunicator* communicator = nullptr;
         ncclWindow_t handle = nullptr;
@@ -44,9 +44,9 @@ WindowView find_window(KernelThread& thread, ncclWindow_t handle, size_t offset,
             "{}: offset {} and {} bytes, allowed: within the window's {} bytes", beginning(thread, what, where), offset,
             bytes, window.bytes);
     if (thread.launch().simulated != nullptr) {
-        Judge& judge = thread.launch().simulated->judge();
+        RaceDetector& races = thread.launch().simulated->races();
         for (int rank = 0; rank < communicator.num_ranks(); ++rank) {
-            judge.watch(window.peers.at(rank, 0), window.bytes, rank, window.number);
+            races.watch(window.peers.at(rank, 0), window.bytes, rank, window.number);
         }
     }
     return window;
@@ -94,7 +94,7 @@ DeviceComm& open_context(const KernelThread& thread, uint64_t id, int context, c
 
 namespace {
 
-// A VA signal: the window, whose word at offset it is.
+// The window of a VA signal.
 WindowView window_of_word(KernelThread& thread, const DeviceComm& comm, ncclWindow_t window, size_t offset,
                           const char* what, crossdockWhere where) {
     require(!comm.needs.no_va_signals, ncclInvalidUsage,
@@ -108,12 +108,12 @@ WindowView window_of_word(KernelThread& thread, const DeviceComm& comm, ncclWind
 
 // A word at the peer.
 struct Word {
-    uint64_t* address = nullptr;  // null: there is none
+    uint64_t* address = nullptr;  // null: none
     cpu::RemoteMemory* memory = nullptr;
     uint64_t offset = 0;
 };
 
-// Where a put signals.
+// The word that a put signals.
 Word signal_of(KernelThread& thread, const DeviceComm& comm, const crossdockPut& put, int peer, const char* what) {
     const crossdockRemoteAction& remote = put.remote;
     if (remote.kind == crossdockNoSignal) return {};
@@ -155,7 +155,7 @@ bool has_reached(uint64_t seen, uint64_t least, int bits) {
     return ((seen - least) & mask) <= mask >> 1;
 }
 
-// Of a wait, what is known of those who carry out what was posted.
+// For the message of a wait: the state of the proxy or the network.
 std::string state_of(const DeviceComm& comm, int context) {
     return comm.outbox == nullptr ? std::string() : comm.outbox->state(context);
 }
@@ -286,7 +286,7 @@ uint64_t crossdockGinRead(crossdockSlot slot, bool acquires, crossdockWhere wher
     KernelThread& thread = KernelThread::current();
     DeviceComm& comm = open_context(thread, slot.dev_comm, slot.context, where);
     const uint64_t* word = word_of(thread, comm, slot, "a read", where);
-    // A loop around it waits.
+    // Callers poll it in a loop.
     if (comm.outbox != nullptr) comm.outbox->progress(slot.context);
     thread.poll(0);
     const uint64_t value = __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -314,8 +314,8 @@ bool crossdockGinWaitUntil(crossdockSlot slot, uint64_t least, int bits, bool ac
         },
         deadline_ns,
         [&] {
-            return fmt::format("{} at {}: expected {}, seen {}{}", name_of(slot), Judge::name(where), least, seen,
-                               state_of(comm, slot.context));
+            return fmt::format("{} at {}: expected {}, seen {}{}", name_of(slot), RaceDetector::name(where), least,
+                               seen, state_of(comm, slot.context));
         });
     if (has_come && comm.simulated != nullptr) {
         (acquires ? thread.clock : thread.pending).join(comm.simulated->seen(word));
@@ -372,7 +372,7 @@ void crossdockLsaArrive(const crossdockBarrierUse* use, int peer, bool releases,
     uint32_t* inbox = comm.lsa_inbox(owner, barrier, comm.view.lsa_rank);
     if (comm.simulated != nullptr) {
         thread.scheduling_point();
-        comm.simulated->judge().atomics[inbox].join(releases ? thread.clock : thread.fenced);
+        comm.simulated->races().atomics[inbox].join(releases ? thread.clock : thread.fenced);
         thread.tick();
     }
     __atomic_store_n(inbox, ++comm.lsa_epochs(barrier, peer).told, __ATOMIC_RELEASE);
@@ -400,10 +400,10 @@ bool crossdockLsaWaitUntil(const crossdockBarrierUse* use, int peer, bool acquir
         deadline_ns,
         [&] {
             return fmt::format("LSA rank {} at LSA barrier {} at {}: expected {}, seen {}", peer, use->index,
-                               Judge::name(where), least, seen);
+                               RaceDetector::name(where), least, seen);
         });
     if (has_come && comm.simulated != nullptr) {
-        (acquires ? thread.clock : thread.pending).join(comm.simulated->judge().atomics[inbox]);
+        (acquires ? thread.clock : thread.pending).join(comm.simulated->races().atomics[inbox]);
     }
     return has_come;
 }

@@ -19,8 +19,8 @@ namespace {
 
 constexpr size_t kDefaultDepth = 128;
 constexpr int kBatch = 64;  // descriptors of one queue in a row
-// Rounds without work until the proxy sleeps: about a millisecond, or, where it shares a core with its rank, as soon as
-// it has nothing to do. Who wakes is scheduled sooner than who yields again and again.
+// Idle rounds before the proxy sleeps: about 1 ms. If it shares a core with its rank it sleeps almost at once, because
+// the scheduler prefers a thread that wakes up to one that keeps yielding.
 constexpr int kRoundsAwake = 2'200;
 constexpr int kSharedRoundsAwake = 4;
 constexpr uint64_t kLastDrainNs = 5'000'000'000;
@@ -80,7 +80,7 @@ Outbox::Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ran
 Outbox::~Outbox() {
     try {
         drain(kLastDrainNs);
-    } catch (const Error&) {  // then nothing more will be read
+    } catch (const Error&) {  // no more sources will be read
     }
     is_over_.store(true);
     wake();
@@ -121,7 +121,7 @@ void Outbox::carry_out(Lane& lane, int context, int peer, const Descriptor& desc
     end_some(lane);
 }
 
-// With lane.mutex. True if something has ended.
+// Requires lane.mutex. Returns true if an operation has ended.
 bool Outbox::end_some(Lane& lane) {
     bool has_ended = false;
     while (!lane.under_way.empty()) {
@@ -157,7 +157,7 @@ bool Outbox::has_read(int context, int peer, uint64_t number) const {
 
 void Outbox::progress(int context) {
     if (type_ == GinType::kProxy) {
-        // Where the proxy has no core of its own, it is what the thread waits for.
+        // If the proxy has no core of its own, let it run.
         if (num_spins_ == 0 && has_queued(context)) sched_yield();
         if (!has_failed_.load(std::memory_order_acquire)) return;
         const std::lock_guard lock(failure_mutex_);
@@ -221,7 +221,7 @@ void Outbox::run_proxy() {
         } else {
             num_idle = 0;
             backoff.reset();
-            // Whoever pushes looks at this after the push, and here the queues are looked at after this.
+            // A pushing thread reads this flag after its push; the queues are read here after the flag is set.
             is_asleep_.store(1);
             if (!is_queue_empty() || is_over_.load()) {
                 is_asleep_.store(0);
@@ -232,7 +232,7 @@ void Outbox::run_proxy() {
     }
 }
 
-// True if something happened. is_busy: the network has something that has not ended.
+// Returns true if anything happened. is_busy: the network has pending operations.
 bool Outbox::work_once(bool& is_busy) {
     bool happened = false;
     for (size_t i = 0; i < lanes_.size(); ++i) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the puts and signals of a device communicator leave its rank. There are two ways, as in NCCL:
+// Sends the puts and signals of a device communicator, in one of two ways, as NCCL does:
 //
-// - Direct: the thread that calls carries out what it wants, or hands it to the network.
-// - Proxy: it writes a descriptor into a bounded queue, one per context and peer, and a helper thread does the rest, to
-//   peers of the own host too. So a source is read later, and only a flush or a counter tells when.
+// - Direct: the calling thread executes the operation, or posts it to the network.
+// - Proxy: the calling thread writes a descriptor into a bounded queue, one per context and peer, and a helper thread
+//   executes it, also for peers on this host. The source is read later; a flush or a counter tells when.
 //
-// In both a strong signal follows all earlier puts of its context to that peer: the queue keeps their order, and the
-// network numbers them. A weak one follows its own put.
+// In both, a strong signal follows all earlier puts of its context to that peer: the queue keeps their order, and the
+// network numbers them. A weak signal follows its own put.
 #pragma once
 
 #include <atomic>
@@ -28,35 +28,35 @@ struct Operation;
 
 namespace crossdock::gin {
 
-// By NCCL_GIN_TYPE, with NCCL's numbers: 2 is the proxy; 3 and 4, which are NCCL's ways without one, are direct, as no
-// value or -1. Error with ncclInvalidUsage for others.
+// From NCCL_GIN_TYPE, with NCCL's numbers: 2 is the proxy; 3, 4 (NCCL's types without a proxy), -1 and no value are
+// direct. Throws ncclInvalidUsage for others.
 enum class GinType { kProxy = 2, kDirect = 4 };
 GinType chosen_type();
 
 class Outbox {
   public:
-    // depth: of each queue; 0: 128. ranks_on_machine: they share its cores. has_remote_peers: there are ranks on other
-    // hosts.
+    // depth: of each queue; 0: 128. ranks_on_machine: number of ranks that share its cores. has_remote_peers: some
+    // ranks are on other hosts.
     Outbox(GinType type, int num_ranks, int num_contexts, int depth, int ranks_on_machine, bool has_remote_peers);
-    // Carries out what is under way, waiting a few seconds for it.
+    // Waits a few seconds for pending operations.
     ~Outbox();
     Outbox(const Outbox&) = delete;
     Outbox& operator=(const Outbox&) = delete;
 
     GinType type() const { return type_; }
 
-    // False: the proxy's queue is full. Errors are of the network.
+    // Returns false if the proxy's queue is full. Throws errors of the network.
     bool try_post(int context, int peer, const Descriptor& descriptor);
-    // So many were posted; of `number` of them the sources have been read.
+    // Number of posted operations; whether the sources of the first `number` have been read.
     uint64_t num_posted(int context, int peer) const;
     bool has_read(int context, int peer, uint64_t number) const;
-    // For a thread that waits: ends direct operations whose sources have been read, which raises their counters. Throws
-    // what went wrong in the proxy.
+    // Call it while waiting: completes direct operations whose sources have been read, and increments their counters.
+    // Throws errors of the proxy.
     void progress(int context);
-    // Until all that was posted has been read; false: not within the time.
+    // Waits until all posted sources have been read; returns false after the timeout.
     bool drain(uint64_t timeout_ns);
 
-    // For messages: ", proxy: ..." or nothing.
+    // Message suffix: the proxy's state, or empty.
     std::string state(int context) const;
 
   private:
@@ -65,13 +65,13 @@ class Outbox {
         const cpu::RemoteMemory* memory;
         uint64_t* counter;
     };
-    // Of one context to one peer.
+    // Per context and peer.
     struct Lane {
         explicit Lane(size_t depth) : queue(depth) {}
         DescriptorQueue queue;              // of the proxy
         std::mutex mutex;                   // of under_way
-        std::deque<UnderWay> under_way;     // at the network, in order
-        std::atomic<uint64_t> posted{0};    // direct: handed to the network; proxy: taken from the queue
+        std::deque<UnderWay> under_way;     // posted to the network, in order
+        std::atomic<uint64_t> posted{0};    // direct: posted to the network; proxy: taken from the queue
         std::atomic<uint64_t> num_read{0};  // of them, in order
     };
     Lane& lane(int context, int peer) const {

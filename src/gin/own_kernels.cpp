@@ -10,7 +10,7 @@ namespace {
 
 const SymmetricMemory& memory_of(ncclWindow_t window) { return *reinterpret_cast<const SymmetricMemory*>(window); }
 
-// The way to a rank of another host; null: the peer's memory is mapped here.
+// Null if the peer's memory is mapped here.
 cpu::RemoteMemory* way_to(const SymmetricMemory& memory, int peer) {
     return memory.remote != nullptr && memory.remote->is_remote(peer) ? memory.remote : nullptr;
 }
@@ -43,7 +43,7 @@ cpu::Warp* own_kernels_warp() { return KernelThread::current_or_null() == nullpt
 
 void post(cpu::Warp& warp, const crossdockPut& put) {
     if (put.target != nullptr) put_data(warp, put);
-    // A put to another host waits in this rank for the signal behind it, and takes it along.
+    // A put to another host is held back so that its last piece can carry the signal.
     if (put.remote.kind != crossdockNoSignal) raise_signal(warp, put.peer, put.remote);
 }
 

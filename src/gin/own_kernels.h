@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ncclGin in Crossdock's own kernels (device/network.h). Each of their threads is a warp of the executor, where a
-// program's kernel has a fiber with a KernelThread. Their device communicator (device/cpu/device_comm.h) has one
-// context and nothing else, and what they take for a window is a SymmetricMemory. Puts, strong VA signals that add, and
-// flushes are all that they use; their arguments are not checked.
+// ncclGin in Crossdock's own kernels (device/network.h). Their threads are warps of the executor, not KernelThreads.
+// Their device communicator (device/cpu/device_comm.h) has one context and nothing else, and their windows are
+// SymmetricMemory. They use puts, strong VA signals that add, and flushes only; arguments are not checked.
 #pragma once
 
 #include "crossdock/device/entry.hpp"
@@ -10,7 +9,7 @@
 
 namespace crossdock::gin {
 
-// Whose code runs; null: a program's kernel's, or no kernel's.
+// The running warp of an own kernel; null in users' kernels and outside of kernels.
 cpu::Warp* own_kernels_warp();
 
 void post(cpu::Warp& warp, const crossdockPut& put);

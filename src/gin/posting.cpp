@@ -23,7 +23,7 @@ void post(KernelThread& thread, const DeviceComm& comm, int context, int peer, c
         },
         [&] {
             return fmt::format("room in the proxy's queue to rank {} for the {} at {}{}", peer, caller.what,
-                               Judge::name(caller.where), outbox.state(context));
+                               RaceDetector::name(caller.where), outbox.state(context));
         });
 }
 
@@ -38,7 +38,7 @@ void wait_until_read(KernelThread& thread, const DeviceComm& comm, int context, 
         },
         [&] {
             return fmt::format("the sources of {} puts to rank {} of context {}, to be read for the flush at {}{}",
-                               number, peer, context, Judge::name(where), outbox.state(context));
+                               number, peer, context, RaceDetector::name(where), outbox.state(context));
         });
 }
 

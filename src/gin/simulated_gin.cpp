@@ -10,10 +10,10 @@ namespace crossdock::gin {
 namespace {
 
 constexpr uint64_t kMaxDelayNs = 3'000;
-constexpr uint64_t kStragglerOneIn = 8;  // of the puts take much longer
+constexpr uint64_t kStragglerOneIn = 8;  // one put in 8 takes much longer
 constexpr uint64_t kStragglerFactor = 10;
 
-Judge::Transfer transfer_of(const SimulatedGin::Post& post) { return {post.who, post.where, post.is_get}; }
+RaceDetector::Transfer transfer_of(const SimulatedGin::Post& post) { return {post.who, post.where, post.is_get}; }
 
 }  // namespace
 
@@ -30,7 +30,7 @@ std::shared_ptr<SimulatedGin> SimulatedGin::of(cpu::Scheduler& scheduler) {
 }
 
 SimulatedGin::SimulatedGin(cpu::Scheduler& scheduler)
-    : judge_(scheduler), random_(cpu::Random::mix(scheduler.config().seed ^ 0x6769'6e)), scheduler_(&scheduler) {}
+    : races_(scheduler), random_(cpu::Random::mix(scheduler.config().seed ^ 0x6769'6e)), scheduler_(&scheduler) {}
 
 void SimulatedGin::add(uint64_t at_ns, Kind kind, uint64_t put) {
     events_.push_back({at_ns, num_events_++, kind, put});
@@ -81,16 +81,16 @@ void SimulatedGin::read_source(uint64_t number) {
     Put& put = *puts_[number];
     if (put.is_read || put.source == nullptr) return;
     put.is_read = true;
-    judge_.put_reads(number, transfer_of(put), put.issued, put.source, put.bytes);
+    races_.put_reads(number, transfer_of(put), put.issued, put.source, put.bytes);
     put.read.assign(put.source, put.source + put.bytes);
-    // Who writes to a source without being watched is found by what it wrote.
+    // Compare the source with its earlier contents, which also detects writes that are not watched.
     const auto changed = std::mismatch(put.read.begin(), put.read.end(), put.before.begin()).first;
     if (changed != put.read.end()) {
-        judge_.violated(fmt::format("{}: byte {} of the source of the {} of {} at {}",
+        races_.violated(fmt::format("{}: byte {} of the source of the {} of {} at {}",
                                     put.is_get ? "source of a get changed before the get was done"
                                                : "source changed before a flush or a counter said that it was read",
-                                    changed - put.read.begin(), put.is_get ? "get" : "put", Judge::name(put.who),
-                                    Judge::name(put.where)));
+                                    changed - put.read.begin(), put.is_get ? "get" : "put", RaceDetector::name(put.who),
+                                    RaceDetector::name(put.where)));
     }
 }
 
@@ -133,7 +133,7 @@ void SimulatedGin::land(uint64_t number) {
     if (put.has_landed || !put.is_there()) return;
     put.has_landed = true;
     read_source(number);
-    judge_.put_lands(number, transfer_of(put), put.issued, put.target, put.bytes);
+    races_.put_lands(number, transfer_of(put), put.issued, put.target, put.bytes);
     std::memcpy(put.target, put.source != nullptr ? put.read.data() : put.value.data(), put.bytes);
     put.before = put.read = {};
 }
@@ -156,11 +156,11 @@ void SimulatedGin::deliver(const Event& event) {
             if (is_va && !put.is_there()) return;
             Word& word = words_[put.signal];
             if (!is_va && word.kind != crossdockNoSignal && word.kind != put.remote.kind) {
-                judge_.violated(fmt::format(
+                races_.violated(fmt::format(
                     "Inc mixed with Add without a reset: signal {} of context {} at rank {}: {} by {} at {} comes "
                     "after the other kind at {}",
                     put.remote.signal, put.context, put.peer, put.remote.kind == crossdockSignalInc ? "Inc" : "Add",
-                    Judge::name(put.who), Judge::name(put.where), Judge::name(word.where)));
+                    RaceDetector::name(put.who), RaceDetector::name(put.where), RaceDetector::name(word.where)));
             }
             word.kind = put.remote.kind;
             word.where = put.where;

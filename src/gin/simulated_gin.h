@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GIN in the simulation: puts and signals on their way. Puts land late and in any order; a strong signal arrives behind
-// all earlier puts of its context to that peer, a weak one behind its own put only; sources are read when the put lands
-// or when a flush or a counter has to say so, not earlier. A get reads its source when it lands. One object for all
-// ranks.
+// GIN in the simulation: pending puts, gets and signals of all ranks. Puts land late and in any order. A strong signal
+// arrives after all earlier puts of its context to that peer, a weak one after its own put only. A source is read when
+// its put lands or a flush or counter completes, not earlier. A get reads its source when it lands.
 #pragma once
 
 #include <functional>
@@ -11,20 +10,20 @@
 #include <tuple>
 #include <vector>
 
-#include "gin/judge.h"
+#include "gin/race_detector.h"
 #include "runtime/cpu/random.h"
 
 namespace crossdock::gin {
 
 class SimulatedGin {
   public:
-    // The simulation's, made by whoever asks first.
+    // The simulation's, created by the first call.
     static std::shared_ptr<SimulatedGin> of(cpu::Scheduler& scheduler);
     explicit SimulatedGin(cpu::Scheduler& scheduler);
 
     struct Post {
         Who who;
-        uint32_t thread;  // its number in clocks
+        uint32_t thread;  // its index in clocks
         Clock issued;
         int rank, peer, context;
         uint64_t dev_comm;
@@ -36,36 +35,36 @@ class SimulatedGin {
         uint64_t* signal;   // the word at the peer
         uint64_t* counter;  // null: none
         crossdockWhere where;
-        std::function<bool()> is_there;  // whether its windows still are
-        bool is_get;                     // the source is the peer's, the target the own one
+        std::function<bool()> is_there;  // true while its windows are registered
+        bool is_get;                     // the source is the peer's, the target this rank's
     };
     void post(Post post);
 
-    // Sources of what the thread has put in the context are read, and what it has got has landed; clock learns it.
+    // Reads the sources of the thread's puts in the context, lands its gets, and adds both to clock.
     void flush(uint32_t thread, uint64_t dev_comm, int context, Clock& clock);
 
-    // The same later, for what whoever has the clock knows to have been posted to the peer, by any thread.
+    // The same, later: for all operations to the peer, of any thread, that `clock` knows to be posted.
     uint64_t request_flush(const Clock& clock, uint64_t dev_comm, int context, int peer);
     bool has_request(uint64_t request) const { return request < requests_.size(); }
     void wait_for_request(uint64_t request, Clock& clock);
 
-    // Delivers what arrives until now.
+    // Delivers everything that arrives until now.
     void advance(uint64_t now_ns);
     uint64_t next_arrival_ns() const { return events_.empty() ? UINT64_MAX : events_.front().at_ns; }
 
-    // What a thread learns that has seen the word's value.
+    // The clock that a thread acquires by reading this word.
     const Clock& seen(const uint64_t* word) { return words_[word].clock; }
     void reset(const uint64_t* word) { words_[word] = {}; }
 
-    Judge& judge() { return judge_; }
+    RaceDetector& races() { return races_; }
 
   private:
     struct Put : Post {
-        std::vector<std::byte> before;  // the source when the put was posted
+        std::vector<std::byte> before;  // the source's bytes when it was posted
         std::vector<std::byte> read;
         bool is_read = false;
         bool has_landed = false;
-        Clock signals;  // what the signal tells
+        Clock signals;  // the clock that its signal releases
     };
     enum class Kind { kLanding, kCounter, kSignal };
     struct Event {
@@ -84,7 +83,7 @@ class SimulatedGin {
     };
     struct Stream {
         uint64_t last_landing_ns = 0;
-        Clock landed;  // what a strong signal tells
+        Clock landed;  // the clock that a strong signal releases
     };
 
     void add(uint64_t at_ns, Kind kind, uint64_t put);
@@ -93,10 +92,10 @@ class SimulatedGin {
     void finish(uint64_t number, Clock& clock);
     void deliver(const Event& event);
 
-    Judge judge_;
+    RaceDetector races_;
     cpu::Random random_;
     cpu::Scheduler* scheduler_;
-    std::vector<std::unique_ptr<Put>> puts_;  // by number; null: over
+    std::vector<std::unique_ptr<Put>> puts_;  // by number; null: done
     std::vector<Event> events_;
     uint64_t num_events_ = 0;
     std::unordered_map<const uint64_t*, Word> words_;

@@ -24,7 +24,7 @@ struct LaunchShape {
     bool overlaps_previous = false;  // GPUs: may take its place on the device before the kernel before it has ended
     bool streams_rows = false;       // CPUs: asynchronous copies write past the caches
     int unused_blocks = 0;           // GPUs: come before the others and end at once
-    bool is_users = false;           // CPUs: the kernel of a user's program, whose races gin/judge.h finds
+    bool is_users = false;           // CPUs: the kernel of a user's program, whose races gin/race_detector.h finds
 };
 
 // Keeps a group's operations in the order of their issue when the caller changes streams between them: kernels of one

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Judges kernels of the simulation: of every byte of a window it keeps who wrote and who read it last, and reports two
-// accesses that nothing orders. Accesses are puts, which it always sees, and loads and stores of kernels that were
-// compiled with crossdock/device/watch.hpp. Atomic accesses order others and are not judged themselves.
+// Finds races in kernels of the simulation: stores the last write and reads of every byte of a window, and reports two
+// unordered accesses. It sees all puts, and the loads and stores of kernels that were compiled with
+// crossdock/device/watch.hpp. Atomic accesses order others and are not checked themselves.
 //
-// Of several unordered reads of a byte one by a thread and one by a put are remembered, so a write that races with
-// another of them only is found in other seeds.
+// Of several unordered reads of a byte, one by a thread and one by a put are stored; a write that races only with
+// another one is found with other seeds.
 #pragma once
 
 #include <array>
@@ -20,46 +20,46 @@
 
 namespace crossdock::gin {
 
-// A thread as reports name it.
+// A thread, as reports name it.
 struct Who {
     int rank = 0;
     int block = 0;
     int thread = 0;
 };
 
-class Judge {
+class RaceDetector {
   public:
-    explicit Judge(cpu::Scheduler& scheduler) : scheduler_(&scheduler) {}
+    explicit RaceDetector(cpu::Scheduler& scheduler) : scheduler_(&scheduler) {}
 
-    // [memory, memory + bytes) is rank's piece of the window of that number.
+    // Watches [memory, memory + bytes), the rank's piece of that window.
     void watch(const std::byte* memory, size_t bytes, int rank, uint64_t window);
 
-    // A number for the thread's time in clocks; the same in every launch.
+    // The thread's index in clocks, the same in every launch.
     uint32_t number_of(const Who& who);
 
     void thread_accesses(const Who& who, uint32_t number, const Clock& clock, const void* memory, size_t bytes,
                          bool is_write, const void* instruction);
-    // A put or a get, by whom and where.
+    // A put or a get, with its thread and line.
     struct Transfer {
         Who who;
         crossdockWhere where = {};
         bool is_get = false;
     };
-    // issued: what the thread that posted it knew.
+    // issued: the posting thread's clock at that time.
     void put_reads(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes);
     void put_lands(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes);
 
-    // Keeps the first violation, with the seed before it.
+    // Stores the first violation, prefixed with the seed.
     void violated(const std::string& what);
     const std::string& violation() const { return violation_; }
 
-    // After a deadlock: what each thread waits for. Threads that wait for others of their block are only counted.
+    // After a deadlock: adds what a thread waits for. Waits within a block are reported only if there are no others.
     void add_waiting(const std::string& deadlock, const std::string& wait, bool is_within_block);
 
     static std::string name(const Who& who);
     static std::string name(crossdockWhere where);
 
-    // What all threads of kernels that have ended knew: later launches come after them.
+    // Joined clocks of all threads that have ended, which precede later launches.
     Clock ended;
     std::unordered_map<const void*, Clock> atomics;
 
@@ -83,7 +83,7 @@ class Judge {
         std::unordered_map<size_t, std::array<Byte, kPageBytes>> pages;
     };
 
-    void judge(const Access& access, const Clock& clock, const void* memory, size_t bytes);
+    void check(const Access& access, const Clock& clock, const void* memory, size_t bytes);
     bool is_known(const Access& access, const Clock& clock) const;
     void report(const Access& first, const Access& second, const Region& region, size_t offset);
     static std::string describe(const Access& access);

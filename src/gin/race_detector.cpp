@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gin/judge.h"
+#include "gin/race_detector.h"
 
 #include <dlfcn.h>
 
@@ -11,9 +11,9 @@
 namespace crossdock::gin {
 namespace {
 
-constexpr size_t kMaxWaits = 8;  // of a deadlock's report
+constexpr size_t kMaxWaits = 8;  // in a deadlock's report
 
-// File and line, if the program addr2line is there and the code has debug information.
+// File and line, if addr2line is installed and the code has debug information.
 std::string source_line(const char* object, uintptr_t offset) {
     const std::string command = fmt::format("addr2line -s -e '{}' {:#x} 2>/dev/null", object, offset);
     std::string line;
@@ -38,38 +38,38 @@ std::string place_of(const void* instruction) {
 
 }  // namespace
 
-std::string Judge::name(const Who& who) {
+std::string RaceDetector::name(const Who& who) {
     return fmt::format("rank {}, block {}, thread {}", who.rank, who.block, who.thread);
 }
 
-std::string Judge::name(crossdockWhere where) {
+std::string RaceDetector::name(crossdockWhere where) {
     if (where.file == nullptr) return "an unknown line";
     const char* slash = std::strrchr(where.file, '/');
     return fmt::format("{}:{}", slash == nullptr ? where.file : slash + 1, where.line);
 }
 
-void Judge::watch(const std::byte* memory, size_t bytes, int rank, uint64_t window) {
+void RaceDetector::watch(const std::byte* memory, size_t bytes, int rank, uint64_t window) {
     const auto found = regions_.find(memory);
     if (found != regions_.end() && found->second.bytes == bytes && found->second.window == window) return;
-    // What is known of earlier windows there is over.
+    // Forget earlier windows at these addresses.
     std::erase_if(regions_, [&](const auto& entry) {
         return entry.first < memory + bytes && memory < entry.first + entry.second.bytes;
     });
     regions_[memory] = {bytes, rank, window, {}};
 }
 
-uint32_t Judge::number_of(const Who& who) {
+uint32_t RaceDetector::number_of(const Who& who) {
     return numbers_.emplace(std::array{who.rank, who.block, who.thread}, numbers_.size()).first->second;
 }
 
-void Judge::violated(const std::string& what) {
+void RaceDetector::violated(const std::string& what) {
     if (!violation_.empty() || !waits_.empty() || !waits_within_blocks_.empty()) return;
     violation_ = fmt::format("seed {}: {}", scheduler_->config().seed, what);
     scheduler_->report(violation_);
-    scheduler_->note_progress();  // those who wait end, too
+    scheduler_->note_progress();  // waiting threads end, too
 }
 
-void Judge::add_waiting(const std::string& deadlock, const std::string& wait, bool is_within_block) {
+void RaceDetector::add_waiting(const std::string& deadlock, const std::string& wait, bool is_within_block) {
     if (!violation_.empty()) return;
     (is_within_block ? waits_within_blocks_ : waits_).push_back(wait);
     const auto& listed = waits_.empty() ? waits_within_blocks_ : waits_;
@@ -81,21 +81,23 @@ void Judge::add_waiting(const std::string& deadlock, const std::string& wait, bo
     scheduler_->report(report);
 }
 
-void Judge::thread_accesses(const Who& who, uint32_t number, const Clock& clock, const void* memory, size_t bytes,
-                            bool is_write, const void* instruction) {
-    judge({is_write ? Kind::kThreadWrite : Kind::kThreadRead, {who}, number, clock.of_thread(number), instruction},
+void RaceDetector::thread_accesses(const Who& who, uint32_t number, const Clock& clock, const void* memory,
+                                   size_t bytes, bool is_write, const void* instruction) {
+    check({is_write ? Kind::kThreadWrite : Kind::kThreadRead, {who}, number, clock.of_thread(number), instruction},
           clock, memory, bytes);
 }
 
-void Judge::put_reads(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes) {
-    judge({Kind::kPutRead, transfer, put, 0, nullptr}, issued, memory, bytes);
+void RaceDetector::put_reads(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory,
+                             size_t bytes) {
+    check({Kind::kPutRead, transfer, put, 0, nullptr}, issued, memory, bytes);
 }
 
-void Judge::put_lands(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory, size_t bytes) {
-    judge({Kind::kPutLanding, transfer, put, 0, nullptr}, issued, memory, bytes);
+void RaceDetector::put_lands(uint64_t put, const Transfer& transfer, const Clock& issued, const void* memory,
+                             size_t bytes) {
+    check({Kind::kPutLanding, transfer, put, 0, nullptr}, issued, memory, bytes);
 }
 
-bool Judge::is_known(const Access& access, const Clock& clock) const {
+bool RaceDetector::is_known(const Access& access, const Clock& clock) const {
     switch (access.kind) {
         case Kind::kThreadRead:
         case Kind::kThreadWrite:
@@ -108,7 +110,7 @@ bool Judge::is_known(const Access& access, const Clock& clock) const {
     return true;
 }
 
-void Judge::judge(const Access& access, const Clock& clock, const void* memory, size_t bytes) {
+void RaceDetector::check(const Access& access, const Clock& clock, const void* memory, size_t bytes) {
     if (bytes == 0 || !violation_.empty()) return;
     const auto* first = static_cast<const std::byte*>(memory);
     auto region = regions_.upper_bound(first);
@@ -116,7 +118,7 @@ void Judge::judge(const Access& access, const Clock& clock, const void* memory, 
     --region;
     const size_t offset = static_cast<size_t>(first - region->first);
     if (offset >= region->second.bytes) return;
-    // Loops repeat their accesses: what is the same is one entry.
+    // Loops repeat accesses, which share one entry.
     const Access& last = accesses_.back();
     if (last.kind != access.kind || last.number != access.number || last.time != access.time ||
         last.instruction != access.instruction) {
@@ -145,7 +147,7 @@ void Judge::judge(const Access& access, const Clock& clock, const void* memory, 
     }
 }
 
-std::string Judge::describe(const Access& access) {
+std::string RaceDetector::describe(const Access& access) {
     const auto& [who, where, is_get] = access.by;
     const char* what = is_get ? "get" : "put";
     switch (access.kind) {
@@ -161,7 +163,7 @@ std::string Judge::describe(const Access& access) {
     return {};
 }
 
-void Judge::report(const Access& first, const Access& second, const Region& region, size_t offset) {
+void RaceDetector::report(const Access& first, const Access& second, const Region& region, size_t offset) {
     const auto is_one = [&](Kind kind, bool is_get) {
         return (first.kind == kind && first.by.is_get == is_get) || (second.kind == kind && second.by.is_get == is_get);
     };
