@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plugin's wall: no exception leaves it, and what went wrong stands in NCCL's log.
+// The plugin's boundary: exceptions become results and messages in NCCL's log.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,10 @@
 
 namespace crossdock::plugin {
 
-// NCCL's, once init was called.
+// Uses NCCL's log from now on.
 void set_log(LogFunction log) noexcept;
 void warn(const char* message) noexcept;
-// The last of them in this process, cut to `bytes` with its 0.
+// Copies the last warning of this process, truncated to `bytes` including its 0.
 void copy_last_warning(char* message, size_t bytes) noexcept;
 void inform(const char* message) noexcept;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory through CUDA's driver, opened at run time. While kernels wait for what is done here, nothing may be
-// called that waits for kernels: so all memory and streams are made with the communicator, and afterwards there are
-// only asynchronous copies, and writes of words by the stream itself. Those also say what is done, no event is asked; a
-// few bytes that come to the host say it themselves.
+// Device memory through CUDA's driver, opened at run time. Kernels wait for what is done here, so nothing may be called
+// that waits for kernels: all memory and streams are created with the communicator, and afterwards there are only
+// asynchronous copies, and words written by the stream. These words also signal completion, so no event is queried.
+// Short copies to the host carry their own flag.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <sched.h>
@@ -21,9 +21,9 @@ namespace crossdock::plugin {
 namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{16} << 20;
-constexpr uint64_t kWordsBytes = 4096;  // apart, since the processor polls it
+constexpr uint64_t kWordsBytes = 4096;  // a page of its own, since the CPU polls it
 constexpr uint64_t kWatchedBytes = 8192;
-constexpr uint32_t kVainLooks = 512;  // at a watched copy, before the stream is asked
+constexpr uint32_t kMaxEmptyPolls = 512;  // of a watched copy, before a completion word is queued
 
 #define CROSSDOCK_DRIVER_FUNCTIONS(F)    \
     F(cuCtxGetCurrent)                   \
@@ -84,7 +84,7 @@ void check(CUresult result, const char* call) {
     fail(ncclUnhandledCudaError, "{} failed: {}", call, text != nullptr ? text : "an unknown error");
 }
 
-// The communicator's CUDA context, on whatever thread calls.
+// Makes the communicator's CUDA context current on the calling thread.
 class InContext {
   public:
     explicit InContext(CUcontext context) {
@@ -107,10 +107,10 @@ class InContext {
 
 CUdeviceptr address_of(const void* device) { return reinterpret_cast<CUdeviceptr>(device); }
 
-// One direction: a stream, its staging memory, and a word that the stream writes when steps are done.
+// One direction: a stream, its staging memory, and a word that the stream writes on completion of steps.
 class Direction {
   public:
-    Direction() : Direction(nullptr) {  // from here on what was made is freed, also where the rest fails
+    Direction() : Direction(nullptr) {  // delegates, so that the destructor runs if this body throws
         int least = 0;
         int greatest = 0;
         CROSSDOCK_CALL(cuCtxGetStreamPriorityRange, &least, &greatest);
@@ -133,7 +133,7 @@ class Direction {
     std::span<std::byte> staging() const { return {memory_, kStagingBytes}; }
     uint64_t count_step() { return ++queued_; }
 
-    // Before a copy of those bytes to the host, which is the next step.
+    // Call before queueing the copy of these bytes to the host; fills them with a mark that the copy overwrites.
     void watch(std::byte* staging, uint64_t bytes) {
         if (bytes > kWatchedBytes || bytes % sizeof(uint64_t) != 0) return;
         std::span words(reinterpret_cast<uint64_t*>(staging), bytes / sizeof(uint64_t));
@@ -142,15 +142,16 @@ class Direction {
         watched_.push_back({queued_ + 1, words, mark});
     }
 
-    // The stream is asked to tell only when somebody wants to know: once for many steps.
+    // Queues a completion word only when a caller polls, once for many steps.
     uint64_t done(CUcontext context) {
         seen_ = std::max(seen_, std::atomic_ref(*done_).load(std::memory_order_acquire));
         while (!watched_.empty() && (watched_.front().step <= seen_ || has_come(watched_.front()))) {
             seen_ = std::max(seen_, watched_.front().step);
             watched_.pop_front();
-            vain_looks_ = 0;
+            empty_polls_ = 0;
         }
-        const bool is_watched = !watched_.empty() && watched_.front().step == seen_ + 1 && ++vain_looks_ < kVainLooks;
+        const bool is_watched =
+            !watched_.empty() && watched_.front().step == seen_ + 1 && ++empty_polls_ < kMaxEmptyPolls;
         if (announced_ < queued_ && seen_ < queued_ && !is_watched) {
             const InContext here(context);
             CROSSDOCK_CALL(cuStreamWriteValue64, stream_, done_device_, queued_, CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -162,15 +163,15 @@ class Direction {
   private:
     explicit Direction(CUstream none) : stream_(none) {}
 
-    // A copy to the host whose every word was the mark before.
+    // A copy to the host, into words that all held the mark.
     struct Watched {
         uint64_t step;
         std::span<uint64_t> words;
         uint64_t mark;
     };
 
-    // All steps before it have been seen, and no word is the mark any more. (A word of the source may be the mark; then
-    // the stream tells.)
+    // True if all earlier steps are done and no word holds the mark any more. (If a word of the source equals the mark,
+    // the stream's word signals completion.)
     bool has_come(const Watched& copy) const {
         if (copy.step != seen_ + 1) return false;
         const bool has = std::all_of(copy.words.rbegin(), copy.words.rend(), [&](uint64_t& word) {
@@ -186,13 +187,13 @@ class Direction {
     CUdeviceptr done_device_ = 0;
     uint64_t queued_ = 0;
     uint64_t announced_ = 0;
-    uint64_t seen_ = 0;  // so many steps are done
+    uint64_t seen_ = 0;  // number of steps known to be done
     std::deque<Watched> watched_;
-    uint32_t vain_looks_ = 0;  // at the first
+    uint32_t empty_polls_ = 0;  // of the first watched copy
     std::mt19937_64 marks_{std::random_device{}()};
 };
 
-// Device memory, owned.
+// Owned device memory.
 class Scratch {
   public:
     explicit Scratch(uint64_t bytes) { CROSSDOCK_CALL(cuMemAlloc, &address_, bytes); }
@@ -205,7 +206,7 @@ class Scratch {
     CUdeviceptr address_ = 0;
 };
 
-// A capture on another stream does not concern what is made and freed while it lives.
+// Allows allocations while another stream is being captured.
 class RelaxedCapture {
   public:
     RelaxedCapture() { driver().cuThreadExchangeStreamCaptureMode_function(&mode_); }
@@ -219,17 +220,17 @@ class RelaxedCapture {
 
 class CudaMemory : public network::DeviceMemory {
   public:
-    // In that context, which is current.
+    // context: the current one.
     explicit CudaMemory(CUcontext context) : context_(context) { warm_up(); }
-    // With the communicator, on whatever thread. Freeing memory of the device or of the host waits for kernels that
-    // run, as whatever else NCCL frees then does.
+    // Runs when the communicator is destroyed, on any thread. Freeing device and pinned memory waits for running
+    // kernels, as NCCL's own frees do.
     ~CudaMemory() override {
         try {
             const InContext here(context_);
             const RelaxedCapture relaxed;
             parts_.reset();
         } catch (const Error&) {
-            // The context can be gone when a process ends; then so is all of this.
+            // The context may be destroyed at process exit, and its memory with it.
             static_cast<void>(parts_.release());
         }
     }
@@ -245,7 +246,7 @@ class CudaMemory : public network::DeviceMemory {
         return parts_->in.count_step();
     }
 
-    // With a barrier before it: whoever sees the word sees the bytes.
+    // The default write has a memory barrier before it, so a reader of the word sees the bytes.
     uint64_t write_word(void* device, uint64_t value) override {
         const InContext here(context_);
         CROSSDOCK_CALL(cuStreamWriteValue64, parts_->in.stream(), address_of(device), value,
@@ -272,8 +273,8 @@ class CudaMemory : public network::DeviceMemory {
         return direction.count_step();
     }
 
-    // Each call once, in sizes that CUDA may treat differently: what it prepares at a call's first use is prepared now,
-    // before kernels wait for these copies.
+    // Makes each call once, in sizes that CUDA may treat differently, so that CUDA's first-use initialization does not
+    // happen while kernels wait for copies.
     void warm_up() {
         void* device = parts_->scratch.data();
         uint64_t last_in = 0;

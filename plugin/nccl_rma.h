@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables of functions that NCCL looks up in a plugin for remote memory access, as its binary interface has them:
-// version 14 (NCCL 2.30.7 and newer) and version 13 (2.30.3 and newer). NCCL installs no header for them.
+// The function tables that NCCL looks up in a plugin for remote memory access, by its binary interface: version 14
+// (NCCL 2.30.7 and newer) and version 13 (2.30.3 and newer). NCCL installs no header for them.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ inline constexpr size_t kHandleBytes = 128;
 inline constexpr int kPointerHost = 1;
 inline constexpr int kPointerCuda = 2;
 inline constexpr uint64_t kFlagOrdered = 1;     // signals live here
-inline constexpr uint64_t kFlagNeverReset = 2;  // and nobody but signals writes them
+inline constexpr uint64_t kFlagNeverReset = 2;  // and only signals write them
 inline constexpr uint32_t kSignalIncrement = 1;
 inline constexpr uint32_t kSignalAdd = 2;
 inline constexpr int kDeviceTypeGinProxy = 2;
@@ -50,7 +50,7 @@ static_assert(sizeof(NetProperties) == 128);
 
 struct Config14 {
     int num_contexts;
-    int traffic_class;  // newer NCCLs have more fields behind it, which nobody here reads
+    int traffic_class;  // newer NCCL versions append fields, which the plugin does not read
 };
 
 struct Config13 {
@@ -69,7 +69,7 @@ struct DeviceHandle {
     int needs_progress;
 };
 
-// Functions that both versions have with the same arguments.
+// Functions with the same arguments in both versions.
 using Init = ncclResult_t (*)(void** context, uint64_t comm_id, LogFunction log);
 using Devices = ncclResult_t (*)(int* count);
 using GetProperties = ncclResult_t (*)(int device, NetProperties* properties);
@@ -143,13 +143,13 @@ struct Rma13 {
 
 }  // namespace crossdock::plugin
 
-// What the plugin exports.
+// The plugin's exports.
 extern "C" {
 extern const crossdock::plugin::Rma14 ncclRmaPlugin_v14 __attribute__((visibility("default")));
 extern const crossdock::plugin::Rma13 ncclRmaPlugin_v13 __attribute__((visibility("default")));
-// How many blocks of contexts NCCL has made in this process through this plugin and not destroyed yet: 0 after
-// ncclDevCommCreate means that NCCL uses something else.
+// Number of blocks of contexts that NCCL has created with this plugin in this process and not destroyed. 0 after
+// ncclDevCommCreate means that NCCL uses another network.
 __attribute__((visibility("default"))) int crossdockRmaPluginContexts(void);
-// The last warning in this process, cut to `bytes` with its 0; empty where there was none.
+// Copies the last warning of this process, truncated to `bytes` including its 0; empty: none.
 __attribute__((visibility("default"))) void crossdockRmaPluginLastError(char* message, size_t bytes);
 }

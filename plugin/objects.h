@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind the pointers that NCCL carries for the plugin.
+// The objects behind the plugin's opaque pointers in NCCL.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace crossdock::plugin {
 
-// One for each communicator and use that NCCL makes of the plugin.
+// One per communicator and NCCL plugin context.
 struct Instance {
     uint64_t comm_id;
 };
@@ -32,8 +32,8 @@ struct Contexts {
     bool told_failure;    // in NCCL's log
 };
 
-// Copies between device memory and staging memory on the current CUDA device; null where there is none, and in builds
-// without CUDA.
+// Copies between device and staging memory on the current CUDA device. Null without a device and in builds without
+// CUDA.
 std::unique_ptr<network::DeviceMemory> make_device_memory();
 
 }  // namespace crossdock::plugin

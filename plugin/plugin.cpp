@@ -134,7 +134,7 @@ ncclResult_t register_dma_buf_13(void* comm, void* data, size_t bytes, int type,
 ncclResult_t deregister_memory(void* comm, void* memory) {
     return guarded([&] {
         Comm& owner = comm_of(comm);
-        // Kernels that have ended may have posted what NCCL's thread has not handed over yet.
+        // NCCL's thread may not have posted all operations of kernels that have ended.
         if (owner.num_blocks > 0) owner.mesh->await_operations(region_of(memory));
         owner.mesh->deregister_memory(region_of(memory));
     });
@@ -177,7 +177,7 @@ ncclResult_t put(void* contexts, int context, uint64_t source_offset, void* sour
                          false, request);
 }
 
-// Version 13 knows strong signals only.
+// Version 13 has strong signals only.
 ncclResult_t put_signal_13(void* contexts, int context, uint64_t source_offset, void* source, size_t bytes,
                            uint64_t target_offset, void* target, uint32_t rank, uint64_t signal_offset,
                            void* signal_memory, uint64_t value, uint32_t operation, void** request) {
@@ -209,7 +209,7 @@ ncclResult_t progress(void* contexts) {
     return guarded([&] {
         Contexts& block = contexts_of(contexts);
         block.comm->mesh->progress();
-        // NCCL asks queryLastError, which gives no message.
+        // NCCL calls queryLastError, which has no message, so report it here.
         if (!block.comm->mesh->has_failed() || block.told_failure) return;
         block.told_failure = true;
         block.comm->mesh->check();
