@@ -48,7 +48,7 @@ __global__ void gets(ncclDevComm comm, ncclWindow_t window) {
             EXPECT_IN_KERNEL(words[kGetWords + i] == 1000 * round + 100 * next + i);
             EXPECT_IN_KERNEL(words[2 * kGetWords + i] == 1000 * round + 100 * previous + i);
         }
-        // All have got what they wanted, so words may change.
+        // All gets have landed, so words may change.
         barrier.sync(block, cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
     }
 }
@@ -101,7 +101,7 @@ __global__ void va_signals(ncclDevComm comm, ncclWindow_t window) {
     }
 }
 
-// Groups of threads: any of them behind one type, broadcasts, and what is known of them.
+// Groups of threads: type erasure, broadcasts, and properties.
 template <typename Coop>
 __device__ void check_group(Coop coop, int size) {
     ncclCoopAny any(coop);
@@ -165,12 +165,12 @@ __global__ void barriers(ncclDevComm comm, ncclWindow_t window, ncclLsaBarrierHa
         gin.signal(world, next, ncclGin_WeakSignalInc{own_signal});
         gin.waitSignal(ncclCoopThread(), own_signal, 1);
     }
-    // Rank 0 comes to this one after the others have given up once.
+    // Rank 0 enters this barrier after the others have timed out once.
     {
         ncclLsaBarrierSession<ncclCoopCta> late(block, comm, ncclTeamTagLsa(), 0);
         ncclGinBarrierSession<ncclCoopCta> told(block, gin, ncclTeamTagRail(), 0);
         if (comm.lsaRank != 0) {
-            // Of the threads only those say so that have waited.
+            // Only threads that waited report the timeout.
             const ncclResult_t result = late.sync(block, cuda::memory_order_acq_rel, 1000);
             EXPECT_IN_KERNEL(result == ncclTimeout || static_cast<int>(threadIdx.x) >= comm.lsaSize - 1);
             if (threadIdx.x == 0) gin.signal(world, comm.rank - comm.lsaRank, ncclGin_StrongVASignalInc{window, 512});
@@ -180,7 +180,7 @@ __global__ void barriers(ncclDevComm comm, ncclWindow_t window, ncclLsaBarrierHa
             late.sync(block, cuda::memory_order_acq_rel);
         }
     }
-    // Nobody comes to this one.
+    // No other rank enters this barrier.
     if (comm.rank == 0 && comm.nRanks > 1 && threadIdx.x == 0) {
         ncclCoopThread thread;
         ncclGinBarrierSession<ncclCoopThread> alone(thread, gin, world, rail, 0);
@@ -188,7 +188,7 @@ __global__ void barriers(ncclDevComm comm, ncclWindow_t window, ncclLsaBarrierHa
     }
 }
 
-// A buffer of the requirement list, by which the ranks of an LSA team tell each other their rank.
+// A buffer of the requirement list, in which the ranks of an LSA team exchange their rank.
 __global__ void resources(ncclDevComm comm, ncclWindow_t window, ncclDevResourceHandle buffer,
                           ncclDevResourceHandle second) {
     ncclCoopThread thread;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small random kernels and the model that knows what they do. A program is a list of steps in which some ranks take
-// part, in the list's order: whoever's memory is accessed takes part, begins by telling that it is ready, and ends when
-// the access is over. So each program is correct, and the model's values are the right ones. A planted mistake leaves
-// one thing out.
+// Small random kernels and a model of them. A program is a list of steps, executed in order by the ranks that take part
+// in a step. A rank whose memory is accessed takes part: it signals that it is ready, and ends the step when the access
+// is complete. So each program is correct, and the model's values are right. A planted mistake leaves one thing out.
 #pragma once
 
 #include <array>
@@ -25,7 +24,7 @@ enum Kind {
     kPutStrong,  // the same, with one strong signal for all
     kPutValue,   // the same by values
     kGet,        // `from` gets cells of `to`
-    kAllPut,     // every rank puts to the next one, and a barrier tells so
+    kAllPut,     // every rank puts to the next one, followed by a barrier
     kReset,      // `to` resets the signal that `from` raises
     kNumKinds,
     kWild  // a call with any arguments: not of correct programs
@@ -124,7 +123,7 @@ struct Player {
     void expect(const Step& step, int index, uint64_t value) {
         const uint64_t seen = cells[index];
         if (seen != value && step.mistake == kNone) __trap();
-        // So that no compiler leaves the load out.
+        // Keeps the compiler from removing the load.
         if (seen == 0xdead) cells[kPart / 8 - 1] = 1;
     }
 
@@ -439,15 +438,15 @@ inline Setup setup_of(const Program& program) {
 
 // Plays it, and compares this rank's cells with the model's.
 inline Body body_of(const Program& program) {
-    return [&program](World& world) {
+    return [&program](TestRank& rank) {
         const ncclResult_t result = crossdockLaunch(
-            world.self.comm, static_cast<unsigned>(program.num_blocks), static_cast<unsigned>(program.num_threads), 0,
-            nullptr, play, world.comm, world.window, static_cast<const std::vector<Step>*>(program.steps));
+            rank.self.comm, static_cast<unsigned>(program.num_blocks), static_cast<unsigned>(program.num_threads), 0,
+            nullptr, play, rank.comm, rank.window, static_cast<const std::vector<Step>*>(program.steps));
         if (result != ncclSuccess || program.has_mistake) return result;
         for (int b = 0; b < program.num_blocks; ++b) {
-            const char* part = static_cast<const char*>(world.memory) + b * kPart;
-            if (std::memcmp(part, program.cells[world.self.rank][b], 8 * kCells) != 0) {
-                std::fprintf(stderr, "rank %d, block %d differs from the model\n", world.self.rank, b);
+            const char* part = static_cast<const char*>(rank.memory) + b * kPart;
+            if (std::memcmp(part, program.cells[rank.self.rank][b], 8 * kCells) != 0) {
+                std::fprintf(stderr, "rank %d, block %d differs from the model\n", rank.self.rank, b);
                 return ncclInternalError;
             }
         }

@@ -18,7 +18,7 @@ struct Rank {
 };
 
 // What a test needs of a rank: a device communicator and a window of 4096 bytes. launch runs the kernel there.
-struct World {
+struct TestRank {
     Rank self;
     ncclDevComm comm;
     void* memory = nullptr;
@@ -33,11 +33,11 @@ struct Setup {
     ncclGinConnectionType_t connection = NCCL_GIN_CONNECTION_FULL;
     bool strong_signals = true, va_signals = true;
 };
-using Body = std::function<ncclResult_t(World&)>;
+using Body = std::function<ncclResult_t(TestRank&)>;
 
 // "": body succeeded.
 inline std::string run_rank(const Setup& setup, const Rank& self, const Body& body) {
-    World world{self, {}};
+    TestRank rank{self, {}};
     const auto is_good = [](ncclResult_t result) { return result == ncclSuccess; };
     ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
     reqs.ginConnectionType = setup.connection;
@@ -50,16 +50,16 @@ inline std::string run_rank(const Setup& setup, const Rank& self, const Body& bo
     reqs.ginVaSignalsRequired = setup.va_signals;
     if (setup.connection != NCCL_GIN_CONNECTION_NONE) reqs.railGinBarrierCount = setup.barriers;
     if (setup.connection == NCCL_GIN_CONNECTION_FULL) reqs.worldGinBarrierCount = setup.barriers;
-    if (!is_good(ncclMemAlloc(&world.memory, 4096)) ||
-        !is_good(ncclCommWindowRegister(self.comm, world.memory, 4096, &world.window, NCCL_WIN_DEFAULT)) ||
-        !is_good(ncclDevCommCreate(self.comm, &reqs, &world.comm))) {
+    if (!is_good(ncclMemAlloc(&rank.memory, 4096)) ||
+        !is_good(ncclCommWindowRegister(self.comm, rank.memory, 4096, &rank.window, NCCL_WIN_DEFAULT)) ||
+        !is_good(ncclDevCommCreate(self.comm, &reqs, &rank.comm))) {
         return crossdockGetLastError();
     }
-    const std::string failure = is_good(body(world)) ? "" : crossdockGetLastError();
-    // Ranks fail at different times, so that not all of them come to what is collective.
+    const std::string failure = is_good(body(rank)) ? "" : crossdockGetLastError();
+    // Ranks fail at different times, so not all of them make the collective calls.
     if (failure.empty() &&
-        (!is_good(ncclDevCommDestroy(self.comm, &world.comm)) ||
-         !is_good(ncclCommWindowDeregister(self.comm, world.window)) || !is_good(ncclMemFree(world.memory)))) {
+        (!is_good(ncclDevCommDestroy(self.comm, &rank.comm)) ||
+         !is_good(ncclCommWindowDeregister(self.comm, rank.window)) || !is_good(ncclMemFree(rank.memory)))) {
         return crossdockGetLastError();
     }
     return failure;
@@ -123,12 +123,11 @@ inline std::string in_simulations(const Setup& setup, uint64_t count, const Body
     return "";
 }
 
-// A body that launches a kernel with the world's communicator, its window and further arguments.
+// A body that launches a kernel with the rank's communicator, its window and further arguments.
 template <typename... Parameters, typename... Arguments>
 Body launching(dim3 grid, dim3 block, void (*kernel)(ncclDevComm, ncclWindow_t, Parameters...),
                Arguments... arguments) {
-    return [=](World& world) {
-        return crossdockLaunch(world.self.comm, grid, block, 0, nullptr, kernel, world.comm, world.window,
-                               arguments...);
+    return [=](TestRank& rank) {
+        return crossdockLaunch(rank.self.comm, grid, block, 0, nullptr, kernel, rank.comm, rank.window, arguments...);
     };
 }

@@ -14,7 +14,7 @@ constexpr uint64_t kSeedsOfCorrectKernels = 2000;
 enum Bug {
     kNone,
     kNoFlush,         // the source of a put is overwritten with no flush before
-    kNoCounterWait,   // the same, where a counter should have told
+    kNoCounterWait,   // the same, without a wait for the counter
     kNoWait,          // data is read with no wait for its signal
     kWeakForTwo,      // two puts, and a weak signal on the second one only
     kRelaxedWait,     // a wait that acquires nothing
@@ -24,9 +24,9 @@ enum Bug {
     kBarrierTwice,    // two blocks use one barrier
     kTooFew,          // waits for one signal more than comes
     kEarlyOverwrite,  // a put to what the peer may still read
-    kGetTooEarly,     // a get of what its owner has not told to be there
+    kGetTooEarly,     // a get before its owner's signal
     kOtherPeer,       // a flushAsync for a get from another peer
-    kNoWaitForIt,     // a flushAsync that nobody waits for
+    kNoWaitForIt,     // a flushAsync without a wait
 };
 
 void expect_found(const Setup& setup, const Body& body, const std::string& what) {
@@ -107,8 +107,8 @@ TEST(Simulator, ReportsNameTheLinesOfBothSides) {
     EXPECT_NE(report.find("simulator_test.cpp:", first + 1), std::string::npos) << report;
     EXPECT_NE(report.find("rank 1, block 0, thread"), std::string::npos) << report;
 }
-// A wait that nobody fulfils is a deadlock: found without any timeout, with what is expected and what was seen.
-TEST(Simulator, AWaitForASignalThatNobodySendsIsADeadlock) {
+// A wait without a signal is a deadlock: reported without a timeout, with the expected and the seen value.
+TEST(Simulator, AWaitWithoutASignalIsADeadlock) {
     const std::string report = in_simulation({}, 0, launching(1, kWords, two_puts, kTooFew));
     EXPECT_NE(report.find("deadlock"), std::string::npos) << report;
     EXPECT_NE(report.find("rank 1, block 0, thread 0 waits for signal 0 of context 0 at simulator_test.cpp:"),
@@ -117,7 +117,7 @@ TEST(Simulator, AWaitForASignalThatNobodySendsIsADeadlock) {
     EXPECT_NE(report.find("expected 3, seen 2"), std::string::npos) << report;
 }
 
-// A lock that nobody releases is found too, though the threads that want it do more than load.
+// A lock that is never released is found, too, although the waiting threads do more than load.
 __global__ void taken_lock(ncclDevComm, ncclWindow_t) {
     __shared__ int lock;
     if (threadIdx.x == 0) lock = 0;
@@ -125,14 +125,14 @@ __global__ void taken_lock(ncclDevComm, ncclWindow_t) {
     while (atomicCAS(&lock, 0, 1) != 0) {
     }
 }
-TEST(Simulator, ALockThatNobodyReleasesIsFound) {
+TEST(Simulator, ALockThatIsNotReleasedIsFound) {
     const std::string report = in_simulation({}, 0, launching(1, 2, taken_lock));
     EXPECT_NE(report.find("no end in sight"), std::string::npos) << report;
     EXPECT_NE(report.find("rank 1, block 0, thread"), std::string::npos) << report;
     EXPECT_NE(report.find("waits in a loop of its own, by atomic loads or pauses"), std::string::npos) << report;
 }
 
-// The source may be overwritten once the counter has told so, and a strong signal covers all earlier puts.
+// The source may be overwritten once the counter has been incremented, and a strong signal covers all earlier puts.
 __global__ void counted_puts(ncclDevComm comm, ncclWindow_t window) {
     ncclGin gin(comm, 1);
     const ncclTeam world = ncclTeamWorld(comm);
@@ -193,7 +193,7 @@ __global__ void lsa_exchange(ncclDevComm comm, ncclWindow_t window, Bug bug) {
             if (bug == kNone) __trap();
         }
     }
-    // Nobody leaves before all have read.
+    // No rank leaves before all have read.
     if (bug != kNoBarrier) barrier.sync(block, cuda::memory_order_acq_rel);
 }
 TEST(Simulator, LsaBarriersOrderLoadsAndStores) {

@@ -24,7 +24,7 @@ void expect_message(const Setup& setup, const Body& body, const std::string& mes
         if (!(condition)) __trap(); \
     } while (false)
 
-// Threads know who they are, and each block has its own shared variables.
+// Threads know their indices, and each block has its own shared variables.
 __global__ void vocabulary(ncclDevComm, ncclWindow_t) {
     __shared__ int sums[4];
     __shared__ int total;
@@ -64,8 +64,8 @@ __global__ void vocabulary(ncclDevComm, ncclWindow_t) {
     __syncwarp();
 }
 TEST(DeviceApi, ThreadsOfABlockShareAndMeet) {
-    expect_success({.ranks = 2}, [](World& world) {
-        return crossdockLaunch(world.self.comm, 3, dim3(16, 4), 64, nullptr, vocabulary, world.comm, world.window);
+    expect_success({.ranks = 2}, [](TestRank& rank) {
+        return crossdockLaunch(rank.self.comm, 3, dim3(16, 4), 64, nullptr, vocabulary, rank.comm, rank.window);
     });
 }
 
@@ -249,7 +249,7 @@ TEST(DeviceApi, BadInputEndsTheKernelWithAMessage) {
     unsetenv("CROSSDOCK_GIN_TIMEOUT_MS");
 }
 
-// What the requirements excluded is not there.
+// Resources that the requirements exclude cannot be used.
 TEST(DeviceApi, SignalsThatWereNotRequiredAreRefused) {
     expect_message({.strong_signals = false},
                    launching(
@@ -275,25 +275,25 @@ TEST(DeviceApi, RailsReachNoOtherRails) {
 }
 
 // Without GIN, or without a device communicator at all, there is a message.
-TEST(DeviceApi, ADeviceCommunicatorWithoutGinSaysSo) {
+TEST(DeviceApi, ADeviceCommunicatorWithoutGinIsNamed) {
     const auto kernel = +[](ncclDevComm comm, ncclWindow_t) { ncclGin gin(comm, 0); };
     expect_message({.signals = 0, .counters = 0, .connection = NCCL_GIN_CONNECTION_NONE}, launching(1, 1, kernel),
                    "ginConnectionType was NCCL_GIN_CONNECTION_NONE");
     expect_message(
         {},
-        [&](World& world) {
-            return crossdockLaunch(world.self.comm, 1, 1, 0, nullptr, kernel, ncclDevComm{}, world.window);
+        [&](TestRank& rank) {
+            return crossdockLaunch(rank.self.comm, 1, 1, 0, nullptr, kernel, ncclDevComm{}, rank.window);
         },
         "was not made by ncclDevCommCreate");
 }
 
 TEST(DeviceApi, RequirementsAreChecked) {
     const auto create = [](auto change) {
-        return on_threads({.ranks = 2}, [&](World& world) {
+        return on_threads({.ranks = 2}, [&](TestRank& rank) {
             ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
-            change(reqs, world.self.rank);
+            change(reqs, rank.self.rank);
             ncclDevComm comm;
-            const ncclResult_t result = ncclDevCommCreate(world.self.comm, &reqs, &comm);
+            const ncclResult_t result = ncclDevCommCreate(rank.self.comm, &reqs, &comm);
             return result;
         });
     };
@@ -318,12 +318,12 @@ TEST(DeviceApi, RequirementsAreChecked) {
               std::string::npos);
 }
 
-// Without requirements, without a place for the result, and with a window that is gone.
-TEST(DeviceApi, WhatIsMissingOrGoneHasAMessage) {
+// Without requirements, without a pointer for the result, and with a deregistered window.
+TEST(DeviceApi, MissingAndDestroyedObjectsAreNamed) {
     const auto create = [](const ncclDevCommRequirements* reqs, bool has_place) {
-        return on_threads({.ranks = 1}, [=](World& world) {
+        return on_threads({.ranks = 1}, [=](TestRank& rank) {
             ncclDevComm comm;
-            return ncclDevCommCreate(world.self.comm, reqs, has_place ? &comm : nullptr);
+            return ncclDevCommCreate(rank.self.comm, reqs, has_place ? &comm : nullptr);
         });
     };
     const ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
@@ -331,21 +331,21 @@ TEST(DeviceApi, WhatIsMissingOrGoneHasAMessage) {
     EXPECT_NE(create(&reqs, false).find("reqs or outDevComm is NULL"), std::string::npos);
     expect_message(
         {.ranks = 1},
-        [](World& world) {
-            const ncclWindow_t gone = world.window;
-            const ncclResult_t result = ncclCommWindowDeregister(world.self.comm, gone);
+        [](TestRank& rank) {
+            const ncclWindow_t gone = rank.window;
+            const ncclResult_t result = ncclCommWindowDeregister(rank.self.comm, gone);
             if (result != ncclSuccess) return result;
             return crossdockLaunch(
-                world.self.comm, 1, 1, 0, nullptr,
+                rank.self.comm, 1, 1, 0, nullptr,
                 +[](ncclDevComm comm, ncclWindow_t window) {
                     ncclGin(comm, 0).put(ncclTeamWorld(comm), 0, window, 0, window, 8, 8);
                 },
-                world.comm, gone);
+                rank.comm, gone);
         },
         "is not a window registered with this communicator");
 }
 
-// A device communicator is its process's, and ends once.
+// A device communicator belongs to its process, and is destroyed once.
 TEST(DeviceApi, AForkedChildIsRefused) {
     ncclComm_t comm = nullptr;
     ncclDevComm device;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts, signals, counters, flushes and barriers mean the same whichever way they go: directly or by the proxy, to
-// threads, processes and other hosts.
+// Puts, signals, counters, flushes and barriers have the same effect directly and by the proxy, between threads,
+// processes and hosts.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -26,8 +26,8 @@ __device__ int* words(ncclWindow_t window, size_t offset = 0) {
     return static_cast<int*>(ncclGetLocalPointer(window, offset));
 }
 
-// A flushed source may change, and a strong signal tells that all puts before it have arrived. The queue is shorter
-// than what is posted.
+// A flushed source may change, and after a strong signal all earlier puts have landed. The queue is shorter than the
+// number of operations.
 __global__ void flushed_sources(ncclDevComm comm, ncclWindow_t window) {
     ncclGin gin(comm, 0);
     const ncclTeam world = ncclTeamWorld(comm);
@@ -69,7 +69,7 @@ TEST_P(GinWays, AStrongSignalCoversAllBeforeIt) {
     expect_success({.ranks = 2, .queue_depth = 2}, launching(1, 1, many_before_one_signal));
 }
 
-// A weak signal tells that its own put has arrived, and a counter that its source has been read.
+// After a weak signal its own put has landed, and after a counter its source has been read.
 __global__ void weak_signals(ncclDevComm comm, ncclWindow_t window) {
     ncclGin gin(comm, 0);
     const ncclTeam world = ncclTeamWorld(comm);
@@ -81,7 +81,7 @@ __global__ void weak_signals(ncclDevComm comm, ncclWindow_t window) {
         words(window)[0] = words(window)[15] = -1;
         gin.waitSignal(ncclCoopThread(), 0, static_cast<uint64_t>(i) + 1);
         EXPECT_IN_KERNEL(words(window)[16] == 10 * i + peer && words(window)[31] == 10 * i + peer);
-        // The answer says that the target may be written again, by a value with a signal.
+        // The reply, a value with a signal, allows the next write to the target.
         gin.putValue(world, peer, window, 128, i, ncclGin_WeakSignalAdd{1, 2});
         gin.waitSignal(ncclCoopThread(), 1, 2 * (static_cast<uint64_t>(i) + 1));
         EXPECT_IN_KERNEL(words(window)[32] == i);
@@ -137,13 +137,13 @@ __global__ void one_of_several(ncclDevComm comm, ncclWindow_t window, int launch
     for (int i = 0; i < kNumPuts; ++i) EXPECT_IN_KERNEL(words(window, 64 + 256 * launcher)[i] == i + launcher);
 }
 TEST_P(GinWays, SeveralLaunchesShareAContext) {
-    expect_success({.ranks = 2, .queue_depth = 4}, [](World& world) {
+    expect_success({.ranks = 2, .queue_depth = 4}, [](TestRank& rank) {
         ncclResult_t results[3];
         std::vector<std::thread> threads;
         for (int launcher = 0; launcher < 3; ++launcher) {
             threads.emplace_back([&, launcher] {
-                results[launcher] = crossdockLaunch(world.self.comm, 1, 1, 0, nullptr, one_of_several, world.comm,
-                                                    world.window, launcher);
+                results[launcher] =
+                    crossdockLaunch(rank.self.comm, 1, 1, 0, nullptr, one_of_several, rank.comm, rank.window, launcher);
             });
         }
         for (std::thread& thread : threads) thread.join();
@@ -153,7 +153,7 @@ TEST_P(GinWays, SeveralLaunchesShareAContext) {
     });
 }
 
-// Nothing is lost at the end of a communicator whose kernel has not flushed.
+// Destroying a communicator whose kernel has not flushed loses no operation.
 __global__ void unflushed(ncclDevComm comm, ncclWindow_t window) {
     ncclGin gin(comm, 0);
     for (int i = 0; i < kNumPuts; ++i) {
@@ -163,17 +163,17 @@ __global__ void unflushed(ncclDevComm comm, ncclWindow_t window) {
 }
 TEST_P(GinWays, MemoryMayGoWithoutAFlush) { expect_success({.ranks = 2}, launching(1, 1, unflushed)); }
 
-// A rank's properties name the way.
+// A rank's properties name the GIN type.
 TEST_P(GinWays, PropertiesNameTheWay) {
-    expect_success({.ranks = 2}, [&](World& world) {
+    expect_success({.ranks = 2}, [&](TestRank& rank) {
         ncclCommProperties props = NCCL_COMM_PROPERTIES_INITIALIZER;
-        const ncclResult_t result = ncclCommQueryProperties(world.self.comm, &props);
+        const ncclResult_t result = ncclCommQueryProperties(rank.self.comm, &props);
         const auto expected = *GetParam().gin_type == '2' ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_GPI;
         return result != ncclSuccess ? result : props.ginType == expected ? ncclSuccess : ncclInternalError;
     });
 }
 
-// A wait by the proxy that expires names what the proxy has done.
+// A wait with the proxy that times out names the proxy's state.
 TEST(GinProxy, AWaitThatExpiresNamesTheProxysState) {
     const GinType type("2");
     setenv("CROSSDOCK_GIN_TIMEOUT_MS", "50", 1);
@@ -192,25 +192,25 @@ TEST(GinProxy, AWaitThatExpiresNamesTheProxysState) {
 TEST(GinProxy, AnUnknownTypeIsRefused) {
     const GinType type("5");
     EXPECT_NE(
-        on_threads({.ranks = 1}, [](World&) { return ncclSuccess; }).find("NCCL_GIN_TYPE is 5, allowed: 2 (proxy)"),
+        on_threads({.ranks = 1}, [](TestRank&) { return ncclSuccess; }).find("NCCL_GIN_TYPE is 5, allowed: 2 (proxy)"),
         std::string::npos);
 }
 
 TEST(GinProxy, AQueueDepthOutOfRangeIsRefused) {
-    EXPECT_NE(on_threads({.ranks = 1, .queue_depth = -1}, [](World&) { return ncclSuccess; })
+    EXPECT_NE(on_threads({.ranks = 1, .queue_depth = -1}, [](TestRank&) { return ncclSuccess; })
                   .find("reqs->ginQueueDepth is -1, allowed: 0..65536"),
               std::string::npos);
 }
 
 #if defined(DEVICE_API_HAS_HOSTS)
-// A put to a rank that has gone is an error that names it.
-TEST(GinHosts, APutToARankThatHasGoneSaysSo) {
+// A put to a rank that has left is an error that names it.
+TEST(GinHosts, APutToARankThatLeftIsNamed) {
     for (const Way& way : {Way{"hosts", "4"}, Way{"hosts", "2"}}) {
-        const std::string failure = on(way, {.ranks = 2}, [](World& world) {
-            if (world.self.rank == 1) _exit(0);
+        const std::string failure = on(way, {.ranks = 2}, [](TestRank& rank) {
+            if (rank.self.rank == 1) _exit(0);
             setenv("CROSSDOCK_GIN_TIMEOUT_MS", "30000", 1);
             return crossdockLaunch(
-                world.self.comm, 1, 1, 0, nullptr,
+                rank.self.comm, 1, 1, 0, nullptr,
                 +[](ncclDevComm comm, ncclWindow_t window) {
                     ncclGin gin(comm, 0);
                     for (;;) {
@@ -219,7 +219,7 @@ TEST(GinHosts, APutToARankThatHasGoneSaysSo) {
                         __nanosleep(100000);
                     }
                 },
-                world.comm, world.window);
+                rank.comm, rank.window);
         });
         EXPECT_NE(failure.find("rank 1"), std::string::npos) << way.name() << ": " << failure;
         EXPECT_EQ(failure.find("timed out"), std::string::npos) << way.name() << ": " << failure;
