@@ -85,7 +85,7 @@ ncclResult_t crossdockCommInitAll(ncclComm_t* comms, int num_ranks) {
         require_not_null(comms, "comms");
         require_num_ranks(num_ranks);
         std::vector<ncclComm_t> handles;
-        for (auto& communicator : cpu::make_threads_world(num_ranks))
+        for (auto& communicator : cpu::make_thread_communicators(num_ranks))
             handles.push_back(cpu::publish(std::move(communicator)));
         std::copy(handles.begin(), handles.end(), comms);
     });

@@ -138,7 +138,7 @@ inline Answers answers_of(const HostileProgram& program, const std::shared_ptr<C
 }
 
 inline std::vector<Answers> answers_of_threads(uint64_t seed, const HostileProgram& program) {
-    auto communicators = cpu::make_threads_world(kHostileRanks);
+    auto communicators = cpu::make_thread_communicators(kHostileRanks);
     std::vector<Answers> answers(kHostileRanks);
     std::vector<std::thread> ranks;
     for (size_t rank = 0; rank < kHostileRanks; ++rank)

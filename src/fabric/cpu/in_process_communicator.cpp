@@ -23,7 +23,7 @@ struct Allocation {
         for (const ZeroedMemory& piece : pieces) {
             if (simulation == nullptr) break;
             simulation->network().forget(piece.data(), piece.bytes());
-            simulation->nonsense().forget(piece.data());
+            simulation->garbage().forget(piece.data());
         }
     }
     Allocation(const Allocation&) = delete;
@@ -33,11 +33,11 @@ struct Allocation {
     std::vector<ZeroedMemory> pieces;
 };
 
-// What the ranks of one communicator share.
-struct SharedWorld {
+// State that the ranks of one communicator share.
+struct SharedState {
     // simulation: null with the threads backend.
-    SharedWorld(int num_ranks, Simulation* world_simulation)
-        : control_memory(ControlSegment::bytes(num_ranks), kPieceAlignment), simulation(world_simulation) {}
+    SharedState(int num_ranks, Simulation* of_simulation)
+        : control_memory(ControlSegment::bytes(num_ranks), kPieceAlignment), simulation(of_simulation) {}
 
     // The number-th symmetric allocation; whichever rank comes first makes it.
     std::shared_ptr<Allocation> allocation(uint64_t number, int num_ranks, size_t bytes) {
@@ -51,7 +51,7 @@ struct SharedWorld {
                 const ZeroedMemory& piece = allocation->pieces.emplace_back(bytes, kPieceAlignment);
                 if (simulation == nullptr) continue;
                 simulation->checker().memory_is_new(piece.data());
-                simulation->nonsense().reach(rank, piece.data(), bytes);
+                simulation->garbage().reach(rank, piece.data(), bytes);
             }
             entry = allocation;
         }
@@ -78,13 +78,13 @@ class PeerTable final : public SymmetricMemory {
     std::shared_ptr<Allocation> allocation_;  // null: the user's memory
 };
 
-std::shared_ptr<ControlSegment> control_of(const std::shared_ptr<SharedWorld>& shared) {
+std::shared_ptr<ControlSegment> control_of(const std::shared_ptr<SharedState>& shared) {
     return {shared, reinterpret_cast<ControlSegment*>(shared->control_memory.data())};
 }
 
 class InProcessCommunicator final : public CpuCommunicator {
   public:
-    InProcessCommunicator(const BackendTraits& backend, int rank, int num_ranks, std::shared_ptr<SharedWorld> shared,
+    InProcessCommunicator(const BackendTraits& backend, int rank, int num_ranks, std::shared_ptr<SharedState> shared,
                           std::shared_ptr<Executor> executor)
         : CpuCommunicator(backend, rank, num_ranks, std::make_unique<MailboxExchange>(control_of(shared), rank),
                           std::move(executor)),
@@ -125,14 +125,14 @@ class InProcessCommunicator final : public CpuCommunicator {
     }
 
   private:
-    std::shared_ptr<SharedWorld> shared_;
+    std::shared_ptr<SharedState> shared_;
     uint64_t num_allocations_ = 0;
 };
 
 }  // namespace
 
-std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks) {
-    auto shared = std::make_shared<SharedWorld>(num_ranks, nullptr);
+std::vector<std::shared_ptr<CpuCommunicator>> make_thread_communicators(int num_ranks) {
+    auto shared = std::make_shared<SharedState>(num_ranks, nullptr);
     auto executor = std::make_shared<LocalExecutor>(num_ranks);
     std::vector<std::shared_ptr<CpuCommunicator>> communicators;
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -145,7 +145,7 @@ std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks) 
 SimulationRun run_simulation(int num_ranks, const SimulationConfig& config,
                              const std::function<void(ncclComm_t, int)>& program) {
     auto simulation = std::make_shared<Simulation>(num_ranks, config);
-    auto shared = std::make_shared<SharedWorld>(num_ranks, simulation.get());
+    auto shared = std::make_shared<SharedState>(num_ranks, simulation.get());
     std::vector<ncclComm_t> handles;
     struct Withdrawal {
         std::vector<ncclComm_t>& handles;

@@ -10,7 +10,7 @@
 namespace crossdock::cpu {
 
 // All ranks of a communicator of threads, in rank order.
-std::vector<std::shared_ptr<CpuCommunicator>> make_threads_world(int num_ranks);
+std::vector<std::shared_ptr<CpuCommunicator>> make_thread_communicators(int num_ranks);
 
 struct SimulationRun {
     uint64_t num_steps = 0;

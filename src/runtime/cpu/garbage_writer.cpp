@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime/cpu/nonsense_writer.h"
+#include "runtime/cpu/garbage_writer.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,26 +7,27 @@
 namespace crossdock::cpu {
 namespace {
 
-constexpr uint64_t kStream = 0x6e6f6e73656e7365;  // draws of its own, so that a seed's schedule begins as without it
-constexpr uint64_t kMostWords = 8;                // at once
+constexpr uint64_t kStream =
+    0x6e6f6e73656e7365;             // own random stream, so that a seed's schedule begins as without the fault
+constexpr uint64_t kMostWords = 8;  // at once
 constexpr uint64_t kMostSearched = 4096;
 
 }  // namespace
 
-NonsenseWriter::NonsenseWriter(int num_ranks, uint64_t seed)
+GarbageWriter::GarbageWriter(int num_ranks, uint64_t seed)
     : random_(Random::mix(seed ^ kStream)),
       rank_(static_cast<int>(random_.below(static_cast<uint64_t>(num_ranks)))),
       one_step_in_(uint64_t{16} << random_.below(8)) {}
 
-void NonsenseWriter::reach(int rank, std::byte* memory, size_t bytes) {
+void GarbageWriter::reach(int rank, std::byte* memory, size_t bytes) {
     if (rank != rank_ && bytes >= sizeof(uint64_t)) pieces_.push_back({memory, bytes / sizeof(uint64_t)});
 }
 
-void NonsenseWriter::forget(const std::byte* memory) {
+void GarbageWriter::forget(const std::byte* memory) {
     std::erase_if(pieces_, [&](const Piece& piece) { return piece.memory == memory; });
 }
 
-void NonsenseWriter::step() {
+void GarbageWriter::step() {
     if (pieces_.empty() || !random_.one_in(one_step_in_)) return;
     const Piece& piece = pieces_[random_.below(pieces_.size())];
     const uint64_t first = draw_word(piece);
@@ -37,14 +38,14 @@ void NonsenseWriter::step() {
     }
 }
 
-uint64_t NonsenseWriter::load(const Piece& piece, uint64_t word_idx) const {
+uint64_t GarbageWriter::load(const Piece& piece, uint64_t word_idx) const {
     uint64_t word = 0;
     std::memcpy(&word, piece.memory + word_idx * sizeof(uint64_t), sizeof(word));
     return word;
 }
 
-// Mostly one that a rank has written.
-uint64_t NonsenseWriter::draw_word(const Piece& piece) {
+// Prefers words that a rank has written.
+uint64_t GarbageWriter::draw_word(const Piece& piece) {
     const uint64_t first = random_.below(1 + ((piece.words - 1) >> random_.below(14)));
     if (random_.one_in(4)) return first;
     const uint64_t end = std::min(first + kMostSearched, piece.words);
@@ -54,7 +55,7 @@ uint64_t NonsenseWriter::draw_word(const Piece& piece) {
     return first;
 }
 
-uint64_t NonsenseWriter::draw_value(const Piece& piece, uint64_t word_idx) {
+uint64_t GarbageWriter::draw_value(const Piece& piece, uint64_t word_idx) {
     const uint64_t any = random_.next();
     const uint64_t own = load(piece, word_idx);
     const uint64_t low_bits = (uint64_t{1} << random_.below(64)) - 1;

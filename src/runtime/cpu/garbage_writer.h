@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulated rank that writes nonsense into its peers' symmetric memory. It knows nothing of what is
-// where: words near the beginning are drawn more often, and most values are made of words that are there, so that
-// epochs and tags often are those of the operation at hand.
+// A simulated rank that writes garbage into its peers' symmetric memory. It does not know the layout: words near the
+// beginning are drawn more often, and most values derive from words in that memory, so that epochs and tags are often
+// those of the current operation.
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,15 @@
 
 namespace crossdock::cpu {
 
-class NonsenseWriter {
+class GarbageWriter {
   public:
-    NonsenseWriter(int num_ranks, uint64_t seed);
+    GarbageWriter(int num_ranks, uint64_t seed);
 
-    // Memory of a rank that its peers write, until forget(); bytes: a multiple of 8, or what is behind that stays.
+    // Adds a rank's memory that peers may write, until forget(). Bytes beyond the last full word stay unchanged.
     void reach(int rank, std::byte* memory, size_t bytes);
     void forget(const std::byte* memory);
 
-    // Now and then some words are overwritten.
+    // Overwrites some words in some of the calls.
     void step();
 
   private:
@@ -33,9 +33,9 @@ class NonsenseWriter {
     uint64_t draw_value(const Piece& piece, uint64_t word_idx);
 
     Random random_;
-    int rank_;                   // who writes
-    uint64_t one_step_in_;       // so many
-    std::vector<Piece> pieces_;  // of the others, in the order of allocation
+    int rank_;                   // the rank that writes
+    uint64_t one_step_in_;       // one step in this many writes
+    std::vector<Piece> pieces_;  // of the other ranks, in the order of allocation
 };
 
 }  // namespace crossdock::cpu

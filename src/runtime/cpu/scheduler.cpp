@@ -30,7 +30,7 @@ Scheduler::Scheduler(int num_ranks, const SimulationConfig& config)
       num_ranks_(num_ranks),
       random_(Random::mix(config.seed)),
       network_(num_ranks, config.network, config.seed),
-      nonsense_(num_ranks, config.seed) {}
+      garbage_(num_ranks, config.seed) {}
 
 void Scheduler::reserve(size_t num_tasks, size_t stack_bytes) {
     const auto fits = [&](const Task* task) { return task->stack_bytes == stack_bytes; };
@@ -93,10 +93,10 @@ void Scheduler::step(Task& task) {
         cut_ = true;
         network_.cut(config_.network.cut_rank);
     }
-    // No progress is noted: who writes all the time must not keep the clock from a deadline.
+    // This notes no progress, which would keep the clock from reaching a deadline.
     if (config_.fault == Fault::kWriteNonsense) {
-        const Unwatched nonsense;
-        nonsense_.step();
+        const Unwatched unwatched;
+        garbage_.step();
     }
     ++num_steps_;
     advance_to(now_ns_ + kStepNs);

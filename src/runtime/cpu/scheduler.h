@@ -12,7 +12,7 @@
 
 #include "device/cpu/warp.h"
 #include "runtime/cpu/fiber.h"
-#include "runtime/cpu/nonsense_writer.h"
+#include "runtime/cpu/garbage_writer.h"
 #include "runtime/cpu/random.h"
 #include "runtime/cpu/simulated_network.h"
 
@@ -88,7 +88,7 @@ class Scheduler {
     void signal(int peer, uint64_t* word, uint64_t increase);
     void flush_puts() { network_.read_sources(current().rank); }
     SimulatedNetwork& network() { return network_; }
-    NonsenseWriter& nonsense() { return nonsense_; }
+    GarbageWriter& garbage() { return garbage_; }
 
     uint64_t now_ns() const { return now_ns_; }
     uint64_t num_steps() const { return num_steps_; }
@@ -157,7 +157,7 @@ class Scheduler {
     bool killed_ = false;
     bool cut_ = false;
     SimulatedNetwork network_;
-    NonsenseWriter nonsense_;
+    GarbageWriter garbage_;
     bool wait_expired_ = false;
     std::string deadlock_;
     std::string finding_;

@@ -30,7 +30,7 @@ class Simulation {
 
     SlotChecker& checker() { return checker_; }
     SimulatedNetwork& network() { return scheduler_.network(); }
-    NonsenseWriter& nonsense() { return scheduler_.nonsense(); }
+    GarbageWriter& garbage() { return scheduler_.garbage(); }
     bool is_killed(int rank) const { return scheduler_.is_killed(rank); }
     uint64_t num_steps() const { return scheduler_.num_steps(); }
     uint64_t trace_hash() const { return scheduler_.trace_hash(); }
